@@ -1,0 +1,70 @@
+"""Every exception that hpc_toolkit raises on purpose.
+
+A class of its own exists only where a caller would act differently.
+"""
+
+from __future__ import annotations
+
+
+class HpcToolkitError(Exception):
+    """An error that the user can act on: what happened, where, and how to mend it.
+
+    The command line prints ``error: <message>`` and ``hint: <hint>`` and exits with ``exit_code``.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        """What is wrong, and where."""
+        self.hint = hint
+        """What to do about it; empty where there is nothing to advise."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.hint))
+
+
+def _rebuild(kind: type[HpcToolkitError], message: str, hint: str) -> HpcToolkitError:
+    return kind(message, hint=hint)
+
+
+class ConfigError(HpcToolkitError):
+    """A value in a configuration file, an option or an environment variable is not usable."""
+
+
+class RenderError(HpcToolkitError):
+    """A script cannot be rendered from these values."""
+
+
+class RunError(HpcToolkitError):
+    """A run directory is missing, damaged, unsafe, or not in a state that allows the request."""
+
+
+class ItemsError(HpcToolkitError):
+    """A list of items is not usable; the message names the line."""
+
+
+class WorkloadError(HpcToolkitError):
+    """The code that a run names cannot be found, imported or constructed."""
+
+
+class PermanentError(HpcToolkitError):
+    """Raised by a workload: this item can never succeed, so it is failed for good and not retried.
+
+    Missing weights and malformed input are permanent; a full disk or a lost GPU is not.
+    """
+
+
+class TryAgainLaterError(HpcToolkitError):
+    """Nothing is wrong, but the work is not finished: time is up, or a drain was asked for."""
+
+    exit_code = 75
+
+
+def near_miss(word: str, known: list[str]) -> str:
+    """A hint that names the closest of ``known``, or all of them if none is close."""
+    import difflib  # noqa: PLC0415 - only on the error path
+
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

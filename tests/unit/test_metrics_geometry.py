@@ -1,0 +1,163 @@
+"""Anisotropy and curvature against known answers, identities and a slow reference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.metrics import METRICS, anisotropy, curvature, masked_mean
+from hpc_toolkit.metrics.geometry import anisotropy_of_sum, unit_row_sum
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+sizes = st.tuples(st.integers(0, 10**6), st.integers(3, 20), st.integers(2, 20))
+
+
+def random_rows(seed: int, n: int, d: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, d)))
+
+
+def slow_anisotropy(z: np.ndarray) -> float:
+    u = z / np.linalg.norm(z, axis=1, keepdims=True)
+    n = len(u)
+    return float(np.mean([u[i] @ u[j] for i in range(n) for j in range(n) if i != j]))
+
+
+def slow_curvature(z: np.ndarray) -> float:
+    v = np.diff(z, axis=0)
+    angles = []
+    for a, b in itertools.pairwise(v):
+        cosine = a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+        angles.append(math.acos(min(1.0, max(-1.0, cosine))))
+    return float(np.mean(angles))
+
+
+def test_anisotropy_of_equal_rows_is_one_and_of_orthogonal_rows_zero() -> None:
+    assert float(anisotropy(torch.ones(5, 3))) == pytest.approx(1)
+    assert float(anisotropy(torch.eye(6))) == pytest.approx(0, abs=1e-15)
+    assert float(anisotropy(torch.tensor([[1.0, 2.0], [-1.0, -2.0]]))) == pytest.approx(-1)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes)
+def test_anisotropy_agrees_with_all_pairs_and_ignores_row_lengths(
+    size: tuple[int, int, int],
+) -> None:
+    z = random_rows(*size)
+    scaled = z * torch.linspace(0.01, 100, len(z), dtype=torch.float64).unsqueeze(-1)
+
+    assert float(anisotropy(z)) == pytest.approx(slow_anisotropy(z.numpy()), abs=1e-12)
+    assert float(anisotropy(scaled)) == pytest.approx(float(anisotropy(z)), abs=1e-12)
+
+
+def test_anisotropy_leaves_zero_rows_out() -> None:
+    z = random_rows(0, 5, 4)
+
+    assert float(anisotropy(torch.cat([z, torch.zeros(3, 4)]))) == pytest.approx(
+        float(anisotropy(z))
+    )
+
+
+def test_anisotropy_of_parts_adds_up_to_the_whole() -> None:
+    z = random_rows(1, 10, 4)
+    padded = torch.stack([z[:5], torch.cat([z[5:9], torch.full((1, 4), 7.0)])])
+
+    totals, counts = unit_row_sum(padded, torch.tensor([5, 4]))
+
+    assert float(anisotropy_of_sum(totals.sum(0), counts.sum())) == pytest.approx(
+        float(anisotropy(z[:9]))
+    )
+
+
+def test_anisotropy_without_a_pair_is_named() -> None:
+    with pytest.raises(ValueError, match="at least 2 rows that are not zero, got 1"):
+        anisotropy(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("step", [1e-6, math.pi / 6, 3.0, math.pi - 1e-6])
+def test_curvature_of_a_circle_is_its_step(step: float) -> None:
+    angles = torch.arange(9, dtype=torch.float64) * step
+    z = torch.stack([angles.cos(), angles.sin()], dim=-1) * 10
+
+    # Coordinates near 10 carry errors of 1e-15, steps of 1e-5 therefore of 1e-10.
+    assert float(curvature(z)) == pytest.approx(step, abs=1e-9)
+
+
+def test_curvature_of_a_straight_line_is_zero_and_of_a_zigzag_pi() -> None:
+    direction = random_rows(0, 1, 64)
+    line = torch.arange(9, dtype=torch.float64).unsqueeze(-1) * direction
+    zigzag = (torch.arange(9) % 2).double().unsqueeze(-1) * direction
+
+    assert float(curvature(line)) == pytest.approx(0, abs=1e-7)
+    assert float(curvature(zigzag)) == pytest.approx(math.pi, abs=1e-7)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes, st.floats(1e-3, 1e3))
+def test_curvature_agrees_with_the_slow_reference_and_ignores_shift_and_scale(
+    size: tuple[int, int, int], factor: float
+) -> None:
+    z = random_rows(*size)
+
+    value = float(curvature(z))
+
+    assert value == pytest.approx(slow_curvature(z.numpy()), abs=1e-6)
+    assert float(curvature(z * factor + 3)) == pytest.approx(value, abs=1e-6)
+    assert 0 <= value <= math.pi
+
+
+def test_curvature_of_padded_sequences_equals_each_alone() -> None:
+    batch = random_rows(2, 30, 5).reshape(3, 10, 5)
+    lengths = [3, 10, 6]
+
+    together = curvature(batch, torch.tensor(lengths))
+
+    alone = [float(curvature(z[:n])) for z, n in zip(batch, lengths, strict=True)]
+    assert together.tolist() == pytest.approx(alone)
+
+
+def test_curvature_of_float32_unit_vectors_is_never_nan() -> None:
+    u = torch.nn.functional.normalize(random_rows(5, 1, 300).float(), dim=-1)
+    z = torch.arange(5.0).unsqueeze(-1) * u
+
+    assert 0 <= float(curvature(z)) < 1e-3
+
+
+def test_curvature_leaves_out_steps_of_length_zero() -> None:
+    corner = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+    paused = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+
+    assert float(curvature(paused)) == pytest.approx(float(curvature(corner)))
+    assert float(curvature(torch.ones(5, 2))) == 0
+
+
+def test_curvature_of_two_tokens_is_named() -> None:
+    with pytest.raises(ValueError, match=r"at least 3 row\(s\)"):
+        curvature(torch.eye(2))
+    with pytest.raises(ValueError, match="sequences of at least 3 rows, got one of 2"):
+        curvature(torch.zeros(2, 5, 3), torch.tensor([5, 2]))
+
+
+def test_masked_mean_ignores_padding() -> None:
+    z = torch.tensor([[[1.0], [3.0], [100.0]]])
+
+    assert masked_mean(z, torch.tensor([2])).tolist() == [[2.0]]
+
+
+def test_metrics_package_names_every_metric_without_loading_torch() -> None:
+    program = "import sys, hpc_toolkit.metrics as m; print(len(m.METRICS), 'torch' in sys.modules)"
+
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert out.split() == [str(len(METRICS)), "False"]

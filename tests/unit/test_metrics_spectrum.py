@@ -1,0 +1,239 @@
+"""Entropy, effective rank and RankMe against known answers, identities and a slow reference."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.metrics import effective_rank, matrix_entropy, rankme
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+ORDERS = [0.0, 0.5, 1.0, 1.0 + 1e-6, 2.0, 3.5, math.inf]
+
+
+def random_rows(seed: int, n: int, d: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, d)))
+
+
+def rotation(seed: int, d: int) -> Any:
+    q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))
+    return torch.from_numpy(q)
+
+
+def slow_entropy(z: np.ndarray, alpha: float, *, center: bool, unit_rows: bool) -> float:
+    if center:
+        z = z - z.mean(axis=0)
+    if unit_rows:
+        z = np.array([row / np.sqrt(sum(x * x for x in row)) for row in z])
+    eigenvalues = np.linalg.svd(z, compute_uv=False) ** 2
+    p = eigenvalues / eigenvalues.sum()
+    p = p[p > 1e-13]
+    if alpha == 1:
+        return float(-sum(x * math.log(x) for x in p))
+    if alpha == math.inf:
+        return -math.log(max(p))
+    return math.log(sum(x**alpha for x in p)) / (1 - alpha)
+
+
+def slow_rank(z: np.ndarray, eps: float) -> float:
+    s = np.linalg.svd(z, compute_uv=False)
+    p = s / s.sum() + eps
+    return math.exp(-sum(x * math.log(x) for x in p if x > 0))
+
+
+sizes = st.tuples(st.integers(0, 10**6), st.integers(2, 24), st.integers(2, 24))
+
+
+@pytest.mark.parametrize("alpha", ORDERS)
+def test_entropy_of_orthonormal_rows_is_log_n_for_every_order(alpha: float) -> None:
+    assert float(matrix_entropy(torch.eye(8), alpha=alpha)) == pytest.approx(math.log(8), abs=1e-9)
+
+
+def test_entropy_of_centred_identity_is_log_n_minus_one() -> None:
+    assert float(matrix_entropy(torch.eye(8), center=True)) == pytest.approx(math.log(7), abs=1e-12)
+
+
+@pytest.mark.parametrize("alpha", ORDERS)
+def test_entropy_of_rows_on_one_line_is_zero(alpha: float) -> None:
+    z = torch.outer(torch.arange(1.0, 9.0), torch.arange(1.0, 6.0))
+
+    assert float(matrix_entropy(z, alpha=alpha, unit_rows=False)) == pytest.approx(0, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes, st.sampled_from([0.5, 1.0, 2.0, 3.5, math.inf]), st.booleans(), st.booleans())
+def test_entropy_agrees_with_the_slow_reference(
+    size: tuple[int, int, int], alpha: float, center: bool, unit_rows: bool
+) -> None:
+    z = random_rows(*size)
+    expected = slow_entropy(z.numpy(), alpha, center=center, unit_rows=unit_rows)
+
+    got = float(matrix_entropy(z, alpha=alpha, center=center, unit_rows=unit_rows))
+
+    assert got == pytest.approx(expected, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes, st.booleans())
+def test_entropy_is_unchanged_by_rotation_and_row_scale(
+    size: tuple[int, int, int], center: bool
+) -> None:
+    seed, n, d = size
+    z = random_rows(seed, n, d)
+    turned = z @ rotation(seed + 1, d)
+    scaled = z * torch.linspace(0.1, 9.0, n, dtype=torch.float64).unsqueeze(-1)
+
+    entropy = matrix_entropy(z, center=center)
+
+    assert torch.allclose(matrix_entropy(turned, center=center), entropy, atol=1e-9)
+    assert torch.allclose(matrix_entropy(scaled), matrix_entropy(z), atol=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes)
+def test_entropy_falls_with_its_order_and_stays_below_its_bound(size: tuple[int, int, int]) -> None:
+    z = random_rows(*size)
+
+    values = [float(matrix_entropy(z, alpha=alpha)) for alpha in ORDERS]
+
+    assert values == sorted(values, reverse=True) or np.allclose(values, values[0])
+    assert min(values) >= 0
+    assert max(values) <= math.log(min(size[1:])) + 1e-9
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_entropy_of_padded_prompts_equals_each_prompt_alone(seed: int, lengths: list[int]) -> None:
+    batch = random_rows(seed, len(lengths) * 12, 6).reshape(len(lengths), 12, 6)
+
+    together = matrix_entropy(batch, torch.tensor(lengths), center=True, normalize="max")
+
+    alone = [
+        matrix_entropy(z[:n], center=True, normalize="max")
+        for z, n in zip(batch, lengths, strict=True)
+    ]
+    assert torch.allclose(together, torch.stack(alone), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "divisor"),
+    [
+        ("none", 1.0),
+        ("max", math.log(4)),
+        ("log_n", math.log(9)),
+        ("log_d", math.log(4)),
+        ("log_n_log_d", math.log(9) * math.log(4)),
+    ],
+)
+def test_entropy_normalisation_divides_by_what_it_names(name: Any, divisor: float) -> None:
+    z = random_rows(0, 9, 4)
+
+    ratio = matrix_entropy(z) / matrix_entropy(z, normalize=name)
+
+    assert float(ratio) == pytest.approx(divisor)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [1, 7])
+def test_entropy_of_equal_rows_after_centring_is_zero_not_noise(n: int, dtype: str) -> None:
+    row = random_rows(3, 1, 16).to(getattr(torch, dtype)) * 1e3
+
+    assert float(matrix_entropy(row.repeat(n, 1), center=True, normalize="max")) == 0
+
+
+def test_entropy_of_a_long_gram_reads_the_eigenvalues_not_clamped_entries() -> None:
+    z = random_rows(0, 200, 64)
+
+    got = float(matrix_entropy(z, unit_rows=False))
+
+    assert got == pytest.approx(slow_entropy(z.numpy(), 1.0, center=False, unit_rows=False))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: matrix_entropy(torch.eye(3), alpha=-1), "order of an entropy is at least 0"),
+        (lambda: matrix_entropy(torch.eye(3), alpha=math.nan), "order of an entropy"),
+        (lambda: matrix_entropy(torch.eye(3), normalize="maxx"), "unknown normalisation 'maxx'"),  # type: ignore[arg-type]
+        (lambda: matrix_entropy(torch.zeros(0, 3)), r"got shape \(0, 3\)"),
+        (lambda: matrix_entropy(torch.zeros(3)), r"got shape \(3,\)"),
+        (lambda: rankme(torch.full((2, 2), math.nan)), "holds NaN"),
+        (lambda: effective_rank(torch.full((2, 2), math.inf)), "holds NaN or infinite"),
+    ],
+)
+def test_unusable_input_is_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_ranks_of_orthonormal_rows_are_n() -> None:
+    z = torch.eye(8, 20)
+
+    assert float(effective_rank(z)) == pytest.approx(8)
+    assert float(rankme(z)) == pytest.approx(8, rel=1e-5)
+    assert float(effective_rank(z, center=True)) == pytest.approx(7)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes, st.booleans())
+def test_ranks_agree_with_the_slow_reference(size: tuple[int, int, int], center: bool) -> None:
+    z = random_rows(*size)
+    array = z.numpy() - z.numpy().mean(axis=0) * center
+
+    assert float(effective_rank(z, center=center)) == pytest.approx(slow_rank(array, 0.0), rel=1e-9)
+    assert float(rankme(z)) == pytest.approx(slow_rank(z.numpy(), 1e-7), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes, st.floats(1e-6, 1e6))
+def test_ranks_are_unchanged_by_scale_and_rotation_and_within_bounds(
+    size: tuple[int, int, int], factor: float
+) -> None:
+    seed, n, d = size
+    z = random_rows(seed, n, d)
+
+    rank = float(effective_rank(z))
+
+    assert float(effective_rank(z @ rotation(seed + 1, d) * factor)) == pytest.approx(rank)
+    assert 1 <= rank <= min(n, d) * (1 + 1e-9)
+
+
+def test_effective_rank_uses_plain_singular_values_not_their_squares() -> None:
+    z = torch.diag(torch.tensor([2.0, 1.0]))
+
+    expected = math.exp(-(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3))
+
+    assert float(effective_rank(z)) == pytest.approx(expected)
+    assert float(matrix_entropy(z, unit_rows=False).exp()) < expected - 0.1
+
+
+def test_ranks_keep_small_singular_values_of_an_ill_conditioned_matrix() -> None:
+    s = np.concatenate([np.ones(40), np.full(20, 1e-6)])
+    z = rotation(1, 60) @ torch.diag(torch.from_numpy(s)) @ rotation(2, 60)
+
+    p = s / s.sum()
+
+    expected = math.exp(-(p * np.log(p)).sum())
+    assert float(effective_rank(z)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_ranks_of_a_zero_matrix_are_zero() -> None:
+    z = torch.zeros(4, 3)
+
+    assert (float(effective_rank(z)), float(rankme(z))) == (0.0, 0.0)
+
+
+def test_spectrum_of_half_precision_input_is_computed_in_float64() -> None:
+    z = random_rows(0, 12, 8).half()
+
+    entropy = matrix_entropy(z)
+
+    assert entropy.dtype == torch.float64
+    assert float(entropy) == float(matrix_entropy(z.double()))

@@ -1,0 +1,441 @@
+"""The executor: a child process that holds the loaded context and runs the user's code.
+
+It knows nothing of claims or journals. It takes passes over a pipe, runs the items in order, and writes
+one message per result; its worker journals them. Whatever happens to it, a segfault, the OOM killer, a
+call that never returns, happens to it alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import mmap
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.processes import die_with_parent, kill_group
+from hpc_toolkit.workloads.command import CommandInterruptedError, CommandWorkload
+from hpc_toolkit.workloads.loading import load_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.layout import StageSpec
+    from hpc_toolkit.workloads.loading import Workload
+
+# Messages: one line each, its first byte says what it is.
+DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
+LOADING, LOADED = b"l", b"L"  # a context is being loaded, or was: the item's clock starts again
+END = b"e"  # the pass is over; the rest says why: "" (all items), "stopped", "interrupted"
+BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
+
+_TRACEBACK = 4000
+
+
+class Executor:
+    """The worker's handle on its child."""
+
+    def __init__(self, stages: dict[str, StageSpec], log_path: Path) -> None:
+        self._stop = mmap.mmap(-1, 1)
+        request_read, self._requests = os.pipe()
+        self.results, result_write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_child(stages, log_path, (request_read, result_write), self._stop)
+        # Both sides set it, so that it is set before either goes on.
+        with suppress(OSError):
+            os.setpgid(self.pid, self.pid)
+        os.close(request_read)
+        os.close(result_write)
+        os.set_blocking(self.results, False)
+        # Children of the user's code may hold the pipe open, so its end says nothing of the child's.
+        self.ended = os.pidfd_open(self.pid)
+
+    def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
+        """Begin a pass over the items whose JSON is given.
+
+        Raises:
+            BrokenPipeError: the child is gone.
+        """
+        self._stop[0] = 0
+        body = b"\n".join(lines)
+        header = json.dumps({**request, "size": len(body)}).encode() + b"\n"
+        data = memoryview(header + body)
+        while data:
+            data = data[os.write(self._requests, data) :]
+
+    def stop(self) -> None:
+        """Ask it to end the pass before the next item."""
+        self._stop[0] = 1
+
+    def end(self) -> str:
+        """Kill it with all its children and say how it ended; its last messages can still be read."""
+        kill_group(self.pid)
+        _, status = os.waitpid(self.pid, 0)
+        # Commands of a child that died first are left in its group.
+        kill_group(self.pid)
+        code = os.waitstatus_to_exitcode(status)
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def close(self) -> None:
+        """Forget an ended child."""
+        for fd in (self._requests, self.results, self.ended):
+            os.close(fd)
+        self._stop.close()
+
+
+def _become_child(
+    stages: dict[str, StageSpec], log_path: Path, pipes: tuple[int, int], stop: mmap.mmap
+) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        parent = os.getppid()
+        commands = any(stage.workload.command is not None for stage in stages.values())
+        os.setpgid(0, 0)
+        _take_signals(kill_own_group=commands)
+        die_with_parent(signal.SIGHUP if commands else signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        requests, results = _arrange_descriptors(log_path, pipes)
+        # Forked workers would otherwise all draw the same numbers.
+        random.seed()
+        gc.collect()
+        gc.freeze()
+        _Child(stages, requests, results, stop).serve()
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _take_signals(*, kill_own_group: bool) -> None:
+    signal.set_wakeup_fd(-1)
+    # Slurm signals every process of a step; what happens next is the worker's decision. Handlers and
+    # not SIG_IGN, which commands would inherit.
+    for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, _note_signal)
+    if kill_own_group:
+        # A command's own children are out of the kernel's reach, but not of the group's.
+        signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGKILL))
+
+
+_commands: list[CommandWorkload] = []
+
+
+def _note_signal(*_: object) -> None:
+    for command in _commands:
+        command.note_signal()
+
+
+def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, int]:
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    null = os.open(os.devnull, os.O_RDONLY)
+    kept = [os.dup(fd) for fd in (null, log, log, *pipes)]
+    # The worker's lock must not live on in this process, nor in the children of the user's code.
+    high = max(kept) + 1
+    moved = [os.dup2(fd, high + index, inheritable=False) for index, fd in enumerate(kept)]
+    for target, fd in enumerate(moved):
+        os.dup2(fd, target, inheritable=target <= 2)  # noqa: PLR2004 - the standard streams
+    os.closerange(5, os.sysconf("SC_OPEN_MAX"))
+    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(
+        2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1
+    )
+    return 3, 4
+
+
+class _Feed:
+    """Hands out the items of a pass one at a time, until told to stop."""
+
+    def __init__(self, items: list[dict[str, Any]], child: _Child, pace: _Pace) -> None:
+        self._items = items
+        self._child = child
+        self._pace = pace
+        self.taken = 0
+
+    def __iter__(self) -> _Feed:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        if self.taken == len(self._items) or self._child.must_stop(self._pace):
+            raise StopIteration
+        self.taken += 1
+        return self._items[self.taken - 1]
+
+
+class _Pace:
+    """Whether another item would still end in time."""
+
+    def __init__(self, deadline: float | None, expected_s: float) -> None:
+        self._deadline = deadline
+        self._expected_s = expected_s
+
+    def took(self, seconds: float) -> None:
+        self._expected_s = max(self._expected_s, seconds)
+
+    @property
+    def late(self) -> bool:
+        return self._deadline is not None and time.monotonic() + self._expected_s > self._deadline
+
+
+class _Child:
+    """The executor's own side."""
+
+    def __init__(
+        self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
+    ) -> None:
+        self._stages = stages
+        self._requests = open(requests, "rb", closefd=False)
+        self._results = results
+        self._stop = stop
+        self._workloads: dict[str, Workload] = {}
+        self._loaded: tuple[str, str] | None = None
+        self._context: Any = None
+        self._log_end = 0
+
+    def serve(self) -> None:
+        while header := self._requests.readline():
+            request = json.loads(header)
+            lines = self._requests.read(request["size"]).split(b"\n")
+            self._run_pass(request, [json.loads(line) for line in lines])
+
+    def must_stop(self, pace: _Pace) -> bool:
+        return bool(self._stop[0]) or pace.late
+
+    def _send(self, kind: bytes, text: bytes = b"") -> None:
+        data = memoryview(b"%s%s\n" % (kind, text))
+        while data:
+            data = data[os.write(self._results, data) :]
+
+    def _run_pass(self, request: dict[str, Any], items: list[dict[str, Any]]) -> None:
+        spec = self._stages[request["stage"]]
+        try:
+            workload = self._workload(spec)
+        except WorkloadError as error:
+            self._send(BROKEN, f"{error.message}\t{error.hint}".replace("\n", " ").encode())
+            return
+        report = _Report(request, self)
+        pace = _Pace(request["deadline"], request["expected_s"])
+        try:
+            for span in _spans(items, spec.group_by):
+                if self.must_stop(pace):
+                    break
+                if self._load(spec, workload, items[span.start], report, span):
+                    self._run_span(workload, items, span, report, pace)
+            self._send(END, b"stopped" if report.index < len(items) else b"")
+        except CommandInterruptedError:
+            self._send(END, b"interrupted")
+
+    def _workload(self, spec: StageSpec) -> Workload:
+        if spec.name not in self._workloads:
+            self._send(LOADING)
+            workload = load_workload(spec.workload)
+            if isinstance(workload, CommandWorkload):
+                _commands.append(workload)
+            self._workloads[spec.name] = workload
+            self._send(LOADED)
+        return self._workloads[spec.name]
+
+    def _load(
+        self,
+        spec: StageSpec,
+        workload: Workload,
+        item: dict[str, Any],
+        report: _Report,
+        span: range,
+    ) -> bool:
+        """Have the context of the item's group; otherwise fail the span's items and say False."""
+        group = item[spec.group_by] if spec.group_by is not None else None
+        key = (spec.name, json.dumps(group, sort_keys=True))
+        if self._loaded == key:
+            return True
+        self._loaded, self._context = None, None  # free the old one before the new one is loaded
+        self._send(LOADING)
+        try:
+            self._context = workload.load(group)
+        except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+            for _ in span:
+                report.failure(error)
+            return False
+        finally:
+            self._send(LOADED)
+            report.restart_clock()
+        self._loaded = key
+        return True
+
+    def _run_span(
+        self,
+        workload: Workload,
+        items: list[dict[str, Any]],
+        span: range,
+        report: _Report,
+        pace: _Pace,
+    ) -> None:
+        while report.index < span.stop:
+            feed = _Feed(items[report.index : span.stop], self, pace)
+            first = report.index
+            try:
+                for value in workload.run(self._context, feed):
+                    pace.took(report.result(value))
+                    if report.index == span.stop:
+                        return
+            except CommandInterruptedError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+                report.failure(error)
+                continue
+            if report.index < first + feed.taken:
+                report.failure(RuntimeError("run() yielded fewer results than it took items"))
+            elif self.must_stop(pace):
+                return
+            elif feed.taken == 0:
+                report.failure(RuntimeError("run() took no item"))
+
+
+def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:
+    """Ranges of items of one group."""
+    start = 0
+    for index in range(1, len(items) + 1):
+        last = index == len(items)
+        if last or (group_by is not None and items[index][group_by] != items[start][group_by]):
+            yield range(start, index)
+            start = index
+
+
+class _Report:
+    """Turns results of one pass into messages."""
+
+    def __init__(self, request: dict[str, Any], child: _Child) -> None:
+        self._unit = json.dumps(f"{request['stage']}/{request['unit']}")
+        self._generation = request["generation"]
+        self._positions = request["positions"]
+        self._send = child._send  # noqa: SLF001 - one module, two halves of the child
+        self._log_end = _log_size()
+        self.index = 0
+        """Items reported so far."""
+        self._since = time.monotonic()
+
+    def restart_clock(self) -> None:
+        self._since = time.monotonic()
+
+    def result(self, value: Any) -> float:
+        """Report a result; the seconds that it took."""
+        try:
+            text = _strict_json(value)
+        except (TypeError, ValueError) as error:
+            return self.failure(error)
+        return self._report(DONE, "done", f'"value":{text}')
+
+    def failure(self, error: BaseException) -> float:
+        """Report why the next item has no result; the seconds that it took."""
+        permanent = isinstance(error, PermanentError)
+        fields = json.dumps(
+            {
+                "error": _message(error),
+                "error_type": type(error).__name__,
+                "oom": _is_out_of_memory(error),
+                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK:],
+            }
+        )[1:-1]
+        if permanent:
+            return self._report(PERMANENT, "permanent", fields)
+        return self._report(FAILED, "failed", fields)
+
+    def _report(self, kind: bytes, name: str, fields: str) -> float:
+        now = time.monotonic()
+        seconds, self._since = now - self._since, now
+        logged = self._logged()
+        position = self._positions[self.index]
+        self.index += 1
+        self._send(
+            kind,
+            f'{{"type":"{name}","unit":{self._unit},"generation":{self._generation},'
+            f'"item":{position},"at":{time.time():.3f},"seconds":{seconds:.6f}{logged},'
+            f"{fields}".encode(),
+        )
+        return seconds
+
+    def _logged(self) -> str:
+        """The range of the worker's log that this item wrote."""
+        sys.stdout.flush()
+        start, self._log_end = self._log_end, _log_size()
+        return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
+
+
+def _log_size() -> int:
+    return os.fstat(1).st_size
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, PermanentError):
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch.OutOfMemoryError, without importing torch.
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def _strict_json(value: Any) -> str:
+    """Strict JSON of a result.
+
+    Raises:
+        TypeError, ValueError: names the path of what is not JSON.
+    """
+    if type(value) is not dict:
+        message = f"a result must be a dict, not {type(value).__name__}"
+        raise TypeError(message)
+    try:
+        return _encode(value)
+    except (TypeError, ValueError):
+        problem = _find_problem(value, "value")
+        if problem is None:
+            raise
+        raise ValueError(problem) from None
+
+
+def _plain(value: Any) -> Any:
+    """Scalars of numpy and torch as Python's."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    message = f"{type(value).__name__} is not JSON"
+    raise TypeError(message)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
+
+
+def _find_problem(value: Any, path: str) -> str | None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                return f"{path} has the key {key!r}, which is not a string"
+            if found := _find_problem(inner, f"{path}.{key}"):
+                return found
+        return None
+    if isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            if found := _find_problem(inner, f"{path}[{index}]"):
+                return found
+        return None
+    if isinstance(value, float) or getattr(value, "ndim", None) == 0:
+        number = float(value)
+        return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"
+    if value is None or isinstance(value, str | int | bool):
+        return None
+    advice = "; convert it with .tolist()" if hasattr(value, "tolist") else ""
+    return f"{path} is a {type(value).__name__}, which JSON does not have{advice}"

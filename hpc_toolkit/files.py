@@ -1,0 +1,175 @@
+"""The only place where files of a run are created, replaced, read and synced.
+
+Every function states what a reader on another node may see in between, and what a crash leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+# Filesystems whose metadata is local to this kernel: polling them often costs nobody else anything.
+_LOCAL_FILESYSTEMS = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "9p"}
+)
+
+
+def create_name(path: Path, target: str) -> str:
+    """Create ``path`` as a symlink whose target is its content; return the target that is there now.
+
+    Exclusive and atomic with its content: of all processes on all nodes one creates the name, and
+    everybody, the loser included, gets the winner's target. The caller won iff the returned target is
+    its own (a target that names its creator makes a reply lost on the network harmless).
+    """
+    try:
+        os.symlink(target, path)
+    except FileExistsError:
+        return read_name(path)
+    return target
+
+
+def read_name(path: Path, *, tries: int = 50) -> str:
+    """Return the target of a symlink that is known to exist.
+
+    Raises:
+        FileNotFoundError: it stays invisible.
+    """
+    import time  # noqa: PLC0415 - only on the path where a filesystem is behind
+
+    for _ in range(tries):
+        try:
+            return os.readlink(path)
+        except FileNotFoundError:
+            # GlusterFS may answer "not found" for a moment right after "exists".
+            time.sleep(0.02)
+    return os.readlink(path)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power loss."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network filesystems cannot sync a directory; their metadata is synchronous.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of ``data``, going on after short writes.
+
+    Raises:
+        OSError: after which an unknown part of the data is in the file.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def write_new(path: Path, chunks: Iterable[bytes]) -> None:
+    """Create an immutable file: whole and synced, with its name, when this returns.
+
+    Nobody may know the name before. On an error nothing is left.
+
+    Raises:
+        FileExistsError: the name is taken.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            for chunk in chunks:
+                write_all(fd, chunk)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(path.parent)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
+    """Replace a file so that a reader sees all of the old bytes or all of the new ones."""
+    # A name of its own: writers that share a temporary file publish a mix of both.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    write_new(temporary, chunks)
+    try:
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_fresh(path: Path) -> bytes:
+    """Read a small file by a fresh ``open``, which NFS revalidates; b"" if it is not there."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.read(fd, 1 << 20)
+    finally:
+        os.close(fd)
+
+
+def write_in_place(path: Path, data: bytes) -> None:
+    """Rewrite a small file by one write at offset 0, without rename.
+
+    A reader may see a mix; the content must carry its own check or be a mere hint.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.pwrite(fd, data, 0)
+    finally:
+        os.close(fd)
+
+
+def list_names(path: Path) -> list[str]:
+    """Names in a directory; none if the directory is not there. May be a minute old on NFS."""
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+
+
+def is_local(path: Path) -> bool:
+    """Whether the filesystem below ``path`` is known to belong to this kernel alone."""
+    return filesystem_of(path) in _LOCAL_FILESYSTEMS
+
+
+def filesystem_of(path: Path) -> str:
+    """The type of the filesystem that holds ``path``, as the kernel names it; "unknown" elsewhere."""
+    real = os.path.realpath(path)
+    best, kind = "", "unknown"
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+        for line in mounts:
+            left, _, right = line.partition(" - ")
+            mount = left.split()[4].encode().decode("unicode_escape")
+            inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+            if inside and len(mount) >= len(best):
+                best, kind = mount, right.split()[0]
+    return kind
+
+
+def symlink_refusal(directory: Path) -> str:
+    """Why symlinks cannot be created in ``directory``; "" if they can."""
+    probe = directory / f".probe-{secrets.token_hex(8)}"
+    try:
+        os.symlink("probe", probe)
+        try:
+            return "" if os.readlink(probe) == "probe" else "a symlink's target was changed"
+        finally:
+            probe.unlink()
+    except OSError as error:
+        return os.strerror(error.errno or 0)

@@ -1,0 +1,210 @@
+"""From journal lines to one row per item, and the table that binds (rules R11, R12)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.journal import decode_line, read_lines
+from hpc_toolkit.queue.state import ItemState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.queue.items import Segment
+    from hpc_toolkit.queue.state import History, Ref, UnitState
+    from hpc_toolkit.queue.view import RunView, StageView
+
+Row = dict[str, Any]
+Place = tuple[int, int]
+"""(log entry of the segment, position in it): the identity of an item."""
+
+
+class NotCompleteError(HpcToolkitError):
+    """Some items have no result yet."""
+
+    def __init__(self, message: str, *, hint: str = "", pending: list[Row] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.pending = pending or []
+        """The items without a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of one stage."""
+
+    rows: list[Row]
+    """In the order in which the items were given."""
+    published: bool
+    """Whether they bind; provisional rows may still change."""
+
+
+def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
+    """Gather a stage: publish its table if it is complete and none stands, else read the latest.
+
+    Args:
+        view: of the run; is brought up to date.
+        name: of the stage.
+        partial: accept that items are pending; they have no row, and nothing is published.
+
+    Raises:
+        NotCompleteError: items are pending, and ``partial`` is not set.
+    """
+    stage = view.stages[name]
+    while True:
+        view.poll()
+        if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
+            return Table(_strip(stage, _read_table(stage)), published=True)
+        if not stage.complete and not partial:
+            raise _incomplete(stage)
+        found = _compute(view.paths, stage)
+        if not stage.complete:
+            return Table(_strip(stage, found), published=False)
+        try:
+            stage.log.add_table(_encode(stage, found))
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            return Table(_strip(stage, found), published=False)  # a reader without write access
+
+
+def _incomplete(stage: StageView) -> NotCompleteError:
+    pending = []
+    for name in sorted(stage.state.open):
+        unit = stage.unit(name)
+        lines = stage.log.segments[unit.entry].lines(unit)
+        pending += [json.loads(lines[i - unit.first]) for i in stage.state.pending(name)]
+    sealed = "" if stage.log.sealed else ", and the stage is open for more"
+    message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
+    hint = "start workers, or gather what there is with --partial"
+    return NotCompleteError(message, hint=hint, pending=pending)
+
+
+def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
+    def given(place: Place) -> Place:
+        order = stage.log.segments[place[0]].order
+        return place if order is None else (place[0], order[place[1]])
+
+    return [rows[place] for place in sorted(rows, key=given)]
+
+
+def _compute(paths: RunPaths, stage: StageView) -> dict[Place, Row]:
+    """Rows by R8 and R11, except those that an earlier table binds."""
+    reader = _LineReader(paths)
+    rows = {
+        (entry, position): row
+        for entry, segment in stage.log.segments.items()
+        for unit in segment.units
+        for position, row in _unit_rows(reader, stage, segment, stage.state.units[unit.name])
+    }
+    if stage.log.table is not None:
+        table = stage.log.table[0]
+        for place, row in _read_table(stage).items():
+            lifted = stage.log.retried_at.get(place, 0) > table
+            if not (row["state"] == "failed" and lifted):
+                rows[place] = row
+    return rows
+
+
+def _unit_rows(
+    reader: _LineReader, stage: StageView, segment: Segment, state: UnitState
+) -> Iterator[tuple[int, Row]]:
+    items = [json.loads(line) for line in segment.lines(state.unit)]
+    if state.clean is not None:
+        worker, found = state.clean
+        for line in reader.span(worker, found.start, found.end):
+            position = line["item"]
+            yield position, _done_row(items[position - state.unit.first], line, worker, 1)
+        return
+    for position, kind in stage.states(state):
+        if kind is ItemState.PENDING:
+            continue
+        item = items[position - state.unit.first]
+        history = state.histories.get(position)
+        floor = stage.state.floor(state.unit.entry, position)
+        if history is None:  # a published row whose line a power loss took
+            continue
+        yield position, _row(reader, item, history, kind, floor)
+
+
+def _row(
+    reader: _LineReader, item: dict[str, Any], history: History, kind: ItemState, floor: int
+) -> Row:
+    attempts = history.attempts(floor)
+    if kind is ItemState.DONE and history.done is not None:
+        line = reader.one(history.done)
+        return _done_row(item, line, history.done.worker, attempts + 1)
+    ref = history.last_failure(floor)
+    assert ref is not None
+    line = reader.one(ref)
+    return {
+        "item": item,
+        "state": "failed",
+        "value": None,
+        "error": line["error"],
+        "attempts": attempts,
+        "seconds": line["seconds"],
+        "worker": ref.worker,
+    }
+
+
+def _done_row(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
+    return {
+        "item": item,
+        "state": "done",
+        "value": line["value"],
+        "error": None,
+        "attempts": attempts,
+        "seconds": line["seconds"],
+        "worker": worker,
+    }
+
+
+class _LineReader:
+    """Reads lines back from journals."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+
+    def span(self, worker: str, start: int, end: int) -> Iterator[dict[str, Any]]:
+        return (line.record for line in read_lines(self._paths.journal(worker), start, end))
+
+    def one(self, ref: Ref) -> dict[str, Any]:
+        fd = os.open(self._paths.journal(ref.worker), os.O_RDONLY)
+        try:
+            record = decode_line(os.pread(fd, ref.end - ref.start - 1, ref.start))
+        finally:
+            os.close(fd)
+        assert record is not None
+        return record
+
+
+def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
+    failed = [list(place) for place, row in rows.items() if row["state"] == "failed"]
+    header = {
+        "format": 1,
+        "segments": list(stage.log.segments),
+        "rows": len(rows),
+        "failed": failed,
+    }
+    yield json.dumps(header).encode() + b"\n"
+    for place, row in rows.items():
+        record = {"at": place, **row}
+        yield json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _read_table(stage: StageView) -> dict[Place, Row]:
+    assert stage.log.table is not None
+    rows = {}
+    with (stage.paths.root / stage.log.table[1]).open("rb") as file:
+        next(file)
+        for line in file:
+            row = json.loads(line)
+            entry, position = row.pop("at")
+            rows[entry, position] = row
+    return rows

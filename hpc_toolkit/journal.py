@@ -1,0 +1,184 @@
+"""The journal of one worker: JSON lines with a check at the end, appended by that worker alone.
+
+A line is plain strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines of
+one pass over a unit are contiguous and end with a ``release`` line that carries their counts and the
+CRC-32 of all their bytes. A reader that finds that sum right knows the whole pass without parsing it;
+otherwise it parses line by line. Both ways count the same lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from hpc_toolkit.files import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_RELEASE = b'{"type":"release",'
+_CRC_LENGTH = len(b',"crc":"00000000"}')
+_CHUNK = 1 << 23
+
+
+def seal_line(body: bytes) -> bytes:
+    """Turn a JSON object without its closing brace into a journal line."""
+    return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
+
+
+def encode_line(record: dict[str, Any]) -> bytes:
+    """One journal line for a non-empty record of strict JSON values."""
+    return seal_line(json.dumps(record, separators=(",", ":"), allow_nan=False)[:-1].encode())
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """The record of one line without its newline; None if the line is torn or damaged."""
+    body, tail = line[:-_CRC_LENGTH], line[-_CRC_LENGTH:]
+    if tail != b',"crc":"%08x"}' % crc32(body):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+class JournalWriter:
+    """Appends to one journal; after an error nothing may be appended any more (rule R4)."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._fd = os.open(path, flags, 0o666)
+        self.size = 0
+        """Bytes written so far."""
+        self._synced = 0
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a power loss could still take something."""
+        return self._synced != self.size
+
+    def append(self, data: bytes) -> None:
+        """Append whole lines; they survive this process, but not yet a power loss."""
+        write_all(self._fd, data)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Commit everything appended so far.
+
+        Raises:
+            OSError: what was not synced must be taken for lost; a second call would prove nothing.
+        """
+        if self.dirty:
+            os.fdatasync(self._fd)
+            self._synced = self.size
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One valid line and where it stands."""
+
+    record: dict[str, Any]
+    start: int
+    """Byte offset in the journal."""
+    end: int
+    """Byte offset behind the newline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """All lines that one worker wrote in one pass over a unit, proven by one sum."""
+
+    release: dict[str, Any]
+    start: int
+    end: int
+    """Byte offset of the release line."""
+
+
+class JournalReader:
+    """Reads a journal as it grows, from any process; never blocks and never writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bad_lines: list[int] = []
+        """Byte offsets of complete lines that do not check out."""
+        self._offset = 0
+
+    def poll(self) -> Iterator[Line | Pass]:
+        """What was added since the last call, in order; a torn last line is left for later."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            size = _CHUNK
+            while data := os.pread(fd, size, self._offset):
+                end = data.rfind(b"\n") + 1
+                if end:
+                    yield from self._split(data[:end])
+                    self._offset += end
+                if len(data) < size:
+                    return
+                # A line longer than the chunk: read again with room for it.
+                size = _CHUNK if end else size * 2
+        finally:
+            os.close(fd)
+
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes behind the last newline: a line being written, or cut by a crash."""
+        try:
+            return max(0, self.path.stat().st_size - self._offset)
+        except FileNotFoundError:
+            return 0
+
+    def _split(self, data: bytes) -> Iterator[Line | Pass]:
+        position = 0
+        for at in _release_starts(data):
+            end = data.index(b"\n", at)
+            release = decode_line(data[at:end])
+            start = at if release is None else release["start"] - self._offset
+            whole = position <= start <= at and release is not None
+            if whole and release is not None and crc32(data[start:at]) == int(release["sum"], 16):
+                yield from self._lines(data, position, start)
+                yield Pass(release, self._offset + start, self._offset + at)
+                position = at
+        yield from self._lines(data, position, len(data))
+
+    def _lines(self, data: bytes, start: int, stop: int) -> Iterator[Line]:
+        while start < stop:
+            end = data.index(b"\n", start)
+            record = decode_line(data[start:end])
+            if record is not None:
+                yield Line(record, self._offset + start, self._offset + end + 1)
+            elif end > start:  # an empty line closes a torn one and is no damage of its own
+                self.bad_lines.append(self._offset + start)
+            start = end + 1
+
+
+def _release_starts(data: bytes) -> Iterator[int]:
+    at = -1
+    while (at := data.find(_RELEASE, at + 1)) >= 0:
+        if at == 0 or data[at - 1] == 0x0A:
+            yield at
+
+
+def read_lines(path: Path, start: int, end: int) -> Iterator[Line]:
+    """The valid lines of a byte range whose ends are line borders."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = os.pread(fd, end - start, start)
+    finally:
+        os.close(fd)
+    for raw in data.split(b"\n")[:-1]:
+        record = decode_line(raw)
+        if record is not None:
+            yield Line(record, start, start + len(raw) + 1)
+        start += len(raw) + 1

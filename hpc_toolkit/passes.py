@@ -1,0 +1,402 @@
+"""One pass over a unit: the worker's side of the executor, and what it journals (rules R4, R5, R15)."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from hpc_toolkit import executor as wire
+from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.executor import Executor
+from hpc_toolkit.journal import encode_line, seal_line
+from hpc_toolkit.queue.state import is_killer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.clock import Clock
+    from hpc_toolkit.journal import JournalWriter
+    from hpc_toolkit.layout import StageSpec
+    from hpc_toolkit.queue.picker import Assignment
+    from hpc_toolkit.queue.view import RunView
+
+_SYNC_S = 0.5
+_LOOK_S = 1.0
+_BATCH_S = 0.002
+_READ = 1 << 18
+
+
+class Outcome(Enum):
+    """How a pass ended."""
+
+    COMPLETE = auto()
+    STOPPED = auto()
+    """The worker was told to stop, or time is up; the rest of the unit was given back."""
+    OVERTAKEN = auto()
+    """Somebody took the next generation; nothing more was written."""
+    DIED = auto()
+    """The executor died; the rest of the unit was given back."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one pass did."""
+
+    done: int = 0
+    failed: int = 0
+    permanent: int = 0
+    deaths: int = 0
+    seconds: float = 0.0
+    """Time of the executor, loading included."""
+
+    @property
+    def lines(self) -> int:
+        return self.done + self.failed + self.permanent + self.deaths
+
+
+@dataclass(slots=True)
+class PassControl:
+    """What the worker wants of a running pass; its ``tick`` changes it."""
+
+    stop: bool = False
+    """Start no further item."""
+    abort: bool = False
+    """End the item that runs, without an attempt."""
+    deadline: float | None = None
+    """Monotonic time after which no item should run."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The executor's messages of one request."""
+
+    rest: bytes = b""
+    index: int = 0
+    """Results so far."""
+    since: float = 0.0
+    """When the item that runs now began, as far as the worker can tell."""
+    loading: bool = False
+    end: str | None = None
+    broken: str | None = None
+    lines: list[bytes] = field(default_factory=list)
+
+
+class PassRunner:
+    """Runs passes with one executor, which it keeps warm and replaces when it dies."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a worker, named
+        self,
+        *,
+        worker: str,
+        host: str,
+        stages: dict[str, StageSpec],
+        view: RunView,
+        journal: JournalWriter,
+        log_path: Path,
+        clock: Clock,
+        wake_fd: int,
+        tick: Callable[[], None],
+    ) -> None:
+        self._worker = worker
+        self._host = host
+        self._stages = stages
+        self._view = view
+        self._journal = journal
+        self._log_path = log_path
+        self._clock = clock
+        self._wake_fd = wake_fd
+        self._tick = tick
+        self._executor: Executor | None = None
+        self._synced_at = clock.monotonic()
+        self._looked_at = clock.monotonic()
+        self._overtaken = False
+        self._written: list[bytes] = []
+        self.control = PassControl()
+        self.tally = Tally()
+        """Of the pass that runs, or ran last."""
+        self.loaded: tuple[str, str | None] = ("", None)
+        """Stage and group of the context at hand."""
+
+    def run(self, assignment: Assignment) -> Outcome:
+        """Attempt each pending item of the unit once.
+
+        Raises:
+            OSError: the journal could not be written or synced; the worker must end.
+            WorkloadError: the code cannot be loaded; the unit was given back.
+        """
+        self.tally = Tally()
+        self._overtaken = False
+        self._looked_at = self._clock.monotonic()
+        began = self._clock.monotonic()
+        state = assignment.stage.state
+        pending = state.pending(assignment.unit.name)
+        if assignment.died is not None and pending:
+            self._append_death_of_owner(assignment, pending)
+            self._view.poll_journal(self._worker)
+        start = self._journal.size
+        self._written.clear()
+        suspects = state.suspects(assignment.unit.name)
+        for item in [i for i in pending if i in suspects and is_killer(suspects[i])]:
+            self._append_killer(assignment, item, len(suspects[item]))
+            pending.remove(item)
+        # The rest of the unit is safe from a suspect that runs last.
+        order = sorted(pending, key=lambda item: len(suspects.get(item, ())))
+        try:
+            outcome = self._execute(assignment, order)
+        except WorkloadError:
+            self._release(assignment, start, began)
+            raise
+        if outcome is not Outcome.OVERTAKEN:
+            self._release(assignment, start, began)
+        self._sync()
+        self.loaded = (assignment.stage.paths.name, assignment.stage.group_of(assignment.unit))
+        return outcome
+
+    def close(self) -> None:
+        """End the executor."""
+        if self._executor is not None:
+            self._executor.end()
+            self._executor.close()
+            self._executor = None
+
+    def _append(self, data: bytes) -> None:
+        self._journal.append(data)
+        self._written.append(data)
+
+    def _sync(self) -> None:
+        self._journal.sync()
+        self._synced_at = self._clock.monotonic()
+
+    def _append_death_of_owner(self, assignment: Assignment, pending: list[int]) -> None:
+        assert assignment.died is not None
+        owner, verdict = assignment.died
+        self._journal.append(
+            encode_line(
+                {
+                    "type": "death",
+                    "unit": assignment.name,
+                    "generation": assignment.generation - 1,
+                    "item": pending[0],
+                    "worker": owner,
+                    "host": verdict.host or owner,
+                    "evidence": verdict.evidence,
+                    "explained": verdict.explained,
+                    "alone": len(pending) == 1,
+                    "at": round(self._clock.wall(), 3),
+                }
+            )
+        )
+
+    def _append_own_death(self, assignment: Assignment, left: list[int], how: str) -> None:
+        self.tally.deaths += 1
+        self._append(
+            encode_line(
+                {
+                    "type": "death",
+                    "unit": assignment.name,
+                    "generation": assignment.generation,
+                    "item": left[0],
+                    "worker": self._worker,
+                    "host": self._host,
+                    "evidence": f"executor {how}",
+                    "explained": "",
+                    "alone": len(left) == 1,
+                    "at": round(self._clock.wall(), 3),
+                }
+            )
+        )
+
+    def _append_killer(self, assignment: Assignment, item: int, deaths: int) -> None:
+        error = f"killed its worker {deaths} times"
+        self._append_failure(assignment, item, error, kind="permanent", seconds=0.0)
+        self.tally.permanent += 1
+
+    def _append_failure(
+        self, assignment: Assignment, item: int, error: str, *, kind: str, seconds: float
+    ) -> None:
+        self._append(
+            encode_line(
+                {
+                    "type": kind,
+                    "unit": assignment.name,
+                    "generation": assignment.generation,
+                    "item": item,
+                    "at": round(self._clock.wall(), 3),
+                    "seconds": round(seconds, 6),
+                    "error": error,
+                }
+            )
+        )
+
+    def _release(self, assignment: Assignment, start: int, began: float) -> None:
+        block = b"".join(self._written)
+        self.tally.seconds = self._clock.monotonic() - began
+        self._journal.append(
+            encode_line(
+                {
+                    "type": "release",
+                    "unit": assignment.name,
+                    "generation": assignment.generation,
+                    "lines": self.tally.lines,
+                    "done": self.tally.done,
+                    "failed": self.tally.failed + self.tally.permanent,
+                    "seconds": round(self.tally.seconds, 6),
+                    "at": round(self._clock.wall(), 3),
+                    "start": start,
+                    "sum": f"{crc32(block):08x}",
+                }
+            )
+        )
+
+    def _execute(self, assignment: Assignment, left: list[int]) -> Outcome:
+        unit = assignment.unit
+        lines = assignment.stage.log.segments[unit.entry].lines(unit) if left else []
+        while left:
+            if self.control.stop:
+                return Outcome.STOPPED
+            stream = self._request(assignment, left, [lines[i - unit.first] for i in left])
+            how = self._follow(assignment, stream)
+            left = left[stream.index :]
+            if stream.broken is not None:
+                message, _, hint = stream.broken.partition("\t")
+                raise WorkloadError(message, hint=hint)
+            if self._overtaken:
+                return Outcome.OVERTAKEN
+            if how == "timeout" and left:
+                self._time_out(assignment, left.pop(0))
+            elif how == "aborted" or stream.end is not None:
+                if stream.end != "":
+                    return Outcome.STOPPED
+            elif left and how != "again":
+                self._append_own_death(assignment, left, how)
+                return Outcome.DIED
+        return Outcome.COMPLETE
+
+    def _time_out(self, assignment: Assignment, item: int) -> None:
+        limit = assignment.stage.spec.timeout_s
+        error = f"took longer than the timeout of {limit:g} s"
+        self._append_failure(assignment, item, error, kind="failed", seconds=limit or 0.0)
+        self.tally.failed += 1
+
+    def _request(self, assignment: Assignment, left: list[int], lines: list[bytes]) -> _Stream:
+        stage = assignment.stage
+        group = stage.group_of(assignment.unit)
+        request: dict[str, Any] = {
+            "stage": stage.paths.name,
+            "unit": assignment.unit.name,
+            "generation": assignment.generation,
+            "positions": left,
+            "deadline": self.control.deadline,
+            "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
+        }
+        if self._executor is None:
+            self._executor = Executor(self._stages, self._log_path)
+        try:
+            self._executor.start(request, lines)
+        except BrokenPipeError:
+            pass  # it died between two passes; following it finds that out
+        return _Stream(since=self._clock.monotonic())
+
+    def _follow(self, assignment: Assignment, stream: _Stream) -> str:
+        """Journal what the executor says until the request is over; how the executor ended, or ""."""
+        executor = self._executor
+        assert executor is not None
+        limit = assignment.stage.spec.timeout_s
+        while True:
+            before = stream.index
+            self._read(executor, stream)
+            if stream.end is not None or stream.broken is not None:
+                return ""
+            self._tick()
+            self._steer(executor, assignment)
+            now = self._clock.monotonic()
+            if self.control.abort:
+                return self._end(executor, stream, "aborted")
+            if limit is not None and not stream.loading and now - stream.since > limit:
+                return self._end(executor, stream, "timeout")
+            if stream.index - before > 1:
+                # Many quick results: let them gather instead of waking up for each.
+                select.select([], [], [], _BATCH_S)
+                continue
+            ready, _, _ = select.select(
+                [executor.results, executor.ended, self._wake_fd],
+                [],
+                [],
+                self._patience(stream, limit),
+            )
+            if executor.ended in ready and executor.results not in ready:
+                return self._end(executor, stream, "")
+            if self._wake_fd in ready:
+                os.read(self._wake_fd, 4096)
+
+    def _patience(self, stream: _Stream, limit: float | None) -> float:
+        """Seconds until something must be done although nothing was said."""
+        longest = _SYNC_S if self._journal.dirty else _LOOK_S
+        if limit is None or stream.loading:
+            return longest
+        return max(0.001, min(longest, stream.since + limit - self._clock.monotonic() + 0.001))
+
+    def _steer(self, executor: Executor, assignment: Assignment) -> None:
+        now = self._clock.monotonic()
+        if self._journal.dirty and now - self._synced_at > _SYNC_S:
+            self._sync()
+        if now - self._looked_at > _LOOK_S:
+            self._looked_at = now
+            claims = assignment.stage.claims
+            self._overtaken |= claims.overtaken(assignment.unit.name, assignment.generation)
+        if self.control.stop or self._overtaken:
+            executor.stop()
+
+    def _end(self, executor: Executor, stream: _Stream, why: str) -> str:
+        """End the executor; results that it had handed over still count."""
+        before = stream.index
+        how = executor.end()
+        while self._read(executor, stream):
+            continue
+        executor.close()
+        self._executor = None
+        self.loaded = ("", None)
+        if why == "timeout" and stream.index > before:
+            return "again"  # the result came in the last moment; the rest is asked for anew
+        return why or how
+
+    def _read(self, executor: Executor, stream: _Stream) -> bool:
+        """Take in and journal what the executor said; whether it said anything."""
+        try:
+            data = os.read(executor.results, _READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            return False
+        *lines, stream.rest = (stream.rest + data).split(b"\n")
+        for line in lines:
+            self._take(line, stream)
+        if stream.lines and not self._overtaken:
+            self._append(b"".join(stream.lines))
+        stream.lines.clear()
+        stream.since = self._clock.monotonic()
+        return True
+
+    def _take(self, line: bytes, stream: _Stream) -> None:
+        kind, body = line[:1], line[1:]
+        if kind == wire.DONE:
+            stream.index += 1
+            self.tally.done += 1
+            stream.lines.append(seal_line(body))
+        elif kind in (wire.FAILED, wire.PERMANENT):
+            stream.index += 1
+            self.tally.failed += 1
+            stream.lines.append(seal_line(body))
+        elif kind == wire.LOADING:
+            stream.loading = True
+        elif kind == wire.LOADED:
+            stream.loading = False
+        elif kind == wire.END:
+            stream.end = body.decode()
+        elif kind == wire.BROKEN:
+            stream.broken = body.decode()

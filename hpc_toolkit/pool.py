@@ -1,0 +1,171 @@
+"""Local workers: as many processes as asked for, each replaced when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.clock import SystemClock
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.worker import EXIT_COMPLETE, EXIT_LEFT, Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.layout import Manifest, RunPaths
+
+_TICK_S = 0.2
+_BARREN_LIVES = 5
+"""A worker that was killed so often in a row without finishing an item is not started again."""
+
+
+class Pool:
+    """Starts workers by fork and follows them; the parent runs no item and claims nothing."""
+
+    def __init__(
+        self, paths: RunPaths, manifest: Manifest, options: WorkerOptions, *, workers: int
+    ) -> None:
+        self._paths = paths
+        self._manifest = manifest
+        self._options = options
+        self._workers = workers
+        self._slots: dict[int, int] = {}
+        self._barren = [0] * workers
+        self._draining = False
+        self._error_read, self._error_write = os.pipe()
+
+    def run(self, on_tick: Callable[[], None] | None = None) -> int:
+        """Work until every worker left; the exit code (see :mod:`hpc_toolkit.worker`).
+
+        Args:
+            on_tick: called a few times a second, to show progress.
+
+        Raises:
+            HpcToolkitError: the first that a worker met.
+        """
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write, self._error_read):
+            os.set_blocking(fd, False)
+        handlers = {sig: signal.signal(sig, self._forward) for sig in _FORWARDED}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            for slot in range(self._workers):
+                self._start(slot)
+            codes: list[int] = []
+            while self._slots:
+                ready, _, _ = select.select([wake_read], [], [], _TICK_S)
+                if ready:
+                    os.read(wake_read, 4096)
+                codes += self._reap()
+                if on_tick is not None:
+                    on_tick()
+            return self._conclude(codes)
+        finally:
+            signal.set_wakeup_fd(old_wake)
+            for sig, handler in handlers.items():
+                signal.signal(sig, handler)
+            for fd in (wake_read, wake_write, self._error_read, self._error_write):
+                os.close(fd)
+
+    def _forward(self, number: int, _frame: object) -> None:
+        self._draining = True
+        for pid in list(self._slots):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _start(self, slot: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(slot)
+        self._slots[pid] = slot
+
+    def _become_worker(self, slot: int) -> None:
+        """Never returns."""
+        code = 70
+        try:
+            # A group of its own: a terminal's ^C reaches the parent alone, which passes it on once.
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(signal.SIGTERM)
+            os.environ.update(local_environment(slot, self._workers))
+            code = Worker(self._paths, self._manifest, self._options, SystemClock()).run()
+        except HpcToolkitError as error:
+            report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
+            os.write(self._error_write, json.dumps(report).encode()[:4000] + b"\n")
+            code = error.exit_code
+        except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> list[int]:
+        codes = []
+        for pid in list(self._slots):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                slot = self._slots.pop(pid)
+                code = os.waitstatus_to_exitcode(status)
+                codes.append(code)
+                if code < 0 and not self._draining and self._may_restart(slot, pid):
+                    self._start(slot)
+        return codes
+
+    def _may_restart(self, slot: int, pid: int) -> bool:
+        done = 0
+        for path in self._paths.workers.glob(f"*-{pid}-*.json"):
+            presence = read_presence(path)
+            done += presence.done + presence.failed if presence is not None else 0
+        self._barren[slot] = 0 if done else self._barren[slot] + 1
+        return self._barren[slot] < _BARREN_LIVES
+
+    def _conclude(self, codes: list[int]) -> int:
+        with suppress(BlockingIOError):
+            first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
+            report = json.loads(first)
+            error = HpcToolkitError(report["message"], hint=report["hint"])
+            error.exit_code = report["code"]
+            raise error
+        bad = [code for code in codes if code not in (EXIT_COMPLETE, EXIT_LEFT) and code >= 0]
+        if bad:
+            return bad[0]
+        return EXIT_COMPLETE if EXIT_COMPLETE in codes else EXIT_LEFT
+
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def local_environment(slot: int, workers: int) -> dict[str, str]:
+    """Variables of local worker ``slot`` of ``workers``: its rank, its GPU, its share of the cores."""
+    found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
+    gpus = visible_gpus()
+    if gpus:
+        found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    if "OMP_NUM_THREADS" not in os.environ:
+        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    return found
+
+
+def visible_gpus() -> list[str]:
+    """NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    with suppress(OSError):
+        count = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+        return [str(index) for index in range(count)]
+    return []

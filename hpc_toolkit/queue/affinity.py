@@ -1,0 +1,90 @@
+"""Which unit next: a preference, never a requirement.
+
+The group that is loaded comes first; then the longest group that nobody began; then the group with the
+most units left. Units without groups go in their order, each worker picking at random among the first
+few, so that workers seldom race for one name.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hpc_toolkit.queue.units import Unit
+
+_WINDOW = 16
+
+
+def group_key(value: Any) -> str | None:
+    """A key for a group's value that is the same in every segment; None for no group."""
+    return None if value is None else json.dumps(value, sort_keys=True)
+
+
+class FreshUnits:
+    """The units that nobody claimed, as far as one worker knows."""
+
+    def __init__(self, seed: str) -> None:
+        self._random = random.Random(seed)  # noqa: S311 - spreads load, decides nothing
+        self._plain: deque[Unit] = deque()
+        self._groups: dict[str, deque[Unit]] = {}
+        self._begun: set[str] = set()
+
+    def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
+        """Take in new units in their order."""
+        for unit in units:
+            key = key_of(unit)
+            if key is None:
+                self._plain.append(unit)
+            else:
+                self._groups.setdefault(key, deque()).append(unit)
+
+    def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
+        """Forget the units that somebody claimed."""
+        self._plain = deque(unit for unit in self._plain if not is_claimed(unit))
+        for key, units in list(self._groups.items()):
+            left = deque(unit for unit in units if not is_claimed(unit))
+            if len(left) < len(units):
+                self._begun.add(key)
+            if left:
+                self._groups[key] = left
+            else:
+                del self._groups[key]
+
+    def choose(self, loaded: str | None, seconds_of: Callable[[str], float]) -> Unit | None:
+        """Take out the unit to try next; None if none is left.
+
+        Args:
+            loaded: key of the group whose context is loaded.
+            seconds_of: expected seconds of one item of a group.
+        """
+        if self._groups:
+            return self._choose_group(loaded, seconds_of)
+        if not self._plain:
+            return None
+        index = self._random.randrange(min(_WINDOW, len(self._plain)))
+        unit = self._plain[index]
+        del self._plain[index]
+        return unit
+
+    def _choose_group(self, loaded: str | None, seconds_of: Callable[[str], float]) -> Unit:
+        if loaded in self._groups:
+            key = loaded
+        else:
+            fresh = [key for key in self._groups if key not in self._begun] or list(self._groups)
+            most = [
+                (seconds_of(key) * sum(unit.count for unit in self._groups[key]), key)
+                for key in fresh
+            ]
+            longest = max(seconds for seconds, _ in most)
+            key = self._random.choice([key for seconds, key in most if seconds == longest])
+        units = self._groups[key]
+        self._begun.add(key)
+        unit = units.popleft()
+        if not units:
+            del self._groups[key]
+        return unit

@@ -1,0 +1,78 @@
+"""Claims: names that only one worker can create (rules R1, R3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+
+if TYPE_CHECKING:
+    from hpc_toolkit.layout import StagePaths
+
+_SUFFIX = ".lock"
+
+
+def claim_name(unit: str, generation: int) -> str:
+    """The file name of a claim."""
+    return f"{unit}.{generation}{_SUFFIX}"
+
+
+def parse_claim(name: str) -> tuple[str, int] | None:
+    """(unit, generation) of a claim's file name; None for anything else in the directory."""
+    stem, dot, generation = name.removesuffix(_SUFFIX).rpartition(".")
+    if not name.endswith(_SUFFIX) or not dot or not generation.isdigit():
+        return None
+    return stem, int(generation)
+
+
+class Claims:
+    """What one process knows of a stage's claims; may be behind, which costs repeated work only."""
+
+    def __init__(self, paths: StagePaths) -> None:
+        self._paths = paths
+        self.newest: dict[str, int] = {}
+        """Highest generation seen of each claimed unit."""
+        self._owners: dict[tuple[str, int], str] = {}
+
+    def refresh(self) -> None:
+        """List the directory."""
+        for name in files.list_names(self._paths.claims):
+            parsed = parse_claim(name)
+            if parsed is not None:
+                self._note(*parsed)
+
+    def _note(self, unit: str, generation: int) -> None:
+        if generation > self.newest.get(unit, 0):
+            self.newest[unit] = generation
+
+    def generation(self, unit: str) -> int:
+        """The newest generation seen; 0 for a unit that nobody claimed."""
+        return self.newest.get(unit, 0)
+
+    def owner(self, unit: str, generation: int) -> str:
+        """The worker that a claim names.
+
+        Raises:
+            OSError: the claim cannot be read (now).
+        """
+        key = (unit, generation)
+        if key not in self._owners:
+            path = self._paths.claims / claim_name(unit, generation)
+            self._owners[key] = files.read_name(path)
+        return self._owners[key]
+
+    def create(self, unit: str, generation: int, worker: str) -> bool:
+        """Claim a generation of a unit; whether it is ours."""
+        path = self._paths.claims / claim_name(unit, generation)
+        owner = files.create_name(path, worker)
+        self._owners[unit, generation] = owner
+        self._note(unit, generation)
+        return owner == worker
+
+    def overtaken(self, unit: str, generation: int) -> bool:
+        """Ask the directory whether somebody took the next generation."""
+        path = self._paths.claims / claim_name(unit, generation + 1)
+        if not path.is_symlink():
+            return False
+        self._note(unit, generation + 1)
+        return True

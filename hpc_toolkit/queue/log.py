@@ -1,0 +1,149 @@
+"""The log of a stage: numbered entries in one order that everybody sees (rules R1, R2)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.items import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpc_toolkit.layout import StagePaths
+
+SEALED = "sealed"
+
+
+class StageLog:
+    """What one process has read of a stage's log."""
+
+    def __init__(self, paths: StagePaths) -> None:
+        self.paths = paths
+        self.length = 0
+        """Entries read so far."""
+        self.segments: dict[int, Segment] = {}
+        """By entry number."""
+        self.sealed = False
+        """Whether no segment can follow."""
+        self.floors: dict[tuple[int, int], int] = {}
+        """Highest generation that a retry lifted, by (entry, position) of the item."""
+        self.table: tuple[int, str] | None = None
+        """Entry number and payload name of the latest results table."""
+        self.retried_at: dict[tuple[int, int], int] = {}
+        """Entry number of the last retry that names an item."""
+        self.last_retry = 0
+        """Entry number of the last retry; 0 without one."""
+
+    def poll(self) -> bool:
+        """Read the entries that were added; whether there were any.
+
+        Stops before an entry whose payload is not visible yet: it is waited for, never skipped.
+        """
+        before = self.length
+        while (target := self._next_target()) is not None:
+            try:
+                self._read(target)
+            except FileNotFoundError:
+                break
+            self.length += 1
+        return self.length > before
+
+    def _next_target(self) -> str | None:
+        path = self.paths.entry(self.length + 1)
+        try:
+            return path.readlink().as_posix()
+        except FileNotFoundError:
+            pass
+        if self.hint() <= self.length:
+            return None
+        # The name may be cached as missing; listing its directory asks the server again.
+        if path.name not in files.list_names(self.paths.log):
+            return None
+        return files.read_name(path)
+
+    def hint(self) -> int:
+        """How many entries ``head`` tells of; may be behind."""
+        data = files.read_fresh(self.paths.head).split()
+        return int(data[0]) if data and data[0].isdigit() else 0
+
+    def _read(self, target: str) -> None:
+        number = self.length + 1
+        kind = target.partition("/")[0]
+        if kind == SEALED:
+            self.sealed = True
+        elif kind == "items":
+            self.segments[number] = Segment(self.paths.root / target, number)
+        elif kind == "retries":
+            record = json.loads((self.paths.root / target).read_bytes())
+            for entry, position, floor in record["floors"]:
+                key = (entry, position)
+                self.floors[key] = max(floor, self.floors.get(key, 0))
+                self.retried_at[key] = number
+            self.last_retry = number
+        elif kind == "results":
+            (self.paths.root / target).stat()
+            self.table = (number, target)
+        else:
+            message = f"{self.paths.entry(number)}: unknown entry {target!r}"
+            raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
+
+    def append(self, target: str) -> bool:
+        """Try to add one entry behind those that were read; False if another process was faster.
+
+        After False, poll and prepare the entry again: what it was made from has changed.
+        """
+        number = self.length + 1
+        # Payload names are unique, so a target that is ours was created by us even if the reply was lost.
+        won = files.create_name(self.paths.entry(number), target) == target
+        files.write_in_place(self.paths.head, b"%019d\n" % max(number, self.hint()))
+        files.sync_directory(self.paths.log)
+        return won
+
+    def seal(self) -> None:
+        """Say that no segment will follow; does nothing if it was said."""
+        while not self.sealed:
+            self.append(SEALED)
+            self.poll()
+
+    def write_payload(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
+        """Write a payload whole and synced; its target for :meth:`append`."""
+        target = f"{kind}/{secrets.token_hex(8)}{suffix}"
+        files.write_new(self.paths.root / target, chunks)
+        return target
+
+    def drop_payload(self, target: str) -> None:
+        """Delete our own payload that no entry names."""
+        (self.paths.root / target).unlink(missing_ok=True)
+
+    def add_segment(self, lines: list[bytes]) -> bool:
+        """Write a segment and try to add it; False if another process was faster.
+
+        Raises:
+            RunError: the stage is sealed.
+        """
+        if self.sealed:
+            message = f"stage {self.paths.name!r} of {self.paths.root.parent.parent} is sealed"
+            raise RunError(message, hint="make the run with --open to add items while it runs")
+        return self._publish("items", ".jsonl", lines)
+
+    def add_retry(self, floors: list[tuple[int, int, int]]) -> bool:
+        """Try to lift failures up to a generation: (entry, position, floor) of each item."""
+        record: dict[str, Any] = {"format": 1, "floors": floors}
+        return self._publish("retries", ".json", [json.dumps(record).encode()])
+
+    def add_table(self, chunks: Iterable[bytes]) -> bool:
+        """Try to publish a results table."""
+        return self._publish("results", ".jsonl", chunks)
+
+    def _publish(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> bool:
+        target = self.write_payload(kind, suffix, chunks)
+        if self.append(target):
+            self.poll()
+            return True
+        self.drop_payload(target)
+        self.poll()
+        return False

@@ -1,0 +1,103 @@
+"""The file in which a worker says who it is and that it lives."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from hpc_toolkit import files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LENGTH = 1024
+_TAIL = len(',"crc":"00000000"}\n')
+
+RUNNING = "running"
+DRAINING = "draining"
+FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """One worker as others see it."""
+
+    worker: str
+    """Name; new for every process."""
+    host: str
+    """Host name (see :func:`hpc_toolkit.ranks.host_name`)."""
+    boot: str
+    """Id of the host's boot."""
+    pid: int
+    """Process id of the worker on its host."""
+    rank: int
+    """Rank in its job."""
+    job: str | None
+    """Slurm job id."""
+    state: str = RUNNING
+    """``running``, ``draining`` or ``finished``."""
+    heartbeat: int = 0
+    """Grows while the worker lives; its value means nothing else."""
+    interval_s: float = 10.0
+    """Longest time between two heartbeats, in seconds."""
+    done: int = 0
+    """Items done."""
+    failed: int = 0
+    """Attempts that failed."""
+    deaths: int = 0
+    """Executors that died."""
+    started: float = 0.0
+    """Epoch seconds, for display."""
+    at: float = 0.0
+    """Epoch seconds of the last heartbeat, for display."""
+    note: str = ""
+    """Why it does not work, for display."""
+
+    def encode(self) -> bytes:
+        """Fixed length, so that one write in place replaces it; the check tells a mix of two."""
+        record = asdict(self)
+        room = _LENGTH - _TAIL - len(json.dumps({**record, "pad": ""})[:-1])
+        if room < 0:
+            record["note"] = ""
+            room = _LENGTH - _TAIL - len(json.dumps({**record, "pad": ""})[:-1])
+        body = json.dumps({**record, "pad": " " * max(room, 0)})[:-1].encode()
+        return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Presence | None:
+        """Read what :meth:`encode` wrote; None if it is torn or damaged."""
+        body, tail = data[:-_TAIL], data[-_TAIL:]
+        if tail != b',"crc":"%08x"}\n' % crc32(body):
+            return None
+        record: dict[str, Any] = json.loads(data)
+        names = cls.__dataclass_fields__
+        return cls(**{key: value for key, value in record.items() if key in names})
+
+
+class PresenceFile:
+    """The worker's own side: creates the file and rewrites it in place."""
+
+    def __init__(self, path: Path, presence: Presence) -> None:
+        self.presence = presence
+        files.write_new(path, [presence.encode()])
+        self._fd = os.open(path, os.O_WRONLY)
+
+    def update(self, **changes: Any) -> None:
+        """Write the changes with the next heartbeat number."""
+        beat = self.presence.heartbeat + 1
+        self.presence = replace(self.presence, heartbeat=beat, **changes)
+        os.pwrite(self._fd, self.presence.encode(), 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_presence(path: Path) -> Presence | None:
+    """The worker's last word; None if there is none that can be read."""
+    try:
+        return Presence.decode(files.read_fresh(path))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,273 @@
+"""The state of every item, computed from journal lines and a log prefix (rules R7, R8, R11).
+
+Units that one worker finished in one clean pass, nearly all of them, are kept as that pass; only the
+others are kept item by item. Nothing here reads or writes a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.journal import Line, Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hpc_toolkit.queue.units import Unit
+
+
+class ItemState(StrEnum):
+    """What an item is, whoever looks with the same files."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Ref(NamedTuple):
+    """Where a journal line stands; the order of two is the order of the winner (R11)."""
+
+    generation: int
+    worker: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class History:
+    """All lines of one item."""
+
+    done: Ref | None = None
+    """The winning done line."""
+    done_lines: int = 0
+    """Done lines; all but one are duplicates."""
+    failures: dict[int, Ref] = field(default_factory=dict)
+    """Generation -> a failure of that generation; a permanent one if there is one."""
+    permanent: set[int] = field(default_factory=set)
+    """Generations with a permanent failure."""
+
+    def state(self, *, floor: int, max_attempts: int) -> ItemState:
+        """Rule R8, for an item whose failures up to generation ``floor`` were lifted."""
+        if self.done is not None:
+            return ItemState.DONE
+        if any(generation > floor for generation in self.permanent):
+            return ItemState.FAILED
+        if self.attempts(floor) >= max_attempts:
+            return ItemState.FAILED
+        return ItemState.PENDING
+
+    def attempts(self, floor: int) -> int:
+        """Failed generations that count."""
+        return sum(generation > floor for generation in self.failures)
+
+    def last_failure(self, floor: int) -> Ref | None:
+        """The failure to show: a permanent one, else that of the highest generation that counts."""
+        counting = [generation for generation in self.failures if generation > floor]
+        if not counting:
+            return None
+        permanent = [generation for generation in counting if generation in self.permanent]
+        return self.failures[max(permanent or counting)]
+
+
+@dataclass(slots=True)
+class Death:
+    """A generation whose worker or executor died."""
+
+    item: int
+    """The suspect: the first item of the unit without a result."""
+    explained: str
+    host: str
+    alone: bool
+    """Whether the suspect was the only pending item of its unit."""
+    worker: str
+    evidence: str
+
+
+@dataclass(slots=True)
+class UnitState:
+    """What is known of one unit's items."""
+
+    unit: Unit
+    clean: tuple[str, Pass] | None = None
+    """The worker and its pass that did every item; the only lines known of this unit."""
+    histories: dict[int, History] = field(default_factory=dict)
+    """By position, where the unit has no clean pass alone."""
+    released: set[int] = field(default_factory=set)
+    """Generations that their owner gave back."""
+    deaths: dict[int, Death] = field(default_factory=dict)
+    """By generation; several lines about one generation count once."""
+
+
+class StageState:
+    """The state of one stage as far as its lines were read."""
+
+    def __init__(
+        self,
+        *,
+        max_attempts: int,
+        floors: dict[tuple[int, int], int],
+        expand: Callable[[str, Pass], Iterable[Line]],
+    ) -> None:
+        self.max_attempts = max_attempts
+        self._floors = floors
+        self._expand = expand
+        self.units: dict[str, UnitState] = {}
+        self._open: set[str] = set()
+        self._unjudged: set[str] = set()
+        self._orphans: dict[str, list[tuple[str, Line | Pass]]] = {}
+        self._published: dict[int, set[int]] = {}
+        self._retried: Callable[[int, int], bool] = lambda _entry, _item: False
+
+    def add_units(self, units: Iterable[Unit]) -> None:
+        """Take in the units of a new segment."""
+        for unit in units:
+            self.units[unit.name] = UnitState(unit)
+            self._open.add(unit.name)
+            # A journal may be read before the segment that its lines speak of.
+            for worker, found in self._orphans.pop(unit.name, []):
+                self.add(worker, found)
+
+    def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
+        """Take in a results table, which binds.
+
+        Args:
+            failed: the failed positions of every segment that the table covers.
+            retried: whether a retry behind the table names an item (entry, position).
+        """
+        self._published = failed
+        self._retried = retried
+        self._unjudged.update(self.units)
+
+    def refresh_floors(self) -> None:
+        """Judge all units again after a retry was read."""
+        self._unjudged.update(self.units)
+
+    @property
+    def open(self) -> set[str]:
+        """Units with a pending item."""
+        for name in self._unjudged:
+            if self.pending(name):
+                self._open.add(name)
+            else:
+                self._open.discard(name)
+        self._unjudged.clear()
+        return self._open
+
+    def add(self, worker: str, found: Line | Pass) -> None:
+        """Take in what a worker's journal said next."""
+        record = found.record if isinstance(found, Line) else found.release
+        name = record["unit"].rpartition("/")[2]
+        state = self.units.get(name)
+        if state is None:
+            self._orphans.setdefault(name, []).append((worker, found))
+        elif isinstance(found, Line):
+            self._add_line(state, worker, found)
+        else:
+            self._add_pass(state, worker, found)
+
+    def _add_pass(self, state: UnitState, worker: str, found: Pass) -> None:
+        release = found.release
+        state.released.add(release["generation"])
+        if found.start == found.end:
+            return
+        first = state.clean is None and not state.histories
+        if first and release["done"] == release["lines"] == state.unit.count:
+            state.clean = (worker, found)
+            self._open.discard(state.unit.name)
+            self._unjudged.discard(state.unit.name)
+            return
+        for line in self._expand(worker, found):
+            self._add_line(state, worker, line)
+
+    def _add_line(self, state: UnitState, worker: str, line: Line) -> None:
+        record = line.record
+        kind, generation = record["type"], record["generation"]
+        if kind == "release":
+            state.released.add(generation)
+        elif kind == "death":
+            state.deaths.setdefault(
+                generation,
+                Death(
+                    item=record["item"],
+                    explained=record["explained"],
+                    host=record["host"],
+                    alone=record["alone"],
+                    worker=record["worker"],
+                    evidence=record["evidence"],
+                ),
+            )
+        else:
+            self._add_attempt(state, worker, line)
+
+    def _add_attempt(self, state: UnitState, worker: str, line: Line) -> None:
+        self._open_up(state)
+        record = line.record
+        history = state.histories.setdefault(record["item"], History())
+        ref = Ref(record["generation"], worker, line.start, line.end)
+        if record["type"] == "done":
+            history.done_lines += 1
+            history.done = ref if history.done is None else min(history.done, ref)
+        elif record["type"] == "permanent":
+            history.permanent.add(ref.generation)
+            history.failures[ref.generation] = ref
+        else:
+            history.failures.setdefault(ref.generation, ref)
+        self._unjudged.add(state.unit.name)
+
+    def _open_up(self, state: UnitState) -> None:
+        """Keep a unit item by item from now on, because a second source speaks of it."""
+        if state.clean is None:
+            return
+        worker, found = state.clean
+        state.clean = None
+        for line in self._expand(worker, found):
+            self._add_line(state, worker, line)
+
+    def item_state(self, state: UnitState, item: int) -> ItemState:
+        """Rule R8 for one item."""
+        if state.clean is not None:
+            return ItemState.DONE
+        entry = state.unit.entry
+        failed = self._published.get(entry)
+        if failed is not None and item not in failed:
+            return ItemState.DONE
+        if failed is not None and not self._retried(entry, item):
+            return ItemState.FAILED
+        history = state.histories.get(item)
+        if history is None:
+            return ItemState.PENDING
+        floor = self.floor(entry, item)
+        return history.state(floor=floor, max_attempts=self.max_attempts)
+
+    def floor(self, entry: int, item: int) -> int:
+        """The generation up to which an item's failures were lifted."""
+        return self._floors.get((entry, item), 0)
+
+    def pending(self, unit: str) -> list[int]:
+        """The pending items of a unit, in order."""
+        state = self.units[unit]
+        if state.clean is not None:
+            return []
+        return [i for i in state.unit.items if self.item_state(state, i) is ItemState.PENDING]
+
+    def suspects(self, unit: str) -> dict[int, list[Death]]:
+        """Unexplained deaths by the item that they suspect, those lifted by a retry left out."""
+        state = self.units[unit]
+        found: dict[int, list[Death]] = {}
+        for generation, death in state.deaths.items():
+            lifted = generation <= self.floor(state.unit.entry, death.item)
+            if not death.explained and not lifted:
+                found.setdefault(death.item, []).append(death)
+        return found
+
+
+MAX_DEATHS = 5
+
+
+def is_killer(deaths: list[Death]) -> bool:
+    """Whether these unexplained deaths show that the item kills its worker (rule R15)."""
+    if len(deaths) < MAX_DEATHS:
+        return False
+    return len({death.host for death in deaths}) > 1 or sum(d.alone for d in deaths) >= 3  # noqa: PLR2004 - R15's number

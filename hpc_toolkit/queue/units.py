@@ -1,0 +1,97 @@
+"""Units: what one claim takes. A pure function of a list of groups, fixed when a segment is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_UNIT = 256
+"""Most items of a unit: bounds what a death makes others do again."""
+_SHARES = 64
+# A unit takes at most 1/64 of what is left, so the last units are single items and workers end together.
+_MAX_GROUP_UNITS = 4096
+# Beyond so many groups several whole ones share a unit, or claims would cost too many inodes.
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Consecutive items of one segment."""
+
+    entry: int
+    """Number of the segment in the stage's log."""
+    first: int
+    """Position of the first item in the segment, from 0."""
+    count: int
+    """Number of items."""
+    group: int
+    """Index of the first item's group in the segment; -1 without groups."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.entry:06d}-{self.first}"
+
+    @property
+    def items(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+def parse_unit_name(name: str) -> tuple[int, int]:
+    """The (entry, first item) of a unit's name.
+
+    Raises:
+        ValueError: not the name of a unit.
+    """
+    entry, _, first = name.partition("-")
+    return int(entry), int(first)
+
+
+def plan_units(
+    groups: Sequence[int] | None, count: int, *, unit_size: int = MAX_UNIT
+) -> list[tuple[int, int]]:
+    """Cut ``count`` items into units: (first, count) of each, in order, without a gap.
+
+    Args:
+        groups: the group index of each item, non-decreasing; None if every item stands alone.
+        count: number of items.
+        unit_size: most items of a unit.
+    """
+    spans = _runs(groups) if groups is not None else [(0, count)]
+    if groups is not None and len(spans) > _MAX_GROUP_UNITS:
+        return _pack(spans, unit_size, -(-len(spans) // _MAX_GROUP_UNITS))
+    units = []
+    for first, length in spans:
+        at, stop = first, first + length
+        while at < stop:
+            size = min(unit_size, max(1, -(-(count - at) // _SHARES)), stop - at)
+            units.append((at, size))
+            at += size
+    return units
+
+
+def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for position, group in enumerate(groups):
+        if runs and groups[position - 1] == group:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((position, 1))
+    return runs
+
+
+def _pack(spans: list[tuple[int, int]], unit_size: int, most: int) -> list[tuple[int, int]]:
+    units: list[tuple[int, int]] = []
+    packed = 0
+    for first, length in spans:
+        if units and packed < most and units[-1][1] + length <= unit_size:
+            units[-1] = (units[-1][0], units[-1][1] + length)
+            packed += 1
+            continue
+        packed = 1
+        units.extend(
+            (at, min(unit_size, first + length - at))
+            for at in range(first, first + length, unit_size)
+        )
+    return units

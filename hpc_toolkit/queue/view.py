@@ -1,0 +1,145 @@
+"""What one process sees of a run: logs, claims and journals read together. Writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
+from hpc_toolkit.queue.affinity import group_key
+from hpc_toolkit.queue.claims import Claims
+from hpc_toolkit.queue.durations import Durations
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.state import ItemState, StageState, UnitState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.layout import Manifest, RunPaths, StageSpec
+    from hpc_toolkit.queue.units import Unit
+
+
+_PACE = 16
+
+
+class StageView:
+    """One stage as this process sees it."""
+
+    def __init__(self, run: RunPaths, spec: StageSpec) -> None:
+        self.spec = spec
+        self.paths = run.stage(spec.name)
+        self.log = StageLog(self.paths)
+        self.claims = Claims(self.paths)
+        self.durations = Durations()
+        self.state = StageState(
+            max_attempts=spec.max_attempts,
+            floors=self.log.floors,
+            expand=lambda worker, found: read_lines(run.journal(worker), found.start, found.end),
+        )
+
+    def poll_log(self) -> list[Unit]:
+        """Read new log entries; the units that they brought."""
+        known, table, retry = set(self.log.segments), self.log.table, self.log.last_retry
+        if not self.log.poll():
+            return []
+        fresh = [
+            unit
+            for number, segment in self.log.segments.items()
+            if number not in known
+            for unit in segment.units
+        ]
+        self.state.add_units(fresh)
+        if self.log.table != table:
+            self._read_table()
+        if self.log.last_retry != retry:
+            self.state.refresh_floors()
+        return fresh
+
+    def _read_table(self) -> None:
+        assert self.log.table is not None
+        number, target = self.log.table
+        with (self.paths.root / target).open("rb") as file:
+            header = json.loads(file.readline())
+        failed: dict[int, set[int]] = {entry: set() for entry in header["segments"]}
+        for entry, item in header["failed"]:
+            failed[entry].add(item)
+        self.state.publish(
+            failed, lambda entry, item: self.log.retried_at.get((entry, item), 0) > number
+        )
+
+    def add(self, worker: str, found: Line | Pass) -> None:
+        """Take in what a worker's journal said next."""
+        self.state.add(worker, found)
+        record = found.record if isinstance(found, Line) else found.release
+        if record["type"] == "release":
+            unit = self.state.units.get(record["unit"].rpartition("/")[2])
+            if unit is not None:
+                self.durations.add(self.group_of(unit.unit), record["done"], record["seconds"])
+
+    def group_of(self, unit: Unit) -> str | None:
+        """Key of the group of a unit's first item; None without groups."""
+        return group_key(self.log.segments[unit.entry].group_of(unit))
+
+    @property
+    def complete(self) -> bool:
+        """Rule R9; once true in any view it stays true until a retry."""
+        return self.log.sealed and not self.state.open
+
+    def unit(self, name: str) -> Unit:
+        return self.state.units[name].unit
+
+    def states(self, unit: UnitState) -> Iterator[tuple[int, ItemState]]:
+        """The state of every item of a unit."""
+        for item in unit.unit.items:
+            yield item, self.state.item_state(unit, item)
+
+
+class RunView:
+    """All stages and all journals of a run."""
+
+    def __init__(self, paths: RunPaths, manifest: Manifest) -> None:
+        self.paths = paths
+        self.stages = {spec.name: StageView(paths, spec) for spec in manifest.stages}
+        self.readers: dict[str, JournalReader] = {}
+        self.pace: dict[str, deque[tuple[int, float]]] = {}
+        """Worker -> (items done, seconds) of the last passes or lines that were read."""
+
+    def poll(self) -> None:
+        """Read everything that is new: logs first, so that lines find their units."""
+        self.poll_logs()
+        self.poll_journals()
+
+    def poll_logs(self) -> None:
+        for stage in self.stages.values():
+            stage.poll_log()
+
+    def poll_claims(self) -> None:
+        for stage in self.stages.values():
+            stage.claims.refresh()
+
+    def poll_journals(self) -> None:
+        """Read what all workers wrote since the last call."""
+        for name in files.list_names(self.paths.journals):
+            if name.endswith(".jsonl"):
+                self.poll_journal(name.removesuffix(".jsonl"))
+
+    def poll_journal(self, worker: str) -> None:
+        """Read what one worker wrote since the last call."""
+        if worker not in self.readers:
+            self.readers[worker] = JournalReader(self.paths.journal(worker))
+        for found in self.readers[worker].poll():
+            record = found.record if isinstance(found, Line) else found.release
+            stage = self.stages.get(record.get("unit", "").partition("/")[0])
+            if stage is None:
+                continue
+            stage.add(worker, found)
+            if record["type"] == "done" or isinstance(found, Pass):
+                pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
+                pace.append((record["done"] if isinstance(found, Pass) else 1, record["seconds"]))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every stage is sealed and has no pending item."""
+        return all(stage.complete for stage in self.stages.values())

@@ -1,0 +1,72 @@
+"""Who this process is: host, boot, Slurm job and rank, read from the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """The place of one process in a job, in torch.distributed's words."""
+
+    rank: int = 0
+    """Number of the process in the whole job, from 0 (SLURM_PROCID, RANK)."""
+    local_rank: int = 0
+    """Number of the process on its node, from 0 (SLURM_LOCALID, LOCAL_RANK)."""
+    world_size: int = 1
+    """Number of processes of the job (SLURM_NTASKS, WORLD_SIZE)."""
+    job_id: str | None = None
+    """The Slurm job, None outside Slurm."""
+    in_step: bool = False
+    """Whether srun started this process; it is then one rank, not a pool of them."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RankInfo:
+        """Read srun's variables, else torchrun's, else a single process.
+
+        ``SLURM_PROCID`` is also set in a batch script outside any step, where it means nothing; only
+        ``SLURM_STEP_ID`` tells that srun started this process.
+        """
+        job_id = environ.get("SLURM_JOB_ID")
+        in_step = environ.get("SLURM_STEP_ID", "").isdigit()
+        names = (
+            ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+            if in_step
+            else ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        )
+        rank, local_rank, world_size = (_number(environ.get(name)) for name in names)
+        return cls(
+            rank=rank or 0,
+            local_rank=local_rank or 0,
+            world_size=world_size or 1,
+            job_id=job_id,
+            in_step=in_step,
+        )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def host_name(environ: Mapping[str, str] = os.environ) -> str:
+    """This host's name: HPCTK_HOST, else Slurm's name of the node, else the kernel's.
+
+    Two processes of one host name and one boot id share a kernel, so that a lock between them can be
+    trusted; HPCTK_HOST lets one machine stand for several.
+    """
+    return environ.get("HPCTK_HOST") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; "" where there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

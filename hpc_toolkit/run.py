@@ -1,0 +1,342 @@
+"""The Python interface of a run; the command line does what it does through this class."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files
+from hpc_toolkit.clock import SystemClock
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.gather import Table, gather
+from hpc_toolkit.layout import (
+    Manifest,
+    RunPaths,
+    StageSpec,
+    WorkloadSpec,
+    check_trust,
+    read_manifest,
+)
+from hpc_toolkit.queue.items import canonical, check_items, encode_segment
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.view import RunView, StageView
+from hpc_toolkit.safety import parse_max_failures
+from hpc_toolkit.status import Status, read_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.gather import Row
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.worker import WorkerOptions
+
+
+class Run:
+    """One run directory."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.paths = RunPaths(root)
+        self.manifest = manifest
+        self._view: RunView | None = None
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        """Open an existing run for reading; what executes or adds checks its trust as well.
+
+        Raises:
+            RunError: not a run, damaged, or of a newer format.
+        """
+        return cls(Path(root), read_manifest(Path(root)))
+
+    @classmethod
+    def create(  # noqa: PLR0913 - one keyword per fact of a run
+        cls,
+        root: str | Path,
+        items: list[Item],
+        *,
+        workload: str | None = None,
+        command: str | None = None,
+        options: dict[str, Any] | None = None,
+        group_by: str | None = None,
+        max_attempts: int = 3,
+        timeout_s: float | None = None,
+        max_failures: str | None = None,
+        open_end: bool = False,
+    ) -> Run:
+        """Make a run of one list of items; nothing of it is there if this fails.
+
+        Args:
+            root: the directory, which must not exist.
+            items: JSON objects, no two equal.
+            workload: ``module:name`` of a function or class; the current directory is importable.
+            command: a shell command with ``{key}`` placeholders; exactly one of it and ``workload``.
+            options: keyword arguments of a class workload.
+            group_by: key of the items whose value is their group.
+            max_attempts: failures after which an item is failed.
+            timeout_s: seconds that one item may take.
+            max_failures: pause beyond so many failed items, ``N`` or ``P%``.
+            open_end: leave the run open for more items; otherwise it is sealed.
+
+        Raises:
+            ItemsError, ConfigError, WorkloadError, RunError: and nothing was made.
+        """
+        stage = StageSpec(
+            name="items",
+            workload=WorkloadSpec(
+                function=workload,
+                command=command,
+                options=options or {},
+                path=(str(Path.cwd()),) if workload is not None else (),
+            ),
+            group_by=group_by,
+            max_attempts=max_attempts,
+            timeout_s=timeout_s,
+            max_failures=max_failures,
+        )
+        check_stage(stage)
+        check_items(items, group_by=group_by, taken=set())
+        manifest = Manifest(
+            run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,))
+        )
+        return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
+
+    def add(self, items: list[Item], *, stage: str = "items") -> None:
+        """Add items to an open stage; each must be new.
+
+        Raises:
+            ItemsError: a duplicate, an empty list, or a missing group key.
+            RunError: the stage is sealed.
+        """
+        self._trust()
+        log = StageLog(self.paths.stage(self.manifest.stage(stage).name))
+        group_by = self.manifest.stage(stage).group_by
+        while True:
+            log.poll()
+            taken = {
+                canonical(_parse(line))
+                for segment in log.segments.values()
+                for line in segment.items()
+            }
+            check_items(items, group_by=group_by, taken=taken)
+            if log.add_segment(encode_segment(items, group_by=group_by)):
+                return
+
+    def seal(self) -> None:
+        """Say of every stage that no more items will come."""
+        self._trust()
+        for stage in self.manifest.stages:
+            log = StageLog(self.paths.stage(stage.name))
+            log.poll()
+            log.seal()
+
+    def work(
+        self,
+        workers: int | None = None,
+        options: WorkerOptions | None = None,
+        *,
+        on_tick: Callable[[], None] | None = None,
+    ) -> int:
+        """Work here until nothing is left; the exit code (see :mod:`hpc_toolkit.worker`).
+
+        With ``workers`` None this process is the one worker; otherwise so many are started, and
+        replaced when they are killed. In a process with threads, such as a notebook, they are started
+        from a fresh interpreter.
+
+        Raises:
+            HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
+        """
+        from hpc_toolkit.pool import Pool  # noqa: PLC0415 - readers need no workers
+        from hpc_toolkit.worker import Worker, WorkerOptions  # noqa: PLC0415 - as above
+
+        self._trust()
+        options = options or WorkerOptions()
+        if workers is None:
+            return Worker(self.paths, self.manifest, options, SystemClock()).run()
+        if workers < 1:
+            message = f"workers must be at least 1, got {workers}"
+            raise ConfigError(message)
+        if len(os.listdir("/proc/self/task")) > 1:
+            return _work_elsewhere(self.root, workers, options)
+        return Pool(self.paths, self.manifest, options, workers=workers).run(on_tick)
+
+    def status(self) -> Status:
+        """How the run stands now; reads only."""
+        return read_status(self.view, SystemClock(), given=str(self.root))
+
+    def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
+        """One row per item, in the items' order; publishes the table of a complete stage.
+
+        Raises:
+            NotCompleteError: items are pending, and ``partial`` is not set.
+        """
+        return self.table(stage=stage, partial=partial).rows
+
+    def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
+        """Like :meth:`results`, and whether the rows bind."""
+        name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
+        return gather(self.view, name, partial=partial)
+
+    def retry(self, *, match: str = "") -> int:
+        """Give failed items a full budget again; how many.
+
+        Items that failed and are still pending are lifted as well, so that a paused run can go on.
+
+        Args:
+            match: only items whose JSON or last error contains this text.
+        """
+        from hpc_toolkit.explain import failed_items  # noqa: PLC0415 - it reads this module's rows
+
+        self._trust()
+        return sum(
+            _retry(self.view, stage, match, failed_items) for stage in self.view.stages.values()
+        )
+
+    @property
+    def view(self) -> RunView:
+        """What this process has read of the run; kept, so that reading again costs little."""
+        if self._view is None:
+            self._view = RunView(self.paths, self.manifest)
+        return self._view
+
+    def _trust(self) -> None:
+        warning = check_trust(self.root)
+        if warning:
+            sys.stderr.write(f"warning: {warning}\n")
+
+
+def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[..., Any]) -> int:
+    while True:
+        view.poll()
+        found = list(failed_items(view, stage, match))
+        if not found:
+            return 0
+        if stage.log.add_retry([(f.entry, f.position, f.generation) for f in found]):
+            return len(found)
+
+
+def _parse(line: bytes) -> Item:
+    import json  # noqa: PLC0415 - only here
+
+    item: Item = json.loads(line)
+    return item
+
+
+def _work_elsewhere(root: Path, workers: int, options: WorkerOptions) -> int:
+    argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
+    argv += ["--lease", str(options.lease_s), "--grace", str(options.grace_s)]
+    if options.idle_exit_s is not None:
+        argv += ["--idle-exit", str(options.idle_exit_s)]
+    if options.deadline is not None:
+        argv += ["--deadline", f"@{options.deadline}"]
+    return subprocess.run(argv, check=False).returncode
+
+
+def check_stage(stage: StageSpec) -> None:
+    """Refuse a stage that cannot work, by importing its code.
+
+    Raises:
+        ConfigError, WorkloadError: what is wrong.
+    """
+    from hpc_toolkit.workloads.loading import load_workload  # noqa: PLC0415 - readers need no code
+
+    work = stage.workload
+    if (work.function is None) == (work.command is None):
+        message = "a run needs either a workload or a command"
+        raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
+    if stage.max_attempts < 1:
+        message = f"max_attempts must be at least 1, got {stage.max_attempts}"
+        raise ConfigError(message)
+    if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
+        message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
+        raise ConfigError(message)
+    if stage.max_failures is not None:
+        parse_max_failures(stage.max_failures)
+    load_workload(work)
+
+
+def create_run(
+    root: Path, manifest: Manifest, items: dict[str, list[Item]], *, sealed: bool
+) -> Run:
+    """Make a run directory whole, or not at all.
+
+    Args:
+        root: the directory, which must not exist.
+        manifest: what the run is.
+        items: the first items of each stage that has any; they are checked already.
+        sealed: whether every stage is closed for more.
+
+    Raises:
+        RunError: the directory exists, or the filesystem does not keep what a run needs.
+    """
+    if root.is_symlink() or root.exists():
+        message = f"{root} exists"
+        hint = "'hpctk work' goes on with it; 'hpctk add' adds items; or take another name"
+        raise RunError(message, hint=hint)
+    parent = root.absolute().parent
+    staging = parent / f".{root.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(mode=0o775)
+        refusal = files.symlink_refusal(staging)
+        if refusal:
+            message = f"{parent}: this filesystem has no working symlinks ({refusal})"
+            raise RunError(message, hint="take a directory on another filesystem")
+        paths = RunPaths(staging)
+        paths.make([stage.name for stage in manifest.stages])
+        for stage in manifest.stages:
+            log = StageLog(paths.stage(stage.name))
+            if items.get(stage.name):
+                log.add_segment(encode_segment(items[stage.name], group_by=stage.group_by))
+            if sealed:
+                log.seal()
+        files.write_new(paths.manifest, [manifest.to_bytes()])
+        staging.rename(root)
+        files.sync_directory(parent)
+    except OSError as error:
+        message = f"cannot make {root}: {error.strerror}"
+        raise RunError(
+            message, hint="check the path, its permissions and the free space"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Run(root, manifest)
+
+
+def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
+    """What code, from which commit, with which packages; imports the workloads."""
+    from datetime import UTC, datetime  # noqa: PLC0415 - only when a run is made
+
+    from hpc_toolkit import __version__  # noqa: PLC0415 - as above
+    from hpc_toolkit.workloads.loading import code_hash  # noqa: PLC0415 - as above
+
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hpctk": __version__,
+        "python": sys.version.split()[0],
+        "git_commit": _git_commit(),
+        "code": {stage.name: code_hash(stage.workload) for stage in stages},
+        "packages": sorted(
+            {f"{dist.name}=={dist.version}" for dist in metadata.distributions() if dist.name}
+        ),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit checked out here, with ``+`` if files were changed; read without git's help."""
+    for directory in (Path.cwd(), *Path.cwd().parents):
+        head = directory / ".git" / "HEAD"
+        if not head.is_file():
+            continue
+        text = head.read_text(encoding="utf-8").strip()
+        if not text.startswith("ref: "):
+            return text
+        ref = directory / ".git" / text.removeprefix("ref: ")
+        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+    return None

@@ -1,0 +1,63 @@
+"""When a run should stop by itself: too many failures, or nothing but failures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.queue.state import ItemState
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.view import StageView
+
+FIRST_ITEMS = 20
+"""A run whose first so many distinct items all fail is paused."""
+
+
+def parse_max_failures(text: str) -> tuple[float, bool]:
+    """``N`` or ``P%`` as (number, whether it is a share of all items in percent).
+
+    Raises:
+        ConfigError: neither.
+    """
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        value = float(number) if percent else int(number)
+    except ValueError:
+        value = -1
+    if value < 0 or (percent and value > 100):  # noqa: PLR2004 - percent
+        message = f"--max-failures {text!r} is neither a count nor a share"
+        raise ConfigError(message, hint="such as 50 or 5%; 100% never pauses")
+    return value, percent
+
+
+def pause_reason(stage: StageView) -> str:
+    """Why a stage should be paused, as far as this view's journals tell; "" if it should go on."""
+    done, hurt, failed, total = _count(stage)
+    limit = stage.spec.max_failures
+    if limit is None:
+        if done == 0 and hurt >= FIRST_ITEMS:
+            return f"the first {hurt} items of stage {stage.paths.name!r} all failed"
+        return ""
+    number, percent = parse_max_failures(limit)
+    if failed > (number * total / 100 if percent else number):
+        return f"{failed} items of stage {stage.paths.name!r} failed; the limit is {limit}"
+    return ""
+
+
+def _count(stage: StageView) -> tuple[int, int, int, int]:
+    """(done, items with a failure that counts and no result, failed, total)."""
+    done = hurt = failed = total = 0
+    state = stage.state
+    for unit in state.units.values():
+        total += unit.unit.count
+        if unit.clean is not None:
+            done += unit.unit.count
+            continue
+        for item, history in unit.histories.items():
+            found = state.item_state(unit, item)
+            done += found is ItemState.DONE
+            failed += found is ItemState.FAILED
+            floor = state.floor(unit.unit.entry, item)
+            hurt += found is not ItemState.DONE and history.attempts(floor) > 0
+    return done, hurt, failed, total

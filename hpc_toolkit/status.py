@@ -1,0 +1,237 @@
+"""How a run stands, from its files alone: writes nothing, takes no lock, asks no Slurm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.journal import decode_line
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
+from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.safety import pause_reason
+
+if TYPE_CHECKING:
+    from hpc_toolkit.clock import Clock
+    from hpc_toolkit.queue.state import Ref
+    from hpc_toolkit.queue.view import RunView, StageView
+
+_FAILURES_SHOWN = 5
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """Items of one stage by state."""
+
+    total: int = 0
+    pending: int = 0
+    """Waiting, leased ones not counted."""
+    leased: int = 0
+    """Without a result, in a unit that a living worker holds."""
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    """Items that were attempted in more than one generation."""
+    duplicates: int = 0
+    """Results beyond the one that counts."""
+    sealed: bool = False
+    """Whether no items can be added any more."""
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Workers by what is known of them."""
+
+    alive: int = 0
+    finished: int = 0
+    dead: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Status:
+    """A run at one moment."""
+
+    run: str
+    """Path of the run as it was given."""
+    stages: dict[str, StageCounts]
+    workers: WorkerCounts
+    rate_per_s: float
+    """Items done per second by the workers that live, over their last passes."""
+    eta_s: float | None
+    """Seconds until all known items are done at this rate; None if nothing moves."""
+    complete: bool
+    """Every stage is sealed and no item is pending."""
+    deaths: int
+    """Generations whose worker or executor died."""
+    published: bool
+    """Whether the latest table of the last stage binds its rows."""
+    reason: str
+    """Why nothing moves; "" if something does, or all is done."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """The most frequent errors of failed and retried items: ``error``, ``items``."""
+    warnings: list[str] = field(default_factory=list)
+    """Damage that was found and skipped."""
+    draining: int = 0
+    """Living workers that were asked to leave."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as ``hpctk status --json`` prints them."""
+        return asdict(self)
+
+
+def read_status(view: RunView, clock: Clock, *, given: str) -> Status:
+    """Read everything that is new and sum it up."""
+    view.poll_claims()
+    view.poll()
+    workers, alive, draining = _workers(view, clock)
+    stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
+    rate = sum(_rate(view, worker) for worker in alive)
+    left = sum(counts.pending + counts.leased for counts in stages.values())
+    last = list(view.stages.values())[-1].log
+    return Status(
+        run=given,
+        stages=stages,
+        workers=workers,
+        rate_per_s=round(rate, 4),
+        eta_s=round(left / rate, 1) if rate > 0 and left else None,
+        complete=view.complete,
+        deaths=sum(
+            len(unit.deaths)
+            for stage in view.stages.values()
+            for unit in stage.state.units.values()
+        ),
+        published=last.table is not None and last.last_retry < last.table[0],
+        reason=_reason(view, stages, workers, left),
+        failures=_failures(view),
+        warnings=_warnings(view),
+        draining=draining,
+    )
+
+
+def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
+    counts = WorkerCounts()
+    alive: set[str] = set()
+    draining = 0
+    place = (host_name(), boot_id())
+    for path in sorted(view.paths.workers.glob("*.json")):
+        presence = read_presence(path)
+        if presence is not None and presence.state == FINISHED:
+            counts.finished += 1
+        elif presence is None or _seems_alive(presence, place, clock):
+            counts.alive += 1
+            alive.add(path.stem)
+            draining += presence is not None and presence.state == DRAINING
+        else:
+            counts.dead += 1
+    return counts, alive, draining
+
+
+def _seems_alive(presence: Presence, place: tuple[str, str], clock: Clock) -> bool:
+    """For display only: workers judge each other by what they observe themselves."""
+    if (presence.host, presence.boot) == place:
+        return _runs_here(presence.pid)
+    silence = clock.wall() - presence.at
+    return silence < max(DEFAULT_LEASE_S, 3 * presence.interval_s)
+
+
+def _runs_here(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except (OSError, UnicodeDecodeError):
+        return False
+    return state != "Z"
+
+
+def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
+    counts = StageCounts(sealed=stage.log.sealed)
+    for name, unit in stage.state.units.items():
+        counts.total += unit.unit.count
+        if unit.clean is not None:
+            counts.done += unit.unit.count
+            continue
+        waiting = 0
+        for item, state in stage.states(unit):
+            counts.done += state is ItemState.DONE
+            counts.failed += state is ItemState.FAILED
+            waiting += state is ItemState.PENDING
+            history = unit.histories.get(item)
+            if history is not None:
+                counts.duplicates += max(0, history.done_lines - 1)
+                tries = len(history.failures) + (history.done is not None)
+                counts.retried += tries > 1
+        if waiting and _is_leased(stage, name, alive):
+            counts.leased += waiting
+        else:
+            counts.pending += waiting
+    return counts
+
+
+def _is_leased(stage: StageView, unit: str, alive: set[str]) -> bool:
+    generation = stage.claims.generation(unit)
+    if generation == 0 or generation in stage.state.units[unit].released:
+        return False
+    try:
+        return stage.claims.owner(unit, generation) in alive
+    except OSError:
+        return True
+
+
+def _rate(view: RunView, worker: str) -> float:
+    pace = view.pace.get(worker, ())
+    seconds = sum(seconds for _, seconds in pace)
+    return sum(done for done, _ in pace) / seconds if seconds > 0 else 0.0
+
+
+def _reason(view: RunView, stages: dict[str, StageCounts], workers: WorkerCounts, left: int) -> str:
+    if view.complete:
+        return ""
+    for stage in view.stages.values():
+        reason = pause_reason(stage)
+        if reason and not workers.alive:
+            return f"paused: {reason}; mend the cause, then 'hpctk retry' and start workers"
+    if not left:
+        opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
+        return f"every item is finished; {opened} waits for more items, or for 'hpctk seal'"
+    if not workers.alive:
+        died = f"; {workers.dead} died" if workers.dead else ""
+        return f"no worker is alive{died}: start some with 'hpctk work' or sbatch"
+    if not any(counts.leased for counts in stages.values()):
+        return (
+            "workers are alive but hold nothing: they are starting, or wait for a dead one's lease"
+        )
+    return ""
+
+
+def _failures(view: RunView) -> list[dict[str, Any]]:
+    errors: Counter[str] = Counter()
+    for stage in view.stages.values():
+        for unit in stage.state.units.values():
+            for item, history in unit.histories.items():
+                ref = history.last_failure(stage.state.floor(unit.unit.entry, item))
+                if ref is not None and history.done is None:
+                    errors[_error(view, ref)] += 1
+    return [{"error": error, "items": n} for error, n in errors.most_common(_FAILURES_SHOWN)]
+
+
+def _error(view: RunView, ref: Ref) -> str:
+    with view.paths.journal(ref.worker).open("rb") as file:
+        file.seek(ref.start)
+        record = decode_line(file.read(ref.end - ref.start - 1))
+    text = str(record["error"]) if record is not None else "?"
+    return text.splitlines()[0][:200] if text else "?"
+
+
+def _warnings(view: RunView) -> list[str]:
+    found = []
+    for worker, reader in view.readers.items():
+        path = view.paths.journal(worker)
+        found += [
+            f"{path}: damaged line at byte {offset} is skipped" for offset in reader.bad_lines
+        ]
+        torn = reader.torn_bytes
+        if torn:
+            found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
+    return found

@@ -1,0 +1,114 @@
+"""Rows to a file: JSON lines, CSV, npz or Parquet, by the file's ending."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.gather import Row
+
+
+def json_lines(rows: list[Row]) -> Iterator[bytes]:
+    """One JSON object a line."""
+    for row in rows:
+        yield json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def write_table(path: Path, rows: list[Row]) -> None:
+    """Write rows in the format of the file's ending; the file is replaced whole.
+
+    CSV, npz and Parquet have a column per key: those of the item as they are, those of the value behind
+    ``value.``; what is neither a number nor a text is JSON. An npz holds one array per column, float64
+    (NaN where a row lacks it) or text; it is read without pickle.
+
+    Raises:
+        ConfigError: an unknown ending, or what the format needs is not installed.
+    """
+    writer = writer_for(path)
+    replace_file(path, writer(rows))
+
+
+def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
+    """What writes the format of a file's ending.
+
+    Raises:
+        ConfigError: an unknown ending.
+    """
+    writer = _WRITERS.get(path.suffix)
+    if writer is None:
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint=near_miss(path.suffix, list(_WRITERS)))
+    return writer
+
+
+def _flatten(row: Row) -> dict[str, Any]:
+    value = row["value"] or {}
+    flat = {key: _cell(cell) for key, cell in row["item"].items()}
+    for key in ("state", "error", "attempts", "seconds", "worker"):
+        # An item's own key of this name keeps its column.
+        flat[key if key not in flat else f"hpctk.{key}"] = row[key]
+    flat.update({f"value.{key}": _cell(cell) for key, cell in value.items()})
+    return flat
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else json.dumps(value)
+
+
+def _columns(rows: list[Row]) -> dict[str, list[Any]]:
+    flat = [_flatten(row) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    return {name: [row.get(name) for row in flat] for name in names}
+
+
+def _csv(rows: list[Row]) -> Iterator[bytes]:
+    columns = _columns(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for values in zip(*columns.values(), strict=True):
+        writer.writerow(values)
+    yield text.getvalue().encode()
+
+
+def _npz(rows: list[Row]) -> Iterator[bytes]:
+    import numpy as np  # noqa: PLC0415 - heavy
+
+    arrays = {}
+    for name, values in _columns(rows).items():
+        if all(isinstance(value, int | float | None) for value in values):
+            arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+        else:
+            arrays[name] = np.array(["" if value is None else str(value) for value in values])
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    yield buffer.getvalue()
+
+
+def _parquet(rows: list[Row]) -> Iterator[bytes]:
+    try:
+        import pyarrow  # noqa: PLC0415 - an extra
+        import pyarrow.parquet  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        message = "writing Parquet needs pyarrow, which is not installed"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(_columns(rows)), buffer)
+    yield buffer.getvalue()
+
+
+_WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
+    ".jsonl": json_lines,
+    ".csv": _csv,
+    ".npz": _npz,
+    ".parquet": _parquet,
+}

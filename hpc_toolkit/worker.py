@@ -1,0 +1,311 @@
+"""The worker: one rank's supervising process. It claims, journals, beats and leaves; it runs no user code.
+
+Exit codes: 0 every stage is sealed and has no pending item; 75 items are left (time is up, a drain, a
+full disk); 1 the run is paused or its code cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import select
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from hpc_toolkit import files
+from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
+from hpc_toolkit.journal import JournalWriter
+from hpc_toolkit.passes import Outcome, PassRunner, Tally
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.picker import Assignment, Picker
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.ranks import RankInfo, boot_id, host_name
+from hpc_toolkit.safety import pause_reason
+
+if TYPE_CHECKING:
+    from hpc_toolkit.clock import Clock
+    from hpc_toolkit.layout import Manifest, RunPaths
+
+log = logging.getLogger(__name__)
+
+EXIT_COMPLETE = 0
+EXIT_LEFT = 75
+
+_POLL_LOCAL_S = 0.05
+_SCAN_FIRST_S = 0.03
+_SCAN_LOCAL_S = 0.5
+_SCAN_SHARED_S = 15.0
+_UPDATE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What one worker is told at its start."""
+
+    lease_s: float = DEFAULT_LEASE_S
+    """Silence, in seconds, after which another worker counts as dead where locks prove nothing."""
+    deadline: float | None = None
+    """Epoch seconds at which this worker must be gone; None: no limit."""
+    idle_exit_s: float | None = None
+    """Leave after so many seconds without work; None: wait for ever."""
+    grace_s: float = 25.0
+    """Seconds that the running item may still take when a signal asks the worker to leave."""
+
+
+class Worker:
+    """One worker of a run; lives for one call of :meth:`run`."""
+
+    def __init__(
+        self, paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock
+    ) -> None:
+        self._paths = paths
+        self._options = options
+        self._clock = clock
+        rank = RankInfo.from_environ()
+        host = host_name()
+        self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._local = files.is_local(paths.root)
+        self._lock = FileLock(
+            paths.worker_lock(self.name), timeout=60, fallback_to_soft=False, thread_local=False
+        )
+        # Held until this process ends, however it ends: a free lock is how others see that.
+        with suppress(OSError, NotImplementedError):
+            self._lock.acquire()
+        self._workers = len(files.list_names(paths.workers)) // 2
+        self._beat_s = min(heartbeat_interval_s(self._workers), options.lease_s / 4)
+        self._presence = PresenceFile(
+            paths.worker(self.name),
+            Presence(
+                worker=self.name,
+                host=host,
+                boot=boot_id(),
+                pid=os.getpid(),
+                rank=rank.rank,
+                job=rank.job_id,
+                interval_s=self._beat_s,
+                started=round(clock.wall(), 3),
+                at=round(clock.wall(), 3),
+            ),
+        )
+        self._journal = JournalWriter(paths.journal(self.name))
+        for directory in (paths.workers, paths.journals):
+            files.sync_directory(directory)
+        self._view = RunView(paths, manifest)
+        self._liveness = Liveness(paths, clock, host=host, boot=boot_id(), lease_s=options.lease_s)
+        self._picker = Picker(self._view, self._liveness, clock, self.name)
+        self._wake_fd, self._wake_write = os.pipe()
+        self._passes = PassRunner(
+            worker=self.name,
+            host=host,
+            stages={stage.name: stage for stage in manifest.stages},
+            view=self._view,
+            journal=self._journal,
+            log_path=paths.worker_log(self.name),
+            clock=clock,
+            wake_fd=self._wake_fd,
+            tick=self._tick,
+        )
+        self._passes.control.deadline = self._monotonic_deadline()
+        self._counts = [0, 0, 0]
+        self._signals = 0
+        self._drain_by = float("inf")
+        self._reason = ""
+        now = clock.monotonic()
+        self._beat_at = self._update_at = self._watch_at = now
+        self._died_nearby = False
+        self._idle_since: float | None = None
+        self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
+
+    def _monotonic_deadline(self) -> float | None:
+        if self._options.deadline is None:
+            return None
+        return self._clock.monotonic() + self._options.deadline - self._clock.wall()
+
+    def run(self) -> int:
+        """Work until the run is complete or something says stop; the exit code."""
+        self._install_signals()
+        try:
+            code = self._main()
+        except WorkloadError:
+            self._leave("the workload cannot be loaded")
+            raise
+        except OSError as error:
+            # What was not synced is lost and will be run again; nothing more may be written.
+            self._passes.close()
+            with suppress(OSError):
+                self._presence.update(state=DRAINING, note=f"gave up: {error}"[:200])
+            message = f"worker {self.name} cannot write to {self._paths.root}: {error}"
+            failure = RunError(message, hint="mend that and start workers again; nothing is lost")
+            failure.exit_code = EXIT_LEFT
+            raise failure from error
+        self._leave(self._reason)
+        return code
+
+    def _install_signals(self) -> None:
+        for fd in (self._wake_fd, self._wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(sig, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signals += 1
+        self._drain(f"got {signal.Signals(number).name}", self._options.grace_s)
+        if self._signals > 1 and number == signal.SIGINT:
+            self._passes.control.abort = True
+
+    def _drain(self, reason: str, grace_s: float) -> None:
+        self._reason = self._reason or reason
+        self._passes.control.stop = True
+        self._drain_by = min(self._drain_by, self._clock.monotonic() + grace_s)
+        self._update_at = float("-inf")
+
+    def _main(self) -> int:
+        while True:
+            self._tick()
+            if self._passes.control.stop:
+                return EXIT_LEFT
+            assignment = self._next()
+            if assignment is not None:
+                self._work(assignment)
+                continue
+            if self._view.complete:
+                return EXIT_COMPLETE
+            self._wait()
+
+    def _next(self) -> Assignment | None:
+        if self._died_nearby:
+            self._died_nearby = False
+            found = self._picker.takeover()
+            if found is not None:
+                self._died_nearby = True  # there may be more of it
+                return found
+        found = self._picker.fresh(self._passes.loaded)
+        if found is not None:
+            return found
+        now = self._clock.monotonic()
+        if now < self._scan_at:
+            return None
+        found = self._picker.takeover()
+        # Reading everything costs more in a larger run; it may take a twentieth of the time.
+        cost = self._clock.monotonic() - now
+        longest = _SCAN_LOCAL_S if self._local else max(_SCAN_SHARED_S, self._workers / 10)
+        self._scan_s = _SCAN_FIRST_S if found else min(longest, self._scan_s * 2)
+        self._scan_at = now + max(self._scan_s, 20 * cost)
+        return found
+
+    def _work(self, assignment: Assignment | None) -> None:
+        self._idle_since = None
+        self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
+        while assignment is not None:
+            outcome = self._passes.run(assignment)
+            tally = self._passes.tally
+            for index, number in enumerate((tally.done, tally.failed, tally.deaths)):
+                self._counts[index] += number
+            self._passes.tally = Tally()
+            self._view.poll_journal(self.name)
+            if tally.failed:
+                self._check_failures(assignment)
+            if outcome is Outcome.STOPPED:
+                self._drain("no time for another item", 0.0)
+            died = outcome is Outcome.DIED and not self._passes.control.stop
+            assignment = self._picker.again(assignment) if died else None
+
+    def _check_failures(self, assignment: Assignment) -> None:
+        stage = assignment.stage
+        if stage.spec.max_failures is None and self._counts[0]:
+            return
+        self._view.poll_journals()
+        reason = pause_reason(stage)
+        if reason:
+            message = f"paused: {reason}"
+            self._reason = message
+            self._leave(message)
+            hint = "see 'hpctk status'; mend the cause, 'hpctk retry', and start workers again"
+            raise PausedError(message, hint=hint)
+
+    def _wait(self) -> None:
+        now = self._clock.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        limit = self._options.idle_exit_s
+        if limit is not None and now - self._idle_since >= limit:
+            self._drain(f"nothing to do for {limit:g} s", 0.0)
+            return
+        poll_s = _POLL_LOCAL_S if self._local else max(1.0, self._workers / 20)
+        ready, _, _ = select.select([self._wake_fd], [], [], min(poll_s, self._scan_s))
+        if ready:
+            os.read(self._wake_fd, 4096)
+
+    def _tick(self) -> None:
+        """What must be done from time to time, whatever the executor does."""
+        now = self._clock.monotonic()
+        if now >= self._drain_by:
+            self._passes.control.abort = True
+        deadline = self._passes.control.deadline
+        if deadline is not None and now >= deadline:
+            self._drain("the deadline has come", 0.0)
+        changed = now >= self._update_at and self._progress() != self._shown()
+        if changed or now - self._beat_at >= self._beat_s:
+            self._beat(now)
+        watch_s = max(0.5, self._workers / 16) if self._local else max(30.0, self._workers / 2)
+        if now - self._watch_at >= watch_s:
+            self._watch_at = now
+            self._died_nearby |= self._picker.notice_deaths()
+            self._read_requests()
+
+    def _progress(self) -> tuple[int, ...]:
+        tally = self._passes.tally
+        done, failed, deaths = self._counts
+        return (done + tally.done, failed + tally.failed, deaths, self._passes.control.stop)
+
+    def _shown(self) -> tuple[int, ...]:
+        shown = self._presence.presence
+        return (shown.done, shown.failed, shown.deaths, shown.state == DRAINING)
+
+    def _beat(self, now: float) -> None:
+        self._beat_at, self._update_at = now, now + _UPDATE_S
+        done, failed, deaths, stopping = self._progress()
+        self._presence.update(
+            done=done,
+            failed=failed,
+            deaths=deaths,
+            at=round(self._clock.wall(), 3),
+            note=self._reason,
+            **({"state": DRAINING} if stopping else {}),
+        )
+
+    def _read_requests(self) -> None:
+        for name in files.list_names(self._paths.control):
+            if name.endswith(".json") and self.name in read_request(self._paths, name):
+                self._drain(f"asked to drain by {name}", self._options.grace_s)
+
+    def _leave(self, reason: str) -> None:
+        """Everything of ours is written and released: say so, and be gone."""
+        self._passes.close()
+        with suppress(OSError):
+            self._journal.sync()
+            self._presence.update(
+                state=FINISHED, note=reason, done=self._counts[0], failed=self._counts[1]
+            )
+
+
+class PausedError(HpcToolkitError):
+    """The run stopped itself because too much of it failed."""
+
+
+def read_request(paths: RunPaths, name: str) -> list[str]:
+    """The workers that a request is meant for; none if it cannot be read yet."""
+    import json  # noqa: PLC0415 - only when somebody asked for something
+
+    try:
+        return list(json.loads(files.read_fresh(paths.control / name))["workers"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return []

@@ -1,0 +1,130 @@
+"""From what run.json says to an object that runs items."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from hpc_toolkit.errors import WorkloadError, near_miss
+from hpc_toolkit.workloads.command import CommandWorkload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.layout import WorkloadSpec
+
+Item = dict[str, Any]
+
+
+class Workload(Protocol):
+    """What an executor runs."""
+
+    def load(self, group: Any) -> Any:
+        """Prepare the context of a group; called once per group and executor."""
+        ...
+
+    def run(self, context: Any, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+        """Yield one result per item, in order. Items should be taken one at a time."""
+        ...
+
+
+class FunctionWorkload:
+    """A plain function of one item."""
+
+    def __init__(self, function: Callable[[Item], dict[str, Any]]) -> None:
+        self._function = function
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: None, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+        return map(self._function, items)
+
+
+def load_workload(spec: WorkloadSpec) -> Workload:
+    """Import and construct the code of a stage.
+
+    Raises:
+        WorkloadError: it cannot be found, imported or constructed; the message says where.
+    """
+    if spec.command is not None:
+        return CommandWorkload(spec.command)
+    assert spec.function is not None
+    found = _import(spec.function, spec.path)
+    if inspect.isclass(found):
+        try:
+            workload: Any = found(**spec.options)
+        except Exception as error:
+            message = f"{spec.function}({spec.options}): {type(error).__name__}: {error}"
+            raise WorkloadError(message, hint="check the workload's options") from error
+        if not (
+            callable(getattr(workload, "load", None)) and callable(getattr(workload, "run", None))
+        ):
+            message = f"{spec.function} has no methods load(group) and run(context, items)"
+            raise WorkloadError(message)
+        return cast("Workload", workload)
+    if spec.options:
+        message = f"{spec.function} is a function; options are for classes: {list(spec.options)}"
+        raise WorkloadError(message, hint="put the values into the items")
+    if not callable(found):
+        message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
+        raise WorkloadError(message)
+    return FunctionWorkload(found)
+
+
+def _import(name: str, path: tuple[str, ...]) -> Any:
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute.isidentifier()):
+        message = f"workload {name!r} is not MODULE:NAME"
+        raise WorkloadError(message, hint="such as hpc_toolkit.workloads.synthetic:Sleep")
+    for directory in reversed(path):
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            message = f"workload {name!r}: there is no module {error.name!r}"
+            hint = f"looked in {', '.join(path) or 'the installed packages'}"
+            raise WorkloadError(message, hint=hint) from error
+        message = f"workload {name!r} cannot be imported: {error}"
+        raise WorkloadError(message, hint=f"install what provides {error.name!r}") from error
+    except Exception as error:
+        message = f"workload {name!r} cannot be imported: {type(error).__name__}: {error}"
+        raise WorkloadError(message, hint=f"try: python -c 'import {module_name}'") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        message = f"module {module_name!r} has no {attribute!r}"
+        known = [known for known in vars(module) if not known.startswith("_")]
+        raise WorkloadError(message, hint=near_miss(attribute, known)) from None
+
+
+def code_file(spec: WorkloadSpec) -> Path | None:
+    """The source file that defines a workload; None for a command or where there is no file.
+
+    Imports it.
+    """
+    from pathlib import Path  # noqa: PLC0415 - a type elsewhere
+
+    if spec.function is None:
+        return None
+    module = inspect.getmodule(_import(spec.function, spec.path))
+    origin = getattr(module, "__file__", None)
+    return Path(origin) if origin else None
+
+
+def code_hash(spec: WorkloadSpec) -> str | None:
+    """SHA-256 of the file that defines a workload; None where there is none."""
+    path = code_file(spec)
+    if path is None:
+        return None
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,202 @@
+"""The arms of a bandit: a fixed, finite list, each with a group and numeric features."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+LARGEST_FEATURE = 1e100
+"""Squares of larger values overflow when a column is standardised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One thing that can be evaluated, for instance one layer of one checkpoint."""
+
+    id: str
+    """Unique within its table."""
+
+    group: str
+    """What the arm belongs to, for instance its checkpoint."""
+
+    features: tuple[float, ...]
+    """One number per feature of the table, in its order; NaN means not known."""
+
+    def __post_init__(self) -> None:
+        try:
+            # Python floats alone: the digest must not tell 1 from 1.0 or from a numpy scalar.
+            features = tuple(float(value) for value in self.features)
+        except (TypeError, ValueError) as error:
+            message = f"arm {self.id!r}: features {self.features!r} are not numbers"
+            raise ConfigError(message) from error
+        object.__setattr__(self, "features", features)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standardised:
+    """Features with mean 0 and standard deviation 1 per column, without gaps."""
+
+    values: NDArray[np.float64]
+    """Shape (n_arms, n_columns)."""
+
+    names: tuple[str, ...]
+    """The features' names, then ``<name>_missing`` for each that has gaps."""
+
+    mean: NDArray[np.float64]
+    """Shape (n_columns,): what was subtracted."""
+
+    std: NDArray[np.float64]
+    """Shape (n_columns,): what was divided by; 1 for a constant column."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArmTable:
+    """All arms of one bandit. An arm's index is its place in ``arms``, everywhere in this package.
+
+    Raises ConfigError for an empty table, duplicate ids, ragged or infinite features.
+    """
+
+    arms: tuple[Arm, ...]
+    """The order is part of the table: it breaks ties."""
+
+    feature_names: tuple[str, ...]
+    """Unique names of the columns of ``features``."""
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            message = "the arm table is empty"
+            raise ConfigError(message, hint="give at least one arm")
+        _refuse_repeats("arm id", self.ids)
+        _refuse_repeats("feature name", self.feature_names)
+        for arm in self.arms:
+            _check_arm(arm, self.feature_names)
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        """Arm ids by index."""
+        return tuple(arm.id for arm in self.arms)
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Each arm's group, by index."""
+        return tuple(arm.group for arm in self.arms)
+
+    @cached_property
+    def features(self) -> NDArray[np.float64]:
+        """Shape (n_arms, n_features), as given; NaN where not known."""
+        rows = [arm.features for arm in self.arms]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.feature_names))
+
+    @cached_property
+    def standardised(self) -> Standardised:
+        """The features that kernels and distances use."""
+        return _standardise(self.features, self.feature_names)
+
+    @cached_property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """Arm indices of each group, groups in order of their first arm."""
+        found: dict[str, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            found.setdefault(group, []).append(index)
+        return {group: tuple(indices) for group, indices in found.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the table: equal for equal ids, groups, names and features."""
+        text = json.dumps(self.to_json(), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def index(self, arm_id: str) -> int:
+        """The index of an arm. Raises ConfigError with the nearest known id."""
+        try:
+            return self._index_of[arm_id]
+        except KeyError:
+            message = f"unknown arm {arm_id!r}"
+            raise ConfigError(message, hint=near_miss(str(arm_id), list(self.ids))) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that ``json.dumps`` writes as strict JSON and ``from_json`` reads exactly."""
+        return {
+            "feature_names": list(self.feature_names),
+            "arms": [
+                {
+                    "id": arm.id,
+                    "group": arm.group,
+                    "features": [None if math.isnan(value) else value for value in arm.features],
+                }
+                for arm in self.arms
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ArmTable:
+        """The table that ``to_json`` wrote. Raises ConfigError for any other value."""
+        try:
+            names = tuple(value["feature_names"])
+            arms = tuple(_arm_from_json(record) for record in value["arms"])
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"not an arm table: {type(error).__name__}: {error}"
+            raise ConfigError(message, hint="expected the value of ArmTable.to_json()") from error
+        return cls(arms, names)
+
+    @cached_property
+    def _index_of(self) -> dict[str, int]:
+        return {arm_id: index for index, arm_id in enumerate(self.ids)}
+
+
+def _arm_from_json(record: dict[str, Any]) -> Arm:
+    features = (math.nan if value is None else float(value) for value in record["features"])
+    return Arm(record["id"], record["group"], tuple(features))
+
+
+def _refuse_repeats(what: str, words: Iterable[object]) -> None:
+    for word, count in Counter(words).items():
+        if not isinstance(word, str) or not word:
+            message = f"{what} {word!r} is not a non-empty string"
+            raise ConfigError(message)
+        if count > 1:
+            message = f"{what} {word!r} occurs {count} times"
+            raise ConfigError(message, hint=f"every {what} must be unique")
+
+
+def _check_arm(arm: Arm, names: tuple[str, ...]) -> None:
+    if len(arm.features) != len(names):
+        message = f"arm {arm.id!r} has {len(arm.features)} features, the table names {len(names)}"
+        raise ConfigError(message, hint=f"give one number for each of: {', '.join(names)}")
+    for name, value in zip(names, arm.features, strict=True):
+        if not math.isnan(value) and abs(value) > LARGEST_FEATURE:
+            message = f"arm {arm.id!r}: feature {name!r} is {value}"
+            raise ConfigError(message, hint="use NaN for a value that is not known")
+
+
+def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Standardised:
+    columns: list[NDArray[np.float64]] = []
+    column_names = list(names)
+    gaps: list[NDArray[np.float64]] = []
+    for name, column in zip(names, features.T, strict=True):
+        missing = np.isnan(column)
+        known = column[~missing]
+        columns.append(np.where(missing, np.median(known) if known.size else 0.0, column))
+        if missing.any():
+            gaps.append(missing.astype(np.float64))
+            column_names.append(f"{name}_missing")
+    filled = np.array(columns + gaps, dtype=np.float64).reshape(-1, len(features)).T
+    mean = filled.mean(axis=0)
+    std = filled.std(axis=0)
+    # A constant column leaves a deviation of rounding errors; dividing by it would make noise.
+    std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
+    return Standardised((filled - mean) / std, tuple(column_names), mean, std)

@@ -1,0 +1,17 @@
+"""Which arm to evaluate next: ask/tell policies over a finite set of arms. No input or output."""
+
+from __future__ import annotations
+
+from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.policy import Observation, Policy, Proposal, Recommendation
+from hpc_toolkit.bandit.registry import make_policy
+
+__all__ = [
+    "Arm",
+    "ArmTable",
+    "Observation",
+    "Policy",
+    "Proposal",
+    "Recommendation",
+    "make_policy",
+]

@@ -1,0 +1,44 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit.asktell import AskTell
+from hpc_toolkit.bandit.baselines import LastLayer, RandomOrder
+from hpc_toolkit.bandit.gp_ucb import GpUcb
+from hpc_toolkit.bandit.ucb1 import Ucb1
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit.arms import ArmTable
+    from hpc_toolkit.bandit.policy import Policy
+
+RULES = {rule.name: rule for rule in (RandomOrder, LastLayer, Ucb1, GpUcb)}
+"""A new policy is a module with a rule and its entry here."""
+
+
+def make_policy(name: str, arms: ArmTable, seed: int, **options: Any) -> Policy:
+    """A policy that was told nothing yet.
+
+    Raises ConfigError for an unknown name or option, with the nearest known one, and for a seed
+    that is not a whole number from 0.
+    """
+    if name not in RULES:
+        message = f"unknown policy {name!r}"
+        raise ConfigError(message, hint=near_miss(name, list(RULES)))
+    if not _is_seed(seed):
+        message = f"seed is {seed!r}"
+        raise ConfigError(message, hint="a whole number, 0 or more")
+    known = [option.name for option in fields(RULES[name])]
+    for option in options:
+        if option not in known:
+            message = f"policy {name!r} has no option {option!r}"
+            hint = near_miss(option, known) if known else "it has no options"
+            raise ConfigError(message, hint=hint)
+    return AskTell(arms, RULES[name](**options), seed)
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

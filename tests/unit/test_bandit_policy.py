@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.reward import Reward, mean_reward
+from hpc_toolkit.errors import ConfigError
+
+ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abcdef")), ("layer",))
+
+
+def told(arm: str, score: float, stderr: float | None = None) -> Observation:
+    stderrs = {} if stderr is None else {"task": stderr}
+    return Observation(arm, {"task": score}, stderrs)
+
+
+def test_reward_is_the_mean_over_tasks_and_its_standard_error() -> None:
+    seen = Observation("a", {"x": 0.2, "y": 0.6}, {"x": 0.03, "y": 0.04})
+
+    reward = mean_reward(seen)
+
+    assert reward is not None
+    assert reward.mean == pytest.approx(0.4)
+    assert reward.stderr == pytest.approx(0.05 / 2)
+
+
+def test_reward_task_without_standard_error_counts_as_typical() -> None:
+    some = mean_reward(Observation("a", {"x": 0.2, "y": 0.6}, {"x": 0.03}))
+    both = mean_reward(Observation("a", {"x": 0.2, "y": 0.6}, {"x": 0.03, "y": 0.03}))
+
+    assert some == both
+
+
+def test_reward_without_any_standard_error_has_none() -> None:
+    assert mean_reward(told("a", 0.5)) == Reward(0.5, None)
+
+
+def test_reward_does_not_depend_on_the_order_of_the_tasks() -> None:
+    scores = {f"t{i}": 0.1 * i for i in range(1, 12)}
+    backwards = dict(reversed(scores.items()))
+
+    assert mean_reward(Observation("a", scores)) == mean_reward(Observation("a", backwards))
+
+
+def test_reward_is_over_the_tasks_there_are_when_half_of_them_failed() -> None:
+    reward = mean_reward(Observation("a", {"x": 0.2, "y": 0.4}, failed=("u", "v")))
+
+    assert reward is not None
+    assert reward.mean == pytest.approx(0.3)
+
+
+def test_reward_is_none_when_more_than_half_of_the_tasks_failed() -> None:
+    assert mean_reward(Observation("a", {"x": 0.9}, failed=("u", "v"))) is None
+    assert mean_reward(Observation("a", failed=("u",))) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "claim"),
+    [
+        ({"scores": {"x": math.nan}}, r"scores\['x'\] is nan"),
+        ({"scores": {"x": math.inf}}, r"scores\['x'\] is inf"),
+        ({"scores": {"x": "0.5"}}, r"scores\['x'\] is '0.5', not a number"),
+        ({"scores": {"x": True}}, r"scores\['x'\] is True, not a number"),
+        ({"scores": {"x": 1.0}, "stderrs": {"x": -0.1}}, r"stderrs\['x'\] is negative"),
+        ({"scores": {"x": 1.0}, "seconds": {"x": -1}}, r"seconds\['x'\] is negative"),
+        ({"scores": {"x": 1.0}, "stderrs": {"y": 0.1}}, "'y' has a standard error but no score"),
+        ({"scores": {"x": 1.0}, "failed": ("x",)}, "'x' has a score and is called failed"),
+        ({}, "neither a score nor a failed task"),
+    ],
+)
+def test_observation_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
+    with pytest.raises(ConfigError, match=f"arm 'a': .*{claim}|arm 'a': {claim}"):
+        Observation("a", **given)
+
+
+def test_observation_survives_json_exactly() -> None:
+    seen = Observation("a", {"x": np.float64(0.1), "b": 1}, {"x": 1e-17}, {"z": 0.1 + 0.2}, ("z",))
+
+    again = Observation.from_json(json.loads(json.dumps(seen.to_json(), allow_nan=False)))
+
+    assert again == seen
+
+
+@pytest.mark.parametrize("value", [{}, {"arm": "a", "failed": [], "color": 1}, [1]])
+def test_observation_from_another_json_value_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="not an observation"):
+        Observation.from_json(value)
+
+
+def test_best_without_a_reward_is_none() -> None:
+    policy = make_policy("random", ARMS, 0)
+
+    assert policy.best() is None
+    policy.tell(Observation("a", failed=("task",)))
+    assert policy.best() is None
+
+
+def test_best_is_the_highest_mean_and_lists_ties_within_two_standard_errors() -> None:
+    policy = make_policy("random", ARMS, 0)
+    # Two combined standard errors are 2 * sqrt(0.03^2 + 0.04^2) = 0.1.
+    for arm, score in {"a": 0.39, "b": 0.5, "c": 0.401, "d": 0.45}.items():
+        policy.tell(told(arm, score, 0.03 if arm == "b" else 0.04))
+
+    best = policy.best()
+
+    assert best is not None
+    assert (best.arm, best.mean, best.stderr) == ("b", 0.5, 0.03)
+    assert best.ties == ("d", "c")
+    assert best.scalariser == "mean over tasks"
+
+
+def test_best_without_standard_errors_ties_only_equal_arms() -> None:
+    policy = make_policy("random", ARMS, 0)
+    # 0.1 + 0.2 differs from 0.3 in the last bit; the lower index wins the tie.
+    for arm, score in {"c": 0.1 + 0.2, "b": 0.3, "a": 0.2999}.items():
+        policy.tell(told(arm, score))
+
+    best = policy.best()
+
+    assert best is not None
+    assert (best.arm, best.ties, best.stderr) == ("b", ("c",), None)
+
+
+def test_best_names_the_failed_tasks_behind_its_mean() -> None:
+    policy = make_policy("random", ARMS, 0)
+    policy.tell(Observation("a", {"x": 0.9}, failed=("y",)))
+    policy.tell(Observation("b", {"x": 0.8, "y": 0.1}))
+
+    best = policy.best()
+
+    assert best is not None
+    assert (best.arm, best.failed) == ("a", ("y",))
+
+
+def test_best_is_never_an_arm_that_counts_as_failed() -> None:
+    policy = make_policy("random", ARMS, 0)
+    policy.tell(Observation("a", {"x": 0.9}, failed=("y", "z")))
+    policy.tell(Observation("b", {"x": 0.1, "y": 0.1, "z": 0.1}))
+
+    best = policy.best()
+
+    assert best is not None
+    assert (best.arm, best.ties) == ("b", ())
+
+
+def test_tell_twice_is_harmless_if_equal_and_an_error_if_not() -> None:
+    policy = make_policy("random", ARMS, 0)
+    policy.tell(told("a", 0.5))
+    before = policy.state_dict()
+
+    policy.tell(told("a", 0.5))
+
+    assert policy.state_dict() == before
+    with pytest.raises(ConfigError, match="arm 'a' was told before with another result"):
+        policy.tell(told("a", 0.6))
+    assert policy.state_dict() == before
+
+
+def test_tell_of_an_unknown_arm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown arm 'zz'"):
+        make_policy("random", ARMS, 0).tell(told("zz", 0.5))
+
+
+def test_ask_with_an_unknown_pending_arm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown arm 'zz'"):
+        make_policy("random", ARMS, 0).ask(1, ["zz"])
+
+
+def test_ask_for_less_than_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="asked for -1 arms"):
+        make_policy("random", ARMS, 0).ask(-1)
+
+
+def test_make_policy_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown policy 'gp_ucb'") as caught:
+        make_policy("gp_ucb", ARMS, 0)
+
+    assert caught.value.hint == "did you mean 'gp-ucb'?"
+
+
+def test_make_policy_unknown_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="policy 'gp-ucb' has no option 'betta'") as caught:
+        make_policy("gp-ucb", ARMS, 0, betta=1.0)
+
+    assert caught.value.hint == "did you mean 'beta'?"
+    with pytest.raises(ConfigError, match="policy 'random' has no option 'beta'") as caught:
+        make_policy("random", ARMS, 0, beta=1.0)
+    assert caught.value.hint == "it has no options"
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "1"])
+def test_make_policy_unusable_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed is"):
+        make_policy("random", ARMS, seed)
+
+
+@pytest.mark.parametrize(
+    ("options", "claim"),
+    [
+        ({"beta": -1}, "beta is -1"),
+        ({"beta": math.nan}, "beta is nan"),
+        ({"beta": math.inf}, "beta is inf"),
+        ({"beta": "2"}, "beta is '2'"),
+        ({"initial": 0}, "initial is 0"),
+        ({"initial": 2.5}, "initial is 2.5"),
+        ({"initial": True}, "initial is True"),
+    ],
+)
+def test_make_policy_unusable_option_is_refused(options: dict[str, Any], claim: str) -> None:
+    with pytest.raises(ConfigError, match=f"gp-ucb: {claim}"):
+        make_policy("gp-ucb", ARMS, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("other", "claim"),
+    [
+        (make_policy("gp-ucb", ARMS, 0), "has policy 'gp-ucb', this policy 'random'"),
+        (make_policy("random", ARMS, 1), "has seed 1, this policy 0"),
+        (make_policy("random", ArmTable(ARMS.arms[:3], ("layer",)), 0), "has arms '"),
+    ],
+)
+def test_load_of_the_state_of_another_policy_is_refused(other: Any, claim: str) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        make_policy("random", ARMS, 0).load_state_dict(other.state_dict())
+
+
+def test_load_of_other_options_is_refused() -> None:
+    state = make_policy("gp-ucb", ARMS, 0, beta=1.0).state_dict()
+
+    with pytest.raises(ConfigError, match="the saved state has options"):
+        make_policy("gp-ucb", ARMS, 0).load_state_dict(state)
+
+
+def test_load_of_a_damaged_state_leaves_the_policy_as_it_was() -> None:
+    policy = make_policy("random", ARMS, 0)
+    policy.tell(told("b", 0.5))
+    before = policy.state_dict()
+
+    with pytest.raises(ConfigError, match="unknown arm 'zz'"):
+        policy.load_state_dict(
+            before | {"tells": [told("a", 1).to_json(), told("zz", 1).to_json()]}
+        )
+    with pytest.raises(ConfigError, match="no list of tells"):
+        policy.load_state_dict({key: value for key, value in before.items() if key != "tells"})
+
+    assert policy.state_dict() == before

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def read_name(path: Path, *, tries: int = 50) -> str:
     Raises:
         FileNotFoundError: it stays invisible.
     """
-    import time  # noqa: PLC0415 - only on the path where a filesystem is behind
+    import time
 
     for _ in range(tries):
         try:
@@ -101,7 +100,7 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> None:
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     """Replace a file so that a reader sees all of the old bytes or all of the new ones."""
     # A name of its own: writers that share a temporary file publish a mix of both.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     write_new(temporary, chunks)
     try:
         temporary.replace(path)
@@ -164,7 +163,7 @@ def filesystem_of(path: Path) -> str:
 
 def symlink_refusal(directory: Path) -> str:
     """Why symlinks cannot be created in ``directory``; "" if they can."""
-    probe = directory / f".probe-{secrets.token_hex(8)}"
+    probe = directory / f".probe-{os.urandom(8).hex()}"
     try:
         os.symlink("probe", probe)
         try:

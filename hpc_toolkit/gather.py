@@ -111,6 +111,14 @@ def _compute(paths: RunPaths, stage: StageView) -> dict[Place, Row]:
     return rows
 
 
+def unit_rows(view: RunView, stage: StageView, entry: int) -> Iterator[tuple[int, Row]]:
+    """Provisional (position, row) of the finished items of one segment, by R8 and R11."""
+    reader = _LineReader(view.paths)
+    segment = stage.log.segments[entry]
+    for unit in segment.units:
+        yield from _unit_rows(reader, stage, segment, stage.state.units[unit.name])
+
+
 def _unit_rows(
     reader: _LineReader, stage: StageView, segment: Segment, state: UnitState
 ) -> Iterator[tuple[int, Row]]:

@@ -71,6 +71,11 @@ class RunPaths:
         return self.root / "run.json"
 
     @property
+    def campaign(self) -> Path:
+        """A campaign's settings after an update; absent before."""
+        return self.root / "campaign.json"
+
+    @property
     def workers(self) -> Path:
         return self.root / "workers"
 

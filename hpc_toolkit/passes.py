@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,7 @@ class _Stream:
 class PassRunner:
     """Runs passes with one executor, which it keeps warm and replaces when it dies."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a worker, named
+    def __init__(
         self,
         *,
         worker: str,
@@ -296,10 +297,8 @@ class PassRunner:
         }
         if self._executor is None:
             self._executor = Executor(self._stages, self._log_path)
-        try:
+        with suppress(BrokenPipeError):  # it died between two passes; following it finds that out
             self._executor.start(request, lines)
-        except BrokenPipeError:
-            pass  # it died between two passes; following it finds that out
         return _Stream(since=self._clock.monotonic())
 
     def _follow(self, assignment: Assignment, stream: _Stream) -> str:
@@ -329,7 +328,7 @@ class PassRunner:
                 [],
                 self._patience(stream, limit),
             )
-            if executor.ended in ready and executor.results not in ready:
+            if executor.ended in ready:
                 return self._end(executor, stream, "")
             if self._wake_fd in ready:
                 os.read(self._wake_fd, 4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +61,7 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
     Two processes of one host name and one boot id share a kernel, so that a lock between them can be
     trusted; HPCTK_HOST lets one machine stand for several.
     """
-    return environ.get("HPCTK_HOST") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return environ.get("HPCTK_HOST") or environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def boot_id() -> str:

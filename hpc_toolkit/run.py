@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +54,7 @@ class Run:
         return cls(Path(root), read_manifest(Path(root)))
 
     @classmethod
-    def create(  # noqa: PLR0913 - one keyword per fact of a run
+    def create(
         cls,
         root: str | Path,
         items: list[Item],
@@ -152,8 +150,8 @@ class Run:
         Raises:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
         """
-        from hpc_toolkit.pool import Pool  # noqa: PLC0415 - readers need no workers
-        from hpc_toolkit.worker import Worker, WorkerOptions  # noqa: PLC0415 - as above
+        from hpc_toolkit.pool import Pool
+        from hpc_toolkit.worker import Worker, WorkerOptions
 
         self._trust()
         options = options or WorkerOptions()
@@ -191,7 +189,7 @@ class Run:
         Args:
             match: only items whose JSON or last error contains this text.
         """
-        from hpc_toolkit.explain import failed_items  # noqa: PLC0415 - it reads this module's rows
+        from hpc_toolkit.explain import failed_items
 
         self._trust()
         return sum(
@@ -222,7 +220,7 @@ def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[.
 
 
 def _parse(line: bytes) -> Item:
-    import json  # noqa: PLC0415 - only here
+    import json
 
     item: Item = json.loads(line)
     return item
@@ -244,7 +242,7 @@ def check_stage(stage: StageSpec) -> None:
     Raises:
         ConfigError, WorkloadError: what is wrong.
     """
-    from hpc_toolkit.workloads.loading import load_workload  # noqa: PLC0415 - readers need no code
+    from hpc_toolkit.workloads.loading import load_workload
 
     work = stage.workload
     if (work.function is None) == (work.command is None):
@@ -280,7 +278,7 @@ def create_run(
         hint = "'hpctk work' goes on with it; 'hpctk add' adds items; or take another name"
         raise RunError(message, hint=hint)
     parent = root.absolute().parent
-    staging = parent / f".{root.name}.{secrets.token_hex(4)}.tmp"
+    staging = parent / f".{root.name}.{os.urandom(4).hex()}.tmp"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir(mode=0o775)
@@ -311,10 +309,11 @@ def create_run(
 
 def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
     """What code, from which commit, with which packages; imports the workloads."""
-    from datetime import UTC, datetime  # noqa: PLC0415 - only when a run is made
+    from datetime import UTC, datetime
+    from importlib import metadata
 
-    from hpc_toolkit import __version__  # noqa: PLC0415 - as above
-    from hpc_toolkit.workloads.loading import code_hash  # noqa: PLC0415 - as above
+    from hpc_toolkit import __version__
+    from hpc_toolkit.workloads.loading import code_hash
 
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import select
 import signal
 from contextlib import suppress
@@ -70,7 +69,7 @@ class Worker:
         self._clock = clock
         rank = RankInfo.from_environ()
         host = host_name()
-        self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
         self._local = files.is_local(paths.root)
         self._lock = FileLock(
             paths.worker_lock(self.name), timeout=60, fallback_to_soft=False, thread_local=False
@@ -303,7 +302,7 @@ class PausedError(HpcToolkitError):
 
 def read_request(paths: RunPaths, name: str) -> list[str]:
     """The workers that a request is meant for; none if it cannot be read yet."""
-    import json  # noqa: PLC0415 - only when somebody asked for something
+    import json
 
     try:
         return list(json.loads(files.read_fresh(paths.control / name))["workers"])

@@ -1,0 +1,75 @@
+"""The command line: parse, one call, print. Whatever it can do, the Python interface can do as well.
+
+Exit codes: 0 fine; 1 an error that the user can act on; 2 usage; 70 a bug of ours; 75 try again later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+
+import typer
+
+from hpc_toolkit import __version__
+from hpc_toolkit.cli import campaigns, reading, runs, working
+from hpc_toolkit.errors import HpcToolkitError
+
+EXIT_BUG = 70
+
+app = typer.Typer(
+    name="hpctk",
+    help="Slurm scripts, and a work queue that is nothing but a directory on the shared filesystem.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"hpctk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_version,
+        is_eager=True,
+        help="Print the version.",
+    ),
+) -> None:
+    """Parse the options that stand before a command."""
+
+
+for module in (runs, working, reading, campaigns):
+    module.register(app)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except HpcToolkitError as error:
+        show_error(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output left, such as 'head'. Python would complain once more at exit.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except Exception:
+        traceback.print_exc()
+        print("this is a bug in hpctk; please report it with the lines above", file=sys.stderr)
+        sys.exit(EXIT_BUG)
+
+
+def show_error(error: HpcToolkitError) -> None:
+    """Say what is wrong and what to do, without a traceback."""
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)

@@ -175,7 +175,7 @@ class Segment:
 
     def unit_of(self, item: int) -> Unit:
         """The unit that holds an item."""
-        from bisect import bisect_right  # noqa: PLC0415 - rare
+        from bisect import bisect_right
 
         return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from hpc_toolkit import files
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 
@@ -101,6 +99,8 @@ def lock_is_free(paths: RunPaths, worker: str) -> bool:
 
     Means death only within one kernel.
     """
+    from filelock import FileLock, Timeout
+
     try:
         with FileLock(paths.worker_lock(worker), timeout=0, fallback_to_soft=False):
             return True

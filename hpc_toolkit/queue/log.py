@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
@@ -111,7 +111,7 @@ class StageLog:
 
     def write_payload(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
         """Write a payload whole and synced; its target for :meth:`append`."""
-        target = f"{kind}/{secrets.token_hex(8)}{suffix}"
+        target = f"{kind}/{os.urandom(8).hex()}{suffix}"
         files.write_new(self.paths.root / target, chunks)
         return target
 

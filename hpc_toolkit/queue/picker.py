@@ -40,7 +40,7 @@ class Picker:
         self._liveness = liveness
         self._clock = clock
         self._worker = worker
-        self._random = random.Random(worker)  # noqa: S311 - spreads load, decides nothing
+        self._random = random.Random(worker)
         self._fresh = {name: FreshUnits(worker) for name in view.stages}
         self._known = dict.fromkeys(view.stages, 0)
         self._listed_at = float("-inf")

@@ -270,4 +270,4 @@ def is_killer(deaths: list[Death]) -> bool:
     """Whether these unexplained deaths show that the item kills its worker (rule R15)."""
     if len(deaths) < MAX_DEATHS:
         return False
-    return len({death.host for death in deaths}) > 1 or sum(d.alone for d in deaths) >= 3  # noqa: PLR2004 - R15's number
+    return len({death.host for death in deaths}) > 1 or sum(d.alone for d in deaths) >= 3

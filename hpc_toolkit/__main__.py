@@ -1,0 +1,6 @@
+"""``python -m hpc_toolkit`` is ``hpctk``."""
+
+from hpc_toolkit.cli import main
+
+if __name__ == "__main__":
+    main()

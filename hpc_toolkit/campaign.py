@@ -1,0 +1,331 @@
+"""What a campaign is: models and their checkpoints, metrics, tasks, and how the bandit searches.
+
+Parsed from TOML; pure data, so that conduct, the command line and the summary read the same facts.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.tomltable import Key, convert, count, flag, text, word, wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PREPARE, METRICS, TASKS = "prepare", "metrics", "tasks"
+"""The stages of a campaign, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model with a series of checkpoints."""
+
+    name: str
+    """Name of the series."""
+    layers: int
+    """Blocks; arms have the layers 0 (embeddings) to this one."""
+    size: float
+    """Number of parameters, or the width; one of the two for all models."""
+    steps: tuple[int, ...]
+    """Training steps at which there is a checkpoint."""
+    checkpoint: str = "{name}/step{step}"
+    """Name of a checkpoint, a directory below the workload's root or ``hub/name@revision``."""
+
+    def checkpoint_at(self, step: int) -> str:
+        return self.checkpoint.replace("{name}", self.name).replace("{step}", str(step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The workload of one stage."""
+
+    workload: str
+    """``module:name``."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of a class workload."""
+    items: tuple[dict[str, Any], ...] = ()
+    """Items of the prepare stage."""
+    names: tuple[str, ...] = ()
+    """Evaluation tasks of the tasks stage."""
+    max_attempts: int = 3
+    """An item that failed so often is failed."""
+    timeout_s: float | None = None
+    """Seconds that one item may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How the bandit searches."""
+
+    policy: str = "gp-ucb"
+    """Name of the policy."""
+    budget: int
+    """Arms to evaluate."""
+    pending: int = 1
+    """Arms under evaluation at once. The n-th decision rests on the results of the first
+    n - pending arms, whichever of the others are back already: so the sequence of arms does not
+    depend on the speed of workers."""
+    exhaustive: bool = False
+    """Evaluate all other arms afterwards, to know how far the search got."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """A whole campaign."""
+
+    name: str
+    """Name; the run is ``runs/<name>`` unless told otherwise."""
+    seed: int
+    """Of the policy."""
+    models: tuple[Model, ...]
+    """Where the arms come from."""
+    metrics: Work
+    """Measures every (checkpoint, layer)."""
+    tasks: Work
+    """Scores one (checkpoint, layer) on one evaluation task."""
+    search: Search
+    """The bandit."""
+    prepare: Work | None = None
+    """What must be done before, such as training the checkpoints."""
+
+    def arms(self) -> Iterator[ArmFacts]:
+        """Every (checkpoint, layer), in the order that breaks ties."""
+        for model in self.models:
+            for step in model.steps:
+                for layer in range(model.layers + 1):
+                    yield ArmFacts(model=model, step=step, layer=layer)
+
+    def stages(self, path: tuple[str, ...]) -> tuple[StageSpec, ...]:
+        """The stages of the campaign's run; ``path`` is where its code is looked for."""
+        parts: list[tuple[str, Work | None, str | None]] = [
+            (PREPARE, self.prepare, None),
+            (METRICS, self.metrics, "checkpoint"),
+            (TASKS, self.tasks, "checkpoint"),
+        ]
+        return tuple(
+            StageSpec(
+                name=name,
+                workload=WorkloadSpec(function=work.workload, options=work.options, path=path),
+                group_by=group_by,
+                max_attempts=work.max_attempts,
+                timeout_s=work.timeout_s,
+            )
+            for name, work, group_by in parts
+            if work is not None
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as run.json keeps them."""
+        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Campaign:
+        """What :meth:`to_json` gave."""
+        models = tuple(
+            Model(**{**model, "steps": tuple(model["steps"])}) for model in record["models"]
+        )
+        return cls(
+            name=record["name"],
+            seed=record["seed"],
+            models=models,
+            metrics=_work_from(record["metrics"]),
+            tasks=_work_from(record["tasks"]),
+            search=Search(**record["search"]),
+            prepare=_work_from(record["prepare"]) if record["prepare"] is not None else None,
+        )
+
+
+def _work_from(record: dict[str, Any]) -> Work:
+    return Work(**{**record, "items": tuple(record["items"]), "names": tuple(record["names"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFacts:
+    """One (checkpoint, layer)."""
+
+    model: Model
+    step: int
+    layer: int
+
+    @property
+    def checkpoint(self) -> str:
+        return self.model.checkpoint_at(self.step)
+
+    @property
+    def id(self) -> str:
+        return f"{self.checkpoint}/layer{self.layer}"
+
+    @property
+    def is_last_layer(self) -> bool:
+        return self.layer == self.model.layers
+
+    def item(self) -> dict[str, Any]:
+        """The item of the metrics stage; with a ``task`` it is one of the tasks stage."""
+        return {"checkpoint": self.checkpoint, "layer": self.layer}
+
+
+def read_campaign(path: Path) -> Campaign:
+    """Read a campaign's TOML file.
+
+    Raises:
+        ConfigError: names the file and the key, and the near miss of an unknown one.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path}: not TOML: {error}"
+        raise ConfigError(message) from error
+    return parse_campaign(table, str(path))
+
+
+def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
+    """A campaign from its TOML table; ``file`` is what errors call it."""
+    fields = convert(
+        table,
+        {
+            "name": ("name", word),
+            "seed": ("seed", _seed),
+            "models": ("models", _models),
+            "prepare": ("prepare", _work("items")),
+            "metrics": ("metrics", _work()),
+            "tasks": ("tasks", _work("names")),
+            "search": ("search", _search),
+        },
+        file,
+    )
+    _require(fields, ("name", "models", "metrics", "tasks", "search"), file)
+    campaign = Campaign(**{"seed": 0, **fields})
+    arms = [arm.id for arm in campaign.arms()]
+    if len(set(arms)) < len(arms):
+        message = f"{file}: models: two arms have one name"
+        raise ConfigError(message, hint="give every model a name and every step once")
+    if campaign.search.budget > len(arms):
+        message = f"{file}: search.budget: {campaign.search.budget}, but there are {len(arms)} arms"
+        raise ConfigError(message, hint=f"at most {len(arms)}")
+    return campaign
+
+
+def _require(fields: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+    for name in names:
+        if name not in fields:
+            message = f"{where}: the key {name!r} is missing"
+            raise ConfigError(message, hint="docs/how-to/campaign.md shows a whole file")
+
+
+def _seed(value: object, where: str) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    raise wrong(where, value, "a whole number from 0")
+
+
+def _models(value: object, where: str) -> tuple[Model, ...]:
+    if not isinstance(value, list) or not value:
+        raise wrong(where, value, "one or more [[models]] tables")
+    models = []
+    for index, table in enumerate(value):
+        place = f"{where}[{index}]"
+        fields = convert(
+            _table(table, place),
+            {
+                "name": ("name", word),
+                "layers": ("layers", count),
+                "size": ("size", _positive),
+                "steps": ("steps", _steps),
+                "checkpoint": ("checkpoint", text),
+            },
+            place,
+        )
+        _require(fields, ("name", "layers", "size", "steps"), place)
+        models.append(Model(**fields))
+    return tuple(models)
+
+
+def _table(value: object, where: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise wrong(where, value, "a table")
+
+
+def _positive(value: object, where: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return value
+    raise wrong(where, value, "a positive number")
+
+
+def _steps(value: object, where: str) -> tuple[int, ...]:
+    good = isinstance(value, list) and value and all(type(step) is int for step in value)
+    if good and isinstance(value, list) and all(step >= 0 for step in value):
+        return tuple(value)
+    raise wrong(where, value, "a list of training steps from 0")
+
+
+def _names(value: object, where: str) -> tuple[str, ...]:
+    if isinstance(value, list) and value and len(set(map(str, value))) == len(value):
+        return tuple(word(name, where) for name in value)
+    raise wrong(where, value, "a list of different names")
+
+
+def _items(value: object, where: str) -> tuple[dict[str, Any], ...]:
+    if isinstance(value, list) and value:
+        return tuple(_table(item, where) for item in value)
+    raise wrong(where, value, "a list of tables")
+
+
+def _work(required: str = "") -> Callable[[Any, str], Work]:
+    extra: dict[str, Key] = {"items": ("items", _items), "names": ("names", _names)}
+
+    def convert_work(value: object, where: str) -> Work:
+        keys: dict[str, Key] = {
+            "workload": ("workload", text),
+            "options": ("options", _table),
+            "max_attempts": ("max_attempts", count),
+            "timeout_s": ("timeout_s", _positive),
+            **{name: key for name, key in extra.items() if name == required},
+        }
+        fields = convert(_table(value, where), keys, where)
+        _require(fields, ("workload", *([required] if required else [])), where)
+        return Work(**fields)
+
+    return convert_work
+
+
+def _search(value: object, where: str) -> Search:
+    fields = convert(
+        _table(value, where),
+        {
+            "policy": ("policy", word),
+            "budget": ("budget", count),
+            "pending": ("pending", count),
+            "exhaustive": ("exhaustive", flag),
+            "options": ("options", _table),
+        },
+        where,
+    )
+    _require(fields, ("budget",), where)
+    return Search(**fields)
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Names of the settings in which two campaigns differ, as ``search.budget``."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += changed_keys(before, after, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key}")
+    return found

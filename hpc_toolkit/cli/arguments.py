@@ -1,0 +1,38 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
+
+
+def _complete_run(incomplete: str) -> list[str]:
+    from hpc_toolkit.layout import all_runs
+
+    return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
+
+
+GivenRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's directory.", autocompletion=_complete_run)
+]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The run's directory; by default $HPCTK_RUN, else the only run below ./runs.",
+        autocompletion=_complete_run,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def open_run(given: str | None) -> Run:
+    """The run that an argument means."""
+    from hpc_toolkit.layout import find_run
+    from hpc_toolkit.run import Run
+
+    return Run.open(find_run(given))

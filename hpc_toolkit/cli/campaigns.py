@@ -1,0 +1,121 @@
+"""Commands of campaigns: run, conduct."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+
+if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.summary import Found, Summary
+
+_PANEL = "Campaigns"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("run", rich_help_panel=_PANEL)(run_campaign)
+    app.command(rich_help_panel=_PANEL)(conduct)
+
+
+def run_campaign(
+    campaign: Annotated[Path, typer.Argument(metavar="CAMPAIGN.toml", help="What to do.")],
+    workers: Annotated[
+        int | None, typer.Option(help="Local workers; by default one per GPU, or one.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Directory; by default runs/<name>.")
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Take over a changed budget of an existing run.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a whole campaign here: metrics, gather, bandit, summary. Run it again to go on."""
+    from hpc_toolkit.campaign import read_campaign
+    from hpc_toolkit.cli.working import check_code
+    from hpc_toolkit.crew import make_campaign_run, resume_campaign
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.summary import summarize
+
+    wanted = read_campaign(campaign)
+    root = Path(run) if run is not None else Path("runs") / wanted.name
+    if root.exists():
+        found = Run.open(root)
+        resume_campaign(found, wanted, update=update)
+        check_code(found, strict=False)
+    else:
+        path = dict.fromkeys([str(campaign.absolute().parent), str(Path.cwd())])
+        found = make_campaign_run(root, wanted, tuple(path))
+    code = _work(found, workers)
+    summary = summarize(found.view, wanted)
+    if summary is not None:
+        print(json.dumps(summary.to_json()) if as_json else "\n".join(summary_lines(summary)))
+    sys.exit(code)
+
+
+def _work(run: Run, workers: int | None) -> int:
+    from hpc_toolkit.crew import Crew
+    from hpc_toolkit.pool import visible_gpus
+    from hpc_toolkit.worker import WorkerOptions
+
+    count = workers if workers is not None else max(1, len(visible_gpus()))
+    if not sys.stderr.isatty():
+        return Crew(run).work(count, WorkerOptions())
+    from hpc_toolkit.cli.progress import RunProgress
+
+    with RunProgress(run) as progress:
+        return Crew(run).work(count, WorkerOptions(), progress.tick)
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """A campaign's outcome as people read it."""
+    lines = [
+        f"policy          {summary.policy}: {summary.evaluated} of {summary.arms} arms evaluated",
+        f"best arm        {_line(summary.best)}",
+    ]
+    if summary.ties:
+        shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
+        lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
+    if summary.last_layer is not None:
+        gain = summary.best.score - summary.last_layer.score
+        lines.append(f"best last layer {_line(summary.last_layer)}: {gain:+.4f} against it")
+    if summary.exhaustive is not None:
+        behind = summary.exhaustive.score - summary.best.score
+        lines.append(f"exhaustive best {_line(summary.exhaustive)}: {behind:.4f} behind it")
+        rank = _standing(summary)
+        lines.append(f"  the search    {rank}")
+    if summary.failed_tasks:
+        lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
+    return lines
+
+
+def _line(found: Found) -> str:
+    spread = f" +- {found.stderr:.4f}" if found.stderr is not None else ""
+    return f"{found.arm}  {found.score:.4f}{spread}"
+
+
+def _standing(summary: Summary) -> str:
+    assert summary.exhaustive is not None
+    if summary.best.arm == summary.exhaustive.arm:
+        return f"found it with {summary.evaluated / summary.arms:.0%} of the evaluations"
+    if summary.best.arm in summary.exhaustive_ties:
+        return "found an arm that noise cannot tell from it"
+    return "found a lesser arm"
+
+
+def conduct(run: RunArgument = None) -> None:
+    """Be the deciding process of a campaign, beside its workers; can be killed and started again."""
+    from hpc_toolkit.conduct import Conductor
+    from hpc_toolkit.crew import campaign_of
+    from hpc_toolkit.layout import check_trust
+
+    found = open_run(run)
+    check_trust(found.root)
+    Conductor(found, campaign_of(found)).run()

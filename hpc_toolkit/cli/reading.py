@@ -1,0 +1,262 @@
+"""Commands that read runs: status, gather, explain, logs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.status import Status
+
+_PANEL = "Look"
+_WATCH_S = 2.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    for command in (status, gather, explain, logs):
+        app.command(rich_help_panel=_PANEL)(command)
+
+
+def status(
+    run: RunArgument = None,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show again every 2 s until done.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if items failed.")] = False,
+) -> None:
+    """Show how a run stands: counts, workers, rate, time left, failures, why nothing moves."""
+    import os
+
+    from hpc_toolkit.layout import all_runs
+
+    runs = all_runs()
+    if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1:
+        _overview(runs, as_json=as_json)
+        return
+    found = open_run(run)
+    now = found.status()
+    _show(now, as_json=as_json)
+    while watch and not now.complete:
+        time.sleep(_WATCH_S)
+        now = found.status()
+        if sys.stdout.isatty() and not as_json:
+            sys.stdout.write("\x1b[2J\x1b[H")
+        _show(now, as_json=as_json)
+    if check and any(counts.failed for counts in now.stages.values()):
+        sys.exit(1)
+
+
+def _overview(runs: list[Path], *, as_json: bool) -> None:
+    found = [open_run(str(run)).status() for run in runs]
+    if as_json:
+        print(json.dumps([one.to_json() for one in found]))
+        return
+    if not found:
+        print("no runs below ./runs; make one with 'hpctk init'", file=sys.stderr)
+    width = max((len(one.run) for one in found), default=0)
+    for one in found:
+        total = sum(counts.total for counts in one.stages.values())
+        done = sum(counts.done for counts in one.stages.values())
+        failed = sum(counts.failed for counts in one.stages.values())
+        state = "complete" if one.complete else f"{one.workers.alive} workers"
+        print(f"{one.run:<{width}}  {done}/{total} done  {failed} failed  {state}")
+
+
+def _show(now: Status, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(now.to_json()), flush=True)
+        return
+    print("\n".join(status_lines(now)), flush=True)
+
+
+def status_lines(now: Status) -> list[str]:
+    """A run's status as people read it."""
+    lines = [f"{now.run}: {_headline(now)}"]
+    width = max(len(name) for name in now.stages)
+    for name, counts in now.stages.items():
+        finished = counts.done + counts.failed
+        share = f"{100 * finished / counts.total:3.0f}%" if counts.total else "  - "
+        parts = [f"{counts.done} done"]
+        named = ("failed", "leased", "pending", "retried", "duplicates")
+        parts += [f"{getattr(counts, key)} {key}" for key in named if getattr(counts, key)]
+        opened = "" if counts.sealed else "  (open for more)"
+        lines.append(f"  {name:<{width}}  {share} of {counts.total}: {', '.join(parts)}{opened}")
+    crew = [f"{now.workers.alive} alive"]
+    crew += [f"{now.draining} draining"] if now.draining else []
+    crew += [f"{now.workers.finished} finished"] if now.workers.finished else []
+    crew += [f"{now.workers.dead} dead"] if now.workers.dead else []
+    crew += [f"{now.deaths} deaths seen"] if now.deaths else []
+    lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
+    if now.reason:
+        lines.append(f"  why       {now.reason}")
+    lines += [f"  failure   {one['items']} x {one['error']}" for one in now.failures]
+    lines += [f"  warning   {warning}" for warning in now.warnings[:5]]
+    return lines
+
+
+def _headline(now: Status) -> str:
+    if now.complete:
+        failed = sum(counts.failed for counts in now.stages.values())
+        return f"complete, {failed} failed" if failed else "complete"
+    if now.rate_per_s > 0:
+        rate = now.rate_per_s
+        speed = f"{rate:.3g} items/s" if rate >= 0.1 else f"{rate * 3600:.3g} items/h"
+        return f"{speed}, about {format_duration(now.eta_s or 0.0)} left"
+    return "nothing moves" if now.reason else "working"
+
+
+def gather(
+    run: RunArgument = None,
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="FILE", help=".jsonl, .csv, .npz, .parquet, or -.")
+    ] = "-",
+    stage: Annotated[
+        str | None, typer.Option(help="Which stage of a campaign; by default its last.")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Accept that items are pending; they have no row.")
+    ] = False,
+) -> None:
+    """Write one row per item, in the items' order; failed items are rows.
+
+    The first complete gather publishes its rows; from then on everybody gets the same.
+    """
+    from hpc_toolkit.gather import NotCompleteError
+    from hpc_toolkit.tables import json_lines, write_table, writer_for
+
+    if out != "-":
+        writer_for(Path(out))
+    try:
+        table = open_run(run).table(stage=stage, partial=partial)
+    except NotCompleteError as error:
+        for item in error.pending[:20]:
+            print(f"pending: {json.dumps(item)}", file=sys.stderr)
+        if len(error.pending) > 20:
+            print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
+        raise
+    if out == "-":
+        sys.stdout.buffer.writelines(json_lines(table.rows))
+        return
+    try:
+        write_table(Path(out), table.rows)
+    except OSError as error:
+        message = f"cannot write {out}: {error.strerror}"
+        raise ConfigError(message) from error
+    print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
+
+
+def explain(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] ITEM", help="The item: its number from 0, or a part of its JSON."
+        ),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show the life of one item: claims, attempts, deaths."""
+    from hpc_toolkit.explain import explain as explain_item
+    from hpc_toolkit.explain import find_item
+
+    if len(words) > 2:
+        message = f"too many words: {words[2:]}"
+        raise typer.BadParameter(message)
+    view = open_run(words[0] if len(words) == 2 else None).view
+    life = explain_item(view, find_item(view, words[-1]))
+    if as_json:
+        print(json.dumps(life))
+        return
+    print("\n".join(_life_lines(life)))
+
+
+def _life_lines(life: dict[str, Any]) -> list[str]:
+    lines = [f"{json.dumps(life['item'])}: {life['state']}"]
+    lines.append(f"  stage {life['stage']}, unit {life['unit']}, group {json.dumps(life['group'])}")
+    for claim in life["claims"]:
+        released = "released" if claim["released"] else "not released"
+        lines.append(f"  generation {claim['generation']}: {claim['worker']}, {released}")
+        lines += _attempt_lines(life, claim["generation"])
+    if life["lifted_to_generation"]:
+        lines.append(f"  a retry lifted failures up to generation {life['lifted_to_generation']}")
+    return lines
+
+
+def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
+    lines = []
+    for attempt in life["attempts"]:
+        if attempt["generation"] != generation:
+            continue
+        came = json.dumps(attempt["value"]) if "value" in attempt else attempt["error"]
+        lines.append(
+            f"    {attempt['type']} by {attempt['worker']} in {attempt['seconds']:.3g} s: {came}"
+        )
+        lines += [f"      | {line}" for line in attempt.get("traceback", "").splitlines()]
+    for death in life["deaths"]:
+        if death["generation"] == generation:
+            why = f", explained by {death['explained']}" if death["explained"] else ""
+            suspect = ", this item is suspected" if death["suspect"] and not why else ""
+            lines.append(f"    death of {death['worker']}: {death['evidence']}{why}{suspect}")
+    return lines
+
+
+def logs(
+    run: RunArgument = None,
+    worker: Annotated[str | None, typer.Option(help="A worker's name, or its beginning.")] = None,
+    item: Annotated[
+        str | None, typer.Option(help="An item's number from 0, or a part of its JSON.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what items wrote: all of a worker's log, or what one item wrote in each attempt."""
+    found = open_run(run)
+    for part in _log_parts(found, worker, item):
+        if as_json:
+            text = part.path.read_bytes()[part.start : part.end].decode(errors="replace")
+            print(json.dumps({"log": part.title, "text": text}))
+            continue
+        print(f"--- {part.title}", file=sys.stderr, flush=True)
+        with part.path.open("rb") as file:
+            file.seek(part.start)
+            sys.stdout.buffer.write(file.read(-1 if part.end is None else part.end - part.start))
+        sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class _LogPart:
+    path: Path
+    title: str
+    start: int = 0
+    end: int | None = None
+
+
+def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogPart]:
+    from hpc_toolkit.explain import attempts_of, find_item
+
+    if item is not None:
+        for name, line in attempts_of(run.view, find_item(run.view, item)):
+            start, end = line.get("log", (0, 0))
+            title = f"{name}, generation {line['generation']}, {line['type']}"
+            yield _LogPart(run.paths.worker_log(name), title, start, end)
+        return
+    paths = sorted(run.paths.logs.glob("*.log"))
+    chosen = [path for path in paths if worker is None or path.stem.startswith(worker)]
+    if not chosen and worker is not None:
+        message = f"no worker of {run.root} is called {worker!r}"
+        known = ", ".join(path.stem for path in paths[:10])
+        raise ConfigError(message, hint=f"there are: {known}" if known else "none has begun")
+    yield from (_LogPart(path, path.stem) for path in chosen)

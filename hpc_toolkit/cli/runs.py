@@ -1,0 +1,169 @@
+"""Commands that make and change runs: init, add, seal, retry, try."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_toolkit.cli.arguments import GivenRun, RunArgument, open_run
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.quantities import parse_duration
+from hpc_toolkit.queue.items import parse_items
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.items import Item
+
+_PANEL = "Runs"
+
+ItemsOption = Annotated[
+    str,
+    typer.Option("--items", metavar="FILE.jsonl", help="One JSON object a line; - reads stdin."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(rich_help_panel=_PANEL)(init)
+    app.command(rich_help_panel=_PANEL)(add)
+    app.command(rich_help_panel=_PANEL)(seal)
+    app.command(rich_help_panel=_PANEL)(retry)
+    app.command("try", rich_help_panel=_PANEL)(try_)
+
+
+def read_items(source: str) -> list[Item]:
+    """Items from a file of JSON lines, or from stdin."""
+    if source == "-":
+        return parse_items(sys.stdin.buffer, source="stdin")
+    try:
+        with Path(source).open("rb") as file:
+            return parse_items(file, source=source)
+    except OSError as error:
+        message = f"cannot read items from {source}: {error.strerror}"
+        raise ConfigError(message, hint="give a file of JSON lines, or - for stdin") from error
+
+
+def init(
+    run: GivenRun,
+    items: ItemsOption,
+    workload: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="A function or class to run.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="A shell command; {key} is replaced by the item's value, quoted."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=JSON", help="A keyword argument of a class workload."),
+    ] = None,
+    group_by: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Items of one value are kept together.")
+    ] = None,
+    max_attempts: Annotated[int, typer.Option(help="Failures after which an item is failed.")] = 3,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Longest time of one item, such as 90s, 5min."),
+    ] = None,
+    max_failures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|P%",
+            help="Pause when more items than this failed. By default a run pauses when its first 20 "
+            "distinct items all fail.",
+        ),
+    ] = None,
+    open_: Annotated[
+        bool, typer.Option("--open", help="More items will come: do not seal.")
+    ] = False,
+) -> None:
+    """Make a run: a directory with a list of items and the code that runs them."""
+    from hpc_toolkit.run import Run
+
+    made = Run.create(
+        run,
+        read_items(items),
+        workload=workload,
+        command=command,
+        options=_parse_options(option or []),
+        group_by=group_by,
+        max_attempts=max_attempts,
+        timeout_s=parse_duration(timeout) if timeout is not None else None,
+        max_failures=max_failures,
+        open_end=open_,
+    )
+    print(made.root)
+
+
+def _parse_options(pairs: list[str]) -> dict[str, Any]:
+    options = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (equals and key.isidentifier()):
+            message = f"--option {pair!r} is not KEY=JSON"
+            raise ConfigError(message, hint="such as --option batch_size=16")
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return options
+
+
+def add(run: GivenRun, items: ItemsOption) -> None:
+    """Add items to a run that was made with --open, also while it runs."""
+    open_run(run).add(read_items(items))
+
+
+def seal(run: RunArgument = None) -> None:
+    """Say that no more items will come, so that workers leave when all are finished."""
+    open_run(run).seal()
+
+
+def retry(
+    run: RunArgument = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="All failed items; this is the default.")
+    ] = True,
+    match: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only items whose JSON or error contains TEXT.")
+    ] = "",
+) -> None:
+    """Give failed items a full budget of attempts again."""
+    found = open_run(run)
+    count = found.retry(match=match)
+    print(f"{count} items are pending again", file=sys.stderr)
+    if count and not found.status().workers.alive:
+        print("no worker is alive: start some with 'hpctk work' or sbatch", file=sys.stderr)
+
+
+def try_(
+    run: RunArgument = None,
+    item: Annotated[
+        str, typer.Option("--item", help="Its number from 0, or a part of its JSON.")
+    ] = "0",
+) -> None:
+    """Run one item here in the foreground, traceback and all; nothing is recorded."""
+    from hpc_toolkit.explain import find_item
+    from hpc_toolkit.layout import check_trust
+    from hpc_toolkit.workloads.loading import load_workload
+
+    found_run = open_run(run)
+    check_trust(found_run.root)
+    found = find_item(found_run.view, item)
+    spec = found.stage.spec
+    workload = load_workload(spec.workload)
+    group = found.item[spec.group_by] if spec.group_by is not None else None
+    print(f"item {json.dumps(found.item)}", file=sys.stderr)
+    try:
+        context = workload.load(group)
+        value = next(iter(workload.run(context, iter([found.item]))))
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        message = "the item failed; nothing was recorded"
+        raise HpcToolkitError(message) from error
+    print(json.dumps(value, indent=2))

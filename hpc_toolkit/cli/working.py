@@ -1,0 +1,144 @@
+"""The command that works: ``hpctk work``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_toolkit.cli.arguments import RunArgument, open_run
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.quantities import parse_duration
+
+if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.worker import WorkerOptions
+
+_IDLE_EXIT_IN_SLURM_S = 600.0
+_LEAVE_BEFORE_END_S = 30.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(rich_help_panel="Runs")(work)
+
+
+def work(
+    run: RunArgument = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Local workers; by default one per GPU, or one. Not inside an srun step."
+        ),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Be gone by then: a duration from now, or @EPOCH. By default $HPCTK_DEADLINE or the "
+            "end of the Slurm job.",
+        ),
+    ] = None,
+    idle_exit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Leave after so long without work; inside Slurm 10min, else never."
+        ),
+    ] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Silence after which a worker of another host counts as dead."
+        ),
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time for the running item when asked to leave."),
+    ] = None,
+    strict_code: Annotated[
+        bool, typer.Option("--strict-code", help="Refuse if the code changed since init.")
+    ] = False,
+) -> None:
+    """Work on a run: one rank inside an srun step, local workers elsewhere.
+
+    Exits with 0 when the run is sealed and no item is pending, failed ones included, and with 75 when
+    items are left: time is up, or the worker was asked to leave.
+    """
+    from hpc_toolkit.ranks import RankInfo
+
+    found = open_run(run)
+    check_code(found, strict=strict_code)
+    options = _options(deadline, idle_exit, lease, grace)
+    if RankInfo.from_environ().in_step:
+        sys.exit(found.work(None, options))
+    sys.exit(work_here(found, workers, options))
+
+
+def work_here(run: Run, workers: int | None, options: WorkerOptions) -> int:
+    """Local workers with a progress bar where there is a terminal; the exit code."""
+    from hpc_toolkit.pool import visible_gpus
+
+    count = workers if workers is not None else max(1, len(visible_gpus()))
+    if not sys.stderr.isatty():
+        return run.work(count, options)
+    from hpc_toolkit.cli.progress import RunProgress
+
+    with RunProgress(run) as progress:
+        return run.work(count, options, on_tick=progress.tick)
+
+
+def check_code(run: Run, *, strict: bool) -> None:
+    """Warn, or refuse, when a workload's file is not the one that the run was made with.
+
+    Raises:
+        ConfigError: it changed, and ``strict`` is set.
+    """
+    from hpc_toolkit.workloads.loading import code_hash
+
+    for stage in run.manifest.stages:
+        before = run.manifest.provenance.get("code", {}).get(stage.name)
+        if before is None or code_hash(stage.workload) == before:
+            continue
+        message = f"the code of stage {stage.name!r}, {stage.workload.function}, changed since init"
+        if strict:
+            raise ConfigError(message, hint="make a new run, or leave out --strict-code")
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def _options(
+    deadline: str | None, idle_exit: str | None, lease: str | None, grace: str | None
+) -> WorkerOptions:
+    from hpc_toolkit.worker import WorkerOptions
+
+    defaults = WorkerOptions()
+    in_slurm = "SLURM_JOB_ID" in os.environ
+    idle_exit_s = parse_duration(idle_exit) if idle_exit is not None else None
+    if idle_exit is None and in_slurm:
+        idle_exit_s = _IDLE_EXIT_IN_SLURM_S
+    return WorkerOptions(
+        lease_s=parse_duration(lease) if lease is not None else defaults.lease_s,
+        deadline=_deadline(deadline),
+        idle_exit_s=idle_exit_s,
+        grace_s=parse_duration(grace) if grace is not None else defaults.grace_s,
+    )
+
+
+def _deadline(given: str | None) -> float | None:
+    """Epoch seconds by which to be gone."""
+    if given is not None and not given.startswith("@"):
+        return time.time() + parse_duration(given)
+    text = given[1:] if given is not None else os.environ.get("HPCTK_DEADLINE")
+    margin = 0.0
+    if text is None:
+        # Set by Slurm 22.05.9 and newer; the rendered scripts set HPCTK_DEADLINE for older ones.
+        text, margin = os.environ.get("SLURM_JOB_END_TIME"), _LEAVE_BEFORE_END_S
+    if text is None:
+        return None
+    try:
+        return float(text) - margin
+    except ValueError:
+        message = f"deadline {text!r} is not a number of seconds since the epoch"
+        raise ConfigError(message, hint="such as --deadline 2h or --deadline @1790000000") from None

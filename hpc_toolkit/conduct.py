@@ -1,0 +1,263 @@
+"""Conduct: the one process of a campaign that decides (rule R14). Workers never talk to it.
+
+The log of the tasks stage is its journal: every segment that it adds carries, in its header, the ask
+and the tells that the ask rests on. A restart replays the log; the policy must give each recorded ask
+again. So it can be killed at any moment and started anywhere, and the sequence of arms is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign
+from hpc_toolkit.errors import RunError, TryAgainLaterError
+from hpc_toolkit.files import replace_file
+from hpc_toolkit.gather import gather, unit_rows
+from hpc_toolkit.queue.items import Item, encode_segment
+
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit import Policy
+    from hpc_toolkit.queue.items import Segment
+    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.run import Run
+
+_POLL_S = 0.05
+SEARCH, EXHAUSTIVE = "search", "exhaustive"
+"""Why arms were asked: the policy chose them, or all that were left."""
+
+
+def make_arms(campaign: Campaign) -> ArmTable:
+    """The campaign's arms with their geometry as features."""
+    return ArmTable(
+        arms=tuple(
+            Arm(
+                id=arm.id,
+                group=arm.checkpoint,
+                features=geometry_features(
+                    size=arm.model.size, step=arm.step, layer=arm.layer, layers=arm.model.layers
+                ),
+            )
+            for arm in campaign.arms()
+        ),
+        feature_names=GEOMETRY_NAMES,
+    )
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What the log of the tasks stage says was asked and told, in order."""
+
+    asked: list[str] = field(default_factory=list)
+    """Arms that the policy chose, in order."""
+    told: list[str] = field(default_factory=list)
+    """Arms whose result a later ask rests on, in order."""
+    observations: dict[str, Observation] = field(default_factory=dict)
+    """By arm, as they were told."""
+    entries: int = 0
+    """Segments read."""
+    exhausted: bool = False
+    """Whether all other arms were asked as well."""
+
+    @property
+    def waiting(self) -> list[str]:
+        """Arms that were asked and not told, oldest first."""
+        return self.asked[len(self.told) :]
+
+
+def read_decisions(segments: list[Segment]) -> list[dict[str, Any]]:
+    """The decision of every segment, in order."""
+    return [segment.decision for segment in segments if segment.decision is not None]
+
+
+class Conductor:
+    """Runs the stages of one campaign to their end; restartable at any point."""
+
+    def __init__(self, run: Run, campaign: Campaign) -> None:
+        self._run = run
+        self._view: RunView = run.view
+        self._campaign = campaign
+        self._arms = make_arms(campaign)
+        self._facts = {arm.id: arm for arm in campaign.arms()}
+        self._policy: Policy = make_policy(
+            campaign.search.policy, self._arms, campaign.seed, **campaign.search.options
+        )
+        self._stage: StageView = self._view.stages[TASKS]
+        self._decisions = Decisions()
+
+    def run(self) -> None:
+        """Conduct all stages.
+
+        Raises:
+            TryAgainLaterError: another conduct decides.
+            RunError: a stage failed, or the policy does not give its recorded asks again.
+        """
+        if self._campaign.prepare is not None:
+            self._finish(PREPARE, list(self._campaign.prepare.items))
+        self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
+        self._replay()
+        self._search()
+        if self._campaign.search.exhaustive:
+            self._exhaust()
+        self._stage.log.seal()
+        self._wait(lambda: self._stage.complete)
+        gather(self._view, TASKS)
+        self._write_trials()
+
+    def _finish(self, name: str, items: list[Item]) -> None:
+        """Have a stage's items in its log, wait until they are finished, and publish their table."""
+        stage = self._view.stages[name]
+        stage.poll_log()
+        while not stage.log.segments and not stage.log.sealed:
+            stage.log.add_segment(encode_segment(items, group_by=stage.spec.group_by))
+            stage.poll_log()
+        stage.log.seal()
+        self._wait(lambda: stage.complete)
+        failed = [row for row in gather(self._view, name).rows if row["state"] == "failed"]
+        if failed and name == PREPARE:
+            message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
+            raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
+
+    def _wait(self, finished: Any) -> None:
+        while True:
+            self._view.poll()
+            if finished():
+                return
+            time.sleep(_POLL_S)
+
+    def _replay(self) -> None:
+        """Take in every recorded decision, and check that it is the one made from what was told."""
+        self._stage.poll_log()
+        for decision in read_decisions(list(self._stage.log.segments.values())):
+            self._take_tells(decision["tells"])
+            if decision["why"] == EXHAUSTIVE:
+                self._decisions.exhausted = True
+            else:
+                self._check(decision["arms"])
+                self._decisions.asked += decision["arms"]
+            self._decisions.entries += 1
+
+    def _take_tells(self, tells: list[dict[str, Any]]) -> None:
+        for record in tells:
+            observation = Observation.from_json(record)
+            self._policy.tell(observation)
+            self._decisions.told.append(observation.arm)
+            self._decisions.observations[observation.arm] = observation
+
+    def _check(self, arms: list[str]) -> None:
+        again = self._ask(len(arms))
+        if again != arms:
+            message = (
+                f"decision {len(self._decisions.asked)} was {arms}; the policy says {again} now"
+            )
+            raise RunError(
+                message, hint="go on with the version and the settings that began this campaign"
+            )
+
+    def _ask(self, number: int) -> list[str]:
+        proposals = self._policy.ask(number, pending=self._decisions.waiting)
+        return [proposal.arm for proposal in proposals]
+
+    def _search(self) -> None:
+        search = self._campaign.search
+        while not self._decisions.exhausted:
+            asked, waiting = len(self._decisions.asked), self._decisions.waiting
+            number = min(search.pending if asked == 0 else 1, search.budget - asked)
+            if number <= 0:
+                return
+            tells = []
+            if len(waiting) >= search.pending:
+                # Only the oldest, though others may be back: a decision must not rest on speed.
+                tells.append(self._result_of(waiting[0]))
+            self._take_tells([observation.to_json() for observation in tells])
+            arms = self._ask(number)
+            if not arms:
+                return
+            self._add(SEARCH, arms, tells)
+            self._decisions.asked += arms
+
+    def _exhaust(self) -> None:
+        if self._decisions.exhausted:
+            return
+        tells = [self._result_of(arm) for arm in self._decisions.waiting]
+        self._take_tells([observation.to_json() for observation in tells])
+        asked = set(self._decisions.asked)
+        left = [arm for arm in self._arms.ids if arm not in asked]
+        if left:
+            self._add(EXHAUSTIVE, left, tells)
+        self._decisions.exhausted = True
+
+    def _add(self, why: str, arms: list[str], tells: list[Observation]) -> None:
+        """Write a decision with its tells into the log, and with it the items of its arms."""
+        decision = {
+            "why": why,
+            "number": self._decisions.entries + 1,
+            "arms": arms,
+            "tells": [observation.to_json() for observation in tells],
+        }
+        items = [
+            {**self._facts[arm].item(), "task": task}
+            for arm in arms
+            for task in self._campaign.tasks.names
+        ]
+        lines = encode_segment(items, group_by=self._stage.spec.group_by, decision=decision)
+        # Another entry in the way, a retry for instance, changes nothing that this rests on.
+        while not self._stage.log.add_segment(lines):
+            self._refuse_rival()
+        self._stage.poll_log()
+        self._refuse_rival(mine=1)
+        self._decisions.entries += 1
+        self._write_trials()
+
+    def _refuse_rival(self, mine: int = 0) -> None:
+        found = read_decisions(list(self._stage.log.segments.values()))
+        if len(found) > self._decisions.entries + mine:
+            message = f"another conduct decides for {self._run.root}"
+            raise TryAgainLaterError(message, hint="one is enough; this one has ended")
+
+    def _result_of(self, arm: str) -> Observation:
+        """Wait for all tasks of an arm."""
+        entry = next(
+            number
+            for number, segment in self._stage.log.segments.items()
+            if segment.decision is not None and arm in segment.decision["arms"]
+        )
+        units = [unit.name for unit in self._stage.log.segments[entry].units]
+        self._wait(lambda: not self._stage.state.open.intersection(units))
+        checkpoint, layer = self._facts[arm].checkpoint, self._facts[arm].layer
+        rows = [
+            row
+            for _, row in unit_rows(self._view, self._stage, entry)
+            if row["item"]["checkpoint"] == checkpoint and row["item"]["layer"] == layer
+        ]
+        return observe(arm, rows)
+
+    def _write_trials(self) -> None:
+        """A copy of asks and tells for people; never read back."""
+        lines = []
+        for decision in read_decisions(list(self._stage.log.segments.values())):
+            lines += [{"type": "tell", **tell} for tell in decision["tells"]]
+            lines.append({"type": "ask", "why": decision["why"], "arms": decision["arms"]})
+        path = self._run.paths.trials
+        replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
+
+
+def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
+    """What an arm's rows of the tasks stage tell a policy."""
+    scores, stderrs, seconds, failed = {}, {}, {}, []
+    for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
+        task = row["item"]["task"]
+        if row["state"] != "done" or "score" not in row["value"]:
+            failed.append(task)
+            continue
+        scores[task] = row["value"]["score"]
+        seconds[task] = row["seconds"]
+        if row["value"].get("stderr") is not None:
+            stderrs[task] = row["value"]["stderr"]
+    return Observation(
+        arm=arm, scores=scores, stderrs=stderrs, seconds=seconds, failed=tuple(failed)
+    )

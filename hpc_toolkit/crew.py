@@ -1,0 +1,155 @@
+"""A whole campaign on this machine: its run directory, local workers, and conduct beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.campaign import Campaign, changed_keys
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.files import read_fresh, replace_file
+from hpc_toolkit.layout import Manifest
+from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.run import Run, check_stage, collect_provenance, create_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.worker import WorkerOptions
+
+_LIVES = 5
+"""Conduct is started again so often when it is killed."""
+_UPDATABLE = {"search.budget"}
+_ANOTHER_CONDUCT = 75
+
+
+def make_campaign_run(root: Path, campaign: Campaign, path: tuple[str, ...]) -> Run:
+    """Make the run of a campaign; its stages are filled by conduct.
+
+    Args:
+        root: the run directory, which must not exist.
+        campaign: what to do.
+        path: directories in which its workloads are looked for.
+    """
+    stages = campaign.stages(path)
+    for stage in stages:
+        check_stage(stage)
+    manifest = Manifest(
+        run=root.name,
+        stages=stages,
+        campaign=campaign.to_json(),
+        provenance=collect_provenance(stages),
+    )
+    return create_run(root, manifest, {}, sealed=False)
+
+
+def campaign_of(run: Run) -> Campaign:
+    """The campaign's settings as they are now.
+
+    Raises:
+        RunError: the run is a plain list of items.
+    """
+    if run.manifest.campaign is None:
+        message = f"{run.root} is not a campaign"
+        raise RunError(message, hint="'hpctk run CAMPAIGN.toml' makes one")
+    update = read_fresh(run.paths.campaign)
+    return Campaign.from_json(json.loads(update) if update else run.manifest.campaign)
+
+
+def resume_campaign(run: Run, campaign: Campaign, *, update: bool) -> None:
+    """Check that ``campaign`` is the one of an existing run, or take over its new budget.
+
+    Raises:
+        ConfigError: lists the settings that changed.
+    """
+    changed = changed_keys(campaign_of(run).to_json(), campaign.to_json())
+    if not changed:
+        return
+    listed = ", ".join(changed)
+    message = f"{run.root} was made with other settings: {listed}"
+    if not set(changed) <= _UPDATABLE:
+        hint = f"only {', '.join(sorted(_UPDATABLE))} can change; give --run another directory"
+        raise ConfigError(message, hint=hint)
+    if not update:
+        raise ConfigError(message, hint="--update takes it over")
+    stage = run.view.stages["tasks"]
+    stage.poll_log()
+    if stage.log.sealed:
+        raise ConfigError(message, hint="the search is over; give --run another directory")
+    replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
+
+
+class Crew:
+    """Local workers and one conduct, until the campaign is complete."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._conduct: subprocess.Popen[bytes] | None = None
+        self._lives = _LIVES
+        self._failed = 0
+
+    def work(
+        self, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
+    ) -> int:
+        """Work until everything is done; the exit code of the workers.
+
+        Raises:
+            HpcToolkitError: conduct or a worker could not go on.
+        """
+
+        def tick() -> None:
+            self._watch()
+            if on_tick is not None:
+                on_tick()
+
+        self._start()
+        try:
+            code = self._run.work(workers, options, on_tick=tick)
+            self._conclude(wait=code == 0)
+        finally:
+            self._stop()
+        return code
+
+    def _start(self) -> None:
+        self._conduct = subprocess.Popen(
+            [sys.executable, "-m", "hpc_toolkit", "conduct", str(self._run.root)],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+
+    def _watch(self) -> None:
+        if self._conduct is None or self._conduct.poll() is None:
+            return
+        code = self._conduct.returncode
+        if code < 0 and self._lives > 0:
+            self._lives -= 1
+            self._start()
+        elif code not in (0, _ANOTHER_CONDUCT):
+            # Workers would wait for ever for decisions that nobody makes.
+            self._conduct = None
+            self._failed = code
+            signal.raise_signal(signal.SIGTERM)
+
+    def _conclude(self, *, wait: bool) -> None:
+        """Let conduct publish the last table, and say if it failed."""
+        while wait and self._conduct is not None and not self._failed:
+            with suppress(subprocess.TimeoutExpired):
+                if self._conduct.wait(timeout=1.0) in (0, _ANOTHER_CONDUCT):
+                    break
+            self._watch()
+        if self._failed:
+            message = f"conduct of {self._run.root} ended with exit code {self._failed}"
+            raise HpcToolkitError(message, hint="its reason stands above; mend it and run again")
+
+    def _stop(self) -> None:
+        if self._conduct is not None and self._conduct.poll() is None:
+            self._conduct.kill()
+            self._conduct.wait()

@@ -64,7 +64,7 @@ class TryAgainLaterError(HpcToolkitError):
 
 def near_miss(word: str, known: list[str]) -> str:
     """A hint that names the closest of ``known``, or all of them if none is close."""
-    import difflib  # noqa: PLC0415 - only on the error path
+    import difflib
 
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

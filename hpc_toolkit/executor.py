@@ -113,7 +113,7 @@ def _become_child(
         gc.freeze()
         _Child(stages, requests, results, stop).serve()
         code = 0
-    except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
+    except BaseException:
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -148,7 +148,7 @@ def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, i
     high = max(kept) + 1
     moved = [os.dup2(fd, high + index, inheritable=False) for index, fd in enumerate(kept)]
     for target, fd in enumerate(moved):
-        os.dup2(fd, target, inheritable=target <= 2)  # noqa: PLR2004 - the standard streams
+        os.dup2(fd, target, inheritable=target <= 2)
     os.closerange(5, os.sysconf("SC_OPEN_MAX"))
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(
@@ -266,7 +266,7 @@ class _Child:
         self._send(LOADING)
         try:
             self._context = workload.load(group)
-        except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+        except BaseException as error:
             for _ in span:
                 report.failure(error)
             return False
@@ -294,7 +294,7 @@ class _Child:
                         return
             except CommandInterruptedError:
                 raise
-            except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+            except BaseException as error:
                 report.failure(error)
                 continue
             if report.index < first + feed.taken:
@@ -322,7 +322,7 @@ class _Report:
         self._unit = json.dumps(f"{request['stage']}/{request['unit']}")
         self._generation = request["generation"]
         self._positions = request["positions"]
-        self._send = child._send  # noqa: SLF001 - one module, two halves of the child
+        self._send = child._send
         self._log_end = _log_size()
         self.index = 0
         """Items reported so far."""

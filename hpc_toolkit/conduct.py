@@ -205,17 +205,18 @@ class Conductor:
             for task in self._campaign.tasks.names
         ]
         lines = encode_segment(items, group_by=self._stage.spec.group_by, decision=decision)
-        # Another entry in the way, a retry for instance, changes nothing that this rests on.
+        # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
+        # what was looked at is exclusive, so no ask can slip in between. Another entry in the way, a
+        # retry for instance, changes nothing that this ask rests on.
+        self._refuse_rival()
         while not self._stage.log.add_segment(lines):
             self._refuse_rival()
-        self._stage.poll_log()
-        self._refuse_rival(mine=1)
         self._decisions.entries += 1
         self._write_trials()
 
-    def _refuse_rival(self, mine: int = 0) -> None:
+    def _refuse_rival(self) -> None:
         found = read_decisions(list(self._stage.log.segments.values()))
-        if len(found) > self._decisions.entries + mine:
+        if len(found) > self._decisions.entries:
             message = f"another conduct decides for {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
 

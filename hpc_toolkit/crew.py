@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ _LIVES = 5
 """Conduct is started again so often when it is killed."""
 _UPDATABLE = {"search.budget"}
 _ANOTHER_CONDUCT = 75
+_RIVAL_S = 10.0
 
 
 def make_campaign_run(root: Path, campaign: Campaign, path: tuple[str, ...]) -> Run:
@@ -93,6 +95,7 @@ class Crew:
         self._conduct: subprocess.Popen[bytes] | None = None
         self._lives = _LIVES
         self._failed = 0
+        self._started_at = 0.0
 
     def work(
         self, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
@@ -117,6 +120,7 @@ class Crew:
         return code
 
     def _start(self) -> None:
+        self._started_at = time.monotonic()
         self._conduct = subprocess.Popen(
             [sys.executable, "-m", "hpc_toolkit", "conduct", str(self._run.root)],
             stdin=subprocess.DEVNULL,
@@ -132,7 +136,11 @@ class Crew:
         if code < 0 and self._lives > 0:
             self._lives -= 1
             self._start()
-        elif code not in (0, _ANOTHER_CONDUCT):
+        elif code == _ANOTHER_CONDUCT:
+            # The other may be killed, and then nobody would decide; if not, the last to ask stays.
+            if time.monotonic() > self._started_at + _RIVAL_S:
+                self._start()
+        elif code != 0:
             # Workers would wait for ever for decisions that nobody makes.
             self._conduct = None
             self._failed = code

@@ -1,0 +1,224 @@
+"""A whole campaign with real processes: stages, the bandit's sequence, kills at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+CAMPAIGN = """
+name = "toy"
+seed = 3
+
+[[models]]
+name = "s"
+layers = 4
+size = 1000
+steps = [0, 1, 4, 16]
+
+[[models]]
+name = "m"
+layers = 6
+size = 3000
+steps = [0, 1, 4, 16]
+
+[prepare]
+workload = "toy_campaign:prepare"
+items = [{ size = "s" }, { size = "m" }]
+
+[metrics]
+workload = "toy_campaign:Metrics"
+
+[tasks]
+workload = "toy_campaign:Tasks"
+names = ["a", "b", "c"]
+
+[search]
+policy = "gp-ucb"
+budget = 14
+pending = 3
+"""
+ARMS = 4 * 5 + 4 * 7
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.toml"
+    path.write_text(CAMPAIGN)
+    (tmp_path / "toy_campaign.py").write_bytes((HERE / "toy_campaign.py").read_bytes())
+    return path
+
+
+def command(campaign: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpc_toolkit", *words],
+        cwd=campaign.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent.parent)},
+    )
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == code, err
+    return out
+
+
+def run(campaign: Path, *words: str, workers: int = 3) -> dict[str, Any]:
+    words = ("run", campaign.name, "--workers", str(workers), "--json", *words)
+    summary: dict[str, Any] = json.loads(finish(command(campaign, *words)))
+    return summary
+
+
+def kill_everything(process: subprocess.Popen[str], root: Path) -> None:
+    """SIGKILL for the parent, conduct, workers and executors at once."""
+    mine = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "cwd").readlink()
+            except OSError:
+                continue
+            if environ == root and int(entry.name) != os.getpid():
+                mine.append(int(entry.name))
+    for pid in mine:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.communicate(timeout=20)
+
+
+def asked(root: Path) -> int:
+    log = root / "runs/toy/stages/tasks/log"
+    return len(list(log.iterdir())) if log.is_dir() else 0
+
+
+def test_campaign_runs_all_stages_and_finds_the_best_arm(campaign: Path) -> None:
+    summary = run(campaign)
+
+    assert summary["arms"] == ARMS
+    assert summary["evaluated"] == 14
+    assert summary["best"]["arm"] in ("s/step16/layer3", "m/step16/layer3")
+    status = json.loads(finish(command(campaign, "status", "--json")))
+    assert status["complete"]
+    assert status["stages"]["prepare"]["done"] == 2
+    assert status["stages"]["metrics"]["done"] == ARMS
+    assert status["stages"]["tasks"]["done"] == 14 * 3
+
+
+def test_campaign_run_again_does_nothing_and_says_the_same(campaign: Path) -> None:
+    first = run(campaign)
+    entries = asked(campaign.parent)
+
+    assert run(campaign) == first
+    assert asked(campaign.parent) == entries
+
+
+@pytest.mark.slow
+def test_campaign_sequence_does_not_depend_on_workers_or_kills(
+    campaign: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    calm = run(campaign, workers=1)
+    other = tmp_path_factory.mktemp("killed")
+    for name in ("toy.toml", "toy_campaign.py"):
+        (other / name).write_bytes((campaign.parent / name).read_bytes())
+    monkeypatch.setenv("TOY_SLOWEST_S", "0.15")
+    kills = 0
+    for entries in (0, 1, 3, 4, 7, 10, 13):
+        process = command(other / "toy.toml", "run", "toy.toml", "--workers", "3")
+        limit = time.monotonic() + 60
+        while asked(other) < entries and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        kills += process.poll() is None
+        kill_everything(process, other)
+
+    summary = run(other / "toy.toml")
+
+    assert kills >= 6
+    assert summary["sequence"] == calm["sequence"]
+    assert summary["best"] == calm["best"]
+
+
+@pytest.mark.slow
+def test_conduct_killed_alone_is_started_again_by_the_run(campaign: Path) -> None:
+    calm = run(campaign)
+    process = command(
+        campaign, "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json"
+    )
+    log = campaign.parent / "runs/again/stages/tasks/log"
+    limit = time.monotonic() + 60
+    killed = 0
+    while process.poll() is None and time.monotonic() < limit and killed < 3:
+        if log.is_dir() and len(list(log.iterdir())) > 2 * killed:
+            for pid in conducts(campaign.parent):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        time.sleep(0.02)
+
+    summary = json.loads(finish(process))
+
+    assert killed >= 2
+    assert summary["sequence"] == calm["sequence"]
+
+
+def conducts(root: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if (entry / "cwd").readlink() == root and b"\0conduct\0" in (
+                entry / "cmdline"
+            ).read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_second_conduct_ends_or_repeats_nothing(campaign: Path) -> None:
+    process = command(campaign, "run", "toy.toml", "--workers", "2", "--json")
+    limit = time.monotonic() + 60
+    while asked(campaign.parent) < 2 and time.monotonic() < limit:
+        time.sleep(0.01)
+    rivals = [command(campaign, "conduct", "runs/toy") for _ in range(2)]
+
+    summary = json.loads(finish(process))
+    for rival in rivals:
+        rival.communicate(timeout=60)
+
+    assert {rival.returncode for rival in rivals} <= {0, 75}
+    assert len(summary["sequence"]) == len(set(summary["sequence"])) == 14
+
+
+def test_campaign_with_changed_settings_is_refused_and_they_are_listed(campaign: Path) -> None:
+    run(campaign)
+    campaign.write_text(CAMPAIGN.replace("seed = 3", "seed = 4").replace('"c"]', '"d"]'))
+
+    process = command(campaign, "run", "toy.toml")
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "seed, tasks.names" in err
+
+
+def test_campaign_with_an_unknown_key_names_the_near_miss(campaign: Path) -> None:
+    campaign.write_text(CAMPAIGN.replace("budget", "budgett"))
+
+    process = command(campaign, "run", "toy.toml")
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 1
+    assert "toy.toml: search: unknown key 'budgett'" in err
+    assert "did you mean 'budget'?" in err
+    assert not (campaign.parent / "runs").exists()

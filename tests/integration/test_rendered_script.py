@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 HOSTILE_NAME = 'it\'s a "run" $(touch canary) `touch canary` & ; é'
 
-# One write per call: two programs of a pipeline record themselves at the same time.
+# A file per call, named by its time: two programs of a pipeline record themselves at once.
 RECORD = """#!/bin/bash
-printf -v record '%s\\x1f' "${0##*/}" "$@"
-printf '%s\\x1e' "$record" >> "$FAKE_DIR/calls"
+printf '%s\\0' "${0##*/}" "$@" > "$FAKE_DIR/calls/$EPOCHREALTIME.$$"
 """
 SRUN = """
 if [[ $1 == --version ]]; then echo 'slurm 0.0-fake'; exit; fi
@@ -99,9 +98,8 @@ class FakeSlurm:
         return process.returncode, output
 
     def calls(self, program: str) -> list[list[str]]:
-        log = self.root / "calls"
-        records = log.read_text(encoding="utf-8").split("\x1e")[:-1] if log.exists() else []
-        found = [record.split("\x1f")[:-1] for record in records]
+        records = [path.read_text("utf-8") for path in sorted((self.root / "calls").iterdir())]
+        found = [record.split("\0")[:-1] for record in records]
         return [call[1:] for call in found if call[0] == program]
 
     @property
@@ -127,6 +125,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     for path in (*programs.iterdir(), home / "python"):
         path.chmod(0o755)
     (tmp_path / "demo").mkdir()
+    (tmp_path / "calls").mkdir()
     environ = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FAKE_DIR": str(tmp_path),

@@ -1,3 +1,3 @@
-"""Slurm job generation and a work queue that is nothing but a directory on the shared filesystem."""
+"""Slurm job generation, and a work queue that is only a directory on the shared filesystem."""
 
 __version__ = "0.1.0"

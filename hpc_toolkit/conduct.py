@@ -1,8 +1,9 @@
 """Conduct: the one process of a campaign that decides (rule R14). Workers never talk to it.
 
-The log of the tasks stage is its journal: every segment that it adds carries, in its header, the ask
-and the tells that the ask rests on. A restart replays the log; the policy must give each recorded ask
-again. So it can be killed at any moment and started anywhere, and the sequence of arms is the same.
+The log of the tasks stage is its journal: every segment that it adds carries, in its header, the
+ask and the tells that the ask rests on. A restart replays the log; the policy must give each
+recorded ask again. So it can be killed at any moment and started anywhere, and the sequence of
+arms is the same.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Conductor:
         self._write_trials()
 
     def _finish(self, name: str, items: list[Item]) -> None:
-        """Have a stage's items in its log, wait until they are finished, and publish their table."""
+        """Have a stage's items in its log, wait until they are finished, publish their table."""
         stage = self._view.stages[name]
         stage.poll_log()
         while not stage.log.segments and not stage.log.sealed:
@@ -206,8 +207,8 @@ class Conductor:
         ]
         lines = encode_segment(items, group_by=self._stage.spec.group_by, decision=decision)
         # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
-        # what was looked at is exclusive, so no ask can slip in between. Another entry in the way, a
-        # retry for instance, changes nothing that this ask rests on.
+        # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
+        # a retry for instance, changes nothing that this ask rests on.
         self._refuse_rival()
         while not self._stage.log.add_segment(lines):
             self._refuse_rival()

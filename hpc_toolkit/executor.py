@@ -1,15 +1,14 @@
 """The executor: a child process that holds the loaded context and runs the user's code.
 
-It knows nothing of claims or journals. It takes passes over a pipe, runs the items in order, and writes
-one message per result; its worker journals them. Whatever happens to it, a segfault, the OOM killer, a
-call that never returns, happens to it alone.
+It knows nothing of claims or journals. It takes passes over a pipe, runs the items in order, and
+writes one message per result; its worker journals them. Whatever happens to it, a segfault, the
+OOM killer, a call that never returns, happens to it alone.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import math
 import mmap
 import os
 import random
@@ -18,9 +17,10 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, Report
+from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.processes import die_with_parent, kill_group
 from hpc_toolkit.workloads.command import CommandInterruptedError, CommandWorkload
 from hpc_toolkit.workloads.loading import load_workload
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.layout import StageSpec
     from hpc_toolkit.workloads.loading import Workload
-
-# Messages: one line each, its first byte says what it is.
-DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
-LOADING, LOADED = b"l", b"L"  # a context is being loaded, or was: the item's clock starts again
-END = b"e"  # the pass is over; the rest says why: "" (all items), "stopped", "interrupted"
-BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
-
-_TRACEBACK = 4000
 
 
 class Executor:
@@ -57,7 +49,8 @@ class Executor:
         os.close(request_read)
         os.close(result_write)
         os.set_blocking(self.results, False)
-        # Children of the user's code may hold the pipe open, so its end says nothing of the child's.
+        # Children of the user's code may hold the pipe open, so its end says nothing of the
+        # child's.
         self.ended = os.pidfd_open(self.pid)
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
@@ -78,7 +71,7 @@ class Executor:
         self._stop[0] = 1
 
     def end(self) -> str:
-        """Kill it with all its children and say how it ended; its last messages can still be read."""
+        """Kill it with all its children; how it ended. Its last messages can still be read."""
         kill_group(self.pid)
         _, status = os.waitpid(self.pid, 0)
         # Commands of a child that died first are left in its group.
@@ -113,7 +106,7 @@ def _become_child(
         gc.freeze()
         _Child(stages, requests, results, stop).serve()
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -123,8 +116,8 @@ def _become_child(
 
 def _take_signals(*, kill_own_group: bool) -> None:
     signal.set_wakeup_fd(-1)
-    # Slurm signals every process of a step; what happens next is the worker's decision. Handlers and
-    # not SIG_IGN, which commands would inherit.
+    # Slurm signals every process of a step; what happens next is the worker's decision. Handlers
+    # and not SIG_IGN, which commands would inherit.
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, _note_signal)
     if kill_own_group:
@@ -150,11 +143,14 @@ def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, i
     for target, fd in enumerate(moved):
         os.dup2(fd, target, inheritable=target <= 2)
     os.closerange(5, os.sysconf("SC_OPEN_MAX"))
-    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = open(
-        2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1
-    )
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
     return 3, 4
+
+
+def _text_stream(fd: int) -> TextIO:
+    """The log as text, written line by line, so that a crash loses nothing that was printed."""
+    return os.fdopen(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 class _Feed:
@@ -198,7 +194,7 @@ class _Child:
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
     ) -> None:
         self._stages = stages
-        self._requests = open(requests, "rb", closefd=False)
+        self._requests = os.fdopen(requests, "rb", closefd=False)
         self._results = results
         self._stop = stop
         self._workloads: dict[str, Workload] = {}
@@ -227,7 +223,7 @@ class _Child:
         except WorkloadError as error:
             self._send(BROKEN, f"{error.message}\t{error.hint}".replace("\n", " ").encode())
             return
-        report = _Report(request, self)
+        report = Report(request, self._send)
         pace = _Pace(request["deadline"], request["expected_s"])
         try:
             for span in _spans(items, spec.group_by):
@@ -254,7 +250,7 @@ class _Child:
         spec: StageSpec,
         workload: Workload,
         item: dict[str, Any],
-        report: _Report,
+        report: Report,
         span: range,
     ) -> bool:
         """Have the context of the item's group; otherwise fail the span's items and say False."""
@@ -266,7 +262,7 @@ class _Child:
         self._send(LOADING)
         try:
             self._context = workload.load(group)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
             for _ in span:
                 report.failure(error)
             return False
@@ -281,7 +277,7 @@ class _Child:
         workload: Workload,
         items: list[dict[str, Any]],
         span: range,
-        report: _Report,
+        report: Report,
         pace: _Pace,
     ) -> None:
         while report.index < span.stop:
@@ -294,7 +290,7 @@ class _Child:
                         return
             except CommandInterruptedError:
                 raise
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
                 report.failure(error)
                 continue
             if report.index < first + feed.taken:
@@ -313,129 +309,3 @@ def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]
         if last or (group_by is not None and items[index][group_by] != items[start][group_by]):
             yield range(start, index)
             start = index
-
-
-class _Report:
-    """Turns results of one pass into messages."""
-
-    def __init__(self, request: dict[str, Any], child: _Child) -> None:
-        self._unit = json.dumps(f"{request['stage']}/{request['unit']}")
-        self._generation = request["generation"]
-        self._positions = request["positions"]
-        self._send = child._send
-        self._log_end = _log_size()
-        self.index = 0
-        """Items reported so far."""
-        self._since = time.monotonic()
-
-    def restart_clock(self) -> None:
-        self._since = time.monotonic()
-
-    def result(self, value: Any) -> float:
-        """Report a result; the seconds that it took."""
-        try:
-            text = _strict_json(value)
-        except (TypeError, ValueError) as error:
-            return self.failure(error)
-        return self._report(DONE, "done", f'"value":{text}')
-
-    def failure(self, error: BaseException) -> float:
-        """Report why the next item has no result; the seconds that it took."""
-        permanent = isinstance(error, PermanentError)
-        fields = json.dumps(
-            {
-                "error": _message(error),
-                "error_type": type(error).__name__,
-                "oom": _is_out_of_memory(error),
-                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK:],
-            }
-        )[1:-1]
-        if permanent:
-            return self._report(PERMANENT, "permanent", fields)
-        return self._report(FAILED, "failed", fields)
-
-    def _report(self, kind: bytes, name: str, fields: str) -> float:
-        now = time.monotonic()
-        seconds, self._since = now - self._since, now
-        logged = self._logged()
-        position = self._positions[self.index]
-        self.index += 1
-        self._send(
-            kind,
-            f'{{"type":"{name}","unit":{self._unit},"generation":{self._generation},'
-            f'"item":{position},"at":{time.time():.3f},"seconds":{seconds:.6f}{logged},'
-            f"{fields}".encode(),
-        )
-        return seconds
-
-    def _logged(self) -> str:
-        """The range of the worker's log that this item wrote."""
-        sys.stdout.flush()
-        start, self._log_end = self._log_end, _log_size()
-        return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
-
-
-def _log_size() -> int:
-    return os.fstat(1).st_size
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, PermanentError):
-        return f"{error.message} ({error.hint})" if error.hint else error.message
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch.OutOfMemoryError, without importing torch.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
-def _strict_json(value: Any) -> str:
-    """Strict JSON of a result.
-
-    Raises:
-        TypeError, ValueError: names the path of what is not JSON.
-    """
-    if type(value) is not dict:
-        message = f"a result must be a dict, not {type(value).__name__}"
-        raise TypeError(message)
-    try:
-        return _encode(value)
-    except (TypeError, ValueError):
-        problem = _find_problem(value, "value")
-        if problem is None:
-            raise
-        raise ValueError(problem) from None
-
-
-def _plain(value: Any) -> Any:
-    """Scalars of numpy and torch as Python's."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
-    message = f"{type(value).__name__} is not JSON"
-    raise TypeError(message)
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
-
-
-def _find_problem(value: Any, path: str) -> str | None:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                return f"{path} has the key {key!r}, which is not a string"
-            if found := _find_problem(inner, f"{path}.{key}"):
-                return found
-        return None
-    if isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            if found := _find_problem(inner, f"{path}[{index}]"):
-                return found
-        return None
-    if isinstance(value, float) or getattr(value, "ndim", None) == 0:
-        number = float(value)
-        return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"
-    if value is None or isinstance(value, str | int | bool):
-        return None
-    advice = "; convert it with .tolist()" if hasattr(value, "tolist") else ""
-    return f"{path} is a {type(value).__name__}, which JSON does not have{advice}"

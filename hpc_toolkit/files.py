@@ -1,6 +1,7 @@
 """The only place where files of a run are created, replaced, read and synced.
 
-Every function states what a reader on another node may see in between, and what a crash leaves behind.
+Every function states what a reader on another node may see in between, and what a crash leaves
+behind.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ _LOCAL_FILESYSTEMS = frozenset(
 
 
 def create_name(path: Path, target: str) -> str:
-    """Create ``path`` as a symlink whose target is its content; return the target that is there now.
+    """Create ``path`` as a symlink whose target is its content; return the target that is there
+    now.
 
     Exclusive and atomic with its content: of all processes on all nodes one creates the name, and
-    everybody, the loser included, gets the winner's target. The caller won iff the returned target is
-    its own (a target that names its creator makes a reply lost on the network harmless).
+    everybody, the loser included, gets the winner's target. The caller won iff the returned target
+    is its own (a target that names its creator makes a reply lost on the network harmless).
     """
     try:
         os.symlink(target, path)
@@ -148,7 +150,7 @@ def is_local(path: Path) -> bool:
 
 
 def filesystem_of(path: Path) -> str:
-    """The type of the filesystem that holds ``path``, as the kernel names it; "unknown" elsewhere."""
+    """The kernel's name for the type of filesystem that holds ``path``; or "unknown"."""
     real = os.path.realpath(path)
     best, kind = "", "unknown"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:

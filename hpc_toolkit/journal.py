@@ -1,9 +1,9 @@
 """The journal of one worker: JSON lines with a check at the end, appended by that worker alone.
 
-A line is plain strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines of
-one pass over a unit are contiguous and end with a ``release`` line that carries their counts and the
-CRC-32 of all their bytes. A reader that finds that sum right knows the whole pass without parsing it;
-otherwise it parses line by line. Both ways count the same lines.
+A line is plain strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines
+of one pass over a unit are contiguous and end with a ``release`` line that carries their counts
+and the CRC-32 of all their bytes. A reader that finds that sum right knows the whole pass without
+parsing it; otherwise it parses line by line. Both ways count the same lines.
 """
 
 from __future__ import annotations

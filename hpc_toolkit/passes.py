@@ -1,4 +1,4 @@
-"""One pass over a unit: the worker's side of the executor, and what it journals (rules R4, R5, R15)."""
+"""One pass over a unit: the worker's side of the executor, and what it journals (R4, R5, R15)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from hpc_toolkit import executor as wire
+from hpc_toolkit import attempts as wire
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.executor import Executor
 from hpc_toolkit.journal import encode_line, seal_line
@@ -302,7 +302,7 @@ class PassRunner:
         return _Stream(since=self._clock.monotonic())
 
     def _follow(self, assignment: Assignment, stream: _Stream) -> str:
-        """Journal what the executor says until the request is over; how the executor ended, or ""."""
+        """Journal what the executor says until the request is over; how it ended, or ""."""
         executor = self._executor
         assert executor is not None
         limit = assignment.stage.spec.timeout_s

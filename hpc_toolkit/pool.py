@@ -106,7 +106,7 @@ class Pool:
             report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
             os.write(self._error_write, json.dumps(report).encode()[:4000] + b"\n")
             code = error.exit_code
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
             traceback.print_exc()
         finally:
             with suppress(Exception):
@@ -150,7 +150,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def local_environment(slot: int, workers: int) -> dict[str, str]:
-    """Variables of local worker ``slot`` of ``workers``: its rank, its GPU, its share of the cores."""
+    """Variables of local worker ``slot``: its rank, its GPU, its share of the cores."""
     found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
     gpus = visible_gpus()
     if gpus:

@@ -1,4 +1,4 @@
-"""What a child process needs of the kernel: to die with its parent, and to take its children along."""
+"""What a child process needs of the kernel: to die with its parent, its own children with it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +30,8 @@ class RankInfo:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RankInfo:
         """Read srun's variables, else torchrun's, else a single process.
 
-        ``SLURM_PROCID`` is also set in a batch script outside any step, where it means nothing; only
-        ``SLURM_STEP_ID`` tells that srun started this process.
+        ``SLURM_PROCID`` is also set in a batch script outside any step, where it means nothing;
+        only ``SLURM_STEP_ID`` tells that srun started this process.
         """
         job_id = environ.get("SLURM_JOB_ID")
         in_step = environ.get("SLURM_STEP_ID", "").isdigit()
@@ -58,8 +57,8 @@ def _number(text: str | None) -> int | None:
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
     """This host's name: HPCTK_HOST, else Slurm's name of the node, else the kernel's.
 
-    Two processes of one host name and one boot id share a kernel, so that a lock between them can be
-    trusted; HPCTK_HOST lets one machine stand for several.
+    Two processes of one host name and one boot id share a kernel, so that a lock between them can
+    be trusted; HPCTK_HOST lets one machine stand for several.
     """
     return environ.get("HPCTK_HOST") or environ.get("SLURMD_NODENAME") or os.uname().nodename
 

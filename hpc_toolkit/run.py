@@ -74,8 +74,8 @@ class Run:
             root: the directory, which must not exist.
             items: JSON objects, no two equal.
             workload: ``module:name`` of a function or class; the current directory is importable.
-            command: a shell command with ``{key}`` placeholders; exactly one of it and ``workload``.
-            options: keyword arguments of a class workload.
+            command: a shell command with ``{key}`` placeholders; exactly one of it and
+            ``workload``. options: keyword arguments of a class workload.
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
             timeout_s: seconds that one item may take.
@@ -144,8 +144,8 @@ class Run:
         """Work here until nothing is left; the exit code (see :mod:`hpc_toolkit.worker`).
 
         With ``workers`` None this process is the one worker; otherwise so many are started, and
-        replaced when they are killed. In a process with threads, such as a notebook, they are started
-        from a fresh interpreter.
+        replaced when they are killed. In a process with threads, such as a notebook, they are
+        started from a fresh interpreter.
 
         Raises:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -13,6 +12,7 @@ from hpc_toolkit.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from hpc_toolkit.gather import Row
 
@@ -26,9 +26,9 @@ def json_lines(rows: list[Row]) -> Iterator[bytes]:
 def write_table(path: Path, rows: list[Row]) -> None:
     """Write rows in the format of the file's ending; the file is replaced whole.
 
-    CSV, npz and Parquet have a column per key: those of the item as they are, those of the value behind
-    ``value.``; what is neither a number nor a text is JSON. An npz holds one array per column, float64
-    (NaN where a row lacks it) or text; it is read without pickle.
+    CSV, npz and Parquet have a column per key: those of the item as they are, those of the value
+    behind ``value.``; what is neither a number nor a text is JSON. An npz holds one array per
+    column, float64 (NaN where a row lacks it) or text; it is read without pickle.
 
     Raises:
         ConfigError: an unknown ending, or what the format needs is not installed.
@@ -96,13 +96,13 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 
 def _parquet(rows: list[Row]) -> Iterator[bytes]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     except ImportError as error:
         message = "writing Parquet needs pyarrow, which is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(_columns(rows)), buffer)
+    pq.write_table(pa.table(_columns(rows)), buffer)
     yield buffer.getvalue()
 
 

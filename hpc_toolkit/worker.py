@@ -1,7 +1,8 @@
-"""The worker: one rank's supervising process. It claims, journals, beats and leaves; it runs no user code.
+"""The worker: one rank's supervising process. It claims, journals, beats and leaves; it runs no
+user code.
 
-Exit codes: 0 every stage is sealed and has no pending item; 75 items are left (time is up, a drain, a
-full disk); 1 the run is paused or its code cannot be loaded.
+Exit codes: 0 every stage is sealed and has no pending item; 75 items are left (time is up, a
+drain, a full disk); 1 the run is paused or its code cannot be loaded.
 """
 
 from __future__ import annotations

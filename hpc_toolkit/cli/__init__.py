@@ -1,6 +1,8 @@
-"""The command line: parse, one call, print. Whatever it can do, the Python interface can do as well.
+"""The command line: parse, one call, print. Whatever it can do, the Python interface can do as
+well.
 
-Exit codes: 0 fine; 1 an error that the user can act on; 2 usage; 70 a bug of ours; 75 try again later.
+Exit codes: 0 fine; 1 an error that the user can act on; 2 usage; 70 a bug of ours; 75 try again
+later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ EXIT_BUG = 70
 
 app = typer.Typer(
     name="hpctk",
-    help="Slurm scripts, and a work queue that is nothing but a directory on the shared filesystem.",
+    help="Slurm scripts, and a work queue that is only a directory on the shared filesystem.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -62,7 +64,7 @@ def main() -> None:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-    except Exception:
+    except Exception:  # noqa: BLE001 - the last resort, which says that it is our bug
         traceback.print_exc()
         print("this is a bug in hpctk; please report it with the lines above", file=sys.stderr)
         sys.exit(EXIT_BUG)

@@ -111,7 +111,7 @@ def _standing(summary: Summary) -> str:
 
 
 def conduct(run: RunArgument = None) -> None:
-    """Be the deciding process of a campaign, beside its workers; can be killed and started again."""
+    """Be the deciding process of a campaign; it can be killed and started again."""
     from hpc_toolkit.conduct import Conductor
     from hpc_toolkit.crew import campaign_of
     from hpc_toolkit.layout import check_trust

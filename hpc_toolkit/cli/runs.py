@@ -72,8 +72,8 @@ def init(
         str | None,
         typer.Option(
             metavar="N|P%",
-            help="Pause when more items than this failed. By default a run pauses when its first 20 "
-            "distinct items all fail.",
+            help="Pause when more items than this failed. By default a run pauses when its "
+            "first 20 distinct items all fail.",
         ),
     ] = None,
     open_: Annotated[

@@ -38,8 +38,8 @@ def work(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Be gone by then: a duration from now, or @EPOCH. By default $HPCTK_DEADLINE or the "
-            "end of the Slurm job.",
+            help="Be gone by then: a duration from now, or @EPOCH. By default $HPCTK_DEADLINE "
+            "or the end of the Slurm job.",
         ),
     ] = None,
     idle_exit: Annotated[
@@ -64,8 +64,8 @@ def work(
 ) -> None:
     """Work on a run: one rank inside an srun step, local workers elsewhere.
 
-    Exits with 0 when the run is sealed and no item is pending, failed ones included, and with 75 when
-    items are left: time is up, or the worker was asked to leave.
+    Exits with 0 when the run is sealed and no item is pending, failed ones included, and with 75
+    when items are left: time is up, or the worker was asked to leave.
     """
     from hpc_toolkit.ranks import RankInfo
 

@@ -1,8 +1,8 @@
 """Which unit next: a preference, never a requirement.
 
-The group that is loaded comes first; then the longest group that nobody began; then the group with the
-most units left. Units without groups go in their order, each worker picking at random among the first
-few, so that workers seldom race for one name.
+The group that is loaded comes first; then the longest group that nobody began; then the group with
+the most units left. Units without groups go in their order, each worker picking at random among
+the first few, so that workers seldom race for one name.
 """
 
 from __future__ import annotations

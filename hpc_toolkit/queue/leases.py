@@ -75,8 +75,8 @@ class Liveness:
             return Verdict(alive=False, finished=True)
         explained = "drain" if presence is not None and presence.state == DRAINING else ""
         host = presence.host if presence is not None else ""
-        # One kernel: a lock held by a process that is gone is free at once. A lock that is held proves
-        # no life: a frozen process holds it too.
+        # One kernel: a lock held by a process that is gone is free at once. A lock that is held
+        # proves no life: a frozen process holds it too.
         same_kernel = presence is not None and (presence.host, presence.boot) == self._place
         if same_kernel and lock_is_free(self._paths, worker):
             return Verdict(alive=False, evidence="lock", explained=explained, host=host)

@@ -97,7 +97,8 @@ class StageLog:
         After False, poll and prepare the entry again: what it was made from has changed.
         """
         number = self.length + 1
-        # Payload names are unique, so a target that is ours was created by us even if the reply was lost.
+        # Payload names are unique, so a target that is ours was created by us even if the reply
+        # was lost.
         won = files.create_name(self.paths.entry(number), target) == target
         files.write_in_place(self.paths.head, b"%019d\n" % max(number, self.hint()))
         files.sync_directory(self.paths.log)

@@ -1,4 +1,4 @@
-"""What a worker does next: a fresh unit, or one whose owner is gone or gave it back (rules R3, R15)."""
+"""What a worker does next: a fresh unit, or one that died or was given back (rules R3, R15)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The state of every item, computed from journal lines and a log prefix (rules R7, R8, R11).
 
-Units that one worker finished in one clean pass, nearly all of them, are kept as that pass; only the
-others are kept item by item. Nothing here reads or writes a file.
+Units that one worker finished in one clean pass, nearly all of them, are kept as that pass; only
+the others are kept item by item. Nothing here reads or writes a file.
 """
 
 from __future__ import annotations

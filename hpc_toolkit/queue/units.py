@@ -1,4 +1,4 @@
-"""Units: what one claim takes. A pure function of a list of groups, fixed when a segment is made."""
+"""Units: what one claim takes. A pure function of the groups, fixed when a segment is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 MAX_UNIT = 256
 """Most items of a unit: bounds what a death makes others do again."""
 _SHARES = 64
-# A unit takes at most 1/64 of what is left, so the last units are single items and workers end together.
+# A unit takes at most 1/64 of what is left, so the last units are single items and workers end
+# together.
 _MAX_GROUP_UNITS = 4096
 # Beyond so many groups several whole ones share a unit, or claims would cost too many inodes.
 

@@ -16,7 +16,7 @@ def Noop(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like the
 
 
 def Sleep(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like the others
-    """Sleep for ``seconds`` of the item; with ``trace``, append a line to that file at both ends."""
+    """Sleep for ``seconds``; with ``trace``, append a line to that file before and after."""
     trace = item.get("trace")
     if trace is not None:
         _note(trace, "start", item)

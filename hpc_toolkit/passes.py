@@ -173,44 +173,47 @@ class PassRunner:
         self._journal.sync()
         self._synced_at = self._clock.monotonic()
 
+    def _death_line(
+        self, assignment: Assignment, left: list[int], generation: int, **facts: str
+    ) -> bytes:
+        return encode_line(
+            {
+                "type": "death",
+                "unit": assignment.name,
+                "generation": generation,
+                "item": left[0],
+                "alone": len(left) == 1,
+                "at": round(self._clock.wall(), 3),
+                **facts,
+            }
+        )
+
     def _append_death_of_owner(self, assignment: Assignment, pending: list[int]) -> None:
         assert assignment.died is not None
         owner, verdict = assignment.died
-        self._journal.append(
-            encode_line(
-                {
-                    "type": "death",
-                    "unit": assignment.name,
-                    "generation": assignment.generation - 1,
-                    "item": pending[0],
-                    "worker": owner,
-                    "host": verdict.host or owner,
-                    "evidence": verdict.evidence,
-                    "explained": verdict.explained,
-                    "alone": len(pending) == 1,
-                    "at": round(self._clock.wall(), 3),
-                }
-            )
+        line = self._death_line(
+            assignment,
+            pending,
+            assignment.generation - 1,
+            worker=owner,
+            host=verdict.host or owner,
+            evidence=verdict.evidence,
+            explained=verdict.explained,
         )
+        self._journal.append(line)
 
     def _append_own_death(self, assignment: Assignment, left: list[int], how: str) -> None:
         self.tally.deaths += 1
-        self._append(
-            encode_line(
-                {
-                    "type": "death",
-                    "unit": assignment.name,
-                    "generation": assignment.generation,
-                    "item": left[0],
-                    "worker": self._worker,
-                    "host": self._host,
-                    "evidence": f"executor {how}",
-                    "explained": "",
-                    "alone": len(left) == 1,
-                    "at": round(self._clock.wall(), 3),
-                }
-            )
+        line = self._death_line(
+            assignment,
+            left,
+            assignment.generation,
+            worker=self._worker,
+            host=self._host,
+            evidence=f"executor {how}",
+            explained="",
         )
+        self._append(line)
 
     def _append_killer(self, assignment: Assignment, item: int, deaths: int) -> None:
         error = f"killed its worker {deaths} times"

@@ -133,6 +133,11 @@ class Picker:
         verdict = None if released else self._liveness.verdict(owner)
         if verdict is not None and verdict.alive:
             return None
+        if verdict is not None:
+            # What it wrote last may have come between our reading and its end.
+            self._view.poll_journal(owner)
+            if name not in stage.state.open:
+                return None
         if not stage.claims.create(name, generation + 1, self._worker):
             return None
         died = (owner, verdict) if verdict is not None and not verdict.finished else None

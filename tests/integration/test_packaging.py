@@ -1,0 +1,122 @@
+"""Templates and clusters travel with the package: wheel, sdist, zip and editable installation.
+
+The virtual environments hold the package alone; a path file lends them this environment's
+dependencies, so that nothing is downloaded. The lent directory's own path files are not read, so an
+editable installation in it cannot stand in for the one under test.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptspec import ScriptSpec
+
+CHECKOUT = Path(__file__).parents[2]
+SITE_PACKAGES = sysconfig.get_path("purelib")
+SHIPPED = sorted(
+    f"hpc_toolkit/{path.relative_to(CHECKOUT)}"
+    for folder in ("templates", "clusters")
+    for path in (CHECKOUT / folder).iterdir()
+)
+RENDER = """
+import sys; sys.path[:0] = sys.argv[1:]
+import hpc_toolkit
+from hpc_toolkit.clusters import cluster_names, load_cluster
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptspec import ScriptSpec
+print(hpc_toolkit.__file__)
+print(cluster_names())
+spec = ScriptSpec(nodes=8, gpus_per_node=4, python="/opt/python")
+sys.stdout.write(render_script(spec, load_cluster("lab")))
+"""
+
+
+def run(*argv: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(argument) for argument in argv],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist of this checkout, and the wheel that was built from that sdist."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, CHECKOUT, cwd=out)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return sdist, wheel
+
+
+def make_environment(folder: Path, *install: str | Path) -> Path:
+    """A virtual environment with the package installed as told; returns its interpreter."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    purelib = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip()
+    Path(purelib, "lent.pth").write_text(f"{SITE_PACKAGES}\n", encoding="utf-8")
+    pip = (sys.executable, "-m", "pip", "--quiet", "--python", python, "install", "--no-deps")
+    run(*pip, "--no-build-isolation", *install, cwd=folder)
+    return python
+
+
+def assert_renders(python: str | Path, *path: str | Path, at: Path, package: Path) -> None:
+    first, names, script = run(python, "-I", "-c", RENDER, *path, cwd=at).split("\n", 2)
+
+    assert Path(first).is_relative_to(package)
+    assert names == "['generic', 'killarney', 'lab']"
+    spec = ScriptSpec(nodes=8, gpus_per_node=4, python="/opt/python")
+    assert script == render_script(spec, load_cluster("lab"))
+
+
+def test_wheel_holds_templates_and_clusters_once(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[1]) as archive:
+        names = archive.namelist()
+
+    assert len(names) == len(set(names))
+    found = [name for name in names if name.endswith((".j2", ".toml"))]
+    assert sorted(found) == SHIPPED
+
+
+def test_sdist_holds_templates_and_clusters_as_files(built: tuple[Path, Path]) -> None:
+    with tarfile.open(built[0]) as archive:
+        members = archive.getmembers()
+
+    files = {member.name.split("/", 1)[1] for member in members if member.isreg()}
+    assert files.issuperset(SHIPPED)
+
+
+def test_installed_wheel_renders_outside_the_checkout(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python = make_environment(tmp_path / "venv", built[1])
+
+    assert_renders(python, at=tmp_path, package=tmp_path / "venv")
+    assert run(python.with_name("hpctk"), "--version", cwd=tmp_path).startswith("hpctk ")
+    assert run(python, "-m", "hpc_toolkit", "--version", cwd=tmp_path).startswith("hpctk ")
+
+
+def test_wheel_renders_from_inside_its_zip(built: tuple[Path, Path], tmp_path: Path) -> None:
+    assert_renders(sys.executable, built[1], at=tmp_path, package=built[1])
+
+
+def test_editable_installation_reads_the_files_that_are_edited(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "venv", "--editable", CHECKOUT)
+
+    assert_renders(python, at=tmp_path, package=CHECKOUT / "hpc_toolkit")
+    for folder in ("templates", "clusters"):
+        assert (CHECKOUT / "hpc_toolkit" / folder).resolve() == CHECKOUT / folder

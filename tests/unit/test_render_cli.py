@@ -1,0 +1,264 @@
+"""'hpctk render' and 'hpctk cluster': what they write, print and refuse to overwrite."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hpc_toolkit.cli import clusters as cluster_commands
+from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.scriptfile import log_directory, write_script
+
+DEFAULT = Path("slurm/work-queue.sbatch")
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run below an empty directory, as nothing but the current one may be written to."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    render_command.register(app)
+    cluster_commands.register(app)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refused(*arguments: str) -> HpcToolkitError:
+    error = call(*arguments).exception
+    assert isinstance(error, HpcToolkitError)
+    return error
+
+
+def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> None:
+    result = call("render", "--nodes", "8", "--gpus-per-node", "4")
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"{DEFAULT}\n", "")
+    assert "#SBATCH --nodes=8\n" in DEFAULT.read_text()
+    assert Path("slurm/logs").is_dir()
+    assert {path.name for path in elsewhere.iterdir()} == {"slurm"}
+
+
+def test_render_calls_the_interpreter_that_rendered_it() -> None:
+    call("render")
+
+    assert f"\npython={Path(sys.executable).absolute()}\n" in DEFAULT.read_text()
+
+
+def test_render_to_stdout_writes_no_file(elsewhere: Path) -> None:
+    result = call("render", "-o", "-")
+
+    assert result.stdout.startswith("#!/bin/bash\n")
+    assert not list(elsewhere.iterdir())
+
+
+def test_render_again_leaves_the_same_file_alone() -> None:
+    call("render", "--nodes", "2")
+    DEFAULT.chmod(0o444)
+    before = DEFAULT.stat()
+
+    result = call("render", "--nodes", "2")
+
+    assert result.exit_code == 0
+    after = DEFAULT.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_render_replaces_a_script_that_it_rendered() -> None:
+    call("render", "--nodes", "2")
+
+    assert call("render", "--nodes", "3").exit_code == 0
+    assert "--nodes=3" in DEFAULT.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("edited", "was edited since"), ("foreign", "is not ours")]
+)
+def test_render_overwrites_an_edited_or_foreign_file_only_with_force(
+    content: str, message: str
+) -> None:
+    call("render")
+    mine = DEFAULT.read_text() + "echo mine\n" if content == "edited" else "echo mine\n"
+    DEFAULT.write_text(mine)
+
+    error = refused("render", "--nodes", "2")
+
+    assert message in error.message
+    assert "--force" in error.hint
+    assert DEFAULT.read_text() == mine
+    assert call("render", "--nodes", "2", "--force").exit_code == 0
+    assert "echo mine" not in DEFAULT.read_text()
+
+
+def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
+    result = call(
+        *("render", "work-queue", "--job-name", "mine", "--output", "a b/%u/%x-%j.log"),
+        *(
+            "--time",
+            "90",
+            "--env",
+            "A=b=c",
+            "--env",
+            "B=",
+            "--module",
+            "cuda",
+            "--setup",
+            "ulimit -c 0",
+        ),
+        *("--no-requeue", "--exclusive", "--run", "runs/x", "-o", "out/my.sbatch"),
+    )
+
+    assert result.stdout == "out/my.sbatch\n"
+    script = Path("out/my.sbatch").read_text()
+    for line in (
+        "#SBATCH --job-name=mine",
+        '#SBATCH --output="a b/%u/%x-%j.log"',
+        "#SBATCH --time=01:30:00",
+        "#SBATCH --exclusive",
+        "#SBATCH --no-requeue",
+        "run=runs/x",
+        "export A=b=c",
+        "export B=''",
+    ):
+        assert f"{line}\n" in script
+    assert (elsewhere / "a b").is_dir()
+    assert not (elsewhere / "a b" / "%u").exists()
+
+
+def test_the_command_in_the_header_renders_the_same_bytes() -> None:
+    call(
+        "render",
+        "--gpus-per-node",
+        "2",
+        "--env",
+        "A=it's $5",
+        "--setup",
+        "source 'a b'",
+        "--time",
+        "5",
+    )
+    script = DEFAULT.read_text()
+
+    words = shlex.split(script.splitlines()[3].removeprefix("#"))
+    result = call(*words[1:], "-o", "-")
+
+    assert words[0] == "hpctk"
+    assert result.stdout == script
+
+
+def test_the_job_name_of_a_script_names_its_file() -> None:
+    assert call("render", "--job-name", "x.y").stdout == "slurm/x.y.sbatch\n"
+
+
+def test_render_says_that_facts_are_not_verified() -> None:
+    result = call("render", "--cluster", "killarney", "--account", "aip-x")
+
+    assert "note: clusters/killarney.toml: facts not verified" in result.stderr
+    assert result.stdout == f"{DEFAULT}\n"
+
+
+def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(elsewhere))
+
+    result = call("render", "--cluster", "killarney", "--account", "aip-x", "-o", "-")
+
+    assert "note: killarney takes no jobs from below ~" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--nodes", "0"), "--nodes: 0 is not accepted"),
+        (("--job-name", "a\n#SBATCH --evil"), "--job-name: 'a.n#SBATCH --evil' is not accepted"),
+        (("--cluster", "lab", "--gpus-per-node", "5"), "5 is more than lab has"),
+        (("--cluster", "nowhere"), "no cluster is called 'nowhere'"),
+        (("wrok-queue",), "no template is called 'wrok-queue'"),
+        (("--env", "A"), "--env: 'A' has no '='"),
+    ],
+)
+def test_render_refuses_and_writes_nothing(
+    elsewhere: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    error = refused("render", *arguments)
+
+    assert message in error.message.replace("\\", ".")
+    assert error.hint
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("out", ["taken", "taken/x/y.sbatch", "/proc/nowhere/x.sbatch"])
+def test_write_script_that_cannot_be_written_is_an_error_with_its_path(
+    elsewhere: Path, out: str
+) -> None:
+    (elsewhere / "taken").mkdir() if out == "taken" else (elsewhere / "taken").touch()
+
+    with pytest.raises(RenderError, match=f"{out}: cannot be written"):
+        write_script(Path(out), "#!/bin/bash\n", force=True)
+
+
+def test_a_log_directory_of_another_machine_is_a_note() -> None:
+    result = call("render", "--output", "/proc/nowhere/%j.out")
+
+    assert result.exit_code == 0
+    assert "note: /proc/nowhere: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("output", "directory"),
+    [("%j.out", "."), ("logs/%j.out", "logs"), ("a/%u/b/%j.out", "a"), ("/x/%j", "/x")],
+)
+def test_log_directory_ends_where_slurm_fills_in(output: str, directory: str) -> None:
+    assert log_directory(output) == Path(directory)
+
+
+def test_cluster_list_names_the_builtin_ones() -> None:
+    lines = call("cluster", "list").stdout.splitlines()
+    records = json.loads(call("cluster", "list", "--json").stdout)
+
+    assert [line.split()[0] for line in lines] == [record["name"] for record in records]
+    assert "killarney" in [record["name"] for record in records]
+
+
+def test_cluster_show_tells_facts_source_and_date() -> None:
+    text = call("cluster", "show", "killarney").stdout
+    record = json.loads(call("cluster", "show", "killarney", "--json").stdout)
+
+    assert "mem_per_node               480G" in text
+    assert "partition gpubase_l40s_b4  up to 3-00:00:00, 42 nodes" in text
+    assert record["source"] in text
+    assert record["checked"] in text
+    assert record["mem_per_node_mib"] == 491520
+
+
+def test_cluster_show_of_an_unknown_name_is_refused() -> None:
+    error = refused("cluster", "show", "labb")
+
+    assert "no cluster is called 'labb'" in error.message
+    assert error.hint.startswith("did you mean 'lab'?")
+
+
+def test_rendering_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from hpc_toolkit.cli import render; import hpc_toolkit.render;"
+        "heavy = {'torch', 'numpy', 'transformers', 'scipy', 'sklearn', 'submitit', 'filelock'};"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=CHECKOUT
+    )
+
+    assert found.stdout.strip() == "[]", found.stderr

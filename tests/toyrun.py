@@ -1,0 +1,285 @@
+"""A run directory whose workers are played by the test."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING, Any, Self
+from zlib import crc32
+
+import pytest
+
+from hpc_toolkit.journal import JournalWriter, encode_line
+from hpc_toolkit.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
+from hpc_toolkit.queue import items as items_module
+from hpc_toolkit.queue.claims import Claims
+from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.run import Run, create_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.view import StageView
+
+NOOP = WorkloadSpec(function="hpc_toolkit.workloads.synthetic:Noop")
+
+
+def spec_of(name: str = "items", **changes: Any) -> StageSpec:
+    """A stage of no-ops."""
+    return StageSpec(**{"name": name, "workload": NOOP, **changes})
+
+
+def plain_items(count: int) -> list[Item]:
+    return [{"id": index} for index in range(count)]
+
+
+@contextlib.contextmanager
+def units_of(size: int) -> Iterator[None]:
+    """Cut every segment that is made inside into units of ``size`` items."""
+
+    def cut(_groups: Any, count: int) -> list[tuple[int, int]]:
+        return [(first, min(size, count - first)) for first in range(0, count, size)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items_module, "plan_units", cut)
+        yield
+
+
+class ToyRun:
+    """One run of one stage ``items``, in units of ``unit`` items."""
+
+    def __init__(
+        self, root: Path, count: int = 4, *, unit: int = 4, sealed: bool = True, **spec: Any
+    ) -> None:
+        self.unit = unit
+        manifest = Manifest(run=root.name, stages=(spec_of(**spec),))
+        with units_of(unit):
+            items = {"items": plain_items(count)} if count else {}
+            self.run = create_run(root, manifest, items, sealed=sealed)
+        self.root = root
+        self.paths: RunPaths = self.run.paths
+        self.stage_paths = self.paths.stage("items")
+
+    def worker(self, name: str, **presence: Any) -> ToyWorker:
+        return ToyWorker(self.paths, name, **presence)
+
+    def view(self) -> RunView:
+        """What a process that starts now sees."""
+        view = RunView(self.paths, self.run.manifest)
+        view.poll_claims()
+        view.poll()
+        return view
+
+    def stage(self) -> StageView:
+        return self.view().stages["items"]
+
+    def reopen(self) -> Run:
+        return Run.open(self.root)
+
+    def log(self) -> StageLog:
+        log = StageLog(self.stage_paths)
+        log.poll()
+        return log
+
+    def add(self, items: list[Item]) -> bool:
+        with units_of(self.unit):
+            return self.log().add_segment(encode_segment(items, group_by=None))
+
+    def unit_name(self, first: int, entry: int = 1) -> str:
+        return f"{entry:06d}-{first}"
+
+    def states(self) -> dict[tuple[int, int], str]:
+        """The state of every item by place."""
+        stage = self.stage()
+        return {
+            (unit.unit.entry, item): str(state)
+            for unit in stage.state.units.values()
+            for item, state in stage.states(unit)
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows that a new reader would give."""
+        return self.reopen().results(partial=True)
+
+
+class ToyWorker:
+    """Writes a journal line by line, as :class:`hpc_toolkit.passes.PassRunner` does."""
+
+    def __init__(self, paths: RunPaths, name: str, **presence: Any) -> None:
+        self.name = name
+        self.paths = paths
+        fields = {"host": "here", "boot": "boot", "pid": 2**22, "rank": 0, "job": None}
+        self.presence = PresenceFile(
+            paths.worker(name), Presence(worker=name, **{**fields, **presence})
+        )
+        self.journal = JournalWriter(paths.journal(name))
+        self.unit = ""
+        self.generation = 0
+        self._start = 0
+        self._written: list[bytes] = []
+        self._kinds: list[str] = []
+
+    def claim(self, unit: str, generation: int = 1) -> bool:
+        claims = Claims(self.paths.stage("items"))
+        won = claims.create(unit, generation, self.name)
+        if won:
+            self.begin(unit, generation)
+        return won
+
+    def begin(self, unit: str, generation: int) -> None:
+        """Start a pass."""
+        self.unit, self.generation = f"items/{unit}", generation
+        self._start = self.journal.size
+        self._written, self._kinds = [], []
+
+    def attempt(self, item: int, kind: str = "done", **fields: Any) -> None:
+        """Write the line of one attempt: ``done``, ``failed`` or ``permanent``."""
+        default = {"value": {"by": self.name}} if kind == "done" else {"error": f"{kind} of test"}
+        record = {
+            "type": kind,
+            "unit": self.unit,
+            "generation": self.generation,
+            "item": item,
+            "at": 0.0,
+            "seconds": 1.0,
+            **default,
+            **fields,
+        }
+        self._write(record)
+
+    def death(self, item: int, *, generation: int | None = None, **fields: Any) -> None:
+        """Write a death line; part of the pass if it is of this generation."""
+        record = {
+            "type": "death",
+            "unit": self.unit,
+            "generation": self.generation if generation is None else generation,
+            "item": item,
+            "worker": self.name,
+            "host": "here",
+            "evidence": "executor killed by SIGSEGV",
+            "explained": "",
+            "alone": False,
+            "at": 0.0,
+            **fields,
+        }
+        if generation is None:
+            self._write(record)
+        else:
+            self.journal.append(encode_line(record))
+            self._start = self.journal.size
+
+    def _write(self, record: dict[str, Any]) -> None:
+        line = encode_line(record)
+        self.journal.append(line)
+        self._written.append(line)
+        self._kinds.append(record["type"])
+
+    def release(self) -> None:
+        """End the pass."""
+        done = self._kinds.count("done")
+        failed = self._kinds.count("failed") + self._kinds.count("permanent")
+        self.journal.append(
+            encode_line(
+                {
+                    "type": "release",
+                    "unit": self.unit,
+                    "generation": self.generation,
+                    "lines": len(self._kinds),
+                    "done": done,
+                    "failed": failed,
+                    "seconds": float(len(self._kinds)),
+                    "at": 0.0,
+                    "start": self._start,
+                    "sum": f"{crc32(b''.join(self._written)):08x}",
+                }
+            )
+        )
+        self.journal.sync()
+        self.unit = ""
+
+    def work(self, unit: str, generation: int = 1, **kinds: str) -> None:
+        """A whole pass: ``i3="failed"`` says what becomes of item 3."""
+        assert self.claim(unit, generation)
+        for name, kind in kinds.items():
+            self.attempt(int(name[1:]), kind)
+        self.release()
+
+    def finish(self) -> None:
+        """Leave in good order."""
+        self.presence.update(state=FINISHED)
+
+
+class Faults:
+    """Makes the n-th of the system calls that write fail, once."""
+
+    CALLS = (
+        "open",
+        "write",
+        "pwrite",
+        "fsync",
+        "fdatasync",
+        "symlink",
+        "mkdir",
+        "rename",
+        "replace",
+    )
+
+    def __init__(self, at: int, kind: int | str) -> None:
+        self.at = at
+        self.kind = kind
+        """An errno, or ``short``: the first write from there on writes half."""
+        self.count = 0
+        self.fired = ""
+        """The call that failed."""
+
+    def __enter__(self) -> Self:
+        self._real = {name: getattr(os, name) for name in self.CALLS}
+        for name, real in self._real.items():
+            setattr(os, name, self._wrap(name, real))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, real in self._real.items():
+            setattr(os, name, real)
+
+    def _wrap(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            if self.fired or self.count < self.at:
+                return real(*args, **kwargs)
+            if self.kind != "short":
+                self.fired = name
+                assert isinstance(self.kind, int)
+                raise OSError(self.kind, os.strerror(self.kind), str(args[0]))
+            if name == "write" and len(args[1]) > 1:
+                self.fired = name
+                return real(args[0], bytes(args[1])[: len(args[1]) // 2])
+            return real(*args, **kwargs)
+
+        return call
+
+
+FAULTS = [
+    *(errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EINTR, errno.EDQUOT),
+    "short",
+]
+"""Ways in which a call can fail."""
+
+
+def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Everything below a directory: mode, time of change, and content or target."""
+    found = {}
+    for path in [root, *sorted(root.rglob("*"))]:
+        info = path.lstat()
+        if path.is_symlink():
+            content = os.readlink(path).encode()
+        else:
+            content = b"" if path.is_dir() else path.read_bytes()
+        found[str(path.relative_to(root))] = (info.st_mode, info.st_mtime_ns, content)
+    return found

@@ -5,9 +5,9 @@
 Local workers with the default heartbeat and lease run items of 0.1 s. In every round one of them is
 killed by SIGKILL in the middle of an item, as the item's own trace tells, and the time until the
 same item starts in another process is measured: for the worker and its executor together, and for
-the executor alone. A suspect of a death runs last in its unit, so that the rest of a unit, about 20
-items here at most, is part of the time. Exit code 0 if both medians are below 2 s and no attempt was
-charged.
+the executor alone. A suspect of a death runs last in its unit, so the rest of the unit, about 20
+items here at most, is part of the time. Exit code 0 if both medians are below 2 s and no attempt
+was charged.
 """
 
 from __future__ import annotations

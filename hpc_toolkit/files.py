@@ -119,7 +119,7 @@ def read_fresh(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     try:
-        return os.read(fd, 1 << 20)
+        return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
     finally:
         os.close(fd)
 

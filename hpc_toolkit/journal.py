@@ -109,6 +109,8 @@ class JournalReader:
         self.path = path
         self.bad_lines: list[int] = []
         """Byte offsets of complete lines that do not check out."""
+        self.torn_bytes = 0
+        """Bytes behind the last newline that was read: a line being written, or cut by a crash."""
         self._offset = 0
 
     def poll(self) -> Iterator[Line | Pass]:
@@ -124,20 +126,13 @@ class JournalReader:
                 if end:
                     yield from self._split(data[:end])
                     self._offset += end
+                self.torn_bytes = len(data) - end
                 if len(data) < size:
                     return
                 # A line longer than the chunk: read again with room for it.
                 size = _CHUNK if end else size * 2
         finally:
             os.close(fd)
-
-    @property
-    def torn_bytes(self) -> int:
-        """Bytes behind the last newline: a line being written, or cut by a crash."""
-        try:
-            return max(0, self.path.stat().st_size - self._offset)
-        except FileNotFoundError:
-            return 0
 
     def _split(self, data: bytes) -> Iterator[Line | Pass]:
         position = 0
@@ -149,7 +144,7 @@ class JournalReader:
             if whole and release is not None and crc32(data[start:at]) == int(release["sum"], 16):
                 yield from self._lines(data, position, start)
                 yield Pass(release, self._offset + start, self._offset + at)
-                position = at
+                position = end + 1
         yield from self._lines(data, position, len(data))
 
     def _lines(self, data: bytes, start: int, stop: int) -> Iterator[Line]:

@@ -1,0 +1,248 @@
+"""The one door for writes: exclusive names, whole files, and what a failed call leaves behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import files
+from tests.toyrun import FAULTS, Faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_create_name_gives_everybody_the_first_target(tmp_path: Path) -> None:
+    name = tmp_path / "name"
+
+    assert files.create_name(name, "first") == "first"
+    assert files.create_name(name, "second") == "first"
+    assert os.readlink(name) == "first"
+
+
+def test_i6_create_name_has_one_winner_of_many_at_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(16)
+    answers: list[str] = []
+
+    def take(who: str) -> None:
+        barrier.wait()
+        answers.append(files.create_name(tmp_path / "name", who))
+
+    threads = [threading.Thread(target=take, args=(f"w{n}",)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(answers) == 16
+    assert set(answers) == {os.readlink(tmp_path / "name")}
+
+
+def test_create_name_whose_reply_was_lost_is_known_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.symlink
+
+    def symlink_and_retransmit(target: str, path: Path) -> None:
+        real(target, path)
+        raise FileExistsError(errno.EEXIST, "sent again")
+
+    monkeypatch.setattr(os, "symlink", symlink_and_retransmit)
+
+    assert files.create_name(tmp_path / "name", "me") == "me"
+
+
+def test_read_name_that_is_invisible_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [FileNotFoundError(), FileNotFoundError(), "owner"]
+    monkeypatch.setattr(os, "readlink", _answering(answers))
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    assert files.read_name(tmp_path / "name") == "owner"
+
+
+def test_read_name_that_stays_invisible_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    with pytest.raises(FileNotFoundError, match="absent"):
+        files.read_name(tmp_path / "absent", tries=3)
+
+
+def _answering(answers: list[Any]) -> Callable[..., Any]:
+    def answer(*_: object, **__: object) -> Any:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return answer
+
+
+def test_write_all_goes_on_after_short_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:3]))
+    fd = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+    try:
+        files.write_all(fd, b"0123456789")
+    finally:
+        os.close(fd)
+
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+
+
+def test_write_new_syncs_the_content_and_then_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+
+    files.write_new(tmp_path / "file", [b"a", b"b"])
+
+    assert synced == [str(tmp_path / "file"), str(tmp_path)]
+    assert (tmp_path / "file").read_bytes() == b"ab"
+
+
+def test_write_new_refuses_a_taken_name_and_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    with pytest.raises(FileExistsError, match="file"):
+        files.write_new(tmp_path / "file", [b"new"])
+
+    assert (tmp_path / "file").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+def test_write_new_that_fails_anywhere_leaves_nothing(tmp_path: Path, kind: int | str) -> None:
+    at = 0
+    while True:
+        at += 1
+        path = tmp_path / str(at)
+        with Faults(at, kind) as faults:
+            try:
+                files.write_new(path, [b"one", b"two"])
+            except OSError:
+                assert not path.exists()
+            else:
+                assert path.read_bytes() == b"onetwo"
+        if not faults.fired:
+            break
+    assert at > 1
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+def test_replace_file_that_fails_anywhere_keeps_the_old_or_has_the_new(
+    tmp_path: Path, kind: int | str
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        path = tmp_path / str(at) / "file"
+        path.parent.mkdir()
+        path.write_bytes(b"old")
+        with Faults(at, kind) as faults:
+            try:
+                files.replace_file(path, [b"n", b"ew"])
+            except OSError:
+                assert path.read_bytes() in (b"old", b"new")
+            else:
+                assert path.read_bytes() == b"new"
+        assert [found.name for found in path.parent.iterdir()] == ["file"]
+        if not faults.fired:
+            break
+    assert at > 1
+
+
+def test_sync_directory_accepts_filesystems_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", _answering([OSError(errno.EINVAL, "cannot")]))
+
+    files.sync_directory(tmp_path)
+
+
+def test_sync_directory_reports_a_disk_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", _answering([OSError(errno.EIO, "broken disk")]))
+
+    with pytest.raises(OSError, match="broken disk"):
+        files.sync_directory(tmp_path)
+
+
+def test_read_fresh_of_nothing_is_empty_and_makes_nothing(tmp_path: Path) -> None:
+    assert files.read_fresh(tmp_path / "absent") == b""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_read_fresh_reads_all_of_a_file_larger_than_one_read(tmp_path: Path) -> None:
+    data = os.urandom(1 << 20) * 3
+    (tmp_path / "file").write_bytes(data)
+
+    assert files.read_fresh(tmp_path / "file") == data
+
+
+def test_write_in_place_keeps_the_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "head"
+    files.write_in_place(path, b"0001\n")
+    inode = path.stat().st_ino
+
+    files.write_in_place(path, b"0002\n")
+
+    assert path.read_bytes() == b"0002\n"
+    assert path.stat().st_ino == inode
+
+
+def test_list_names_of_a_missing_directory_is_empty(tmp_path: Path) -> None:
+    assert files.list_names(tmp_path / "absent") == []
+
+
+def test_filesystem_of_knows_proc_from_the_rest(tmp_path: Path) -> None:
+    from pathlib import Path as RealPath
+
+    assert files.filesystem_of(RealPath("/proc/self")) == "proc"
+    assert files.filesystem_of(tmp_path) not in ("proc", "unknown")
+
+
+def test_is_local_says_no_of_what_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "filesystem_of", lambda _: "lustre")
+
+    assert not files.is_local(tmp_path)
+
+
+def test_symlink_refusal_of_a_working_directory_is_empty_and_leaves_nothing(tmp_path: Path) -> None:
+    assert files.symlink_refusal(tmp_path) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_symlink_refusal_says_what_the_filesystem_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "symlink", _answering([OSError(errno.EPERM, "no")]))
+
+    assert files.symlink_refusal(tmp_path) == "Operation not permitted"
+
+
+def test_symlink_refusal_notices_a_changed_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "readlink", lambda _: "PROBE")
+
+    assert files.symlink_refusal(tmp_path) == "a symlink's target was changed"

@@ -55,7 +55,7 @@ case $3 in
     env -0 > "$FAKE_DIR/rank.env"
     echo $$ > "$FAKE_DIR/rank.pid"
     if [[ -e $FAKE_DIR/works_until_signalled ]]; then
-      trap 'exit 75' USR1 TERM
+      trap 'exit "$(cat "$FAKE_DIR/work_code")"' USR1 TERM
       touch "$FAKE_DIR/working"
       while :; do sleep 0.02; done
     fi
@@ -357,8 +357,10 @@ def test_without_a_readable_queue_the_exit_code_decides(
     assert slurm.requeued is requeued
 
 
-def start_and_signal(slurm: FakeSlurm, number: signal.Signals) -> tuple[int, str]:
-    slurm.answer(works_until_signalled="")
+def start_and_signal(
+    slurm: FakeSlurm, number: signal.Signals, *, work_code: int = 75
+) -> tuple[int, str]:
+    slurm.answer(works_until_signalled="", work_code=work_code)
     slurm.left(1)
     process = slurm.start(script_of(slurm))
     # Only guards against a hang: the rank is up within milliseconds.
@@ -379,6 +381,15 @@ def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(slurm: FakeSlurm)
     assert code == 0, output
     assert slurm.calls("scancel") == [["--signal=USR1", "17"]]
     assert "the step ended with code 75" in output
+    assert slurm.requeued
+
+
+def test_a_warned_job_is_requeued_although_a_rank_failed_while_it_finished(
+    slurm: FakeSlurm,
+) -> None:
+    code, output = start_and_signal(slurm, signal.SIGUSR1, work_code=1)
+
+    assert code == 0, output
     assert slurm.requeued
 
 

@@ -28,7 +28,7 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
             continue
         try:
             item = json.loads(line, parse_constant=_refuse_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             message = f"{source}, line {number}: not JSON: {error}"
             raise ItemsError(
                 message, hint='write one object a line, such as {"seed": 1}'

@@ -84,13 +84,14 @@ def _runs(groups: Sequence[int]) -> list[tuple[int, int]]:
 
 def _pack(spans: list[tuple[int, int]], unit_size: int, most: int) -> list[tuple[int, int]]:
     units: list[tuple[int, int]] = []
-    packed = 0
+    packed = most
     for first, length in spans:
-        if units and packed < most and units[-1][1] + length <= unit_size:
+        if packed < most and units[-1][1] + length <= unit_size:
             units[-1] = (units[-1][0], units[-1][1] + length)
             packed += 1
             continue
-        packed = 1
+        # The rest of a group that is cut takes no other group in.
+        packed = 1 if length <= unit_size else most
         units.extend(
             (at, min(unit_size, first + length - at))
             for at in range(first, first + length, unit_size)

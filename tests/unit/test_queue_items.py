@@ -1,0 +1,176 @@
+"""Items: what is refused and where it stands, and segments that give back what they were given."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.errors import ItemsError
+from hpc_toolkit.queue.items import (
+    Segment,
+    canonical,
+    check_items,
+    encode_segment,
+    parse_items,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text()
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {"g": st.sampled_from(["a", "b", "c", 1, None, [1]])}, optional={"x": SCALARS}
+    ),
+    min_size=1,
+    max_size=200,
+)
+
+
+def test_parse_items_skips_blank_lines_and_keeps_the_order() -> None:
+    lines = [b'{"a":1}\n', b"\n", b'  {"a":2}\n', b"   \n", b'{"a":3}']
+
+    assert parse_items(lines, source="f") == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"a": 1', "not JSON"),
+        (b"{'a': 1}", "not JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[1]", "not a JSON object but list"),
+        (b"3", "not a JSON object but int"),
+        (b'"text"', "not a JSON object but str"),
+        (b"null", "not a JSON object but NoneType"),
+    ],
+)
+def test_parse_items_names_the_line_that_is_no_object(line: bytes, problem: str) -> None:
+    with pytest.raises(ItemsError, match=f"list.jsonl, line 3: .*{problem}") as caught:
+        parse_items([b'{"a":1}\n', b"\n", line], source="list.jsonl")
+
+    assert "one object a line" in caught.value.hint
+
+
+def test_parse_items_of_a_line_nested_too_deeply_is_an_items_error() -> None:
+    with pytest.raises(ItemsError, match="line 1: not JSON"):
+        parse_items([b'{"a":' + b"[" * 200_000], source="f")
+
+
+def test_check_items_refuses_an_empty_list() -> None:
+    with pytest.raises(ItemsError, match="the list of items is empty"):
+        check_items([], group_by=None, taken=set())
+
+
+def test_check_items_names_the_duplicate_whatever_the_order_of_its_keys() -> None:
+    items = [{"a": 1, "b": 2}, {"a": 1}, {"b": 2, "a": 1}]
+
+    with pytest.raises(ItemsError, match=r'item 3 is there twice: \{"a":1,"b":2\}'):
+        check_items(items, group_by=None, taken=set())
+
+
+def test_check_items_refuses_what_the_stage_has_already() -> None:
+    taken: set[bytes] = set()
+    check_items([{"a": 1}], group_by=None, taken=taken)
+
+    with pytest.raises(ItemsError, match="item 2 is there twice"):
+        check_items([{"a": 2}, {"a": 1}], group_by=None, taken=taken)
+
+
+def test_check_items_tells_true_from_one_and_one_from_1_0() -> None:
+    check_items([{"a": True}, {"a": 1}, {"a": 1.0}, {"a": "1"}], group_by=None, taken=set())
+
+
+def test_check_items_names_the_near_miss_of_a_group_key() -> None:
+    with pytest.raises(ItemsError, match="item 1 has no key 'chekpoint'") as caught:
+        check_items([{"checkpoint": "a", "layer": 1}], group_by="chekpoint", taken=set())
+
+    assert caught.value.hint == "did you mean 'checkpoint'?"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), object(), {1, 2}, b"bytes"])
+def test_check_items_refuses_values_that_are_not_json(value: object) -> None:
+    with pytest.raises(ItemsError, match="item 1 is not plain JSON"):
+        check_items([{"a": value}], group_by=None, taken=set())
+
+
+def test_a_number_too_large_for_json_is_refused_when_it_is_checked() -> None:
+    items = parse_items([b'{"a": 1e999}'], source="f")
+
+    with pytest.raises(ItemsError, match="item 1 is not plain JSON"):
+        check_items(items, group_by=None, taken=set())
+
+
+@given(ITEMS, st.sampled_from([None, "g"]))
+def test_a_segment_gives_back_its_items_and_their_given_order(
+    fast_dir: Path, items: list[dict[str, Any]], group_by: str | None
+) -> None:
+    path = fast_dir / os.urandom(6).hex()
+    path.write_bytes(b"".join(encode_segment(items, group_by=group_by)))
+    segment = Segment(path, 7)
+
+    by_position = [json.loads(line) for line in segment.items()]
+    order = segment.order or range(segment.count)
+
+    assert segment.count == len(items)
+    assert [by_position[list(order).index(given)] for given in range(len(items))] == items
+    by_unit = [json.loads(line) for unit in segment.units for line in segment.lines(unit)]
+    assert by_unit == by_position
+    for position in range(segment.count):
+        assert position in segment.unit_of(position).items
+
+
+@given(ITEMS)
+def test_a_segments_units_hold_one_group_and_name_it(
+    fast_dir: Path, items: list[dict[str, Any]]
+) -> None:
+    path = fast_dir / os.urandom(6).hex()
+    path.write_bytes(b"".join(encode_segment(items, group_by="g")))
+    segment = Segment(path, 1)
+
+    for unit in segment.units:
+        values = [json.loads(line)["g"] for line in segment.lines(unit)]
+        assert values == [segment.group_of(unit)] * unit.count
+
+
+def test_a_segment_without_groups_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(b"".join(encode_segment([{"a": 1}], group_by=None)))
+    segment = Segment(path, 1)
+
+    assert segment.group_of(segment.units[0]) is None
+    assert segment.order is None
+    assert segment.decision is None
+
+
+def test_a_segment_keeps_the_decision_that_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    decision = {"why": "search", "arms": ["a"], "tells": [{"score": 0.1}]}
+    path.write_bytes(b"".join(encode_segment([{"a": 1}], group_by=None, decision=decision)))
+
+    assert Segment(path, 1).decision == decision
+
+
+def test_a_segments_header_is_fixed_when_it_is_made(tmp_path: Path) -> None:
+    """Workers of another version must compute the same units, so they are read and not computed."""
+    lines = encode_segment([{"a": index} for index in range(200)], group_by=None)
+    header = json.loads(lines[0])
+    header["units"] = [[0, 200, 0, -1]]
+    path = tmp_path / "s"
+    path.write_bytes(json.dumps(header).encode() + b"\n" + b"".join(lines[1:]))
+    segment = Segment(path, 1)
+
+    assert [unit.name for unit in segment.units] == ["000001-0"]
+    assert len(segment.lines(segment.units[0])) == 200
+
+
+def test_canonical_bytes_are_equal_for_equal_items_only() -> None:
+    assert canonical({"a": 1, "b": [1, 2]}) == canonical({"b": [1, 2], "a": 1})
+    assert canonical({"a": [1, 2]}) != canonical({"a": [2, 1]})

@@ -1,0 +1,84 @@
+"""Units: every item in one of them, in order, never more than a claim may take."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.queue import units as units_module
+from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_unit_name, plan_units
+
+
+@st.composite
+def groupings(draw: st.DrawFn) -> list[int]:
+    """Group index of each item, non-decreasing."""
+    sizes = draw(st.lists(st.integers(1, 700), max_size=30))
+    return [group for group, size in enumerate(sizes) for _ in range(size)]
+
+
+@given(st.integers(0, 5000))
+def test_units_cover_every_item_once_in_order(count: int) -> None:
+    units = plan_units(None, count)
+
+    assert [i for first, size in units for i in range(first, first + size)] == list(range(count))
+    assert all(1 <= size <= MAX_UNIT for _, size in units)
+
+
+@given(groupings())
+def test_units_cover_groups_and_never_mix_two(groups: list[int]) -> None:
+    units = plan_units(groups, len(groups))
+
+    assert [i for first, size in units for i in range(first, first + size)] == list(
+        range(len(groups))
+    )
+    assert all(len(set(groups[first : first + size])) == 1 for first, size in units)
+    assert all(1 <= size <= MAX_UNIT for _, size in units)
+
+
+@given(groupings(), st.integers(1, 4))
+def test_many_groups_share_units_whole(groups: list[int], most: int) -> None:
+    """A unit is a part of one group, or several whole ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units_module, "_MAX_GROUP_UNITS", most)
+        units = plan_units(groups, len(groups))
+
+    assert [i for first, size in units for i in range(first, first + size)] == list(
+        range(len(groups))
+    )
+    for first, size in units:
+        assert 1 <= size <= MAX_UNIT
+        inside = set(groups[first : first + size])
+        if len(inside) > 1:
+            assert sum(group in inside for group in groups) == size
+
+
+def test_units_taper_to_single_items_at_the_end() -> None:
+    sizes = [size for _, size in plan_units(None, 100_000)]
+
+    assert sizes[0] == MAX_UNIT
+    assert sizes[-20:] == [1] * 20
+    assert all(later <= size for size, later in itertools.pairwise(sizes))
+    assert len(sizes) < 1000
+
+
+def test_a_million_items_and_a_million_groups_stay_few_units() -> None:
+    assert len(plan_units(None, 1_000_000)) < 5_000
+    assert len(plan_units(range(100_000), 100_000)) <= 4_096
+
+
+def test_no_items_make_no_units() -> None:
+    assert plan_units(None, 0) == []
+    assert plan_units([], 0) == []
+
+
+@given(st.integers(1, 10**8), st.integers(0, 10**9))
+def test_a_units_name_can_be_parsed(entry: int, first: int) -> None:
+    assert parse_unit_name(Unit(entry, first, 1, -1).name) == (entry, first)
+
+
+def test_parse_unit_name_refuses_other_names() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_unit_name("lost+found")

@@ -62,9 +62,20 @@ class Claims:
         return self._owners[key]
 
     def create(self, unit: str, generation: int, worker: str) -> bool:
-        """Claim a generation of a unit; whether it is ours."""
+        """Claim a generation of a unit; whether it is ours.
+
+        Raises:
+            OSError: it could not be claimed, and nobody else has it.
+        """
         path = self._paths.claims / claim_name(unit, generation)
-        owner = files.create_name(path, worker)
+        try:
+            owner = files.create_name(path, worker)
+        except OSError:
+            if not path.is_symlink() and not path.exists():
+                raise
+            # It is there and cannot be read: its owner is timed like one that is silent (rule R6).
+            self._note(unit, generation)
+            return False
         self._owners[unit, generation] = owner
         self._note(unit, generation)
         return owner == worker

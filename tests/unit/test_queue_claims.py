@@ -1,0 +1,145 @@
+"""Claims: one owner for each generation, whatever a view believes (R1, R3)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.layout import StagePaths
+from hpc_toolkit.queue.claims import Claims, claim_name, parse_claim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def paths(fast_dir: Path) -> StagePaths:
+    found = StagePaths(fast_dir / "run" / "stages" / "items")
+    found.make()
+    return found
+
+
+@given(st.integers(1, 10**7), st.integers(0, 10**9), st.integers(1, 10**6))
+def test_a_claims_name_can_be_parsed(entry: int, first: int, generation: int) -> None:
+    unit = f"{entry:06d}-{first}"
+
+    assert parse_claim(claim_name(unit, generation)) == (unit, generation)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".lock", "000001-0.lock", "000001-0.x.lock", "000001-0.1", ".nfs0001", "a.1.lock~"]
+)
+def test_parse_claim_ignores_other_names(name: str) -> None:
+    assert parse_claim(name) is None
+
+
+def test_i6_a_generation_has_one_owner_of_many_at_once(paths: StagePaths) -> None:
+    barrier = threading.Barrier(12)
+    won: list[str] = []
+
+    def claim(worker: str) -> None:
+        claims = Claims(paths)
+        barrier.wait()
+        if claims.create("000001-0", 1, worker):
+            won.append(worker)
+
+    threads = [threading.Thread(target=claim, args=(f"w{n}",)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(won) == 1
+    assert Claims(paths).owner("000001-0", 1) == won[0]
+
+
+def test_i6_a_view_that_knows_nothing_of_a_claim_cannot_take_it(paths: StagePaths) -> None:
+    stale = Claims(paths)
+    stale.refresh()
+    assert Claims(paths).create("000001-0", 1, "first")
+
+    assert stale.generation("000001-0") == 0
+    assert not stale.create("000001-0", 1, "second")
+
+    assert stale.owner("000001-0", 1) == "first"
+    assert stale.generation("000001-0") == 1
+
+
+def test_create_whose_reply_was_lost_is_ours(
+    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.symlink
+
+    def symlink_and_retransmit(target: str, path: Path) -> None:
+        real(target, path)
+        raise FileExistsError(errno.EEXIST, "sent again")
+
+    monkeypatch.setattr(os, "symlink", symlink_and_retransmit)
+
+    assert Claims(paths).create("000001-0", 1, "me")
+
+
+def test_a_claim_whose_target_cannot_be_read_is_not_ours(paths: StagePaths) -> None:
+    """A copy without symlinks, or a server that says "exists" and then errs, ends no worker."""
+    (paths.claims / claim_name("000001-0", 1)).write_bytes(b"")
+    claims = Claims(paths)
+
+    assert not claims.create("000001-0", 1, "me")
+
+    assert claims.generation("000001-0") == 1
+    with pytest.raises(OSError, match="Invalid argument"):
+        claims.owner("000001-0", 1)
+
+
+def test_create_on_a_full_disk_says_so(paths: StagePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(os, "symlink", full)
+
+    with pytest.raises(OSError, match="disk full"):
+        Claims(paths).create("000001-0", 1, "me")
+
+
+def test_refresh_finds_the_newest_generation(paths: StagePaths) -> None:
+    writer = Claims(paths)
+    for generation in (1, 2, 10, 9):
+        writer.create("000001-0", generation, f"w{generation}")
+    writer.create("000001-5", 1, "w")
+    (paths.claims / ".nfs000012").write_bytes(b"")
+
+    claims = Claims(paths)
+    claims.refresh()
+
+    assert claims.newest == {"000001-0": 10, "000001-5": 1}
+    assert claims.generation("000002-0") == 0
+
+
+def test_a_listing_that_is_behind_never_lowers_a_generation(
+    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = Claims(paths)
+    claims.create("000001-0", 1, "w")
+    claims.create("000001-0", 2, "w")
+    monkeypatch.setattr(os, "listdir", lambda _: ["000001-0.1.lock"])
+
+    claims.refresh()
+
+    assert claims.generation("000001-0") == 2
+
+
+def test_overtaken_asks_the_directory(paths: StagePaths) -> None:
+    claims = Claims(paths)
+    claims.create("000001-0", 1, "slow")
+
+    assert not claims.overtaken("000001-0", 1)
+    Claims(paths).create("000001-0", 2, "quick")
+
+    assert claims.overtaken("000001-0", 1)
+    assert claims.generation("000001-0") == 2

@@ -1,0 +1,301 @@
+"""The log of a stage: one order for all, no gaps, entries whole or not there (R1, R2)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit import files
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.layout import StagePaths
+from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.log import StageLog
+from tests.toyrun import FAULTS, Faults
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def paths(fast_dir: Path) -> StagePaths:
+    found = StagePaths(fast_dir / "run" / "stages" / "items")
+    found.make()
+    return found
+
+
+def segment(*ids: int) -> list[bytes]:
+    return encode_segment([{"id": number} for number in ids], group_by=None)
+
+
+def reader(paths: StagePaths) -> StageLog:
+    log = StageLog(paths)
+    log.poll()
+    return log
+
+
+def ids(log: StageLog) -> dict[int, list[int]]:
+    return {
+        number: [json.loads(line)["id"] for line in found.items()]
+        for number, found in log.segments.items()
+    }
+
+
+def test_an_empty_log_has_nothing_and_is_open(paths: StagePaths) -> None:
+    log = StageLog(paths)
+
+    assert not log.poll()
+    assert (log.length, log.sealed, log.segments) == (0, False, {})
+
+
+def test_all_readers_see_the_entries_in_one_order(paths: StagePaths) -> None:
+    writer, follower = StageLog(paths), StageLog(paths)
+
+    assert writer.add_segment(segment(1))
+    assert follower.poll()
+    assert writer.add_segment(segment(2, 3))
+    writer.seal()
+    assert follower.poll()
+
+    assert ids(writer) == ids(follower) == ids(reader(paths)) == {1: [1], 2: [2, 3]}
+    assert follower.sealed
+    assert [path.name for path in sorted(paths.log.iterdir())] == ["000001", "000002", "000003"]
+
+
+def test_an_entry_lost_to_another_process_is_prepared_again(paths: StagePaths) -> None:
+    slow, quick = StageLog(paths), StageLog(paths)
+    assert quick.add_segment(segment(1))
+
+    assert not slow.add_segment(segment(2))
+    assert ids(slow) == {1: [1]}, "the loser reads what won"
+    assert len(list(paths.items.iterdir())) == 1, "the loser's own payload is gone"
+    assert slow.add_segment(segment(2))
+
+    assert ids(reader(paths)) == {1: [1], 2: [2]}
+
+
+def test_an_entry_whose_reply_was_lost_is_ours(
+    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.symlink
+
+    def symlink_and_retransmit(target: str, path: Path) -> None:
+        real(target, path)
+        raise FileExistsError(errno.EEXIST, "sent again")
+
+    monkeypatch.setattr(os, "symlink", symlink_and_retransmit)
+
+    assert StageLog(paths).add_segment(segment(1))
+    assert ids(reader(paths)) == {1: [1]}
+
+
+def test_i6_of_many_writers_at_once_every_segment_is_there_once(paths: StagePaths) -> None:
+    def write(number: int) -> None:
+        log = StageLog(paths)
+        while not log.add_segment(segment(number)):
+            pass
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    log = reader(paths)
+    assert sorted(ids(log)) == list(range(1, 9))
+    assert sorted(found for (found,) in ids(log).values()) == list(range(8))
+    assert len(list(paths.items.iterdir())) == 8
+
+
+def test_add_after_the_seal_is_refused_with_the_way_out(paths: StagePaths) -> None:
+    log = StageLog(paths)
+    log.seal()
+
+    with pytest.raises(RunError, match=r"stage 'items' of .*run is sealed") as caught:
+        log.add_segment(segment(1))
+
+    assert "--open" in caught.value.hint
+    assert list(paths.items.iterdir()) == []
+
+
+def test_add_that_meets_the_seal_is_refused(paths: StagePaths) -> None:
+    """The seal came between reading the log and adding to it."""
+    log = StageLog(paths)
+    StageLog(paths).seal()
+
+    assert not log.add_segment(segment(1))
+    with pytest.raises(RunError, match="is sealed"):
+        log.add_segment(segment(1))
+
+
+def test_seal_twice_makes_one_entry(paths: StagePaths) -> None:
+    first, second = StageLog(paths), StageLog(paths)
+
+    first.seal()
+    second.seal()
+    first.seal()
+
+    assert [os.readlink(path) for path in paths.log.iterdir()] == ["sealed"]
+    assert second.sealed
+
+
+def test_seal_that_loses_a_race_follows_the_segment_that_won(paths: StagePaths) -> None:
+    sealer = StageLog(paths)
+    StageLog(paths).add_segment(segment(1))
+
+    sealer.seal()
+
+    assert ids(sealer) == {1: [1]}
+    assert os.readlink(paths.entry(2)) == "sealed"
+
+
+def test_an_entry_whose_payload_is_not_visible_is_waited_for(paths: StagePaths) -> None:
+    payload = paths.items / "late.jsonl"
+    paths.entry(1).symlink_to("items/late.jsonl")
+    paths.entry(2).symlink_to("sealed")
+    log = StageLog(paths)
+
+    assert not log.poll()
+    assert (log.length, log.sealed) == (0, False), "nothing behind it may be read"
+    assert not log.append("sealed"), "nor written in its place"
+    payload.write_bytes(b"".join(segment(5)))
+    assert log.poll()
+
+    assert ids(log) == {1: [5]}
+    assert log.sealed
+
+
+def test_a_payload_that_no_entry_names_does_not_exist(paths: StagePaths) -> None:
+    StageLog(paths).write_payload("items", ".jsonl", segment(1))
+
+    assert reader(paths).segments == {}
+
+
+def test_an_unknown_entry_asks_for_an_upgrade(paths: StagePaths) -> None:
+    paths.entry(1).symlink_to("votes/1.json")
+
+    with pytest.raises(RunError, match=r"000001: unknown entry 'votes/1\.json'") as caught:
+        StageLog(paths).poll()
+
+    assert "upgrade" in caught.value.hint
+
+
+def test_a_name_that_is_cached_as_missing_is_found_by_the_listing(
+    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StageLog(paths).seal()
+    answers = [True]
+    real = os.readlink
+
+    def readlink(path: Path) -> str:
+        if answers and answers.pop():
+            raise FileNotFoundError(errno.ENOENT, "cached as missing")
+        return real(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+
+    assert reader(paths).sealed
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b"-5\n", b"\xff\xfe", None])
+def test_head_is_a_mere_hint(paths: StagePaths, content: bytes | None) -> None:
+    StageLog(paths).seal()
+    if content is None:
+        paths.head.unlink()
+    else:
+        paths.head.write_bytes(content)
+
+    assert reader(paths).sealed
+    assert StageLog(paths).hint() == 0
+
+
+def test_head_never_points_back_after_an_older_writer(paths: StagePaths) -> None:
+    StageLog(paths).seal()
+    files.write_in_place(paths.head, b"%019d\n" % 7)
+
+    late = reader(paths)
+    late.add_retry([(1, 0, 1)])
+
+    assert late.hint() == 7
+
+
+def test_retries_raise_the_floor_of_the_items_they_name(paths: StagePaths) -> None:
+    log = StageLog(paths)
+    log.add_segment(segment(1, 2, 3))
+    log.seal()
+
+    log.add_retry([(1, 0, 3), (1, 1, 2)])
+    log.add_retry([(1, 0, 2)])
+
+    found = reader(paths)
+    assert found.floors == {(1, 0): 3, (1, 1): 2}
+    assert found.retried_at == {(1, 0): 4, (1, 1): 3}
+    assert found.last_retry == 4
+
+
+def test_the_latest_table_is_the_table(paths: StagePaths) -> None:
+    log = StageLog(paths)
+    log.seal()
+    log.add_table([b"first"])
+    log.add_table([b"second"])
+
+    number, target = reader(paths).table or (0, "")
+
+    assert number == 3
+    assert (paths.root / target).read_bytes() == b"second"
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+@pytest.mark.parametrize("what", ["segment", "seal", "retry", "table"])
+def test_an_entry_that_fails_anywhere_is_there_whole_or_not_at_all(
+    fast_dir: Path, what: str, kind: int | str
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        paths = StagePaths(fast_dir / str(at) / "stages" / "items")
+        paths.make()
+        StageLog(paths).add_segment(segment(1))
+        log = reader(paths)
+        failed = False
+        with Faults(at, kind) as faults:
+            try:
+                _write_entry(log, what)
+            except OSError:
+                failed = True
+        found = reader(paths)
+        assert found.length in ((1, 2) if failed else (2,))
+        assert len(list(paths.log.iterdir())) == found.length
+        if found.length == 2:
+            _assert_whole(found, what)
+        if not faults.fired:
+            break
+        if found.length == 1:
+            _write_entry(found, what)
+            _assert_whole(reader(paths), what)
+    assert at > 1 or (what, kind) == ("seal", "short"), "a seal writes nothing but its name"
+
+
+def _write_entry(log: StageLog, what: str) -> None:
+    match what:
+        case "segment":
+            assert log.add_segment(segment(2, 3))
+        case "seal":
+            log.seal()
+        case "retry":
+            assert log.add_retry([(1, 0, 4)])
+        case _:
+            assert log.add_table([b"table\n", b"row\n"])
+
+
+def _assert_whole(log: StageLog, what: str) -> None:
+    assert ids(log) == ({1: [1], 2: [2, 3]} if what == "segment" else {1: [1]})
+    assert log.sealed == (what == "seal")
+    assert log.floors == ({(1, 0): 4} if what == "retry" else {})
+    if what == "table":
+        assert log.table is not None
+        assert (log.paths.root / log.table[1]).read_bytes() == b"table\nrow\n"

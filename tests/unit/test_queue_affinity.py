@@ -1,0 +1,140 @@
+"""Which unit next, and what was learned of how long items take."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.queue.affinity import FreshUnits, group_key
+from hpc_toolkit.queue.durations import Durations
+from hpc_toolkit.queue.units import Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GROUPS = ["a", "b", "c"]
+
+
+def units_in(*groups: int, count: int = 1) -> list[Unit]:
+    return [Unit(1, index * count, count, group) for index, group in enumerate(groups)]
+
+
+def by_group(unit: Unit) -> str | None:
+    return json.dumps(GROUPS[unit.group]) if unit.group >= 0 else None
+
+
+def seconds(**known: float) -> Callable[[str], float]:
+    return lambda key: known.get(json.loads(key), 1.0)
+
+
+@given(st.lists(st.integers(-1, 2), max_size=60), st.text(max_size=3))
+def test_every_unit_is_chosen_once(groups: list[int], seed: str) -> None:
+    fresh = FreshUnits(seed)
+    units = units_in(*groups)
+    fresh.add(units, by_group)
+
+    chosen = []
+    while (unit := fresh.choose(None, seconds())) is not None:
+        chosen.append(unit)
+
+    assert sorted(unit.first for unit in chosen) == list(range(len(units)))
+
+
+def test_the_loaded_group_comes_first() -> None:
+    fresh = FreshUnits("seed")
+    fresh.add(units_in(0, 0, 0, 1, 1, 1, 1, 1), by_group)
+
+    for _ in range(3):
+        unit = fresh.choose('"a"', seconds())
+        assert unit is not None
+        assert unit.group == 0
+
+
+def test_the_longest_group_that_nobody_began_comes_next() -> None:
+    fresh = FreshUnits("seed")
+    fresh.add(units_in(0, 0, 0, 1, 2, 2), by_group)
+
+    unit = fresh.choose('"gone"', seconds(a=1.0, b=100.0, c=2.0))
+
+    assert unit is not None
+    assert unit.group == 1
+
+
+def test_the_group_with_most_left_is_helped_when_all_are_begun() -> None:
+    fresh = FreshUnits("seed")
+    units = units_in(0, 0, 1, 1, 1, 1)
+    fresh.add(units, by_group)
+    claimed = {units[0], units[2]}
+    fresh.prune(lambda unit: unit in claimed)
+
+    unit = fresh.choose(None, seconds())
+
+    assert unit is not None
+    assert unit.group == 1
+
+
+def test_a_group_that_another_began_waits_for_one_that_nobody_began() -> None:
+    fresh = FreshUnits("seed")
+    units = units_in(0, 0, 0, 0, 1)
+    fresh.add(units, by_group)
+    fresh.prune(lambda unit: unit is units[0])
+
+    unit = fresh.choose(None, seconds())
+
+    assert unit is not None
+    assert unit.group == 1
+
+
+def test_units_without_groups_come_nearly_in_order() -> None:
+    fresh = FreshUnits("seed")
+    fresh.add(units_in(*[-1] * 200), by_group)
+
+    chosen = [unit.first for _ in range(200) if (unit := fresh.choose(None, seconds())) is not None]
+
+    assert max(place - index for index, place in enumerate(chosen)) <= 16
+    assert chosen != sorted(chosen), "workers that start together must not race for each name"
+
+
+def test_two_workers_choose_differently() -> None:
+    firsts = set()
+    for seed in "abcdefgh":
+        fresh = FreshUnits(seed)
+        fresh.add(units_in(*[-1] * 50), by_group)
+        unit = fresh.choose(None, seconds())
+        assert unit is not None
+        firsts.add(unit.first)
+
+    assert len(firsts) > 1
+
+
+def test_nothing_left_is_none() -> None:
+    fresh = FreshUnits("seed")
+    assert fresh.choose("x", seconds()) is None
+    fresh.add(units_in(0, -1), by_group)
+    fresh.prune(lambda _: True)
+
+    assert fresh.choose(None, seconds()) is None
+
+
+def test_a_groups_key_does_not_depend_on_the_order_of_its_keys() -> None:
+    assert group_key({"a": 1, "b": 2}) == group_key({"b": 2, "a": 1})
+    assert group_key("1") != group_key(1)
+    assert group_key(None) is None
+
+
+def test_durations_are_of_the_group_else_of_all_else_unknown() -> None:
+    durations = Durations()
+    assert (durations.seconds_of("a"), durations.known) == (1.0, False)
+
+    durations.add("a", 4, 8.0)
+    durations.add("b", 1, 7.0)
+    durations.add("b", 0, 100.0)
+
+    assert durations.known
+    assert durations.seconds_of("a") == 2.0
+    assert durations.seconds_of("b") == 7.0
+    assert durations.seconds_of("c") == 3.0
+    assert durations.seconds_of(None) == 3.0

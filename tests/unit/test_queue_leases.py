@@ -1,0 +1,272 @@
+"""Who lives, as one observer may judge it: by heartbeats, its own clock, its own host's locks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s, lock_is_free
+from hpc_toolkit.queue.presence import (
+    DRAINING,
+    FINISHED,
+    Presence,
+    PresenceFile,
+    read_presence,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE_S = 60.0
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    found = RunPaths(tmp_path)
+    found.make([])
+    return found
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
+    return Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S)
+
+
+def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
+    fields = {"host": "elsewhere", "boot": "boot", "pid": 1, "rank": 0, "job": None, **changes}
+    return PresenceFile(paths.worker(name), Presence(worker=name, **fields))
+
+
+def test_a_worker_that_beats_lives_for_ever(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths)
+    for _ in range(10):
+        assert observer.verdict("w").alive
+        clock.advance(LEASE_S - 1)
+        worker.update()
+
+
+def test_i3_a_silent_worker_is_dead_after_the_lease(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    begin(paths)
+
+    assert observer.verdict("w").alive
+    clock.advance(LEASE_S - 0.1)
+    assert observer.verdict("w").alive
+    clock.advance(0.2)
+    verdict = observer.verdict("w")
+
+    assert (verdict.alive, verdict.finished, verdict.evidence) == (False, False, "lease")
+    assert verdict.host == "elsewhere"
+
+
+def test_a_silence_that_ends_ends_the_verdict(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths)
+    observer.verdict("w")
+    clock.advance(LEASE_S + 1)
+    assert not observer.verdict("w").alive
+
+    worker.update()
+
+    assert observer.verdict("w").alive
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 90), st.booleans(), st.floats(-1e9, 1e9)), max_size=12),
+)
+def test_i4_only_the_observers_monotonic_clock_decides(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, bool, float]]
+) -> None:
+    """Wall clocks of both sides jump by decades; the verdict rests on silence alone."""
+
+    class Skewed(ManualClock):
+        skew = 0.0
+
+        def wall(self) -> float:
+            return self.now + self.skew
+
+    paths = RunPaths(tmp_path_factory.mktemp("run"))
+    paths.make([])
+    clock = Skewed()
+    observer = Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S)
+    worker = begin(paths, at=1e12, started=-5.0)
+    silent_since = clock.now
+    assert observer.verdict("w").alive
+    for seconds, beats, skew in steps:
+        clock.advance(seconds)
+        clock.skew = skew
+        if beats:
+            worker.update(at=-skew)
+            silent_since = clock.now
+        assert observer.verdict("w").alive == (clock.now - silent_since < LEASE_S)
+
+
+def test_i4_a_heartbeat_number_that_falls_is_a_change_as_well(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths, heartbeat=100)
+    observer.verdict("w")
+    clock.advance(LEASE_S + 1)
+    paths.worker("w").write_bytes(replace(worker.presence, heartbeat=3).encode())
+
+    assert observer.verdict("w").alive
+
+
+def test_an_owner_without_a_file_is_timed_from_first_sight(
+    observer: Liveness, clock: ManualClock
+) -> None:
+    clock.advance(10_000)
+    assert observer.verdict("ghost").alive
+    clock.advance(LEASE_S + 1)
+
+    verdict = observer.verdict("ghost")
+
+    assert (verdict.alive, verdict.evidence, verdict.host) == (False, "lease", "")
+
+
+def test_a_copy_that_cannot_be_read_counts_as_unchanged(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    begin(paths)
+    observer.verdict("w")
+    path = paths.worker("w")
+    path.write_bytes(path.read_bytes()[:-9] + b"00000000}")
+
+    clock.advance(LEASE_S - 1)
+    assert observer.verdict("w").alive
+    clock.advance(2)
+    assert not observer.verdict("w").alive
+
+
+def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(
+    paths: RunPaths, observer: Liveness
+) -> None:
+    begin(paths, host="here")
+
+    verdict = observer.verdict("w")
+
+    assert (verdict.alive, verdict.evidence) == (False, "lock")
+
+
+@pytest.mark.parametrize("place", [{"host": "there"}, {"host": "here", "boot": "other"}])
+def test_i6_a_lock_of_another_host_or_boot_proves_nothing(
+    paths: RunPaths, observer: Liveness, place: dict[str, str]
+) -> None:
+    begin(paths, **place)
+
+    assert lock_is_free(paths, "w")
+    assert observer.verdict("w").alive
+
+
+def test_a_held_lock_is_life_until_the_lease_ends(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    """A frozen process holds its lock as well."""
+    begin(paths, host="here")
+    with FileLock(paths.worker_lock("w")):
+        assert observer.verdict("w").alive
+        clock.advance(LEASE_S + 1)
+        assert observer.verdict("w").evidence == "lease"
+
+
+def test_a_worker_that_finished_is_gone_for_good(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths)
+    worker.update(state=FINISHED)
+
+    verdict = observer.verdict("w")
+    paths.worker("w").unlink()
+    clock.advance(1)
+
+    assert (verdict.alive, verdict.finished) == (False, True)
+    assert observer.verdict("w") == verdict
+
+
+def test_a_death_while_draining_is_explained(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    begin(paths, state=DRAINING)
+    observer.verdict("w")
+    clock.advance(LEASE_S + 1)
+
+    assert observer.verdict("w").explained == "drain"
+
+
+def test_an_owner_that_beats_slowly_is_not_judged_by_a_short_lease(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    begin(paths, interval_s=50.0)
+    observer.verdict("w")
+    clock.advance(2 * LEASE_S)
+    assert observer.verdict("w").alive
+
+    clock.advance(LEASE_S)
+    assert not observer.verdict("w").alive
+
+
+def test_heartbeats_slow_down_in_a_large_run() -> None:
+    assert heartbeat_interval_s(8) == 10.0
+    assert heartbeat_interval_s(5_000) == 100.0
+
+
+def test_names_lists_workers_and_nothing_else(paths: RunPaths, observer: Liveness) -> None:
+    begin(paths, "b")
+    begin(paths, "a")
+    paths.worker_lock("a").write_bytes(b"")
+
+    assert observer.names() == ["a", "b"]
+
+
+def test_a_presence_is_read_back_and_has_a_fixed_length(paths: RunPaths) -> None:
+    worker = begin(paths, note="a" * 10)
+    size = paths.worker("w").stat().st_size
+
+    worker.update(done=12345678, note="ü" * 40)
+
+    found = read_presence(paths.worker("w"))
+    assert found == worker.presence
+    assert (found.done, found.heartbeat) == (12345678, 1)
+    assert paths.worker("w").stat().st_size == size
+
+
+def test_a_presence_whose_note_is_too_long_loses_the_note_alone(paths: RunPaths) -> None:
+    worker = begin(paths)
+    worker.update(done=3, note="x" * 5000)
+
+    found = read_presence(paths.worker("w"))
+
+    assert found is not None
+    assert (found.done, found.note) == (3, "")
+
+
+def test_a_mix_of_two_presences_cannot_be_read(paths: RunPaths) -> None:
+    worker = begin(paths)
+    before = paths.worker("w").read_bytes()
+    worker.update(done=1)
+    after = paths.worker("w").read_bytes()
+    unreadable = 0
+    for cut in range(0, len(before), 16):
+        mix = after[:cut] + before[cut:]
+        found = Presence.decode(mix)
+        assert found is None or mix in (before, after)
+        unreadable += found is None
+
+    assert unreadable > 0
+    assert read_presence(paths.worker("absent")) is None

@@ -134,19 +134,18 @@ class PassRunner:
         self._overtaken = False
         self._looked_at = self._clock.monotonic()
         began = self._clock.monotonic()
-        state = assignment.stage.state
-        pending = state.pending(assignment.unit.name)
-        if assignment.died is not None and pending:
-            self._append_death_of_owner(assignment, pending)
+        state, unit = assignment.stage.state, assignment.unit.name
+        order = state.running_order(unit)
+        if assignment.died is not None and order:
+            self._append_death_of_owner(assignment, order)
             self._view.poll_journal(self._worker)
+            order = state.running_order(unit)
         start = self._journal.size
         self._written.clear()
-        suspects = state.suspects(assignment.unit.name)
-        for item in [i for i in pending if i in suspects and is_killer(suspects[i])]:
+        suspects = state.suspects(unit)
+        for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
             self._append_killer(assignment, item, len(suspects[item]))
-            pending.remove(item)
-        # The rest of the unit is safe from a suspect that runs last.
-        order = sorted(pending, key=lambda item: len(suspects.get(item, ())))
+            order.remove(item)
         try:
             outcome = self._execute(assignment, order)
         except WorkloadError:
@@ -176,24 +175,27 @@ class PassRunner:
     def _death_line(
         self, assignment: Assignment, left: list[int], generation: int, **facts: str
     ) -> bytes:
+        """A death of ``generation``, whose owner had the items ``left`` still to run."""
+        suspects = assignment.stage.state.suspects(assignment.unit.name)
         return encode_line(
             {
                 "type": "death",
                 "unit": assignment.name,
                 "generation": generation,
                 "item": left[0],
-                "alone": len(left) == 1,
+                # Several killers of one unit are never the only pending one.
+                "alone": len(left) == 1 or all(item in suspects for item in left),
                 "at": round(self._clock.wall(), 3),
                 **facts,
             }
         )
 
-    def _append_death_of_owner(self, assignment: Assignment, pending: list[int]) -> None:
+    def _append_death_of_owner(self, assignment: Assignment, order: list[int]) -> None:
         assert assignment.died is not None
         owner, verdict = assignment.died
         line = self._death_line(
             assignment,
-            pending,
+            order,
             assignment.generation - 1,
             worker=owner,
             host=verdict.host or owner,

@@ -76,11 +76,11 @@ class Death:
     """A generation whose worker or executor died."""
 
     item: int
-    """The suspect: the first item of the unit without a result."""
+    """The suspect: the pending item that the dead one had first in its order."""
     explained: str
     host: str
     alone: bool
-    """Whether the suspect was the only pending item of its unit."""
+    """Whether the suspect was the only pending item of its unit, or all of them were suspects."""
     worker: str
     evidence: str
 
@@ -251,6 +251,11 @@ class StageState:
         if state.clean is not None:
             return []
         return [i for i in state.unit.items if self.item_state(state, i) is ItemState.PENDING]
+
+    def running_order(self, unit: str) -> list[int]:
+        """The pending items of a unit, suspects last, so that the others are safe from them."""
+        suspects = self.suspects(unit)
+        return sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))
 
     def suspects(self, unit: str) -> dict[int, list[Death]]:
         """Unexplained deaths by the item that they suspect, those lifted by a retry left out."""

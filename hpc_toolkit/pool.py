@@ -6,11 +6,12 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import HpcToolkitError
@@ -144,6 +145,38 @@ class Pool:
         if bad:
             return bad[0]
         return EXIT_COMPLETE if EXIT_COMPLETE in codes else EXIT_LEFT
+
+
+def work_elsewhere(
+    root: Path, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None
+) -> int:
+    """Start a pool from a fresh interpreter, because forking a process with threads is unsafe.
+
+    What is wrong is printed by that process. Signals are passed on where handlers can be set.
+    """
+    argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
+    argv += ["--lease", str(options.lease_s), "--grace", str(options.grace_s)]
+    if options.idle_exit_s is not None:
+        argv += ["--idle-exit", str(options.idle_exit_s)]
+    if options.deadline is not None:
+        argv += ["--deadline", f"@{options.deadline}"]
+    # A group of its own: a terminal's ^C reaches this process alone, which passes it on once.
+    process = subprocess.Popen(argv, process_group=0)
+    handlers: dict[signal.Signals, Any] = {}
+    with suppress(ValueError):  # not in the main thread
+        for number in _FORWARDED:
+            handlers[number] = signal.signal(number, lambda sig, _: process.send_signal(sig))
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=_TICK_S)
+            if on_tick is not None:
+                on_tick()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.terminate()
 
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +149,7 @@ class Run:
         Raises:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
         """
-        from hpc_toolkit.pool import Pool
+        from hpc_toolkit.pool import Pool, work_elsewhere
         from hpc_toolkit.worker import Worker, WorkerOptions
 
         self._trust()
@@ -161,7 +160,7 @@ class Run:
             message = f"workers must be at least 1, got {workers}"
             raise ConfigError(message)
         if len(os.listdir("/proc/self/task")) > 1:
-            return _work_elsewhere(self.root, workers, options)
+            return work_elsewhere(self.root, workers, options, on_tick)
         return Pool(self.paths, self.manifest, options, workers=workers).run(on_tick)
 
     def status(self) -> Status:
@@ -224,16 +223,6 @@ def _parse(line: bytes) -> Item:
 
     item: Item = json.loads(line)
     return item
-
-
-def _work_elsewhere(root: Path, workers: int, options: WorkerOptions) -> int:
-    argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
-    argv += ["--lease", str(options.lease_s), "--grace", str(options.grace_s)]
-    if options.idle_exit_s is not None:
-        argv += ["--idle-exit", str(options.idle_exit_s)]
-    if options.deadline is not None:
-        argv += ["--deadline", f"@{options.deadline}"]
-    return subprocess.run(argv, check=False).returncode
 
 
 def check_stage(stage: StageSpec) -> None:

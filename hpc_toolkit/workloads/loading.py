@@ -106,17 +106,27 @@ def _import(name: str, path: tuple[str, ...]) -> Any:
 
 
 def code_file(spec: WorkloadSpec) -> Path | None:
-    """The source file that defines a workload; None for a command or where there is no file.
+    """The file of the module that a workload names; None for a command or where there is no file.
 
-    Imports it.
+    It is found without being imported: an import runs the code, and may start threads.
     """
+    from importlib.machinery import PathFinder
     from pathlib import Path
 
     if spec.function is None:
         return None
-    module = inspect.getmodule(_import(spec.function, spec.path))
-    origin = getattr(module, "__file__", None)
-    return Path(origin) if origin else None
+    path: Any = [*spec.path, *sys.path]
+    found, name = None, ""
+    for part in spec.function.partition(":")[0].split("."):
+        name = f"{name}.{part}" if name else part
+        try:
+            found = PathFinder.find_spec(name, path)
+        except KeyError:  # inside a namespace package that was not imported
+            return None
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return Path(found.origin) if found is not None and found.has_location and found.origin else None
 
 
 def code_hash(spec: WorkloadSpec) -> str | None:

@@ -1,0 +1,29 @@
+"""Real processes for the tests, and a check that none of them stays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from realrun import Hpctk  # noqa: E402 - found through the line above
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def hpctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hpctk]:
+    """The command line in a directory of its own; fails the test that leaves a process behind."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HPCTK_RUN", "HPCTK_HOST", "HPCTK_DEADLINE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    command = Hpctk(tmp_path)
+    yield command
+    left = command.leftovers()
+    assert not left, f"processes were left behind: {left}"

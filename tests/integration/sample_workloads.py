@@ -1,0 +1,163 @@
+"""Workloads of the tests that run real workers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Item = dict[str, Any]
+
+
+def note(item: Item, *words: object) -> None:
+    """Append a line to the item's trace."""
+    fd = os.open(item["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(fd, (" ".join(map(str, words)) + "\n").encode())
+    finally:
+        os.close(fd)
+
+
+def first_time(item: Item) -> bool:
+    """Whether nobody asked this of the item's ``once`` file before."""
+    try:
+        os.close(os.open(item["once"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def crash(item: Item) -> Item:
+    """End the process as ``how`` says: always, or if there is a ``once``, the first time."""
+    note(item, "start", item["id"])
+    how = item.get("how")
+    if how is None or ("once" in item and not first_time(item)):
+        return {"id": item["id"]}
+    if how == "segfault":
+        ctypes.string_at(0)
+    elif how == "abort":
+        os.abort()
+    elif how == "exit":
+        os._exit(3)
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "memory":
+        bytearray(1 << 62)
+    return {"unreachable": True}
+
+
+def hang_once(item: Item) -> Item:
+    """Hang for a minute the first time, whatever signal comes."""
+    note(item, "start", item["id"], os.getpid())
+    if first_time(item):
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            time.sleep(1)
+    return {"id": item["id"], "executor": os.getpid(), "worker": os.getppid()}
+
+
+def hang(item: Item) -> Item:
+    """Hang if the item says so."""
+    time.sleep(60 if item.get("hang") else 0)
+    return {"worker": os.getppid()}
+
+
+def fail(item: Item) -> Item:
+    """Fail, as a permanent failure if the item says so, unless the ``cure`` file is there."""
+    note(item, "start", item["id"])
+    if "cure" in item and Path(item["cure"]).exists():
+        return {"cured": True}
+    if item.get("permanent"):
+        message = "the weights are missing"
+        raise PermanentError(message, hint="fetch them")
+    message = f"item {item['id']} is ill"
+    raise RuntimeError(message)
+
+
+def fail_some(item: Item) -> Item:
+    """Fail where the item says so."""
+    if item.get("fail"):
+        message = "told to fail"
+        raise RuntimeError(message)
+    return {}
+
+
+def give(item: Item) -> Any:
+    """Give back what an expression says, such as a NaN somewhere inside."""
+    return eval(item["give"])
+
+
+def speak(item: Item) -> Item:
+    """Print from Python and from a child, on both streams."""
+    print(f"hello from {item['id']}")
+    os.system(f"echo child of {item['id']} >&2")
+    if item.get("fail"):
+        message = f"{item['id']} fell silent"
+        raise ValueError(message)
+    return {}
+
+
+class Grouped:
+    """Notes each load; the context is the group."""
+
+    def load(self, group: Any) -> Any:
+        self._group = group
+        return {"group": group, "loads": 0}
+
+    def run(self, context: Any, items: Iterable[Item]) -> Iterator[Item]:
+        for item in items:
+            if context["loads"] == 0:
+                note(item, "load", context["group"], os.getpid())
+            context["loads"] += 1
+            if "once" in item and first_time(item):
+                os.abort()
+            if "gate" in item:
+                while not Path(item["gate"]).exists():
+                    time.sleep(0.01)
+            yield {"group": context["group"]}
+
+
+class Picky:
+    """Cannot load one of its groups."""
+
+    def load(self, group: Any) -> Any:
+        if group == "bad":
+            message = "cannot load that"
+            raise OSError(message)
+        return group
+
+    def run(self, context: Any, items: Iterable[Item]) -> Iterator[Item]:
+        return ({"group": context} for _ in items)
+
+
+class Miscounting:
+    """Takes all items at once and gives ``more`` results than it took."""
+
+    def __init__(self, more: int = 0) -> None:
+        self._more = more
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: Any, items: Iterable[Item]) -> Iterator[Item]:
+        taken = list(items)
+        for number in range(len(taken) + self._more):
+            yield {"number": number}
+
+
+class Refusing:
+    """Takes no item at all."""
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: Any, items: Iterable[Item]) -> Iterator[Item]:
+        return iter(())

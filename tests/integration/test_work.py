@@ -1,0 +1,298 @@
+"""Workers and executors on all that items do: succeed, fail, crash, hang, and give odd results."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
+
+from hpc_toolkit.run import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def units_of_4(special: dict[str, Any], *, at: list[int]) -> list[dict[str, Any]]:
+    """So many items that the first units hold four each; those at ``at`` are special."""
+    items: list[dict[str, Any]] = [{} for _ in range(200)]
+    for number in at:
+        items[number].update(special)
+    return items
+
+
+def test_work_on_a_sealed_run_drains_it_and_exits_with_0(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(20, 0.01)
+
+    ended = hpctk("work", "run", "--workers", 2)
+
+    rows = run.results()
+    assert (ended.code, ended.out) == (0, "")
+    assert [row["item"]["id"] for row in rows] == list(range(20))
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
+    assert len(hpctk.noted("start")) == 20
+
+
+@pytest.mark.parametrize(
+    ("how", "evidence"),
+    [
+        ("segfault", "executor killed by SIGSEGV"),
+        ("abort", "executor killed by SIGABRT"),
+        ("exit", "executor exit code 3"),
+        ("kill", "executor killed by SIGKILL"),
+    ],
+)
+def test_item_that_ends_its_executor_costs_a_death_and_no_attempt(
+    hpctk: Hpctk, how: str, evidence: str
+) -> None:
+    run = hpctk.make([{}, {"how": how, "once": "crashed"}, {}])
+
+    ended = hpctk("work", "run", "--workers", 1)
+
+    rows = rows_by_id(run)
+    (death,) = journal_lines(run, "death")
+    assert ended.code == 0
+    assert [(row["state"], row["attempts"]) for row in rows.values()] == [("done", 1)] * 3
+    assert (death["evidence"], death["explained"]) == (evidence, "")
+    assert len({row["worker"] for row in rows.values()}) == 1
+    assert run.status().deaths == 1
+
+
+def test_item_without_memory_fails_with_an_attempt_and_says_so(hpctk: Hpctk) -> None:
+    run = hpctk.make([{"how": "memory"}], max_attempts=1)
+
+    assert hpctk("work", "run").code == 0
+
+    (line,) = journal_lines(run, "failed")
+    assert line["oom"] is True
+    assert rows_by_id(run)[0]["error"].startswith("MemoryError")
+    assert not journal_lines(run, "death")
+
+
+def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpctk: Hpctk) -> None:
+    run = hpctk.make(units_of_4({"how": "abort"}, at=[1]))
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    before = rows_by_id(run)
+    assert [number for number, row in before.items() if row["state"] == "failed"] == [1]
+    assert before[1]["error"] == "killed its worker 5 times"
+    assert len(hpctk.noted("start", "1")) == 5
+    assert len(hpctk.noted("start", "0")) == len(hpctk.noted("start", "2")) == 1
+    assert hpctk("retry", "run").err.startswith("1 items are pending again")
+    assert hpctk("work", "run", "--workers", 1).code == 0
+    assert len(hpctk.noted("start", "1")) == 10
+
+
+def test_two_killers_in_one_unit_are_both_failed(hpctk: Hpctk) -> None:
+    run = hpctk.make(units_of_4({"how": "abort"}, at=[0, 2]))
+
+    assert hpctk("work", "run", "--workers", 1, limit_s=20).code == 0
+
+    rows = rows_by_id(run)
+    assert [number for number, row in rows.items() if row["state"] == "failed"] == [0, 2]
+    assert len(hpctk.noted("start", "1")) == len(hpctk.noted("start", "3")) == 1
+
+
+def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
+    run = hpctk.make(
+        [{}, {"hang": True}, {}], "sample_workloads:hang", timeout_s=0.2, max_attempts=2
+    )
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    rows = rows_by_id(run)
+    assert [row["state"] for row in rows.values()] == ["done", "failed", "done"]
+    assert rows[1]["error"] == "took longer than the timeout of 0.2 s"
+    assert rows[1]["attempts"] == 2
+    assert len(workers_of(run)) == 1
+    assert not journal_lines(run, "death")
+
+
+def test_timeout_does_not_count_the_time_of_loading(hpctk: Hpctk, tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text(
+        "import time\n"
+        "def work(item):\n"
+        "    return {}\n"
+        "class Slow:\n"
+        "    def load(self, group): time.sleep(0.5)\n"
+        "    def run(self, context, items): return ({} for _ in items)\n"
+    )
+    run = hpctk.make([{}], "slow_import:Slow", timeout_s=0.2, max_attempts=1)
+
+    assert hpctk("work", "run").code == 0
+
+    assert rows_by_id(run)[0]["state"] == "done"
+
+
+def test_permanent_failure_is_not_tried_again(hpctk: Hpctk) -> None:
+    run = hpctk.make([{"permanent": True}, {}], "sample_workloads:fail", max_failures="100%")
+
+    assert hpctk("work", "run").code == 0
+
+    rows = rows_by_id(run)
+    assert rows[0]["error"] == "the weights are missing (fetch them)"
+    assert [row["attempts"] for row in rows.values()] == [1, 3]
+    assert len(hpctk.noted("start", "0")) == 1
+    assert len(hpctk.noted("start", "1")) == 3
+
+
+@pytest.mark.parametrize(
+    ("give", "message"),
+    [
+        ("{'a': [1, {'b': float('nan')}]}", "value.a[1].b is nan"),
+        ("{'a': -float('inf')}", "value.a is -inf"),
+        ("{'a': {1, 2}}", "value.a is a set"),
+        ("{('a', 1): 1}", "keys must be str"),
+        ("[1]", "a result must be a dict, not list"),
+        ("None", "a result must be a dict, not NoneType"),
+        ("{'a': __import__('numpy').zeros(2)}", "value.a is a ndarray"),
+        ("{'a': __import__('numpy').float32('nan')}", "value.a is nan"),
+    ],
+)
+def test_result_that_json_does_not_have_fails_the_item_with_its_path(
+    hpctk: Hpctk, give: str, message: str
+) -> None:
+    run = hpctk.make([{"give": give}], "sample_workloads:give", max_attempts=1)
+
+    assert hpctk("work", "run").code == 0
+
+    row = rows_by_id(run)[0]
+    assert (row["state"], row["value"]) == ("failed", None)
+    assert message in row["error"]
+
+
+def test_result_of_numpy_scalars_is_kept_as_numbers(hpctk: Hpctk) -> None:
+    give = "{'a': __import__('numpy').float32(0.5), 'b': [__import__('numpy').int64(7)]}"
+    run = hpctk.make([{"give": give}], "sample_workloads:give")
+
+    assert hpctk("work", "run").code == 0
+
+    assert rows_by_id(run)[0]["value"] == {"a": 0.5, "b": [7]}
+
+
+def test_class_loads_once_per_group_and_executor(hpctk: Hpctk) -> None:
+    # The third item ends the executor, whose successor must load the group again.
+    items: list[dict[str, Any]] = [{"g": "ab"[i // 3]} for i in range(6)]
+    items[2]["once"] = "crashed"
+    run = hpctk.make(items, "sample_workloads:Grouped", group_by="g")
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    groups = sorted(words[1] for words in hpctk.noted("load"))
+    assert groups == ["a", "a", "b"]
+    assert [row["value"]["group"] for row in rows_by_id(run).values()] == list("aaabbb")
+
+
+def test_results_of_a_unit_are_journaled_one_by_one(hpctk: Hpctk, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    items = [{"g": 1, **item} for item in units_of_4({"gate": str(gate)}, at=list(range(1, 200)))]
+    run = hpctk.make(items, "sample_workloads:Grouped", group_by="g")
+    work = hpctk.start("work", "run")
+
+    done = wait_until(lambda: journal_lines(run, "done"), "the first item's line")
+
+    assert [line["item"] for line in done] == [0]
+    gate.touch()
+    assert work.ended().code == 0
+
+
+def test_group_that_cannot_be_loaded_fails_alone(hpctk: Hpctk) -> None:
+    items = [{"g": "good"}, {"g": "bad"}, {"g": "bad"}, {"g": "good"}]
+    run = hpctk.make(items, "sample_workloads:Picky", group_by="g", max_attempts=2)
+
+    assert hpctk("work", "run").code == 0
+
+    rows = rows_by_id(run)
+    assert [row["state"] for row in rows.values()] == ["done", "failed", "failed", "done"]
+    assert rows[1]["error"] == "OSError: cannot load that"
+    assert rows[1]["attempts"] == rows[2]["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("workload", "error"),
+    [
+        ("Miscounting", "run() yielded fewer results than it took items"),
+        ("Refusing", "run() took no item"),
+    ],
+)
+def test_workload_that_yields_too_few_results_fails_the_items_without(
+    hpctk: Hpctk, workload: str, error: str
+) -> None:
+    options = {"more": -1} if workload == "Miscounting" else {}
+    run = hpctk.make(
+        [{"g": 1}] * 200,
+        f"sample_workloads:{workload}",
+        group_by="g",
+        max_attempts=1,
+        max_failures="100%",
+        options=options,
+    )
+
+    assert hpctk("work", "run").code == 0
+
+    rows = rows_by_id(run)
+    assert rows[3]["state"] == "failed"
+    assert error in rows[3]["error"]
+    assert rows[2]["state"] == ("done" if workload == "Miscounting" else "failed")
+
+
+def test_workload_that_yields_too_many_results_gives_each_item_one(hpctk: Hpctk) -> None:
+    run = hpctk.make(
+        [{"g": 1}] * 200, "sample_workloads:Miscounting", group_by="g", options={"more": 2}
+    )
+
+    assert hpctk("work", "run").code == 0
+
+    values = [row["value"]["number"] for row in rows_by_id(run).values()]
+    assert values[:8] == [0, 1, 2, 3] * 2
+
+
+def test_two_pools_on_one_run_share_it_and_repeat_nothing(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(60, 0.02)
+
+    pools = [hpctk.start("work", "run", "--workers", 2) for _ in range(2)]
+
+    assert [pool.ended().code for pool in pools] == [0, 0]
+    assert sorted(int(words[1]) for words in hpctk.noted("start")) == list(range(60))
+    assert {row["attempts"] for row in run.results()} == {1}
+
+
+def test_workload_that_starts_threads_when_imported_is_run(hpctk: Hpctk, tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(30,), daemon=True).start()\n"
+        "def work(item):\n"
+        "    return {'id': item['id']}\n"
+    )
+    (tmp_path / "items.jsonl").write_text('{"id": 1}\n')
+    assert hpctk("init", "run", "--workload", "threaded:work", "--items", "items.jsonl").code == 0
+
+    ended = hpctk("work", "run", limit_s=20)
+
+    assert (ended.code, ended.err) == (0, "")
+    assert rows_by_id(Run.open("run"))[1]["value"] == {"id": 1}
+
+
+def test_run_work_in_a_process_with_threads_works_and_ticks(
+    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hpctk.make_sleeping(10, 0.05)
+    for name, value in hpctk.environment().items():
+        monkeypatch.setenv(name, value)
+    ticks: list[float] = []
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+
+    try:
+        code = run.work(2, on_tick=lambda: ticks.append(0.0))
+    finally:
+        ended.set()
+        other.join()
+
+    assert code == 0
+    assert ticks
+    assert os.getpid() not in {worker["pid"] for worker in workers_of(run)}

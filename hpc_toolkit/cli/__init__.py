@@ -15,7 +15,7 @@ from contextlib import suppress
 import typer
 
 from hpc_toolkit import __version__
-from hpc_toolkit.cli import campaigns, reading, runs, working
+from hpc_toolkit.cli import campaigns, clusters, reading, render, runs, working
 from hpc_toolkit.errors import HpcToolkitError
 
 EXIT_BUG = 70
@@ -48,7 +48,7 @@ def _options(
     """Parse the options that stand before a command."""
 
 
-for module in (runs, working, reading, campaigns):
+for module in (runs, working, reading, campaigns, render, clusters):
     module.register(app)
 
 

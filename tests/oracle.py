@@ -1,0 +1,49 @@
+"""The rules for one item, written down a second time and as plainly as possible (R8, R11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True)
+class Told:
+    """One valid attempt line."""
+
+    generation: int
+    worker: str
+    place: int
+    """Where it stands in its worker's journal."""
+    kind: str
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must be said of an item."""
+
+    state: str
+    attempts: int
+    value: Any
+    worker: str | None
+    duplicates: int
+
+
+def expect(lines: Iterable[Told], *, floor: int = 0, max_attempts: int = 3) -> Expected:
+    """The state of an item from all its lines."""
+    lines = list(lines)
+    done = sorted(
+        (line for line in lines if line.kind == "done"),
+        key=lambda line: (line.generation, line.worker, line.place),
+    )
+    counting = [line for line in lines if line.kind != "done" and line.generation > floor]
+    attempts = len({line.generation for line in counting})
+    if done:
+        winner = done[0]
+        return Expected("done", attempts + 1, winner.value, winner.worker, len(done) - 1)
+    permanent = any(line.kind == "permanent" for line in counting)
+    state = "failed" if permanent or attempts >= max_attempts else "pending"
+    return Expected(state, attempts, None, None, 0)

@@ -1,0 +1,394 @@
+"""The state of items: known answers, and a second opinion on any journals (R7, R8, R11, R15)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit import files, journal
+from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.gather import gather
+from hpc_toolkit.queue.state import MAX_DEATHS, Death, is_killer
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.status import read_status
+from tests.oracle import Told, expect
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKERS = ["wa", "wb", "wc"]
+ITEMS, UNIT = 5, 3
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """What one worker writes under one generation."""
+
+    worker: str
+    unit: int
+    """First item of the unit."""
+    generation: int
+    attempts: tuple[tuple[int, str], ...]
+    released: bool
+    death: int | None
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[PassPlan]:
+    """Passes in the order in which they are written; a generation has one owner."""
+    found = []
+    for first in range(0, ITEMS, UNIT):
+        items = range(first, min(first + UNIT, ITEMS))
+        for generation in range(1, draw(st.integers(0, 5)) + 1):
+            kinds = st.sampled_from(["done", "done", "done", "failed", "failed", "permanent"])
+            order = draw(st.permutations(list(items)))
+            tried = draw(st.integers(0, len(order)) | st.just(len(order)))
+            attempts = tuple((item, draw(kinds)) for item in order[:tried])
+            death = draw(st.none() | st.none() | st.sampled_from(list(items)))
+            worker = draw(st.sampled_from(WORKERS))
+            released = draw(st.booleans())
+            found.append(PassPlan(worker, first, generation, attempts, released, death))
+    return draw(st.permutations(found))
+
+
+def write(toy: ToyRun, passes: list[PassPlan]) -> dict[int, list[Told]]:
+    """Write the journals; the attempt lines by item."""
+    workers = {name: toy.worker(name) for name in WORKERS}
+    told: dict[int, list[Told]] = {item: [] for item in range(ITEMS)}
+    for number, plan in enumerate(passes):
+        worker = workers[plan.worker]
+        worker.begin(toy.unit_name(plan.unit), plan.generation)
+        for item, kind in plan.attempts:
+            value = {"n": number, "item": item}
+            worker.attempt(item, kind, **({"value": value} if kind == "done" else {}))
+            told[item].append(Told(plan.generation, plan.worker, number, kind, value))
+        if plan.death is not None:
+            worker.death(plan.death)
+        if plan.released:
+            worker.release()
+    return told
+
+
+def everything(view: RunView) -> dict[str, Any]:
+    """All that is derived from a view."""
+    view.poll_claims()
+    view.poll()
+    stage = view.stages["items"]
+    return {
+        "rows": gather(view, "items", partial=True).rows,
+        "states": {
+            name: [(item, str(state)) for item, state in stage.states(unit)]
+            for name, unit in stage.state.units.items()
+        },
+        "open": set(stage.state.open),
+        "released": {name: unit.released for name, unit in stage.state.units.items()},
+        "deaths": {name: unit.deaths for name, unit in stage.state.units.items()},
+        "suspects": {name: stage.state.suspects(name) for name in stage.state.units},
+        "counts": read_status(view, ManualClock(), given="r").stages["items"],
+        "seconds": stage.durations.seconds_of(None),
+    }
+
+
+@settings(max_examples=150)
+@given(passes=plans(), floors=st.dictionaries(st.integers(0, ITEMS - 1), st.integers(1, 5)))
+def test_i2_rows_are_what_the_rules_say_of_arbitrary_journals(
+    fast_dir: Path, passes: list[PassPlan], floors: dict[int, int]
+) -> None:
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    told = write(toy, passes)
+    if floors:
+        toy.log().add_retry([(1, item, floor) for item, floor in floors.items()])
+
+    rows = {row["item"]["id"]: row for row in toy.rows()}
+    counts = toy.reopen().status().stages["items"]
+
+    expected = {item: expect(told[item], floor=floors.get(item, 0)) for item in range(ITEMS)}
+    for item, wanted in expected.items():
+        if wanted.state == "pending":
+            assert item not in rows
+            continue
+        row = rows[item]
+        assert (row["state"], row["attempts"], row["value"]) == (
+            wanted.state,
+            wanted.attempts,
+            wanted.value,
+        )
+        assert row["worker"] == wanted.worker or wanted.state == "failed"
+    states = [wanted.state for wanted in expected.values()]
+    assert (counts.done, counts.failed) == (states.count("done"), states.count("failed"))
+    assert counts.pending + counts.leased == states.count("pending")
+    assert counts.duplicates == sum(wanted.duplicates for wanted in expected.values())
+    assert counts.total == ITEMS
+
+
+@settings(max_examples=100)
+@given(passes=plans(), order=st.permutations(WORKERS), data=st.data())
+def test_i2_the_order_of_reading_changes_nothing(
+    fast_dir: Path, passes: list[PassPlan], order: list[str], data: st.DataObject
+) -> None:
+    """Journals are read in any order, in pieces, and before the segment they speak of."""
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    write(toy, passes)
+    wanted = everything(toy.view())
+    content = {name: toy.paths.journal(name).read_bytes() for name in WORKERS}
+    view = RunView(toy.paths, toy.run.manifest)
+    for name in WORKERS:
+        toy.paths.journal(name).write_bytes(b"")
+    if data.draw(st.booleans(), label="log first"):
+        view.poll_logs()
+
+    for name in order:
+        cut = data.draw(st.integers(0, len(content[name])), label="cut")
+        toy.paths.journal(name).write_bytes(content[name][:cut])
+        view.poll_journals()
+    for name in order:
+        toy.paths.journal(name).write_bytes(content[name])
+        view.poll_journal(name)
+
+    found = everything(view)
+    # What items took is learned from known units alone: a preference, not a state.
+    assert {**found, "seconds": 0.0} == {**wanted, "seconds": 0.0}
+
+
+@settings(max_examples=150)
+@given(passes=plans(), damage=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=2))
+def test_i8_passes_and_lines_give_one_state_also_after_damage(
+    fast_dir: Path, passes: list[PassPlan], damage: list[tuple[float, int]]
+) -> None:
+    """What the sum of a pass proves is what its lines say, and damage is never hidden by a sum."""
+    toy = ToyRun(fast_dir / os.urandom(6).hex(), ITEMS, unit=UNIT, sealed=False)
+    write(toy, passes)
+    for name, (share, byte) in zip(WORKERS, damage, strict=False):
+        path = toy.paths.journal(name)
+        content = bytearray(path.read_bytes())
+        if content:
+            content[int(share * (len(content) - 1))] = byte
+            path.write_bytes(content)
+    by_pass = everything(toy.view())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal, "_release_starts", lambda _: iter(()))
+        by_line = everything(toy.view())
+
+    assert by_pass == by_line
+
+
+def test_a_unit_done_in_one_pass_is_kept_as_that_pass(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+
+    (unit,) = toy.stage().state.units.values()
+
+    assert unit.clean is not None
+    assert unit.histories == {}
+    assert set(toy.states().values()) == {"done"}
+
+
+@pytest.mark.parametrize("order", [["wa", "wb"], ["wb", "wa"]])
+def test_i5_a_second_clean_pass_is_a_duplicate_whoever_is_read_first(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, order: list[str]
+) -> None:
+    for generation, name in ((1, "wb"), (2, "wa")):
+        toy.worker(name).work(
+            toy.unit_name(0), generation, i0="done", i1="done", i2="done", i3="done"
+        )
+    real = files.list_names
+    listed = [f"{name}.jsonl" for name in order]
+    monkeypatch.setattr(
+        files, "list_names", lambda path: listed if path.name == "journals" else real(path)
+    )
+
+    assert [row["worker"] for row in toy.rows()] == ["wb"] * 4
+    assert toy.reopen().status().stages["items"].duplicates == 4
+
+
+def test_i2_equal_generations_fall_to_the_lowest_name_then_the_first_line(toy: ToyRun) -> None:
+    """Two owners of one generation, which only a power loss can make: still one answer."""
+    for name in ("wb", "wa"):
+        worker = toy.worker(name)
+        worker.begin(toy.unit_name(0), 1)
+        worker.attempt(0, value={"n": 1, "by": name})
+        worker.attempt(0, value={"n": 2, "by": name})
+
+    (row,) = toy.rows()
+
+    assert row["value"] == {"n": 1, "by": "wa"}
+
+
+def test_i3_deaths_and_claims_cost_no_attempt(toy: ToyRun) -> None:
+    for generation in (1, 2, 3, 4):
+        worker = toy.worker(f"w{generation}")
+        worker.claim(toy.unit_name(0), generation)
+        worker.death(0)
+        worker.release()
+    last = toy.worker("last")
+    last.work(toy.unit_name(0), 5, i0="failed", i1="done")
+    last.work(toy.unit_name(0), 6, i0="done")
+
+    rows = {row["item"]["id"]: row for row in toy.rows()}
+
+    assert rows[0]["attempts"] == 2
+    assert rows[1]["attempts"] == 1
+    assert toy.states()[1, 2] == "pending"
+    assert toy.reopen().status().deaths == 4
+
+
+def test_two_failures_of_one_generation_are_one_attempt(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    for _ in range(5):
+        worker.attempt(0, "failed")
+    worker.release()
+
+    assert toy.states()[1, 0] == "pending"
+    (unit,) = toy.stage().state.units.values()
+    assert unit.histories[0].attempts(0) == 1
+
+
+def test_an_item_fails_when_max_attempts_generations_failed(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, max_attempts=2)
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), 1, i0="failed")
+    assert toy.states()[1, 0] == "pending"
+
+    worker.work(toy.unit_name(0), 2, i0="failed")
+
+    assert toy.states()[1, 0] == "failed"
+
+
+def test_i9_one_permanent_line_fails_an_item_for_good(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), i0="permanent", i1="failed", i2="done", i3="done")
+
+    assert toy.states() == {(1, 0): "failed", (1, 1): "pending", (1, 2): "done", (1, 3): "done"}
+    (row, *_) = toy.rows()
+    assert (row["state"], row["error"], row["attempts"]) == ("failed", "permanent of test", 1)
+
+
+def test_i5_a_late_failure_cannot_void_a_result(toy: ToyRun) -> None:
+    frozen, other = toy.worker("frozen"), toy.worker("other")
+    frozen.claim(toy.unit_name(0), 1)
+    other.work(toy.unit_name(0), 2, i0="done", i1="done", i2="done", i3="done")
+
+    frozen.attempt(0, "permanent")
+    frozen.attempt(1, "failed")
+
+    assert set(toy.states().values()) == {"done"}
+
+
+def test_i1_a_done_line_of_any_generation_counts_for_ever(toy: ToyRun) -> None:
+    first, second = toy.worker("first"), toy.worker("second")
+    first.claim(toy.unit_name(0), 1)
+    first.attempt(0)
+    second.work(toy.unit_name(0), 2, i1="failed", i2="failed")
+    second.work(toy.unit_name(0), 3, i1="permanent")
+
+    states = toy.states()
+
+    assert states[1, 0] == "done"
+    assert toy.rows()[0]["worker"] == "first"
+
+
+def test_i9_the_error_of_a_failed_row_is_the_permanent_one_else_the_last(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0), 1)
+    worker.attempt(0, "permanent", error="no weights")
+    worker.attempt(1, "failed", error="first")
+    worker.release()
+    for generation, error in ((2, "second"), (3, "third")):
+        worker.claim(toy.unit_name(0), generation)
+        worker.attempt(0, "failed", error="late")
+        worker.attempt(1, "failed", error=error)
+        worker.release()
+
+    assert [row["error"] for row in toy.rows()] == ["no weights", "third"]
+
+
+def test_orphan_lines_wait_for_their_segment(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2, sealed=False)
+    view = toy.view()
+    toy.add([{"id": 10}, {"id": 11}])
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0, entry=2), i0="done", i1="failed")
+    view.poll_journals()
+    assert view.stages["items"].state.units.keys() == {"000001-0"}
+
+    view.poll_logs()
+
+    states = dict(view.stages["items"].states(view.stages["items"].state.units["000002-0"]))
+    assert [str(state) for state in states.values()] == ["done", "pending"]
+
+
+def test_lines_of_stages_that_the_run_does_not_have_are_passed_over(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.begin("x", 1)
+    worker.unit = "tasks/000001-0"
+    worker.attempt(0)
+
+    assert set(toy.states().values()) == {"pending"}
+
+
+def death(host: str = "h1", *, alone: bool = False, explained: str = "") -> Death:
+    return Death(item=0, explained=explained, host=host, alone=alone, worker="w", evidence="lock")
+
+
+def test_a_killer_has_five_deaths_on_two_hosts_or_three_alone() -> None:
+    assert MAX_DEATHS == 5
+    assert not is_killer([death("h1"), *[death("h2")] * 3])
+    assert is_killer([death("h1"), *[death("h2")] * 4])
+    assert not is_killer([death()] * 20)
+    assert not is_killer([death(alone=True)] * 2 + [death()] * 3)
+    assert is_killer([death(alone=True)] * 3 + [death()] * 2)
+
+
+def test_death_lines_of_one_generation_count_once(toy: ToyRun) -> None:
+    for name in ("wa", "wb"):
+        worker = toy.worker(name)
+        worker.begin(toy.unit_name(0), 2)
+        for _ in range(3):
+            worker.death(1, generation=1, worker="dead", evidence="lease")
+
+    stage = toy.stage()
+
+    assert len(stage.state.suspects(toy.unit_name(0))[1]) == 1
+    assert toy.reopen().status().deaths == 1
+
+
+def test_explained_deaths_suspect_nobody(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.begin(toy.unit_name(0), 2)
+    worker.death(1, generation=1, explained="drain")
+
+    assert toy.stage().state.suspects(toy.unit_name(0)) == {}
+
+
+def test_a_retry_lifts_the_suspicion_of_the_deaths_before_it(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.begin(toy.unit_name(0), 9)
+    for generation in (1, 2, 8):
+        worker.death(1, generation=generation)
+    toy.log().add_retry([(1, 1, 2)])
+
+    assert len(toy.stage().state.suspects(toy.unit_name(0))[1]) == 1
+
+
+def test_i5_a_late_line_never_changes_a_table(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
+    frozen, worker = toy.worker("frozen"), toy.worker("worker")
+    frozen.claim(toy.unit_name(0), 1)
+    worker.work(toy.unit_name(0), 2, i0="failed", i1="done")
+    published = toy.reopen().table()
+    assert published.published
+
+    frozen.attempt(0, "done", value={"late": 1})
+    frozen.attempt(1, "done", value={"late": 1})
+
+    assert toy.reopen().table() == published
+    assert toy.rows() == published.rows
+    assert toy.states() == {(1, 0): "failed", (1, 1): "done"}
+    assert toy.reopen().status().stages["items"].failed == 1

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-from realrun import Hpctk  # noqa: E402 - found through the line above
+from tests.integration.realrun import Hpctk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +17,7 @@ if TYPE_CHECKING:
 def hpctk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hpctk]:
     """The command line in a directory of its own; fails the test that leaves a process behind."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # the sample workloads
     for name in ("HPCTK_RUN", "HPCTK_HOST", "HPCTK_DEADLINE", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     command = Hpctk(tmp_path)

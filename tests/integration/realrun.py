@@ -27,7 +27,7 @@ _MARK = "TEST_PROCESSES_OF"
 
 
 def wait_until(condition: Callable[[], T], what: str, *, limit_s: float = 60.0) -> T:
-    """Wait until a condition is true and give what it gave; the limit only guards against hanging."""
+    """Wait until a condition is true and give what it gave; the limit guards against hanging."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
         assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"

@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
 from hpc_toolkit.run import Run
+from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
 if TYPE_CHECKING:
     from pathlib import Path

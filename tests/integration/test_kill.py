@@ -1,0 +1,201 @@
+"""Workers that are killed, frozen or left alone: what others see, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.realrun import (
+    REPOSITORY,
+    Hpctk,
+    journal_lines,
+    lives,
+    rows_by_id,
+    wait_until,
+    workers_of,
+)
+
+if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
+
+
+def benchmark(hpctk: Hpctk, name: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "benchmarks" / name), *map(str, words)],
+        env=hpctk.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_kill_storm_loses_repeats_and_charges_nothing(hpctk: Hpctk) -> None:
+    ended = benchmark(
+        hpctk, "kill_storm.py", "--items", 300, "--kills", 6, "--freezes", 1, "--workers", 4
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_killed_worker_is_replaced_within_2_s(hpctk: Hpctk) -> None:
+    ended = benchmark(hpctk, "takeover.py", "--rounds", 3)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def kill_one_inside(hpctk: Hpctk, *, whole: bool) -> list[str]:
+    """Kill a worker, or its executor alone, inside an item; the trace's line of that item."""
+    words = wait_until(lambda: hpctk.noted("start"), "an item to start")[-1]
+    _, _, executor, worker, _ = words
+    os.kill(int(worker if whole else executor), signal.SIGKILL)
+    return words
+
+
+def test_death_on_the_same_host_is_seen_by_the_lock(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(12, 0.2)
+    work = hpctk.start("work", "run", "--workers", 2)
+
+    kill_one_inside(hpctk, whole=True)
+
+    assert work.ended().code == 0
+    (death,) = journal_lines(run, "death")
+    assert (death["evidence"], death["explained"]) == ("lock", "")
+    assert {row["attempts"] for row in run.results()} == {1}
+    assert len(workers_of(run)) == 3  # the pool replaced it
+
+
+def test_death_on_another_host_is_seen_by_the_lease(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(8, 0.2)
+    first = hpctk.start("work", "run", "--lease", "1s", env={"HPCTK_HOST": "node-a"})
+    _, _, _, worker, _ = wait_until(lambda: hpctk.noted("start"), "an item to start")[0]
+    # The pool goes first, so that nobody replaces the worker.
+    first.send(signal.SIGKILL)
+    os.kill(int(worker), signal.SIGKILL)
+
+    second = hpctk("work", "run", "--lease", "1s", env={"HPCTK_HOST": "node-b"})
+
+    (death,) = journal_lines(run, "death")
+    assert second.code == 0
+    assert (death["evidence"], death["host"]) == ("lease", "node-a")
+    assert {row["attempts"] for row in run.results()} == {1}
+
+
+def test_worker_that_lives_on_another_host_is_left_alone(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(2, 2.0)
+
+    works = [
+        hpctk.start("work", "run", "--lease", "1.5s", env={"HPCTK_HOST": host})
+        for host in ("node-a", "node-b")
+    ]
+
+    assert [work.ended().code for work in works] == [0, 0]
+    assert not journal_lines(run, "death")
+    assert len(hpctk.noted("start")) == 2
+
+
+def test_late_line_of_a_frozen_worker_is_a_duplicate_and_harms_nothing(hpctk: Hpctk) -> None:
+    """Invariant I5."""
+    run = hpctk.make_sleeping(6, 0.3)
+    frozen = hpctk.start("work", "run", "--lease", "1s", env={"HPCTK_HOST": "node-a"})
+    _, item, executor, worker, _ = wait_until(lambda: hpctk.noted("start"), "a start")[0]
+    os.kill(int(worker), signal.SIGSTOP)
+    wait_until(lambda: hpctk.noted("end", item, executor), "the frozen worker's item to end")
+
+    other = hpctk("work", "run", "--lease", "1s", env={"HPCTK_HOST": "node-b"})
+    before = rows_by_id(run)
+    os.kill(int(worker), signal.SIGCONT)
+
+    assert other.code == 0
+    assert frozen.ended().code == 0
+    lines = [line for line in journal_lines(run, "done") if line["item"] == int(item)]
+    assert len(lines) == 2
+    assert rows_by_id(run) == before
+    status = run.status()
+    assert (status.stages["items"].duplicates, status.deaths) == (1, 1)
+    assert {row["attempts"] for row in before.values()} == {1}
+    assert before[int(item)]["worker"].startswith("node-b")
+
+
+def test_pool_whose_parent_is_killed_drains_and_leaves(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(200, 0.1)
+    work = hpctk.start("work", "run", "--workers", 2)
+    wait_until(lambda: len(hpctk.noted("end")) > 2, "some items")
+
+    work.send(signal.SIGKILL)
+
+    work.ended()
+    wait_until(lambda: all(worker["state"] == "finished" for worker in workers_of(run)), "leaving")
+    started = {words[1] for words in hpctk.noted("start")}
+    assert {words[1] for words in hpctk.noted("end")} == started
+    assert run.status().stages["items"].done == len(started) < 200
+    assert not journal_lines(run, "failed")
+
+
+def test_executor_alone_that_is_killed_is_replaced_by_its_worker(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(6, 0.2)
+    work = hpctk.start("work", "run")
+
+    _, item, executor, worker, _ = kill_one_inside(hpctk, whole=False)
+
+    assert work.ended().code == 0
+    (again,) = [words for words in hpctk.noted("start", item) if words[2] != executor]
+    assert again[3] == worker
+    assert rows_by_id(run)[int(item)]["attempts"] == 1
+
+
+COMMAND = (
+    "(while true; do echo alive >> {beat}; sleep 0.02; done) & "
+    "test -e {gate} || {{ echo start {id} $$ >> {trace}; wait; }}; kill $!; wait; echo '{{\"ok\": 1}}'"
+)
+
+
+def make_command_run(hpctk: Hpctk, **settings: float) -> tuple[Run, Path, Path]:
+    """A run of one command with a child that writes until the gate is there."""
+    gate, beat = hpctk.cwd / "gate", hpctk.cwd / "beat"
+    item = {"gate": str(gate), "beat": str(beat)}
+    run = hpctk.make([item], None, command=COMMAND, **settings)
+    return run, gate, beat
+
+
+def assert_still(beat: Path, hpctk: Hpctk) -> None:
+    """Nothing writes to ``beat`` any more; other processes had the time to."""
+    size = beat.stat().st_size
+    subprocess.run(["/bin/sleep", "0.2"], check=True, cwd=hpctk.cwd)
+    assert beat.stat().st_size == size
+
+
+@pytest.mark.parametrize("victim", ["worker", "executor"])
+def test_children_of_a_command_die_with_its_worker(hpctk: Hpctk, victim: str) -> None:
+    run, gate, beat = make_command_run(hpctk)
+    work = hpctk.start("work", "run")
+    wait_until(lambda: beat.exists() and hpctk.noted("start"), "the command's child")
+    (worker,) = [one["pid"] for one in workers_of(run)]
+    shell = int(hpctk.noted("start")[0][2])
+    executor = int(Path(f"/proc/{shell}/stat").read_text().split()[3])
+    gate.touch()
+
+    os.kill(worker if victim == "worker" else executor, signal.SIGKILL)
+
+    wait_until(lambda: not lives(shell), "the command to be gone")
+    assert work.ended().code == 0
+    assert_still(beat, hpctk)
+    assert rows_by_id(run)[0]["value"] == {"ok": 1}
+    assert len(journal_lines(run, "death")) == 1
+
+
+def test_hanging_command_is_ended_with_its_children_by_the_timeout(hpctk: Hpctk) -> None:
+    run, _, beat = make_command_run(hpctk, timeout_s=0.5, max_attempts=1)
+
+    assert hpctk("work", "run").code == 0
+
+    assert_still(beat, hpctk)
+    assert "timeout of 0.5 s" in rows_by_id(run)[0]["error"]

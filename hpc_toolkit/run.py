@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -195,6 +196,21 @@ class Run:
             _retry(self.view, stage, match, failed_items) for stage in self.view.stages.values()
         )
 
+    def drain(self) -> int:
+        """Ask the workers of now to finish their item and leave; how many were asked.
+
+        It cannot be taken back, and workers that start later are not affected (rule R16).
+        """
+        from hpc_toolkit.queue.presence import FINISHED, read_presence
+
+        self._trust()
+        found = [read_presence(path) for path in sorted(self.paths.workers.glob("*.json"))]
+        names = [one.worker for one in found if one is not None and one.state != FINISHED]
+        if names:
+            path = self.paths.control / f"drain-{os.urandom(4).hex()}.json"
+            files.write_new(path, [json.dumps({"request": "drain", "workers": names}).encode()])
+        return len(names)
+
     @property
     def view(self) -> RunView:
         """What this process has read of the run; kept, so that reading again costs little."""
@@ -219,8 +235,6 @@ def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[.
 
 
 def _parse(line: bytes) -> Item:
-    import json
-
     item: Item = json.loads(line)
     return item
 

@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=_PANEL)(add)
     app.command(rich_help_panel=_PANEL)(seal)
     app.command(rich_help_panel=_PANEL)(retry)
+    app.command(rich_help_panel=_PANEL)(drain)
     app.command("try", rich_help_panel=_PANEL)(try_)
 
 
@@ -137,6 +138,12 @@ def retry(
     print(f"{count} items are pending again", file=sys.stderr)
     if count and not found.status().workers.alive:
         print("no worker is alive: start some with 'hpctk work' or sbatch", file=sys.stderr)
+
+
+def drain(run: RunArgument = None) -> None:
+    """Ask the workers of now to finish their item and leave; later ones are not affected."""
+    count = open_run(run).drain()
+    print(f"{count} workers were asked to leave", file=sys.stderr)
 
 
 def try_(

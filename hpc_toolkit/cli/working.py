@@ -130,11 +130,9 @@ def _deadline(given: str | None) -> float | None:
     """Epoch seconds by which to be gone."""
     if given is not None and not given.startswith("@"):
         return time.time() + parse_duration(given)
-    text = given[1:] if given is not None else os.environ.get("HPCTK_DEADLINE")
-    margin = 0.0
-    if text is None:
-        # Set by Slurm 22.05.9 and newer; the rendered scripts set HPCTK_DEADLINE for older ones.
-        text, margin = os.environ.get("SLURM_JOB_END_TIME"), _LEAVE_BEFORE_END_S
+    # The job's end: Slurm 23 sets the second, the rendered scripts set the first for older ones.
+    job_end = os.environ.get("HPCTK_DEADLINE") or os.environ.get("SLURM_JOB_END_TIME")
+    text, margin = (given[1:], 0.0) if given is not None else (job_end, _LEAVE_BEFORE_END_S)
     if text is None:
         return None
     try:

@@ -261,7 +261,7 @@ class StageState:
         """Unexplained deaths by the item that they suspect, those lifted by a retry left out."""
         state = self.units[unit]
         found: dict[int, list[Death]] = {}
-        for generation, death in state.deaths.items():
+        for generation, death in sorted(state.deaths.items()):
             lifted = generation <= self.floor(state.unit.entry, death.item)
             if not death.explained and not lifted:
                 found.setdefault(death.item, []).append(death)

@@ -17,7 +17,7 @@ from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.worker import EXIT_COMPLETE, EXIT_LEFT, Worker, WorkerOptions
+from hpc_toolkit.worker import DRAIN_SIGNALS, EXIT_COMPLETE, EXIT_LEFT, Worker, WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Pool:
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write, self._error_read):
             os.set_blocking(fd, False)
-        handlers = {sig: signal.signal(sig, self._forward) for sig in _FORWARDED}
+        handlers = {sig: signal.signal(sig, self._forward) for sig in DRAIN_SIGNALS}
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
@@ -87,12 +87,17 @@ class Pool:
     def _start(self, slot: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(slot)
-        self._slots[pid] = slot
+        # A signal waits until the worker can be told, and there until its own handlers stand.
+        signal.pthread_sigmask(signal.SIG_BLOCK, DRAIN_SIGNALS)
+        if not self._draining:
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(slot, parent)
+            self._slots[pid] = slot
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
 
-    def _become_worker(self, slot: int) -> None:
+    def _become_worker(self, slot: int, parent: int) -> None:
         """Never returns."""
         code = 70
         try:
@@ -101,6 +106,8 @@ class Pool:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             die_with_parent(signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(EXIT_LEFT)
             os.environ.update(local_environment(slot, self._workers))
             code = Worker(self._paths, self._manifest, self._options, SystemClock()).run()
         except HpcToolkitError as error:
@@ -164,7 +171,7 @@ def work_elsewhere(
     process = subprocess.Popen(argv, process_group=0)
     handlers: dict[signal.Signals, Any] = {}
     with suppress(ValueError):  # not in the main thread
-        for number in _FORWARDED:
+        for number in DRAIN_SIGNALS:
             handlers[number] = signal.signal(number, lambda sig, _: process.send_signal(sig))
     try:
         while True:
@@ -177,9 +184,6 @@ def work_elsewhere(
             signal.signal(number, handler)
         if process.poll() is None:
             process.terminate()
-
-
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def local_environment(slot: int, workers: int) -> dict[str, str]:

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 EXIT_COMPLETE = 0
 EXIT_LEFT = 75
 
+DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Ask a worker to finish its item and leave."""
+
 _POLL_LOCAL_S = 0.05
 _SCAN_FIRST_S = 0.03
 _SCAN_LOCAL_S = 0.5
@@ -152,8 +155,9 @@ class Worker:
         for fd in (self._wake_fd, self._wake_write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for sig in DRAIN_SIGNALS:
             signal.signal(sig, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals += 1

@@ -97,15 +97,26 @@ class Hpctk:
             **(changes or {}),
         }
 
-    def start(self, *words: object, env: dict[str, str] | None = None, stdin: str = "") -> Started:
-        """Start a command."""
+    def start(
+        self,
+        *words: object,
+        env: dict[str, str] | None = None,
+        stdin: str = "",
+        first: str = "",
+    ) -> Started:
+        """Start a command; ``first`` is Python code that its process runs before."""
+        call = f"{first}\nfrom hpc_toolkit.cli import main\nmain()"
         number = len(self._started)
         out, err = self.cwd / f".out-{number}", self.cwd / f".err-{number}"
         source = self.cwd / f".in-{number}"
         source.write_text(stdin)
         with out.open("wb") as out_file, err.open("wb") as err_file, source.open("rb") as in_file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "hpc_toolkit", *map(str, words)],
+                [
+                    sys.executable,
+                    *(["-c", call] if first else ["-m", "hpc_toolkit"]),
+                    *map(str, words),
+                ],
                 cwd=self.cwd,
                 env=self.environment(env),
                 stdin=in_file,
@@ -123,10 +134,11 @@ class Hpctk:
         *words: object,
         env: dict[str, str] | None = None,
         stdin: str = "",
+        first: str = "",
         limit_s: float = 60.0,
     ) -> Ended:
         """Run a command to its end."""
-        return self.start(*words, env=env, stdin=stdin).ended(limit_s=limit_s)
+        return self.start(*words, env=env, stdin=stdin, first=first).ended(limit_s=limit_s)
 
     def make(
         self,

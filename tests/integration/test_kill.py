@@ -154,7 +154,8 @@ def test_executor_alone_that_is_killed_is_replaced_by_its_worker(hpctk: Hpctk) -
 
 COMMAND = (
     "(while true; do echo alive >> {beat}; sleep 0.02; done) & "
-    "test -e {gate} || {{ echo start {id} $$ >> {trace}; wait; }}; kill $!; wait; echo '{{\"ok\": 1}}'"
+    "test -e {gate} || {{ echo start {id} $$ >> {trace}; wait; }}; "
+    "kill $!; wait; echo '{{\"ok\": 1}}'"
 )
 
 

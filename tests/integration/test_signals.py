@@ -1,0 +1,148 @@
+"""Workers that are asked to leave: they finish or give back, and charge nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRAINS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
+
+
+@pytest.mark.parametrize("sig", DRAINS)
+def test_drain_finishes_the_running_items_and_another_start_completes(
+    hpctk: Hpctk, sig: signal.Signals
+) -> None:
+    run = hpctk.make_sleeping(200, 0.1)
+    work = hpctk.start("work", "run", "--workers", 2)
+    wait_until(lambda: len(hpctk.noted("end")) > 2, "some items")
+
+    work.send(sig)
+
+    ended = work.ended()
+    started = {words[1] for words in hpctk.noted("start")}
+    assert (ended.code, ended.out) == (75, "")
+    assert {words[1] for words in hpctk.noted("end")} == started
+    assert len(started) < 200
+    assert {worker["state"] for worker in workers_of(run)} == {"finished"}
+    assert sig.name in workers_of(run)[0]["note"]
+    assert not journal_lines(run, "failed")
+    assert not journal_lines(run, "death")
+
+
+def test_start_after_a_drain_does_the_rest_once(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(30, 0.05)
+    work = hpctk.start("work", "run", "--workers", 2)
+    wait_until(lambda: len(hpctk.noted("end")) > 2, "some items")
+    work.send(signal.SIGTERM)
+    work.ended()
+
+    assert hpctk("work", "run", "--workers", 2).code == 0
+
+    assert sorted(int(words[1]) for words in hpctk.noted("start")) == list(range(30))
+    assert {row["attempts"] for row in run.results()} == {1}
+
+
+def test_drain_gives_back_an_item_that_outlasts_the_grace(hpctk: Hpctk, tmp_path: Path) -> None:
+    run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
+    work = hpctk.start("work", "run", "--grace", "200ms")
+    wait_until(lambda: hpctk.noted("start"), "the item to start")
+
+    work.send(signal.SIGTERM)
+
+    assert work.ended(limit_s=20).code == 75
+    assert {line["type"] for line in journal_lines(run)} == {"release"}
+    assert run.status().stages["items"].pending == 1
+    assert hpctk("work", "run").code == 0
+    assert rows_by_id(run)[0]["attempts"] == 1
+
+
+def test_second_interrupt_gives_the_running_item_back_at_once(hpctk: Hpctk, tmp_path: Path) -> None:
+    run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
+    work = hpctk.start("work", "run")
+    wait_until(lambda: hpctk.noted("start"), "the item to start")
+    began = time.monotonic()
+
+    work.send(signal.SIGINT)
+    wait_until(lambda: workers_of(run)[0]["state"] == "draining", "the first to arrive")
+    work.send(signal.SIGINT)
+
+    assert work.ended().code == 75
+    assert time.monotonic() - began < 15  # the grace is 25 s
+    assert {line["type"] for line in journal_lines(run)} == {"release"}
+
+
+def test_one_interrupt_of_a_terminal_does_not_count_twice(hpctk: Hpctk) -> None:
+    """A terminal's ^C goes to the whole foreground group."""
+    hpctk.make_sleeping(4, 1.0)
+    work = hpctk.start("work", "run", "--workers", 2)
+    wait_until(lambda: len(hpctk.noted("start")) == 2, "both workers")
+
+    os.killpg(work.pid, signal.SIGINT)
+
+    assert work.ended().code == 75
+    assert len(hpctk.noted("end")) == 2
+
+
+def test_slurm_style_signal_to_all_processes_charges_a_running_command_nothing(
+    hpctk: Hpctk,
+) -> None:
+    """Slurm signals every process of a step, the command of an item among them."""
+    run = hpctk.make([{}], None, command="echo start {id} $$ >> {trace}; exec sleep 30")
+    work = hpctk.start("work", "run")
+    shell = int(wait_until(lambda: hpctk.noted("start"), "the command")[0][2])
+    (worker,) = [one["pid"] for one in workers_of(run)]
+    with open(f"/proc/{shell}/stat") as stat:
+        executor = int(stat.read().split()[3])
+
+    for pid in (work.pid, worker, executor, shell):
+        os.kill(pid, signal.SIGTERM)
+
+    assert work.ended().code == 75
+    assert {line["type"] for line in journal_lines(run)} == {"release"}
+    assert run.status().stages["items"].pending == 1
+
+
+def test_drain_while_nothing_is_left_to_do_leaves_at_once(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(1, 0.0, open_end=True)
+    work = hpctk.start("work", "run")
+    wait_until(lambda: run.status().stages["items"].done, "the item")
+
+    work.send(signal.SIGTERM)
+
+    assert work.ended(limit_s=10).code == 75
+
+
+SLOW_START = """
+import time
+from pathlib import Path
+from hpc_toolkit.worker import Worker
+make = Worker.__init__
+def slowly(self, *words):
+    Path("starting").touch()
+    time.sleep(0.5)
+    make(self, *words)
+Worker.__init__ = slowly
+"""
+
+
+@pytest.mark.parametrize("sig", DRAINS)
+def test_drain_of_a_worker_that_starts_is_not_forgotten(
+    hpctk: Hpctk, tmp_path: Path, sig: signal.Signals
+) -> None:
+    hpctk.make_sleeping(100, 0.05)
+    work = hpctk.start("work", "run", "--workers", 2, first=SLOW_START)
+    wait_until((tmp_path / "starting").exists, "the start")
+
+    work.send(sig)
+
+    assert work.ended(limit_s=20).code == 75
+    assert not hpctk.noted("start")

@@ -45,8 +45,6 @@ class Picker:
         self._known = dict.fromkeys(view.stages, 0)
         self._listed_at = float("-inf")
         self._gone: set[str] = set()
-        self.working: tuple[str, int] | None = None
-        """The unit and generation that the worker is working on."""
 
     def fresh(self, loaded: tuple[str, str | None]) -> Assignment | None:
         """Claim a unit that nobody claimed before; ``loaded`` is the (stage, group) at hand."""

@@ -1,0 +1,301 @@
+"""What a worker takes next, and what it never takes (R3, R5, R6, R15)."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.queue.claims import claim_name
+from hpc_toolkit.queue.leases import Verdict
+from hpc_toolkit.queue.picker import Assignment, Picker
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    import pytest
+
+    from hpc_toolkit.queue.view import RunView
+
+DEAD = Verdict(alive=False, evidence="lease", host="there")
+NOTHING = ("", None)
+
+
+class FakeLiveness:
+    """Verdicts as the test says; whoever is not named lives."""
+
+    def __init__(self) -> None:
+        self.verdicts: dict[str, Verdict] = {}
+
+    def names(self) -> list[str]:
+        return sorted(self.verdicts)
+
+    def verdict(self, worker: str) -> Verdict:
+        return self.verdicts.get(worker, Verdict(alive=True))
+
+
+class Taker:
+    """A picker with its view."""
+
+    def __init__(self, toy: ToyRun, name: str = "taker") -> None:
+        self.liveness = FakeLiveness()
+        self.clock = ManualClock()
+        self.worker = toy.worker(name)
+        self.view: RunView = toy.view()
+        self.picker = Picker(self.view, self.liveness, self.clock, name)  # type: ignore[arg-type]
+
+    def fresh(self) -> Assignment | None:
+        return self.picker.fresh(NOTHING)
+
+
+def taken(found: Assignment | None) -> tuple[str, int] | None:
+    return None if found is None else (found.unit.name, found.generation)
+
+
+def owner(toy: ToyRun, unit: str, generation: int) -> str:
+    return os.readlink(toy.stage_paths.claims / claim_name(unit, generation))
+
+
+def test_fresh_claims_each_unit_once(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 10, unit=2)
+    taker = Taker(toy)
+
+    found = [taken(taker.fresh()) for _ in range(6)]
+
+    assert found[-1] is None
+    units = {f"000001-{first}" for first in range(0, 10, 2)}
+    assert set(found[:-1]) == {(unit, 1) for unit in units}
+    assert {owner(toy, unit, 1) for unit in units} == {"taker"}
+
+
+def test_i6_two_workers_with_the_same_view_share_the_units(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 12, unit=2)
+    first, second = Taker(toy, "first"), Taker(toy, "second")
+
+    found: list[tuple[str, int] | None] = []
+    while len(found) < 6:
+        found += [taken(one) for one in (first.fresh(), second.fresh()) if one is not None]
+
+    assert len(set(found)) == 6
+    assert first.fresh() is None
+    assert second.fresh() is None
+
+
+def test_fresh_prefers_the_earlier_stage_and_the_loaded_group(fast_dir: Path) -> None:
+    from hpc_toolkit.layout import Manifest
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.run import create_run
+    from tests.toyrun import spec_of
+
+    stages = (spec_of("first", group_by="g"), spec_of("second"))
+    items: dict[str, list[dict[str, Any]]] = {
+        "first": [{"id": index, "g": group} for group in "ab" for index in range(3)],
+        "second": [{"id": 1}],
+    }
+    run = create_run(fast_dir / "r", Manifest(run="r", stages=stages), items, sealed=True)
+    view = RunView(run.paths, run.manifest)
+    picker = Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
+
+    found = [picker.fresh(("first", json.dumps("b"))) for _ in range(7)]
+
+    groups = [one.stage.group_of(one.unit) for one in found if one is not None]
+    assert groups == ['"b"'] * 3 + ['"a"'] * 3 + [None]
+    assert found[-1] is not None
+    assert found[-1].name.startswith("second/")
+
+
+def test_fresh_takes_in_segments_that_are_added_later(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    taker = Taker(toy)
+    assert taken(taker.fresh()) == ("000001-0", 1)
+    assert taker.fresh() is None
+
+    toy.add([{"id": 100}])
+
+    assert taken(taker.fresh()) == ("000002-0", 1)
+
+
+def test_takeover_leaves_the_units_of_the_living_alone(toy: ToyRun) -> None:
+    toy.worker("owner").claim(toy.unit_name(0))
+
+    assert Taker(toy).picker.takeover() is None
+
+
+def test_i3_the_unit_of_a_dead_owner_is_free_at_once(toy: ToyRun) -> None:
+    dead = toy.worker("dead")
+    dead.claim(toy.unit_name(0))
+    dead.attempt(0)
+    taker = Taker(toy)
+    taker.liveness.verdicts["dead"] = DEAD
+
+    found = taker.picker.takeover()
+
+    assert taken(found) == ("000001-0", 2)
+    assert found is not None
+    assert found.died == ("dead", DEAD)
+    assert found.stage.state.pending(found.unit.name) == [1, 2, 3]
+
+
+def test_the_unit_of_a_worker_that_finished_is_free_without_a_death(toy: ToyRun) -> None:
+    toy.worker("gone").claim(toy.unit_name(0))
+    taker = Taker(toy)
+    taker.liveness.verdicts["gone"] = Verdict(alive=False, finished=True)
+
+    found = taker.picker.takeover()
+
+    assert taken(found) == ("000001-0", 2)
+    assert found is not None
+    assert found.died is None
+
+
+def test_a_released_unit_with_a_pending_item_is_free_though_its_owner_lives(toy: ToyRun) -> None:
+    toy.worker("owner").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="done")
+
+    found = Taker(toy).picker.takeover()
+
+    assert taken(found) == ("000001-0", 2)
+    assert found is not None
+    assert found.died is None
+
+
+def test_a_unit_without_a_pending_item_is_never_taken(toy: ToyRun) -> None:
+    dead = toy.worker("dead")
+    dead.claim(toy.unit_name(0))
+    for item, kind in enumerate(["done", "done", "permanent", "done"]):
+        dead.attempt(item, kind)
+    taker = Taker(toy)
+    taker.liveness.verdicts["dead"] = DEAD
+
+    assert taker.picker.takeover() is None
+    assert taker.view.complete
+
+
+def test_i5_a_late_release_of_an_older_generation_frees_nothing(toy: ToyRun) -> None:
+    frozen, owner_now = toy.worker("frozen"), toy.worker("owner")
+    frozen.claim(toy.unit_name(0), 1)
+    owner_now.claim(toy.unit_name(0), 2)
+    frozen.attempt(0, "failed")
+    frozen.release()
+
+    assert Taker(toy).picker.takeover() is None
+
+
+def test_i5_a_unit_that_was_taken_over_is_not_taken_by_its_old_owner(toy: ToyRun) -> None:
+    """The owner was declared dead; it wakes up with an old view."""
+    taker = Taker(toy, "old")
+    assert taken(taker.fresh()) == ("000001-0", 1)
+    toy.worker("new").claim(toy.unit_name(0), 2)
+
+    assert taker.picker.takeover() is None
+    assert taker.view.stages["items"].claims.overtaken("000001-0", 1)
+
+
+def test_only_the_newest_generation_decides_who_owns_a_unit(toy: ToyRun) -> None:
+    for generation in (1, 2, 3):
+        toy.worker(f"w{generation}").claim(toy.unit_name(0), generation)
+    taker = Taker(toy)
+    taker.liveness.verdicts |= {"w1": DEAD, "w2": DEAD}
+
+    assert taker.picker.takeover() is None
+    taker.liveness.verdicts["w3"] = DEAD
+    assert taken(taker.picker.takeover()) == ("000001-0", 4)
+
+
+def test_a_worker_that_finds_itself_named_works_on_the_unit(toy: ToyRun) -> None:
+    """The reply to its claim was lost, and it does not know."""
+    taker = Taker(toy)
+    (toy.stage_paths.claims / claim_name("000001-0", 1)).symlink_to("taker")
+
+    found = taker.picker.takeover()
+
+    assert taken(found) == ("000001-0", 1)
+    assert not (toy.stage_paths.claims / claim_name("000001-0", 2)).is_symlink()
+
+
+def test_a_worker_does_not_take_its_own_released_generation_again(toy: ToyRun) -> None:
+    taker = Taker(toy)
+    taker.fresh()
+    taker.worker.begin("000001-0", 1)
+    taker.worker.attempt(0, "failed")
+    taker.worker.release()
+
+    assert taken(taker.picker.takeover()) == ("000001-0", 2)
+
+
+def test_a_claim_that_cannot_be_read_is_timed_like_a_silent_owner(toy: ToyRun) -> None:
+    (toy.stage_paths.claims / claim_name("000001-0", 1)).write_bytes(b"")
+    taker = Taker(toy)
+
+    assert taker.picker.takeover() is None
+    taker.liveness.verdicts["unreadable-items-000001-0.1"] = DEAD
+
+    found = taker.picker.takeover()
+    assert taken(found) == ("000001-0", 2)
+
+
+def test_i6_a_stale_view_loses_the_race_and_takes_nothing(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.worker("dead").claim(toy.unit_name(0), 1)
+    taker = Taker(toy)
+    taker.liveness.verdicts["dead"] = DEAD
+    toy.worker("quicker").claim(toy.unit_name(0), 2)
+    monkeypatch.setattr(taker.view, "poll_claims", lambda: None)
+
+    assert taker.picker.takeover() is None
+    assert owner(toy, "000001-0", 2) == "quicker"
+
+
+def test_again_takes_the_next_generation_of_the_unit_just_given_back(toy: ToyRun) -> None:
+    taker = Taker(toy)
+    first = taker.fresh()
+    assert first is not None
+    taker.worker.begin(first.unit.name, 1)
+    taker.worker.attempt(0)
+    taker.worker.death(1)
+    taker.worker.release()
+
+    second = taker.picker.again(first)
+
+    assert taken(second) == ("000001-0", 2)
+
+
+def test_again_has_nothing_where_everything_is_finished(toy: ToyRun) -> None:
+    taker = Taker(toy)
+    first = taker.fresh()
+    assert first is not None
+    taker.worker.begin(first.unit.name, 1)
+    for item in range(4):
+        taker.worker.attempt(item)
+    taker.worker.release()
+
+    assert taker.picker.again(first) is None
+
+
+def test_notice_deaths_tells_of_each_death_once(toy: ToyRun) -> None:
+    taker = Taker(toy)
+    taker.liveness.verdicts["left"] = Verdict(alive=False, finished=True)
+    assert not taker.picker.notice_deaths()
+
+    taker.liveness.verdicts["dead"] = DEAD
+
+    assert taker.picker.notice_deaths()
+    assert not taker.picker.notice_deaths()
+
+
+def test_takeover_after_a_retry_finds_the_items_that_it_names(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
+    toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
+    taker = Taker(toy)
+    assert taker.picker.takeover() is None
+    assert taker.view.complete
+
+    toy.reopen().retry()
+
+    found = taker.picker.takeover()
+    assert taken(found) == ("000001-0", 2)
+    assert found is not None
+    assert found.stage.state.pending(found.unit.name) == [0]

@@ -1,0 +1,438 @@
+"""One pass over a unit, with an executor that the test plays: what is journaled, and when."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import passes
+from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, Report
+from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
+from hpc_toolkit.passes import Outcome, PassRunner
+from hpc_toolkit.queue.claims import Claims
+from hpc_toolkit.queue.leases import Verdict
+from hpc_toolkit.queue.picker import Assignment
+from tests.toyrun import ToyRun, ToyWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Act = str | Callable[[], None]
+
+
+class FakeExecutor:
+    """Answers with the next act of the script whenever its worker looks up."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.results, self._write = os.pipe()
+        os.set_blocking(self.results, False)
+        self.ended, self._life = os.pipe()
+        self._report: Report | None = None
+
+    def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
+        self._stage.requests.append(request)
+        self._stage.lines.append(lines)
+        self._report = Report(request, self._send)
+
+    def _send(self, kind: bytes, text: bytes = b"") -> None:
+        os.write(self._write, kind + text + b"\n")
+
+    def act(self, what: str) -> None:
+        assert self._report is not None
+        match what:
+            case "done":
+                self._report.result({"n": self._report.index})
+            case "failed":
+                self._report.failure(ValueError("wrong"))
+            case "permanent":
+                self._report.failure(PermanentError("no weights"))
+            case "die":
+                os.close(self._life)
+            case "loading":
+                self._send(LOADING)
+            case "loaded":
+                self._send(LOADED)
+            case "broken":
+                self._send(BROKEN, b"no module 'x'\tinstall it")
+            case end:
+                self._send(END, end.removeprefix("end ").removeprefix("end").encode())
+
+    def stop(self) -> None:
+        self._stage.stops += 1
+
+    def end(self) -> str:
+        self._stage.ends += 1
+        return "killed by SIGKILL"
+
+    def close(self) -> None:
+        for fd in (self.results, self._write, self.ended):
+            os.close(fd)
+
+
+class Stage:
+    """A pass runner on a toy run, and the script of its executors."""
+
+    def __init__(self, toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.toy = toy
+        self.script: list[Act] = []
+        self.requests: list[dict[str, Any]] = []
+        self.lines: list[list[bytes]] = []
+        self.stops = self.ends = 0
+        self.clock = ManualClock()
+        self.view = toy.view()
+        self.worker: ToyWorker = toy.worker("me")
+        self.wake, self._wake_write = os.pipe()
+        self._executor: FakeExecutor | None = None
+        monkeypatch.setattr(passes, "Executor", self._make)
+        self.runner = PassRunner(
+            worker="me",
+            host="here",
+            stages={"items": toy.run.manifest.stages[0]},
+            view=self.view,
+            journal=self.worker.journal,
+            log_path=toy.paths.worker_log("me"),
+            clock=self.clock,
+            wake_fd=self.wake,
+            tick=self._tick,
+        )
+
+    def _make(self, *_: object) -> FakeExecutor:
+        self._executor = FakeExecutor(self)
+        return self._executor
+
+    def _tick(self) -> None:
+        assert self.script, "the worker waits for more than the script has"
+        what = self.script.pop(0)
+        if callable(what):
+            what()
+            os.write(self._wake_write, b"x")  # look up again at once
+        else:
+            assert self._executor is not None
+            self._executor.act(what)
+
+    def run(
+        self, *script: Act, generation: int = 1, died: tuple[str, Verdict] | None = None
+    ) -> Outcome:
+        stage = self.view.stages["items"]
+        assert stage.claims.create("000001-0", generation, "me")
+        self.script = list(script)
+        assignment = Assignment(stage, stage.unit("000001-0"), generation, died)
+        outcome = self.runner.run(assignment)
+        assert not self.script, "the worker did not wait for the whole script"
+        return outcome
+
+    def journal(self) -> list[tuple[Any, ...]]:
+        """(type, generation, item) of every line."""
+        path = self.toy.paths.journal("me")
+        lines: list[dict[str, Any]] = []
+        for found in JournalReader(path).poll():
+            if isinstance(found, Pass):
+                lines += [line.record for line in read_lines(path, found.start, found.end)]
+                lines.append(found.release)
+            else:
+                lines.append(found.record)
+        return [(line["type"], line["generation"], line.get("item")) for line in lines]
+
+    def close(self) -> None:
+        self.runner.close()
+        os.close(self.wake)
+        os.close(self._wake_write)
+
+
+@pytest.fixture
+def stage(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    found = Stage(toy, monkeypatch)
+    yield found
+    found.close()
+
+
+def test_a_whole_pass_is_proven_by_its_release(stage: Stage) -> None:
+    outcome = stage.run("done", "done", "done", "done", "end")
+
+    assert outcome is Outcome.COMPLETE
+    (found,) = JournalReader(stage.toy.paths.journal("me")).poll()
+    assert isinstance(found, Pass)
+    assert (found.release["done"], found.release["lines"]) == (4, 4)
+    assert set(stage.toy.states().values()) == {"done"}
+    assert stage.lines == [[b'{"id":0}', b'{"id":1}', b'{"id":2}', b'{"id":3}']]
+
+
+def test_i1_every_line_is_on_disk_when_a_pass_returns(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = os.fdatasync
+
+    def note(fd: int) -> None:
+        real(fd)
+        sizes.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+
+    stage.run("done", "failed", "permanent", "done", "end")
+
+    assert sizes[-1:] == [stage.toy.paths.journal("me").stat().st_size]
+    assert not stage.worker.journal.dirty
+
+
+def test_i1_long_passes_are_synced_on_the_way(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: sizes.append(os.fstat(fd).st_size))
+
+    def second() -> None:
+        stage.clock.advance(1.0)
+
+    stage.run("done", second, "done", second, "done", "done", "end")
+
+    assert len(sizes) >= 3
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "write"])
+def test_i1_a_disk_that_fails_ends_the_pass_and_claims_no_result(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real = getattr(os, call)
+    journal = stage.worker.journal._fd
+
+    def fail(fd: int, *rest: Any) -> Any:
+        if fd == journal:
+            raise OSError(errno.ENOSPC, "disk full")
+        return real(fd, *rest)
+
+    monkeypatch.setattr(os, call, fail)
+
+    with pytest.raises(OSError, match="disk full"):
+        stage.run("done", "done", "done", "done", "end")
+
+    assert stage.worker.journal.dirty or stage.worker.journal.size == 0
+    monkeypatch.undo()
+    stage.script.clear()
+
+
+def test_each_pending_item_is_attempted_once_and_its_failures_stay_pending(stage: Stage) -> None:
+    stage.run("done", "failed", "done", "failed", "end")
+    stage.view.poll_journals()
+    assert stage.requests[0]["positions"] == [0, 1, 2, 3]
+
+    stage.run("done", "done", "end", generation=2)
+
+    assert stage.requests[1]["positions"] == [1, 3]
+    assert stage.journal() == [
+        ("done", 1, 0),
+        ("failed", 1, 1),
+        ("done", 1, 2),
+        ("failed", 1, 3),
+        ("release", 1, None),
+        ("done", 2, 1),
+        ("done", 2, 3),
+        ("release", 2, None),
+    ]
+
+
+def test_i9_a_permanent_failure_is_written_as_one(stage: Stage) -> None:
+    stage.run("permanent", "done", "done", "done", "end")
+
+    assert stage.journal()[0] == ("permanent", 1, 0)
+    (row, *_) = stage.toy.rows()
+    assert (row["state"], row["error"]) == ("failed", "no weights")
+
+
+def test_a_worker_that_was_overtaken_writes_nothing_more(stage: Stage) -> None:
+    def overtake() -> None:
+        assert Claims(stage.toy.stage_paths).create("000001-0", 2, "other")
+        stage.clock.advance(2.0)
+
+    outcome = stage.run("done", overtake, "done", "done", "end stopped")
+
+    assert outcome is Outcome.OVERTAKEN
+    assert stage.journal() == [("done", 1, 0)]
+    assert stage.stops >= 1
+
+
+def test_an_executor_that_died_costs_a_death_line_and_a_release(stage: Stage) -> None:
+    outcome = stage.run("done", "die")
+
+    assert outcome is Outcome.DIED
+    assert stage.journal() == [("done", 1, 0), ("death", 1, 1), ("release", 1, None)]
+    assert stage.toy.states()[1, 1] == "pending"
+    stage.view.poll_journals()
+    (death,) = stage.view.stages["items"].state.suspects("000001-0")[1]
+    assert (death.worker, death.host, death.alone) == ("me", "here", False)
+    assert death.evidence == "executor killed by SIGKILL"
+
+
+def test_an_executor_that_died_after_its_last_result_costs_nothing(stage: Stage) -> None:
+    outcome = stage.run("done", "done", "done", "done", "die")
+
+    assert outcome is Outcome.COMPLETE
+    assert stage.journal()[-2:] == [("done", 1, 3), ("release", 1, None)]
+
+
+def test_i3_the_death_of_the_last_owner_is_written_first_and_explained(stage: Stage) -> None:
+    dead = stage.toy.worker("dead")
+    dead.claim("000001-0", 1)
+    dead.attempt(0)
+    stage.view.poll_claims()
+    stage.view.poll_journals()
+    verdict = Verdict(alive=False, evidence="lease", explained="drain", host="there")
+
+    stage.run("done", "done", "done", "end", generation=2, died=("dead", verdict))
+
+    assert stage.journal()[0] == ("death", 1, 1)
+    first = next(JournalReader(stage.toy.paths.journal("me")).poll())
+    assert isinstance(first, Line)
+    named = {key: first.record[key] for key in ("worker", "host", "evidence", "explained")}
+    assert named == {"worker": "dead", "host": "there", "evidence": "lease", "explained": "drain"}
+    assert all(row["attempts"] == 1 for row in stage.toy.rows())
+
+
+def test_a_pass_behind_a_death_line_is_still_proven_by_its_sum(stage: Stage) -> None:
+    verdict = Verdict(alive=False, evidence="lease")
+    stage.toy.worker("dead").claim("000001-0", 1)
+    stage.view.poll_claims()
+
+    stage.run("done", "done", "done", "done", "end", generation=2, died=("dead", verdict))
+
+    kinds = [type(found) for found in JournalReader(stage.toy.paths.journal("me")).poll()]
+    assert kinds == [Line, Pass]
+
+
+def suspect(stage: Stage, item: int, deaths: int, **facts: Any) -> None:
+    """Let item ``item`` have killed workers in generations 1, 2, ..."""
+    other = stage.toy.worker("other")
+    for generation in range(1, deaths + 1):
+        other.claim("000001-0", generation)
+        other.death(item, host=f"h{generation % 2}", **facts)
+        other.release()
+    stage.view.poll_claims()
+    stage.view.poll_journals()
+
+
+def test_suspects_run_last(stage: Stage) -> None:
+    suspect(stage, 1, 2)
+
+    stage.run("done", "done", "done", "done", "end", generation=3)
+
+    assert stage.requests[0]["positions"] == [0, 2, 3, 1]
+
+
+def test_a_killer_is_failed_for_good_and_the_rest_is_run(stage: Stage) -> None:
+    suspect(stage, 1, 5)
+
+    outcome = stage.run("done", "done", "done", "end", generation=6)
+
+    assert outcome is Outcome.COMPLETE
+    assert stage.requests[0]["positions"] == [0, 2, 3]
+    assert stage.toy.states() == {(1, 0): "done", (1, 1): "failed", (1, 2): "done", (1, 3): "done"}
+    assert stage.toy.rows()[1]["error"] == "killed its worker 5 times"
+    assert stage.toy.rows()[1]["attempts"] == 1
+
+
+def test_explained_deaths_make_no_killer(stage: Stage) -> None:
+    suspect(stage, 1, 9, explained="preempted")
+
+    stage.run("done", "done", "done", "done", "end", generation=10)
+
+    assert stage.requests[0]["positions"] == [0, 1, 2, 3]
+
+
+def test_a_retried_killer_runs_again(stage: Stage) -> None:
+    suspect(stage, 1, 5)
+    stage.run("done", "done", "done", "end", generation=6)
+
+    assert stage.toy.reopen().retry() == 1
+    stage.view.poll()
+    stage.run("done", "end", generation=7)
+
+    assert stage.toy.states()[1, 1] == "done"
+
+
+def test_the_taker_suspects_the_item_that_its_owner_ran(stage: Stage) -> None:
+    """Item 0 was suspected before, so the dead owner ran it last: item 1 was running."""
+    suspect(stage, 0, 1)
+    stage.toy.worker("dead").claim("000001-0", 2)
+    stage.view.poll_claims()
+    verdict = Verdict(alive=False, evidence="lease", host="there")
+
+    stage.run("done", "done", "done", "done", "end", generation=3, died=("dead", verdict))
+
+    assert stage.journal()[0] == ("death", 2, 1)
+
+
+def test_a_stop_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
+    def ask() -> None:
+        stage.runner.control.stop = True
+
+    outcome = stage.run("done", ask, "done", "end stopped")
+
+    assert outcome is Outcome.STOPPED
+    assert stage.journal() == [("done", 1, 0), ("done", 1, 1), ("release", 1, None)]
+    assert stage.stops >= 1
+
+
+def test_a_stop_before_the_pass_gives_the_unit_back_untouched(stage: Stage) -> None:
+    stage.runner.control.stop = True
+
+    assert stage.run() is Outcome.STOPPED
+    assert stage.journal() == [("release", 1, None)]
+    assert stage.requests == []
+
+
+def test_i3_an_interruption_costs_the_running_item_no_attempt(stage: Stage) -> None:
+    def abort() -> None:
+        stage.runner.control.abort = True
+
+    outcome = stage.run("done", abort)
+
+    assert outcome is Outcome.STOPPED
+    assert stage.journal() == [("done", 1, 0), ("release", 1, None)]
+    assert stage.ends == 1
+
+
+def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
+
+    def hang() -> None:
+        stage.clock.advance(11.0)
+
+    outcome = stage.run("done", hang, "done", "done", "end")
+
+    assert outcome is Outcome.COMPLETE
+    assert [request["positions"] for request in stage.requests] == [[0, 1, 2, 3], [2, 3]]
+    assert stage.journal()[1] == ("failed", 1, 1)
+    error = stage.view.paths.journal("me").read_text()
+    assert "took longer than the timeout of 10 s" in error
+    assert stage.ends == 1
+    stage.close()
+
+
+def test_loading_a_context_is_not_timed_as_an_item(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
+
+    def load() -> None:
+        stage.clock.advance(1000.0)
+
+    assert stage.run("loading", load, "loaded", *["done"] * 4, "end") is Outcome.COMPLETE
+    assert stage.ends == 0
+    stage.close()
+
+
+def test_code_that_cannot_be_loaded_gives_the_unit_back_and_says_why(stage: Stage) -> None:
+    with pytest.raises(WorkloadError, match="no module 'x'") as caught:
+        stage.run("broken")
+
+    assert caught.value.hint == "install it"
+    assert stage.journal() == [("release", 1, None)]

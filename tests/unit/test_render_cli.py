@@ -208,6 +208,8 @@ def test_write_script_that_cannot_be_written_is_an_error_with_its_path(
     with pytest.raises(RenderError, match=f"{out}: cannot be written"):
         write_script(Path(out), "#!/bin/bash\n", force=True)
 
+    assert [path.name for path in elsewhere.rglob("*")] == ["taken"]
+
 
 def test_a_log_directory_of_another_machine_is_a_note() -> None:
     result = call("render", "--output", "/proc/nowhere/%j.out")

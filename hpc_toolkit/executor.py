@@ -8,6 +8,7 @@ OOM killer, a call that never returns, happens to it alone.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import mmap
 import os
@@ -148,9 +149,20 @@ def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, i
     return 3, 4
 
 
+class _LogFile(io.FileIO):
+    """What a full disk does not take is lost: that is no failure of the item that printed it."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
 def _text_stream(fd: int) -> TextIO:
     """The log as text, written line by line, so that a crash loses nothing that was printed."""
-    return os.fdopen(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    file = io.BufferedWriter(_LogFile(fd, "w", closefd=False))
+    return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
 
 
 class _Feed:

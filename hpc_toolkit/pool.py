@@ -17,7 +17,13 @@ from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.worker import DRAIN_SIGNALS, EXIT_COMPLETE, EXIT_LEFT, Worker, WorkerOptions
+from hpc_toolkit.worker import (
+    DRAIN_SIGNALS,
+    EXIT_COMPLETE,
+    EXIT_LEFT,
+    WorkerOptions,
+    start_worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +115,7 @@ class Pool:
             if os.getppid() != parent:
                 os._exit(EXIT_LEFT)
             os.environ.update(local_environment(slot, self._workers))
-            code = Worker(self._paths, self._manifest, self._options, SystemClock()).run()
+            code = start_worker(self._paths, self._manifest, self._options, SystemClock())
         except HpcToolkitError as error:
             report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
             os.write(self._error_write, json.dumps(report).encode()[:4000] + b"\n")

@@ -151,12 +151,12 @@ class Run:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
         """
         from hpc_toolkit.pool import Pool, work_elsewhere
-        from hpc_toolkit.worker import Worker, WorkerOptions
+        from hpc_toolkit.worker import WorkerOptions, start_worker
 
         self._trust()
         options = options or WorkerOptions()
         if workers is None:
-            return Worker(self.paths, self.manifest, options, SystemClock()).run()
+            return start_worker(self.paths, self.manifest, options, SystemClock())
         if workers < 1:
             message = f"workers must be at least 1, got {workers}"
             raise ConfigError(message)

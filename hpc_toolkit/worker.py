@@ -7,6 +7,7 @@ drain, a full disk); 1 the run is paused or its code cannot be loaded.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -27,11 +28,12 @@ from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import RankInfo, boot_id, host_name
-from hpc_toolkit.safety import pause_reason
+from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
 
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.layout import Manifest, RunPaths
+    from hpc_toolkit.queue.view import StageView
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ _SCAN_FIRST_S = 0.03
 _SCAN_LOCAL_S = 0.5
 _SCAN_SHARED_S = 15.0
 _UPDATE_S = 1.0
+_JUDGE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ class Worker:
             ),
         )
         self._journal = JournalWriter(paths.journal(self.name))
+        # An executor that could not create it would die, and its item be suspected.
+        paths.worker_log(self.name).touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
         self._view = RunView(paths, manifest)
@@ -118,6 +123,9 @@ class Worker:
         self._passes.control.deadline = self._monotonic_deadline()
         self._counts = [0, 0, 0]
         self._signals = 0
+        self._stage: StageView | None = None
+        self._pause = ""
+        self._judged, self._judge_at = 0, float("-inf")
         self._drain_by = float("inf")
         self._reason = ""
         now = clock.monotonic()
@@ -144,10 +152,7 @@ class Worker:
             self._passes.close()
             with suppress(OSError):
                 self._presence.update(state=DRAINING, note=f"gave up: {error}"[:200])
-            message = f"worker {self.name} cannot write to {self._paths.root}: {error}"
-            failure = RunError(message, hint="mend that and start workers again; nothing is lost")
-            failure.exit_code = EXIT_LEFT
-            raise failure from error
+            raise unwritable(self._paths, error) from error
         self._leave(self._reason)
         return code
 
@@ -209,6 +214,7 @@ class Worker:
         self._idle_since = None
         self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
         while assignment is not None:
+            self._stage, self._judged = assignment.stage, 0
             outcome = self._passes.run(assignment)
             tally = self._passes.tally
             for index, number in enumerate((tally.done, tally.failed, tally.deaths)):
@@ -216,24 +222,29 @@ class Worker:
             self._passes.tally = Tally()
             self._view.poll_journal(self.name)
             if tally.failed:
-                self._check_failures(assignment)
+                self._judge_failures(0)
+            if self._pause:
+                self._leave(self._pause)
+                hint = "see 'hpctk status'; mend the cause, 'hpctk retry', and start workers again"
+                raise PausedError(self._pause, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain("no time for another item", 0.0)
             died = outcome is Outcome.DIED and not self._passes.control.stop
             assignment = self._picker.again(assignment) if died else None
 
-    def _check_failures(self, assignment: Assignment) -> None:
-        stage = assignment.stage
-        if stage.spec.max_failures is None and self._counts[0]:
+    def _judge_failures(self, failed: int) -> None:
+        """End the pass, and then the worker, if so much failed that the run should pause."""
+        self._judged = failed
+        self._judge_at = self._clock.monotonic() + (_JUDGE_S if self._local else _SCAN_SHARED_S)
+        stage = self._stage
+        done = self._counts[0] + self._passes.tally.done
+        if stage is None or (stage.spec.max_failures is None and done):
             return
         self._view.poll_journals()
         reason = pause_reason(stage)
         if reason:
-            message = f"paused: {reason}"
-            self._reason = message
-            self._leave(message)
-            hint = "see 'hpctk status'; mend the cause, 'hpctk retry', and start workers again"
-            raise PausedError(message, hint=hint)
+            self._pause = self._reason = f"paused: {reason}"
+            self._passes.control.stop = True
 
     def _wait(self) -> None:
         now = self._clock.monotonic()
@@ -256,6 +267,11 @@ class Worker:
         deadline = self._passes.control.deadline
         if deadline is not None and now >= deadline:
             self._drain("the deadline has come", 0.0)
+        failed = self._passes.tally.failed
+        due = now >= self._judge_at or failed - self._judged >= FIRST_ITEMS
+        if failed > self._judged and due:
+            # A unit may be long: what fails must not go on until its end.
+            self._judge_failures(failed)
         changed = now >= self._update_at and self._progress() != self._shown()
         if changed or now - self._beat_at >= self._beat_s:
             self._beat(now)
@@ -299,6 +315,29 @@ class Worker:
             self._presence.update(
                 state=FINISHED, note=reason, done=self._counts[0], failed=self._counts[1]
             )
+
+
+def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
+    """Be one worker of a run until there is nothing left to do; the exit code.
+
+    Raises:
+        HpcToolkitError: the run is paused, its code cannot be loaded, or it cannot be written to.
+    """
+    try:
+        worker = Worker(paths, manifest, options, clock)
+    except OSError as error:
+        raise unwritable(paths, error) from error
+    return worker.run()
+
+
+def unwritable(paths: RunPaths, error: OSError) -> RunError:
+    """Why a worker cannot go on; a full disk may be emptied, permissions stay as they are."""
+    message = f"a worker cannot write to {paths.root}: {error.strerror}"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return RunError(message, hint="check the owner, the permissions and the mount")
+    failure = RunError(message, hint="mend that and start workers again; nothing is lost")
+    failure.exit_code = EXIT_LEFT
+    return failure
 
 
 class PausedError(HpcToolkitError):

@@ -7,6 +7,7 @@ later.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -19,6 +20,9 @@ from hpc_toolkit.cli import campaigns, clusters, reading, render, runs, working
 from hpc_toolkit.errors import HpcToolkitError
 
 EXIT_BUG = 70
+EXIT_LATER = 75
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE}
 
 app = typer.Typer(
     name="hpctk",
@@ -64,10 +68,25 @@ def main() -> None:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-    except Exception:  # noqa: BLE001 - the last resort, which says that it is our bug
+    except Exception as error:  # noqa: BLE001 - the last resort, which says that it is our bug
+        code = _surroundings(error)
+        if code is not None:
+            sys.exit(code)
         traceback.print_exc()
         print("this is a bug in hpctk; please report it with the lines above", file=sys.stderr)
         sys.exit(EXIT_BUG)
+
+
+def _surroundings(error: Exception) -> int | None:
+    """Say what the machine refused and give the exit code; None for all other errors."""
+    if not isinstance(error, OSError) or error.errno not in _DENIED | _EXHAUSTED:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    hint = "check the owner, the permissions and the mount"
+    if error.errno in _EXHAUSTED:
+        hint = "mend that and try again; nothing that was recorded is lost"
+    show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
+    return EXIT_LATER if error.errno in _EXHAUSTED else 1
 
 
 def show_error(error: HpcToolkitError) -> None:

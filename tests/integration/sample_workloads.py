@@ -73,6 +73,7 @@ def hang(item: Item) -> Item:
 def fail(item: Item) -> Item:
     """Fail, as a permanent failure if the item says so, unless the ``cure`` file is there."""
     note(item, "start", item["id"])
+    time.sleep(item.get("seconds", 0))
     if "cure" in item and Path(item["cure"]).exists():
         return {"cured": True}
     if item.get("permanent"):

@@ -1,0 +1,226 @@
+"""What ends, pauses or wakes work: deadlines, idleness, failures, a full disk, added items."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def test_deadline_starts_nothing_that_would_not_finish(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(40, 0.4)
+
+    began = time.monotonic()
+    ended = hpctk("work", "run", "--deadline", "3s")
+
+    assert ended.code == 75
+    assert time.monotonic() - began < 4.5
+    started, finished = hpctk.noted("start"), hpctk.noted("end")
+    assert 2 <= len(started) == len(finished) < 8
+    assert not journal_lines(run, "failed")
+    assert "no time for another item" in workers_of(run)[0]["note"]
+
+
+def test_deadline_gives_back_an_item_that_runs_over_it(hpctk: Hpctk, tmp_path: Path) -> None:
+    run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
+
+    assert hpctk("work", "run", "--deadline", "1500ms", limit_s=20).code == 75
+
+    assert {line["type"] for line in journal_lines(run)} == {"release"}
+    assert run.status().stages["items"].pending == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (["--deadline", "@1"], {}),
+        ([], {"HPCTK_DEADLINE": "1"}),
+        ([], {"SLURM_JOB_END_TIME": str(time.time() + 20)}),
+    ],
+)
+def test_deadline_in_the_past_begins_nothing(
+    hpctk: Hpctk, words: list[str], env: dict[str, str]
+) -> None:
+    hpctk.make_sleeping(3, 0.0)
+
+    assert hpctk("work", "run", *words, env=env).code == 75
+
+    assert not hpctk.noted("start")
+
+
+def test_idle_exit_leaves_an_open_run_with_75(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(2, 0.0, open_end=True)
+
+    ended = hpctk("work", "run", "--idle-exit", "300ms", limit_s=20)
+
+    assert ended.code == 75
+    assert "nothing to do for 0.3 s" in workers_of(run)[0]["note"]
+    assert run.status().stages["items"].done == 2
+
+
+def test_items_that_are_added_wake_a_waiting_worker_and_a_seal_lets_it_leave(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(1, 0.0, open_end=True)
+    work = hpctk.start("work", "run")
+    wait_until(lambda: run.status().stages["items"].done, "the first item")
+    more = json.dumps({"id": 1, "seconds": 0.0, "trace": str(hpctk.trace)})
+
+    added_at = time.time()
+    run.add([json.loads(more)])
+    wait_until(lambda: hpctk.noted("start", "1"), "the added item")
+    woke_s = float(hpctk.noted("start", "1")[0][4]) - added_at
+
+    assert woke_s < 2.0
+    assert hpctk("add", "run", "--items", "-", stdin=more).code == 1  # a duplicate
+    assert hpctk("seal", "run").code == 0
+    assert work.ended(limit_s=20).code == 0
+    assert "sealed" in hpctk("add", "run", "--items", "-", stdin='{"id": 2}').err
+
+
+def test_run_whose_first_20_items_all_fail_pauses_until_the_cause_is_mended(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    cure = tmp_path / "cure"
+    run = hpctk.make([{"cure": str(cure)}] * 60, "sample_workloads:fail")
+
+    paused = hpctk("work", "run", "--workers", 2)
+
+    assert paused.code == 1
+    assert "items of stage 'items' all failed" in paused.err
+    assert "hpctk retry" in paused.err
+    assert 20 <= len({words[1] for words in hpctk.noted("start")}) < 30
+    assert "paused: the first" in hpctk("status", "run").out
+    assert hpctk("work", "run").code == 1  # still ill
+    cure.touch()
+    assert hpctk("retry", "run").code == 0
+    assert hpctk("work", "run", "--workers", 2).code == 0
+    assert {row["state"] for row in run.results()} == {"done"}
+
+
+def test_pause_does_not_wait_for_the_end_of_a_large_unit(hpctk: Hpctk) -> None:
+    hpctk.make([{"seconds": 0.01}] * 10_000, "sample_workloads:fail")
+
+    assert hpctk("work", "run").code == 1
+
+    assert 20 <= len(hpctk.noted("start")) < 80  # the first unit has 157 items
+
+
+def test_item_that_failed_20_times_is_no_reason_to_pause(hpctk: Hpctk) -> None:
+    run = hpctk.make([{}] * 2, "sample_workloads:fail", max_attempts=15)
+
+    assert hpctk("work", "run").code == 0
+
+    assert [row["attempts"] for row in run.results()] == [15, 15]
+
+
+@pytest.mark.parametrize(("limit", "failed"), [("2", 3), ("10%", 3), ("4", None), ("20%", None)])
+def test_max_failures_pauses_beyond_a_count_or_a_share(
+    hpctk: Hpctk, limit: str, failed: int | None
+) -> None:
+    items: list[dict[str, Any]] = [{"fail": number < 4} for number in range(20)]
+    run = hpctk.make(items, "sample_workloads:fail_some", max_failures=limit, max_attempts=1)
+
+    ended = hpctk("work", "run")
+
+    assert ended.code == (0 if failed is None else 1)
+    assert run.status().stages["items"].failed == (failed or 4)
+    if failed is not None:
+        assert f"{failed} items of stage 'items' failed; the limit is {limit}" in ended.err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 4 MiB."""
+    if os.getuid() != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path, *, but: int) -> Path:
+    """A file that leaves so many bytes free."""
+    stat = os.statvfs(disk)
+    filler = disk / "filler"
+    filler.write_bytes(b"x" * (stat.f_bavail * stat.f_frsize - but))
+    return filler
+
+
+def test_full_disk_ends_the_workers_and_costs_nothing(hpctk: Hpctk, small_disk: Path) -> None:
+    give = "{'text': 'x' * 3000}"
+    run = hpctk.make([{"give": give}] * 300, "sample_workloads:give", name=str(small_disk / "run"))
+    filler = fill(small_disk, but=200_000)
+
+    full = hpctk("work", run.root, "--workers", 2, limit_s=30)
+
+    assert full.code == 75
+    assert "No space left on device" in full.err
+    assert "hint: " in full.err
+    assert "Traceback" not in full.err
+    assert 0 < run.status().stages["items"].done < 300
+    filler.unlink()
+    assert hpctk("work", run.root, "--workers", 2).code == 0
+    rows = rows_by_id(run)
+    assert sorted(rows) == list(range(300))
+    assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
+
+
+def test_full_disk_is_no_failure_of_items_that_print(hpctk: Hpctk, small_disk: Path) -> None:
+    give = "print('x' * 3000) or {}"
+    run = hpctk.make([{"give": give}] * 300, "sample_workloads:give", name=str(small_disk / "run"))
+    filler = fill(small_disk, but=100_000)
+
+    for _ in range(8):  # again and again, as a requeued job does
+        hpctk("work", run.root, limit_s=30)
+    filler.unlink()
+
+    assert hpctk("work", run.root, "--workers", 2).code == 0
+    rows = rows_by_id(run)
+    assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
+    assert all(death["explained"] for death in journal_lines(run, "death"))
+
+
+@pytest.mark.parametrize("words", [["gather"], ["retry"], ["add", "--items", "-"]])
+def test_full_disk_is_no_bug_of_a_command_that_writes(
+    hpctk: Hpctk, small_disk: Path, words: list[str]
+) -> None:
+    run = hpctk.make(
+        [{"permanent": True}], "sample_workloads:fail", name=str(small_disk / "run"), open_end=True
+    )
+    assert hpctk("work", run.root, "--idle-exit", "10ms").code == 75
+    if words == ["gather"]:
+        run.seal()
+    fill(small_disk, but=0)
+
+    ended = hpctk(words[0], run.root, *words[1:], stdin='{"id": 7}')
+
+    assert ended.code == 75
+    assert "error: " in ended.err
+    assert "No space left on device" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_disk_that_is_full_from_the_start_is_said_with_75(hpctk: Hpctk, small_disk: Path) -> None:
+    run = hpctk.make([{}], name=str(small_disk / "run"))
+    fill(small_disk, but=0)
+
+    full = hpctk("work", run.root, limit_s=30)
+
+    assert full.code == 75
+    assert "No space left on device" in full.err
+    assert "Traceback" not in full.err
+    (small_disk / "filler").unlink()
+    assert hpctk("work", run.root).code == 0

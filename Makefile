@@ -36,7 +36,7 @@ bench:
 
 golden:
 	@.ci/setup dev
-	$(PY) slurm/render_examples.py
+	$(PY) slurm/examples/render.py
 
 mutants:
 	@.ci/setup demo,dev

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import shlex
 import signal
 import string
@@ -20,6 +22,28 @@ if TYPE_CHECKING:
 _TAIL = 2000
 
 
+# What opens a place in which a quoted word is not one, and what closes it again.
+_OPENING = re.compile(r"""\\.?|['"`]|\(\(|<<<|<<|\$$|(?:^|(?<=\s))\#""", re.DOTALL)
+_CLOSING = {
+    "'": re.compile("'"),
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "`": re.compile(r"\\.|`", re.DOTALL),
+    "((": re.compile(r"\)\)"),
+    "#": re.compile("\n"),
+    "<<": re.compile(r"(?!)"),  # the end of a here-document is not looked for
+}
+_PLACES = {
+    "'": "inside quotes",
+    '"': "inside quotes",
+    "`": "inside backquotes",
+    "((": "inside arithmetic",
+    "#": "inside a comment",
+    "<<": "inside a here-document",
+    "\\": "behind a backslash",
+    "$": "behind a $",
+}
+
+
 class CommandInterruptedError(Exception):
     """A signal from outside ended the command; that is no failure of its item."""
 
@@ -28,22 +52,44 @@ def placeholders(command: str) -> list[str]:
     """The keys that a command takes from its item.
 
     Raises:
-        WorkloadError: a placeholder is not a plain ``{key}``.
+        WorkloadError: a placeholder is not a plain ``{key}``, or stands where the shell would not
+            take its quoted value for one word, and might run it.
     """
-    keys = []
+    keys: list[str] = []
+    place = ""
     try:
         parts = list(string.Formatter().parse(command))
     except ValueError as error:
         message = f"command {command!r}: {error}"
         raise WorkloadError(message, hint="write {{ and }} for braces of the shell") from error
-    for _, key, spec, conversion in parts:
+    for text, key, spec, conversion in parts:
+        # Only at the very beginning does a text begin a word.
+        place = _place(f"x{text}" if keys else text, place)
         if key is None:
             continue
         if not key.isidentifier() or spec or conversion:
             message = f"command {command!r}: {{{key}}} is not a plain {{key}} placeholder"
             raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
+        if place:
+            message = f"command {command!r}: {{{key}}} stands {_PLACES[place]}"
+            hint = f'a value is quoted already; assign it first: x={{{key}}}; ... "$x"'
+            if place == "$":
+                hint = f"a variable of the shell is written ${{{{{key}}}}}"
+            raise WorkloadError(message, hint=hint)
         keys.append(key)
     return keys
+
+
+def _place(text: str, place: str) -> str:
+    """What opened the place at the end of ``text`` that began in ``place``; "" outside of all."""
+    at = 0
+    while found := (_CLOSING[place] if place else _OPENING).search(text, at):
+        at, mark = found.end(), found[0]
+        if mark in {"\\", "$"} and at == len(text):
+            return mark
+        if not mark.startswith("\\") and mark != "<<<":
+            place = "" if place else mark
+    return place
 
 
 def fill(command: str, item: dict[str, Any]) -> str:
@@ -96,9 +142,8 @@ class CommandWorkload:
             env={**os.environ, "HPCTK_ITEM": json.dumps(item)},
             preexec_fn=die_with_parent,  # noqa: PLW1509 - an executor has one thread
         ) as process:
-            assert process.stdout is not None
             tail = b""
-            while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            for chunk in _output(process):
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
                 tail = (tail + chunk)[-(1 << 20) :]
@@ -118,3 +163,22 @@ class CommandWorkload:
         except ValueError:
             value = None
         return value if isinstance(value, dict) else {"exit_code": code}
+
+
+def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What a process writes until it ends; children left behind may hold the pipe open."""
+    assert process.stdout is not None
+    out = process.stdout.fileno()
+    ended = os.pidfd_open(process.pid)
+    try:
+        while True:
+            ready, _, _ = select.select([out, ended], [], [])
+            if out in ready:
+                chunk = os.read(out, 1 << 16)
+                if not chunk:
+                    return
+                yield chunk
+            elif ended in ready:
+                return
+    finally:
+        os.close(ended)

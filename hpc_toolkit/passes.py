@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from hpc_toolkit import attempts as wire
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.executor import Executor
-from hpc_toolkit.journal import encode_line, seal_line
+from hpc_toolkit.journal import seal_line
+from hpc_toolkit.passlines import PassLines, Tally
 from hpc_toolkit.queue.state import is_killer
 
 if TYPE_CHECKING:
@@ -45,22 +45,6 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class Tally:
-    """What one pass did."""
-
-    done: int = 0
-    failed: int = 0
-    permanent: int = 0
-    deaths: int = 0
-    seconds: float = 0.0
-    """Time of the executor, loading included."""
-
-    @property
-    def lines(self) -> int:
-        return self.done + self.failed + self.permanent + self.deaths
-
-
-@dataclass(slots=True)
 class PassControl:
     """What the worker wants of a running pass; its ``tick`` changes it."""
 
@@ -76,6 +60,8 @@ class PassControl:
 class _Stream:
     """The executor's messages of one request."""
 
+    lines: PassLines
+    """Where results are written."""
     rest: bytes = b""
     index: int = 0
     """Results so far."""
@@ -84,7 +70,8 @@ class _Stream:
     loading: bool = False
     end: str | None = None
     broken: str | None = None
-    lines: list[bytes] = field(default_factory=list)
+    ready: list[bytes] = field(default_factory=list)
+    """Journal lines that were taken in and not yet written."""
 
 
 class PassRunner:
@@ -116,7 +103,6 @@ class PassRunner:
         self._synced_at = clock.monotonic()
         self._looked_at = clock.monotonic()
         self._overtaken = False
-        self._written: list[bytes] = []
         self.control = PassControl()
         self.tally = Tally()
         """Of the pass that runs, or ran last."""
@@ -130,29 +116,27 @@ class PassRunner:
             OSError: the journal could not be written or synced; the worker must end.
             WorkloadError: the code cannot be loaded; the unit was given back.
         """
-        self.tally = Tally()
+        lines = PassLines(self._journal, self._clock, assignment)
+        self.tally = lines.tally
         self._overtaken = False
         self._looked_at = self._clock.monotonic()
-        began = self._clock.monotonic()
         state, unit = assignment.stage.state, assignment.unit.name
         order = state.running_order(unit)
         if assignment.died is not None and order:
-            self._append_death_of_owner(assignment, order)
+            lines.owner_died(order)
             self._view.poll_journal(self._worker)
             order = state.running_order(unit)
-        start = self._journal.size
-        self._written.clear()
         suspects = state.suspects(unit)
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
-            self._append_killer(assignment, item, len(suspects[item]))
+            lines.killer(item, len(suspects[item]))
             order.remove(item)
         try:
-            outcome = self._execute(assignment, order)
+            outcome = self._execute(assignment, order, lines)
         except WorkloadError:
-            self._release(assignment, start, began)
+            lines.release()
             raise
         if outcome is not Outcome.OVERTAKEN:
-            self._release(assignment, start, began)
+            lines.release()
         self._sync()
         self.loaded = (assignment.stage.paths.name, assignment.stage.group_of(assignment.unit))
         return outcome
@@ -164,108 +148,18 @@ class PassRunner:
             self._executor.close()
             self._executor = None
 
-    def _append(self, data: bytes) -> None:
-        self._journal.append(data)
-        self._written.append(data)
-
     def _sync(self) -> None:
         self._journal.sync()
         self._synced_at = self._clock.monotonic()
 
-    def _death_line(
-        self, assignment: Assignment, left: list[int], generation: int, **facts: str
-    ) -> bytes:
-        """A death of ``generation``, whose owner had the items ``left`` still to run."""
-        suspects = assignment.stage.state.suspects(assignment.unit.name)
-        return encode_line(
-            {
-                "type": "death",
-                "unit": assignment.name,
-                "generation": generation,
-                "item": left[0],
-                # Several killers of one unit are never the only pending one.
-                "alone": len(left) == 1 or all(item in suspects for item in left),
-                "at": round(self._clock.wall(), 3),
-                **facts,
-            }
-        )
-
-    def _append_death_of_owner(self, assignment: Assignment, order: list[int]) -> None:
-        assert assignment.died is not None
-        owner, verdict = assignment.died
-        line = self._death_line(
-            assignment,
-            order,
-            assignment.generation - 1,
-            worker=owner,
-            host=verdict.host or owner,
-            evidence=verdict.evidence,
-            explained=verdict.explained,
-        )
-        self._journal.append(line)
-
-    def _append_own_death(self, assignment: Assignment, left: list[int], how: str) -> None:
-        self.tally.deaths += 1
-        line = self._death_line(
-            assignment,
-            left,
-            assignment.generation,
-            worker=self._worker,
-            host=self._host,
-            evidence=f"executor {how}",
-            explained="",
-        )
-        self._append(line)
-
-    def _append_killer(self, assignment: Assignment, item: int, deaths: int) -> None:
-        error = f"killed its worker {deaths} times"
-        self._append_failure(assignment, item, error, kind="permanent", seconds=0.0)
-        self.tally.permanent += 1
-
-    def _append_failure(
-        self, assignment: Assignment, item: int, error: str, *, kind: str, seconds: float
-    ) -> None:
-        self._append(
-            encode_line(
-                {
-                    "type": kind,
-                    "unit": assignment.name,
-                    "generation": assignment.generation,
-                    "item": item,
-                    "at": round(self._clock.wall(), 3),
-                    "seconds": round(seconds, 6),
-                    "error": error,
-                }
-            )
-        )
-
-    def _release(self, assignment: Assignment, start: int, began: float) -> None:
-        block = b"".join(self._written)
-        self.tally.seconds = self._clock.monotonic() - began
-        self._journal.append(
-            encode_line(
-                {
-                    "type": "release",
-                    "unit": assignment.name,
-                    "generation": assignment.generation,
-                    "lines": self.tally.lines,
-                    "done": self.tally.done,
-                    "failed": self.tally.failed + self.tally.permanent,
-                    "seconds": round(self.tally.seconds, 6),
-                    "at": round(self._clock.wall(), 3),
-                    "start": start,
-                    "sum": f"{crc32(block):08x}",
-                }
-            )
-        )
-
-    def _execute(self, assignment: Assignment, left: list[int]) -> Outcome:
+    def _execute(self, assignment: Assignment, left: list[int], lines: PassLines) -> Outcome:
         unit = assignment.unit
-        lines = assignment.stage.log.segments[unit.entry].lines(unit) if left else []
+        items = assignment.stage.log.segments[unit.entry].lines(unit) if left else []
         while left:
             if self.control.stop:
                 return Outcome.STOPPED
-            stream = self._request(assignment, left, [lines[i - unit.first] for i in left])
+            stream = _Stream(lines, since=self._clock.monotonic())
+            self._request(assignment, left, [items[i - unit.first] for i in left])
             how = self._follow(assignment, stream)
             left = left[stream.index :]
             if stream.broken is not None:
@@ -274,22 +168,16 @@ class PassRunner:
             if self._overtaken:
                 return Outcome.OVERTAKEN
             if how == "timeout" and left:
-                self._time_out(assignment, left.pop(0))
+                lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
             elif how == "aborted" or stream.end is not None:
                 if stream.end != "":
                     return Outcome.STOPPED
             elif left and how != "again":
-                self._append_own_death(assignment, left, how)
+                lines.executor_died(left, how, worker=self._worker, host=self._host)
                 return Outcome.DIED
         return Outcome.COMPLETE
 
-    def _time_out(self, assignment: Assignment, item: int) -> None:
-        limit = assignment.stage.spec.timeout_s
-        error = f"took longer than the timeout of {limit:g} s"
-        self._append_failure(assignment, item, error, kind="failed", seconds=limit or 0.0)
-        self.tally.failed += 1
-
-    def _request(self, assignment: Assignment, left: list[int], lines: list[bytes]) -> _Stream:
+    def _request(self, assignment: Assignment, left: list[int], items: list[bytes]) -> None:
         stage = assignment.stage
         group = stage.group_of(assignment.unit)
         request: dict[str, Any] = {
@@ -303,8 +191,7 @@ class PassRunner:
         if self._executor is None:
             self._executor = Executor(self._stages, self._log_path)
         with suppress(BrokenPipeError):  # it died between two passes; following it finds that out
-            self._executor.start(request, lines)
-        return _Stream(since=self._clock.monotonic())
+            self._executor.start(request, items)
 
     def _follow(self, assignment: Assignment, stream: _Stream) -> str:
         """Journal what the executor says until the request is over; how it ended, or ""."""
@@ -380,9 +267,9 @@ class PassRunner:
         *lines, stream.rest = (stream.rest + data).split(b"\n")
         for line in lines:
             self._take(line, stream)
-        if stream.lines and not self._overtaken:
-            self._append(b"".join(stream.lines))
-        stream.lines.clear()
+        if stream.ready and not self._overtaken:
+            stream.lines.append(b"".join(stream.ready))
+        stream.ready.clear()
         stream.since = self._clock.monotonic()
         return True
 
@@ -390,12 +277,12 @@ class PassRunner:
         kind, body = line[:1], line[1:]
         if kind == wire.DONE:
             stream.index += 1
-            self.tally.done += 1
-            stream.lines.append(seal_line(body))
+            stream.lines.tally.done += 1
+            stream.ready.append(seal_line(body))
         elif kind in (wire.FAILED, wire.PERMANENT):
             stream.index += 1
-            self.tally.failed += 1
-            stream.lines.append(seal_line(body))
+            stream.lines.tally.failed += 1
+            stream.ready.append(seal_line(body))
         elif kind == wire.LOADING:
             stream.loading = True
         elif kind == wire.LOADED:

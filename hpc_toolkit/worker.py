@@ -8,7 +8,6 @@ drain, a full disk); 1 the run is paused or its code cannot be loaded.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import select
@@ -22,7 +21,8 @@ from filelock import FileLock
 from hpc_toolkit import files
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.journal import JournalWriter
-from hpc_toolkit.passes import Outcome, PassRunner, Tally
+from hpc_toolkit.passes import Outcome, PassRunner
+from hpc_toolkit.passlines import Tally
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.layout import Manifest, RunPaths
     from hpc_toolkit.queue.view import StageView
-
-log = logging.getLogger(__name__)
 
 EXIT_COMPLETE = 0
 EXIT_LEFT = 75

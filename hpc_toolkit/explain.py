@@ -98,7 +98,7 @@ def _is_exactly(item: dict[str, Any], text: str) -> bool:
 
 
 def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
-    number = int(text) if text.isdigit() else None
+    number = int(text) if text.isdecimal() else None
     compact = _compact(text)
     seen = 0
     for stage in view.stages.values():

@@ -117,8 +117,10 @@ class Pool:
             os.environ.update(local_environment(slot, self._workers))
             code = start_worker(self._paths, self._manifest, self._options, SystemClock())
         except HpcToolkitError as error:
-            report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
-            os.write(self._error_write, json.dumps(report).encode()[:4000] + b"\n")
+            # Short enough for one write, which is not mixed with another worker's.
+            texts = {"message": error.message[:700], "hint": error.hint[:200]}
+            report = json.dumps({**texts, "code": error.exit_code}, ensure_ascii=False)
+            os.write(self._error_write, report.encode(errors="replace") + b"\n")
             code = error.exit_code
         except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
             traceback.print_exc()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, ItemsError, RunError, near_miss
 from hpc_toolkit.gather import Table, gather
 from hpc_toolkit.layout import (
     Manifest,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.gather import Row
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.worker import WorkerOptions
+
+MAX_WORKERS = 1024
+"""Most workers that one pool starts; more on one machine is a mistake."""
 
 
 class Run:
@@ -100,6 +104,7 @@ class Run:
         )
         check_stage(stage)
         check_items(items, group_by=group_by, taken=set())
+        check_placeholders(items, command)
         manifest = Manifest(
             run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,))
         )
@@ -123,6 +128,7 @@ class Run:
                 for line in segment.items()
             }
             check_items(items, group_by=group_by, taken=taken)
+            check_placeholders(items, self.manifest.stage(stage).workload.command)
             if log.add_segment(encode_segment(items, group_by=group_by)):
                 return
 
@@ -157,9 +163,10 @@ class Run:
         options = options or WorkerOptions()
         if workers is None:
             return start_worker(self.paths, self.manifest, options, SystemClock())
-        if workers < 1:
-            message = f"workers must be at least 1, got {workers}"
-            raise ConfigError(message)
+        if not 1 <= workers <= MAX_WORKERS:
+            bound = "least 1" if workers < 1 else f"most {MAX_WORKERS}"
+            message = f"workers must be at {bound}, got {workers}"
+            raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         if len(os.listdir("/proc/self/task")) > 1:
             return work_elsewhere(self.root, workers, options, on_tick)
         return Pool(self.paths, self.manifest, options, workers=workers).run(on_tick)
@@ -262,6 +269,22 @@ def check_stage(stage: StageSpec) -> None:
     load_workload(work)
 
 
+def check_placeholders(items: list[Item], command: str | None) -> None:
+    """Refuse items that lack what a command takes from them.
+
+    Raises:
+        ItemsError: names the first item and the key.
+    """
+    from hpc_toolkit.workloads.command import placeholders
+
+    keys = placeholders(command) if command is not None else []
+    for number, item in enumerate(items, 1):
+        for key in keys:
+            if key not in item:
+                message = f"item {number} has no key {key!r}, which the command needs"
+                raise ItemsError(message, hint=near_miss(key, list(item)))
+
+
 def create_run(
     root: Path, manifest: Manifest, items: dict[str, list[Item]], *, sealed: bool
 ) -> Run:
@@ -298,6 +321,8 @@ def create_run(
             if sealed:
                 log.seal()
         files.write_new(paths.manifest, [manifest.to_bytes()])
+        # Whatever the umask: a run that everybody can write is refused.
+        paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
         staging.rename(root)
         files.sync_directory(parent)
     except OSError as error:
@@ -311,7 +336,7 @@ def create_run(
 
 
 def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
-    """What code, from which commit, with which packages; imports the workloads."""
+    """What code, from which commit, with which packages."""
     from datetime import UTC, datetime
     from importlib import metadata
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
@@ -25,7 +26,7 @@ def parse_max_failures(text: str) -> tuple[float, bool]:
         value = float(number) if percent else int(number)
     except ValueError:
         value = -1
-    if value < 0 or (percent and value > 100):
+    if not 0 <= value <= (100 if percent else math.inf):
         message = f"--max-failures {text!r} is neither a count nor a share"
         raise ConfigError(message, hint="such as 50 or 5%; 100% never pauses")
     return value, percent

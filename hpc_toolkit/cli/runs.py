@@ -92,7 +92,7 @@ def init(
         options=_parse_options(option or []),
         group_by=group_by,
         max_attempts=max_attempts,
-        timeout_s=parse_duration(timeout) if timeout is not None else None,
+        timeout_s=parse_duration(timeout, where="--timeout") if timeout is not None else None,
         max_failures=max_failures,
         open_end=open_,
     )

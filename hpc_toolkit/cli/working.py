@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -115,28 +116,31 @@ def _options(
 
     defaults = WorkerOptions()
     in_slurm = "SLURM_JOB_ID" in os.environ
-    idle_exit_s = parse_duration(idle_exit) if idle_exit is not None else None
+    idle_exit_s = parse_duration(idle_exit, where="--idle-exit") if idle_exit is not None else None
     if idle_exit is None and in_slurm:
         idle_exit_s = _IDLE_EXIT_IN_SLURM_S
     return WorkerOptions(
-        lease_s=parse_duration(lease) if lease is not None else defaults.lease_s,
+        lease_s=parse_duration(lease, where="--lease") if lease is not None else defaults.lease_s,
         deadline=_deadline(deadline),
         idle_exit_s=idle_exit_s,
-        grace_s=parse_duration(grace) if grace is not None else defaults.grace_s,
+        grace_s=parse_duration(grace, where="--grace") if grace is not None else defaults.grace_s,
     )
 
 
 def _deadline(given: str | None) -> float | None:
     """Epoch seconds by which to be gone."""
     if given is not None and not given.startswith("@"):
-        return time.time() + parse_duration(given)
+        return time.time() + parse_duration(given, where="--deadline")
     # The job's end: Slurm 23 sets the second, the rendered scripts set the first for older ones.
     job_end = os.environ.get("HPCTK_DEADLINE") or os.environ.get("SLURM_JOB_END_TIME")
     text, margin = (given[1:], 0.0) if given is not None else (job_end, _LEAVE_BEFORE_END_S)
     if text is None:
         return None
     try:
-        return float(text) - margin
+        found = float(text)
     except ValueError:
-        message = f"deadline {text!r} is not a number of seconds since the epoch"
-        raise ConfigError(message, hint="such as --deadline 2h or --deadline @1790000000") from None
+        found = math.nan
+    if math.isfinite(found):
+        return found - margin
+    message = f"deadline {text!r} is not a number of seconds since the epoch"
+    raise ConfigError(message, hint="such as --deadline 2h or --deadline @1790000000")

@@ -103,6 +103,7 @@ class Hpctk:
         env: dict[str, str] | None = None,
         stdin: str = "",
         first: str = "",
+        umask: int = 0o022,
     ) -> Started:
         """Start a command; ``first`` is Python code that its process runs before."""
         call = f"{first}\nfrom hpc_toolkit.cli import main\nmain()"
@@ -124,21 +125,15 @@ class Hpctk:
                 stderr=err_file,
                 # A group of its own, so that a test can signal it as a terminal or Slurm does.
                 start_new_session=True,
+                umask=umask,
             )
         started = Started(process, out, err)
         self._started.append(started)
         return started
 
-    def __call__(
-        self,
-        *words: object,
-        env: dict[str, str] | None = None,
-        stdin: str = "",
-        first: str = "",
-        limit_s: float = 60.0,
-    ) -> Ended:
-        """Run a command to its end."""
-        return self.start(*words, env=env, stdin=stdin, first=first).ended(limit_s=limit_s)
+    def __call__(self, *words: object, limit_s: float = 60.0, **how: Any) -> Ended:
+        """Run a command to its end; ``how`` as for :meth:`start`."""
+        return self.start(*words, **how).ended(limit_s=limit_s)
 
     def make(
         self,

@@ -1,0 +1,420 @@
+"""What users get wrong: where it is wrong, what value, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.run import Run
+from tests.integration.realrun import Hpctk, rows_by_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+
+
+def assert_refused(ended: Any, message: str, *, hint: str = "") -> None:
+    """An error of the user's: one line that says what, at most one that says how to mend it."""
+    assert ended.code == 1, ended
+    assert ended.out == ""
+    lines = [line for line in ended.err.splitlines() if not line.startswith("warning: ")]
+    assert re.search(message, lines[0]), ended.err
+    assert lines[0].startswith("error: ")
+    assert len(lines) <= 2
+    assert hint in "".join(lines[1:])
+
+
+def init(hpctk: Hpctk, *words: object, items: str = '{"id": 1}\n') -> Any:
+    return hpctk("init", "run", "--items", "-", *words, stdin=items)
+
+
+@pytest.mark.parametrize(
+    ("workload", "message", "hint"),
+    [
+        ("nowhere:work", "there is no module 'nowhere'", "looked in "),
+        ("json:nope", "module 'json' has no 'nope'", "known: "),
+        ("json:load_", "module 'json' has no 'load_'", "did you mean 'loads?'"),
+        ("json", "is not MODULE:NAME", "such as hpc_toolkit"),
+        ("json:", "is not MODULE:NAME", "such as hpc_toolkit"),
+        ("json:a.b", "is not MODULE:NAME", "such as hpc_toolkit"),
+        ("broken:work", "cannot be imported: ZeroDivisionError: division by zero", "import broken"),
+        ("needy:work", "cannot be imported: No module named 'gone'", "install what provides"),
+        ("broken_syntax:work", "cannot be imported: SyntaxError", "import broken_syntax"),
+        ("string:digits", "is neither a function nor a class but str", ""),
+        ("json:JSONDecoder", r"has no methods load\(group\) and run\(context, items\)", ""),
+    ],
+)
+def test_init_with_a_workload_that_is_not_there_says_what_is_wrong(
+    hpctk: Hpctk, tmp_path: Path, workload: str, message: str, hint: str
+) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "needy.py").write_text("import gone\n")
+    (tmp_path / "broken_syntax.py").write_text("def work(:\n")
+
+    ended = init(hpctk, "--workload", workload)
+
+    assert_refused(ended, message)
+    assert re.search(hint, ended.err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_work_with_a_workload_that_broke_since_init_says_so_and_fails_no_item(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    code = tmp_path / "later.py"
+    code.write_text("def work(item):\n    return {}\n")
+    assert init(hpctk, "--workload", "later:work").code == 0
+    code.write_text(f"raise RuntimeError({'long ' * 3000!r})\n")
+
+    ended = hpctk("work", "run", "--workers", 2)
+
+    assert_refused(ended, "workload 'later:work' cannot be imported: RuntimeError: long long")
+    assert "warning: the code of stage 'items', later:work, changed since init" in ended.err
+    code.write_text("def work(item):\n    return {}\n")
+    assert hpctk("work", "run", "--strict-code").code == 0
+    assert rows_by_id(Run.open("run"))[1]["attempts"] == 1
+
+
+def test_strict_code_refuses_a_workload_that_changed(hpctk: Hpctk, tmp_path: Path) -> None:
+    code = tmp_path / "changing.py"
+    code.write_text("def work(item):\n    return {}\n")
+    assert init(hpctk, "--workload", "changing:work").code == 0
+    code.write_text("def work(item):\n    return {'new': True}\n")
+
+    assert_refused(hpctk("work", "run", "--strict-code"), "changing:work, changed since init")
+    assert Run.open("run").status().stages["items"].pending == 1
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ('{"id": 1}\n{"id": 2\n', "stdin, line 2: not JSON"),
+        ('{"id": 1}\n\n\nnope\n', "stdin, line 4: not JSON"),
+        ("[1, 2]\n", "stdin, line 1: not a JSON object but list"),
+        ('"text"\n', "stdin, line 1: not a JSON object but str"),
+        ('{"id": NaN}\n', "stdin, line 1: not JSON: NaN is not JSON"),
+        ('{"id": 1e999}\n', "item 1 is not plain JSON"),
+        ('{"id": 1}\n{"id": 2}\n{"id": 1}\n', 'item 3 is there twice: {"id":1}'),
+        ('{"a": 1, "b": 2}\n{"b": 2, "a": 1}\n', "item 2 is there twice"),
+        ("", "the list of items is empty"),
+        ("\n  \n", "the list of items is empty"),
+        ("[" * 100_000 + "\n", "stdin, line 1: not JSON"),
+    ],
+)
+def test_items_that_are_no_list_of_objects_are_refused(
+    hpctk: Hpctk, tmp_path: Path, items: str, message: str
+) -> None:
+    ended = init(hpctk, "--workload", NOOP, items=items)
+
+    assert_refused(ended, message.replace("{", r"\{"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_items_file_that_is_not_text_is_refused(hpctk: Hpctk, tmp_path: Path) -> None:
+    (tmp_path / "items").write_bytes(b'{"id": 1}\n\xff\xfe\x00\n')
+
+    ended = hpctk("init", "run", "--items", "items", "--workload", NOOP)
+
+    assert_refused(ended, "items, line 2: not JSON")
+
+
+def test_items_file_that_is_not_there_is_refused(hpctk: Hpctk) -> None:
+    ended = hpctk("init", "run", "--items", "gone.jsonl", "--workload", NOOP)
+
+    assert_refused(ended, "cannot read items from gone.jsonl: No such file", hint="stdin")
+
+
+def test_group_key_that_an_item_lacks_is_refused_with_the_near_miss(hpctk: Hpctk) -> None:
+    items = '{"checkpoint": 1}\n{"checkpiont": 2}\n'
+
+    ended = init(hpctk, "--workload", NOOP, "--group-by", "checkpoint", items=items)
+
+    assert_refused(
+        ended, "item 2 has no key 'checkpoint', by which", hint="did you mean 'checkpiont'?"
+    )
+
+
+def test_placeholder_that_an_item_lacks_is_refused_with_the_near_miss(hpctk: Hpctk) -> None:
+    ended = init(hpctk, "--command", "echo {sede}", items='{"seed": 1}\n')
+    assert_refused(ended, "item 1 has no key 'sede', which the command", hint="mean 'seed'?")
+
+    made = init(hpctk, "--command", "echo {seed}", "--open", items='{"seed": 1}\n')
+    assert made.code == 0
+    added = hpctk("add", "run", "--items", "-", stdin='{"seed": 2}\n{"sed": 3}\n')
+    assert_refused(added, "item 2 has no key 'seed', which the command needs")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("echo {}", r"\{\} is not a plain \{key\} placeholder"),
+        ("echo {0.a}", "is not a plain"),
+        ("echo {a!r}", "is not a plain"),
+        ("echo {a:>3}", "is not a plain"),
+        ("echo {a", "expected '}' before end of string"),
+        ("awk '{print $1}'", "is not a plain|stands"),
+    ],
+)
+def test_placeholder_that_is_not_plain_is_refused(hpctk: Hpctk, command: str, message: str) -> None:
+    ended = init(hpctk, "--command", command, items='{"a": 1}\n')
+
+    assert_refused(ended, message, hint="{{")
+
+
+def test_init_of_an_existing_directory_is_refused(hpctk: Hpctk, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+
+    assert_refused(init(hpctk, "--workload", NOOP), "run exists", hint="'hpctk work' goes on")
+
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--workload", NOOP, "--command", "true"]])
+def test_init_with_no_code_or_two_is_refused(hpctk: Hpctk, words: list[str]) -> None:
+    assert_refused(init(hpctk, *words), "either a workload or a command", hint="--workload")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["work"], ["status"], ["gather"], ["seal"], ["retry"], ["try"], ["logs"], ["explain"]],
+)
+@pytest.mark.parametrize("kind", ["nothing", "directory", "file"])
+def test_path_that_is_no_run_is_refused(
+    hpctk: Hpctk, tmp_path: Path, words: list[str], kind: str
+) -> None:
+    if kind == "directory":
+        (tmp_path / "here").mkdir()
+    elif kind == "file":
+        (tmp_path / "here").touch()
+
+    ended = hpctk(*words, "here", *(["0"] if words == ["explain"] else []))
+
+    assert_refused(ended, r"here is not a run: it has no run\.json|here/run\.json: Not a directory")
+
+
+def change_manifest(run: Run, **changes: Any) -> None:
+    record = json.loads(run.paths.manifest.read_text())
+    run.paths.manifest.write_text(json.dumps({**record, **changes}))
+
+
+def test_run_of_a_newer_format_is_refused(hpctk: Hpctk) -> None:
+    change_manifest(hpctk.make([{}]), format=2)
+
+    ended = hpctk("status", "run")
+
+    assert_refused(
+        ended, r"run/run\.json: format 2; this hpctk reads formats up to 1", hint="upgrade"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', "null", "\x00\x00"])
+def test_damaged_manifest_is_refused(hpctk: Hpctk, text: str) -> None:
+    hpctk.make([{}]).paths.manifest.write_text(text)
+
+    assert_refused(hpctk("status", "run"), r"run\.json is damaged", hint="backup")
+
+
+CANARY = "from pathlib import Path\nPath('canary').touch()\ndef work(item):\n    return {}\n"
+
+
+@pytest.mark.parametrize("words", [["work"], ["try"], ["add", "--items", "-"], ["retry"], ["seal"]])
+@pytest.mark.parametrize("target", ["", "run.json"])
+def test_run_that_everybody_can_write_is_refused_before_its_code_runs(
+    hpctk: Hpctk, tmp_path: Path, words: list[str], target: str
+) -> None:
+    (tmp_path / "code.py").write_text(CANARY)
+    assert init(hpctk, "--workload", "code:work", "--open").code == 0
+    (tmp_path / "canary").unlink()
+    path = Path("run", target)
+    path.chmod(path.stat().st_mode | 0o002)
+
+    ended = hpctk(words[0], "run", *words[1:], stdin='{"id": 2}')
+
+    assert_refused(ended, "is writable by everybody, and a run names code", hint="chmod o-w")
+    assert not (tmp_path / "canary").exists()
+
+
+def test_run_that_everybody_can_write_may_be_read(hpctk: Hpctk) -> None:
+    hpctk.make([{}]).root.chmod(0o777)
+
+    assert hpctk("status", "run").code == 0
+    assert hpctk("gather", "run", "--partial").code == 0
+
+
+def test_run_that_its_group_can_write_is_accepted_and_named_once(hpctk: Hpctk) -> None:
+    hpctk.make([{}]).root.chmod(0o775)
+
+    ended = hpctk("work", "run", "--workers", 2)
+
+    assert ended.code == 0
+    assert ended.err.count("warning: run is writable by its group") == 1
+
+
+def test_run_of_another_user_is_refused(hpctk: Hpctk) -> None:
+    if os.getuid() != 0:
+        pytest.skip("giving a directory away needs root")
+    run = hpctk.make([{}])
+    os.chown(run.root, 12345, -1)
+
+    assert_refused(hpctk("work", "run"), "belongs to user 12345", hint="run of your own")
+
+
+def test_run_made_with_an_open_umask_is_not_refused(hpctk: Hpctk) -> None:
+    made = hpctk("init", "run", "--items", "-", "--workload", NOOP, stdin='{"id": 1}', umask=0)
+    assert made.code == 0
+
+    assert hpctk("work", "run").code == 0
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A directory that can be mounted read-only."""
+    if os.getuid() != 0:
+        pytest.skip("mounting needs root")
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
+    hpctk: Hpctk, read_only: Path
+) -> None:
+    run = hpctk.make([{}, {"how": "memory"}], name=str(read_only / "run"), max_attempts=1)
+    assert hpctk("work", run.root).code == 0
+    subprocess.run(["mount", "-o", "remount,ro", str(read_only)], check=True)
+
+    assert hpctk("status", run.root, "--json").json["complete"]
+    assert len(hpctk("gather", run.root).out.splitlines()) == 2
+    assert hpctk("explain", run.root, "1").code == 0
+    assert hpctk("logs", run.root).code == 0
+    assert_refused(hpctk("work", run.root), "Read-only file system", hint="check the owner")
+    assert_refused(hpctk("retry", run.root), "Read-only file system", hint="check the owner")
+    made = hpctk("init", read_only / "new", "--items", "-", "--workload", NOOP, stdin='{"id": 1}')
+    assert_refused(made, "cannot make .*: Read-only file system", hint="permissions")
+
+
+def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
+    """Invariant I8."""
+    run = hpctk.make_sleeping(6, 0.0)
+    assert hpctk("work", "run").code == 0
+    (journal,) = run.paths.journals.iterdir()
+    lines = journal.read_bytes().splitlines(keepends=True)
+    damaged = lines[0].replace(b'"done"', b'"DONE"')
+    journal.write_bytes(damaged + b"".join(lines[1:-1]) + lines[-1][:20])
+
+    status = hpctk("status", "run", "--json").json
+
+    assert status["stages"]["items"] | {"sealed": True} == {
+        "total": 6,
+        "pending": 1,
+        "leased": 0,
+        "done": 5,
+        "failed": 0,
+        "retried": 0,
+        "duplicates": 0,
+        "sealed": True,
+    }
+    assert any("damaged line at byte 0 is skipped" in warning for warning in status["warnings"])
+    assert any("torn last line (20 bytes" in warning for warning in status["warnings"])
+    assert hpctk("work", "run").code == 0
+    assert {row["state"] for row in Run.open("run").results()} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "0"], "workers must be at least 1, got 0"),
+        (["--workers", "-1"], "workers must be at least 1, got -1"),
+        (["--workers", "1000000000"], "workers must be at most 1024, got 1000000000"),
+        (["--deadline", "-5"], "--deadline: '-5' is not a duration"),
+        (["--deadline", "@nan"], "deadline 'nan' is not a number of seconds"),
+        (["--deadline", "@soon"], "deadline 'soon' is not a number of seconds"),
+        (["--idle-exit", "nan"], "--idle-exit: 'nan' is not a duration"),
+        (["--lease", "0"], "--lease: '0' is zero"),
+        (["--lease", "1e9"], "--lease: '1e9' is not a duration"),
+        (["--grace", "99999999999"], "--grace: '99999999999' is too long"),
+    ],
+)
+def test_work_with_an_absurd_number_is_refused(
+    hpctk: Hpctk, words: list[str], message: str
+) -> None:
+    run = hpctk.make([{}])
+
+    assert_refused(hpctk("work", "run", *words), re.escape(message))
+
+    assert not list(run.paths.workers.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-attempts", "0"], "max_attempts must be at least 1, got 0"),
+        (["--max-attempts", "-3"], "max_attempts must be at least 1, got -3"),
+        (["--timeout", "-1"], "--timeout: '-1' is not a duration"),
+        (["--timeout", "nan"], "--timeout: 'nan' is not a duration"),
+        (["--timeout", "0"], "--timeout: '0' is zero"),
+        (["--max-failures", "-1"], "--max-failures '-1' is neither a count nor a share"),
+        (["--max-failures", "101%"], "--max-failures '101%' is neither"),
+        (["--max-failures", "nan%"], "--max-failures 'nan%' is neither"),
+        (["--max-failures", "1.5"], "--max-failures '1.5' is neither"),
+        (["--max-failures", "many"], "--max-failures 'many' is neither"),
+        (["--option", "x"], "--option 'x' is not KEY=JSON"),
+        (["--option", "x=1"], "is a function; options are for classes"),
+    ],
+)
+def test_init_with_an_absurd_number_is_refused(
+    hpctk: Hpctk, tmp_path: Path, words: list[str], message: str
+) -> None:
+    assert_refused(init(hpctk, "--workload", NOOP, *words), re.escape(message))
+
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["explain", "run", "9"], "no item is or contains '9'"),
+        (["explain", "run", "²"], "no item is or contains '²'"),
+        (["explain", "run", "trace"], "'trace' means 2 items"),
+        (["try", "run", "--item", "nope"], "no item is or contains 'nope'"),
+        (["logs", "run", "--worker", "nobody"], "no worker of run is called 'nobody'"),
+        (["gather", "run", "-o", "x.xls"], "x.xls: unknown format '.xls'"),
+        (["gather", "run", "-o", "gone/x.csv", "--partial"], "cannot write gone/x.csv"),
+        (["gather", "run", "--stage", "item"], "has no stage 'item'"),
+    ],
+)
+def test_request_for_what_is_not_there_is_refused(
+    hpctk: Hpctk, words: list[str], message: str
+) -> None:
+    hpctk.make([{}, {}])
+
+    assert_refused(hpctk(*words), re.escape(message))
+
+
+def test_add_to_a_sealed_run_is_refused(hpctk: Hpctk) -> None:
+    hpctk.make([{}])
+
+    ended = hpctk("add", "run", "--items", "-", stdin='{"id": 2}')
+
+    assert_refused(ended, "stage 'items' of .*run is sealed", hint="--open")
+
+
+@pytest.mark.parametrize(
+    "words", [["status", "--nope"], ["nope"], ["work", "run", "--workers", "x"]]
+)
+def test_wrong_usage_exits_with_2(hpctk: Hpctk, words: list[str]) -> None:
+    ended = hpctk(*words)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert "Usage:" in ended.err

@@ -74,11 +74,13 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
 
 
 def _incomplete(stage: StageView) -> NotCompleteError:
-    pending = []
-    for name in sorted(stage.state.open):
+    found = {}
+    for name in stage.state.open:
         unit = stage.unit(name)
         lines = stage.log.segments[unit.entry].lines(unit)
-        pending += [json.loads(lines[i - unit.first]) for i in stage.state.pending(name)]
+        for position in stage.state.pending(name):
+            found[unit.entry, position] = json.loads(lines[position - unit.first])
+    pending = _strip(stage, found)
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
     hint = "start workers, or gather what there is with --partial"
@@ -86,6 +88,8 @@ def _incomplete(stage: StageView) -> NotCompleteError:
 
 
 def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
+    """What belongs to each place, in the order in which the items were given."""
+
     def given(place: Place) -> Place:
         order = stage.log.segments[place[0]].order
         return place if order is None else (place[0], order[place[1]])
@@ -135,21 +139,22 @@ def _unit_rows(
         item = items[position - state.unit.first]
         history = state.histories.get(position)
         floor = stage.state.floor(state.unit.entry, position)
-        if history is None:  # a published row whose line a power loss took
-            continue
-        yield position, _row(reader, item, history, kind, floor)
+        row = _row(reader, item, history, kind, floor) if history is not None else None
+        if row is not None:
+            yield position, row
 
 
 def _row(
     reader: _LineReader, item: dict[str, Any], history: History, kind: ItemState, floor: int
-) -> Row:
+) -> Row | None:
+    """None where a power loss took the line; then a table binds the row."""
     attempts = history.attempts(floor)
-    if kind is ItemState.DONE and history.done is not None:
-        line = reader.one(history.done)
-        return _done_row(item, line, history.done.worker, attempts + 1)
-    ref = history.last_failure(floor)
-    assert ref is not None
+    ref = history.done if kind is ItemState.DONE else history.last_failure(floor)
+    if ref is None:
+        return None
     line = reader.one(ref)
+    if kind is ItemState.DONE:
+        return _done_row(item, line, ref.worker, attempts + 1)
     return {
         "item": item,
         "state": "failed",

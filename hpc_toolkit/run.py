@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from hpc_toolkit.safety import parse_max_failures
 from hpc_toolkit.status import Status, read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.gather import Row
     from hpc_toolkit.queue.items import Item
@@ -118,8 +119,11 @@ class Run:
             RunError: the stage is sealed.
         """
         self._trust()
-        log = StageLog(self.paths.stage(self.manifest.stage(stage).name))
-        group_by = self.manifest.stage(stage).group_by
+        with _writing(self.root):
+            self._add(StageLog(self.paths.stage(stage)), items, self.manifest.stage(stage))
+
+    @staticmethod
+    def _add(log: StageLog, items: list[Item], spec: StageSpec) -> None:
         while True:
             log.poll()
             taken = {
@@ -127,9 +131,9 @@ class Run:
                 for segment in log.segments.values()
                 for line in segment.items()
             }
-            check_items(items, group_by=group_by, taken=taken)
-            check_placeholders(items, self.manifest.stage(stage).workload.command)
-            if log.add_segment(encode_segment(items, group_by=group_by)):
+            check_items(items, group_by=spec.group_by, taken=taken)
+            check_placeholders(items, spec.workload.command)
+            if log.add_segment(encode_segment(items, group_by=spec.group_by)):
                 return
 
     def seal(self) -> None:
@@ -137,8 +141,9 @@ class Run:
         self._trust()
         for stage in self.manifest.stages:
             log = StageLog(self.paths.stage(stage.name))
-            log.poll()
-            log.seal()
+            with _writing(self.root):
+                log.poll()
+                log.seal()
 
     def work(
         self,
@@ -186,7 +191,8 @@ class Run:
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
         """Like :meth:`results`, and whether the rows bind."""
         name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
-        return gather(self.view, name, partial=partial)
+        with _writing(self.root):
+            return gather(self.view, name, partial=partial)
 
     def retry(self, *, match: str = "") -> int:
         """Give failed items a full budget again; how many.
@@ -199,9 +205,10 @@ class Run:
         from hpc_toolkit.explain import failed_items
 
         self._trust()
-        return sum(
-            _retry(self.view, stage, match, failed_items) for stage in self.view.stages.values()
-        )
+        with _writing(self.root):
+            return sum(
+                _retry(self.view, stage, match, failed_items) for stage in self.view.stages.values()
+            )
 
     def drain(self) -> int:
         """Ask the workers of now to finish their item and leave; how many were asked.
@@ -229,6 +236,17 @@ class Run:
         warning = check_trust(self.root)
         if warning:
             sys.stderr.write(f"warning: {warning}\n")
+
+
+@contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    """Say what the filesystem refused; a log entry is there whole or not at all."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot read or write {root}: {error}"
+        hint = "check its permissions, the free space and your quota, then call again"
+        raise RunError(message, hint=hint) from error
 
 
 def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[..., Any]) -> int:

@@ -1,0 +1,285 @@
+"""Rows and the table that binds (R11, R12)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.gather import NotCompleteError, gather
+from hpc_toolkit.queue.log import StageLog
+from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def finished(toy: ToyRun) -> ToyWorker:
+    """A worker that did all, but item 2, which failed for good."""
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="permanent", i3="done")
+    return worker
+
+
+def ids(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["item"]["id"] for row in rows]
+
+
+def test_a_row_has_what_the_contract_says(toy: ToyRun) -> None:
+    finished(toy)
+
+    rows = toy.reopen().results()
+
+    assert rows[0] == {
+        "item": {"id": 0},
+        "state": "done",
+        "value": {"by": "w"},
+        "error": None,
+        "attempts": 1,
+        "seconds": 1.0,
+        "worker": "w",
+    }
+    assert rows[2] == {
+        "item": {"id": 2},
+        "state": "failed",
+        "value": None,
+        "error": "permanent of test",
+        "attempts": 1,
+        "seconds": 1.0,
+        "worker": "w",
+    }
+
+
+def test_rows_stand_in_the_order_of_the_items_whatever_their_groups(fast_dir: Path) -> None:
+    from hpc_toolkit.layout import Manifest
+    from hpc_toolkit.run import create_run
+    from tests.toyrun import spec_of
+
+    items = [{"id": index, "g": index % 3} for index in range(10)]
+    manifest = Manifest(run="r", stages=(spec_of(group_by="g"),))
+    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
+    worker = ToyWorker(run.paths, "w")
+    run.view.poll()
+    for unit in run.view.stages["items"].log.segments[1].units:
+        worker.claim(unit.name)
+        for item in unit.items:
+            worker.attempt(item)
+        worker.release()
+
+    assert [row["item"] for row in run.results()] == items
+
+
+def test_gather_of_pending_items_names_them(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i2="done")
+
+    with pytest.raises(NotCompleteError, match="2 items of stage 'items' have no result") as caught:
+        toy.reopen().results()
+
+    assert caught.value.pending == [{"id": 1}, {"id": 3}]
+    assert "--partial" in caught.value.hint
+    assert list(toy.stage_paths.results.iterdir()) == []
+
+
+def test_gather_of_an_open_stage_says_so(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    toy.worker("w").work(toy.unit_name(0), i0="done")
+
+    with pytest.raises(NotCompleteError, match="the stage is open for more"):
+        toy.reopen().results()
+
+
+def test_partial_rows_are_provisional_and_published_nowhere(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i2="done")
+    before = tree(toy.root)
+
+    table = toy.reopen().table(partial=True)
+
+    assert ids(table.rows) == [0, 2]
+    assert not table.published
+    assert tree(toy.root) == before
+
+
+def test_i2_the_first_gather_publishes_and_all_others_copy(toy: ToyRun) -> None:
+    finished(toy)
+
+    first = toy.reopen().table()
+    second = toy.reopen().table()
+
+    assert first.published
+    assert first == second
+    assert len(list(toy.stage_paths.results.iterdir())) == 1
+
+
+def test_i2_a_published_row_stays_when_a_better_line_arrives_late(toy: ToyRun) -> None:
+    slow = toy.worker("aaa")
+    slow.claim(toy.unit_name(0), 1)
+    toy.worker("w").work(toy.unit_name(0), 2, i0="done", i1="done", i2="permanent", i3="done")
+    published = toy.reopen().table()
+
+    for item in range(4):
+        slow.attempt(item, "done", value={"late": item})
+    slow.release()
+
+    assert toy.reopen().table() == published
+    assert toy.reopen().status().stages["items"].failed == 1
+
+
+def test_i2_before_publication_the_lowest_generation_wins(toy: ToyRun) -> None:
+    slow = toy.worker("zzz")
+    slow.claim(toy.unit_name(0), 1)
+    toy.worker("aaa").work(toy.unit_name(0), 2, i0="done", i1="done", i2="done", i3="done")
+    slow.attempt(1, "done", value={"first": True})
+
+    rows = toy.reopen().results()
+
+    assert [row["worker"] for row in rows] == ["aaa", "zzz", "aaa", "aaa"]
+    assert rows[1]["value"] == {"first": True}
+
+
+def test_i2_a_new_table_keeps_the_rows_of_the_last_but_those_retried(toy: ToyRun) -> None:
+    worker = finished(toy)
+    before = toy.reopen().results()
+    assert toy.reopen().retry() == 1
+    late = toy.worker("aaa")
+    late.begin(toy.unit_name(0), 1)
+    late.attempt(0, "done", value={"late": 1})
+    worker.work(toy.unit_name(0), 2, i2="done")
+
+    after = toy.reopen().table()
+
+    assert after.published
+    assert [after.rows[index] for index in (0, 1, 3)] == [before[index] for index in (0, 1, 3)]
+    assert (after.rows[2]["state"], after.rows[2]["attempts"]) == ("done", 1)
+
+
+def test_gather_after_a_retry_waits_for_the_items_it_names(toy: ToyRun) -> None:
+    finished(toy)
+    toy.reopen().results()
+    toy.reopen().retry()
+
+    with pytest.raises(NotCompleteError, match="1 items") as caught:
+        toy.reopen().results()
+
+    assert caught.value.pending == [{"id": 2}]
+    assert ids(toy.reopen().results(partial=True)) == [0, 1, 3]
+    assert toy.states()[1, 2] == "pending"
+
+
+def test_i2_a_retry_between_computing_and_publishing_is_not_passed_over(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an item would be failed in the table and pending in the log at once."""
+    finished(toy)
+    real = StageLog.add_table
+    entered: list[int] = []
+
+    def retry_first(log: StageLog, chunks: Any) -> bool:
+        if not entered:
+            entered.append(1)
+            toy.reopen().retry()
+        return real(log, chunks)
+
+    monkeypatch.setattr(StageLog, "add_table", retry_first)
+
+    with pytest.raises(NotCompleteError, match="1 items"):
+        toy.reopen().results()
+
+    assert toy.states()[1, 2] == "pending"
+    assert list(toy.stage_paths.results.iterdir()) == []
+
+
+def test_two_gathers_at_once_give_one_table(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished(toy)
+    real = StageLog.add_table
+    rival: list[Any] = []
+
+    def gather_first(log: StageLog, chunks: Any) -> bool:
+        if not rival:
+            rival.append(None)
+            rival.append(toy.reopen().table())
+        return real(log, chunks)
+
+    monkeypatch.setattr(StageLog, "add_table", gather_first)
+
+    assert toy.reopen().table() == rival[1]
+    assert len(list(toy.stage_paths.results.iterdir())) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_reader_without_write_access_gets_provisional_rows(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    finished(toy)
+
+    def refuse(_log: StageLog, _chunks: object) -> bool:
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(StageLog, "add_table", refuse)
+
+    table = toy.reopen().table()
+
+    assert len(table.rows) == 4
+    assert not table.published
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+def test_a_publication_that_fails_anywhere_leaves_a_whole_table_or_none(
+    fast_dir: Path, kind: int | str
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        toy = ToyRun(fast_dir / str(at))
+        finished(toy)
+        run = toy.reopen()
+        rows: list[dict[str, Any]] = []
+        with Faults(at, kind) as faults, suppress(RunError):
+            rows = run.results()
+        if not faults.fired:
+            assert len(rows) == 4
+            break
+        again = toy.reopen().table()
+        assert again.published
+        assert ids(again.rows) == [0, 1, 2, 3]
+        assert rows in ([], again.rows)
+        assert toy.log().length in (3, 4)
+    assert at > 1
+
+
+def test_a_table_stays_when_a_power_loss_takes_the_lines(fast_dir: Path) -> None:
+    """It holds the values; the failure that a retry lifted must not be looked for."""
+    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=3)
+    first, second = toy.worker("first"), toy.worker("second")
+    first.work(toy.unit_name(0), 1, i0="failed", i1="permanent")
+    toy.reopen().retry()
+    second.work(toy.unit_name(0), 2, i0="done", i1="permanent")
+    before = toy.reopen().results()
+    assert [row["state"] for row in before] == ["done", "failed"]
+    toy.reopen().retry()
+    toy.worker("third").work(toy.unit_name(0), 3, i1="done")
+    os.truncate(toy.paths.journal("second"), 0)
+
+    after = toy.reopen().results()
+
+    assert after[0] == before[0]
+    assert after[1]["state"] == "done"
+
+
+def test_gather_brings_its_view_up_to_date(toy: ToyRun) -> None:
+    view = toy.view()
+    finished(toy)
+
+    assert ids(gather(view, "items").rows) == [0, 1, 2, 3]
+
+
+def test_pending_items_are_listed_in_the_order_of_the_items(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 24, unit=1)
+
+    with pytest.raises(NotCompleteError, match="24 items") as caught:
+        toy.reopen().results()
+
+    assert caught.value.pending == [{"id": index} for index in range(24)]

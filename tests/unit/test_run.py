@@ -1,0 +1,343 @@
+"""The Python interface: runs made whole or not at all, and what each call refuses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError, RunError, WorkloadError
+from hpc_toolkit.layout import Manifest
+from hpc_toolkit.run import Run, create_run
+from tests.toyrun import FAULTS, Faults, ToyRun, plain_items, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+
+
+def made(root: Path, **changes: Any) -> Run:
+    return Run.create(root, **{"items": plain_items(3), "workload": NOOP, **changes})
+
+
+def test_create_makes_a_sealed_run_that_can_be_opened(tmp_path: Path) -> None:
+    made(tmp_path / "deep" / "run")
+
+    run = Run.open(tmp_path / "deep" / "run")
+    status = run.status()
+
+    assert status.stages["items"].total == 3
+    assert status.stages["items"].sealed
+    assert run.manifest.provenance["hpctk"]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run"]
+
+
+def test_create_open_waits_for_more_items(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", open_end=True)
+
+    run.add([{"id": 10}])
+    run.seal()
+
+    assert run.status().stages["items"].total == 4
+    with pytest.raises(RunError, match="is sealed"):
+        Run.open(tmp_path / "run").add([{"id": 11}])
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda p: p.symlink_to("nowhere")])
+def test_create_refuses_a_name_that_is_taken(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "run")
+
+    with pytest.raises(RunError, match="run exists") as caught:
+        made(tmp_path / "run")
+
+    assert "hpctk work" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "problem"),
+    [
+        ({"items": []}, ItemsError, "the list of items is empty"),
+        ({"items": [{"a": 1}, {"a": 1}]}, ItemsError, "item 2 is there twice"),
+        ({"group_by": "layer"}, ItemsError, "item 1 has no key 'layer'"),
+        ({"workload": None}, ConfigError, "either a workload or a command"),
+        ({"command": "true"}, ConfigError, "either a workload or a command"),
+        ({"workload": "nothing"}, WorkloadError, "is not MODULE:NAME"),
+        ({"workload": "no.such:Thing"}, WorkloadError, "there is no module 'no'"),
+        ({"workload": NOOP + "x"}, WorkloadError, "has no 'Noopx'"),
+        ({"options": {"a": 1}}, WorkloadError, "is a function; options are for classes"),
+        ({"max_attempts": 0}, ConfigError, "max_attempts must be at least 1, got 0"),
+        ({"max_attempts": -3}, ConfigError, "max_attempts must be at least 1, got -3"),
+        ({"timeout_s": 0.0}, ConfigError, "timeout must be a positive number of seconds, got 0"),
+        ({"timeout_s": float("nan")}, ConfigError, "timeout must be a positive .*, got nan"),
+        ({"timeout_s": float("inf")}, ConfigError, "timeout must be a positive .*, got inf"),
+        ({"max_failures": "many"}, ConfigError, "'many' is neither a count nor a share"),
+    ],
+)
+def test_create_refuses_what_cannot_work_and_makes_nothing(
+    tmp_path: Path, changes: dict[str, Any], kind: type[HpcToolkitError], problem: str
+) -> None:
+    with pytest.raises(kind, match=problem):
+        made(tmp_path / "run", **changes)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_create_below_a_file_says_what_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RunError, match=r"cannot make .*file/run: (Not a directory|File exists)"):
+        made(tmp_path / "file" / "run")
+
+
+def test_create_refuses_a_filesystem_without_symlinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+
+    with pytest.raises(RunError, match=r"no working symlinks \(Operation not supported"):
+        made(tmp_path / "run")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+def test_create_that_fails_anywhere_leaves_a_whole_run_or_nothing(
+    fast_dir: Path, kind: int | str
+) -> None:
+    manifest = Manifest(run="run", stages=(spec_of("first"), spec_of("second")))
+    items = {"first": plain_items(3), "second": plain_items(2)}
+    at = 0
+    while True:
+        at += 1
+        parent = fast_dir / str(at)
+        parent.mkdir()
+        failed = False
+        with Faults(at, kind) as faults:
+            try:
+                create_run(parent / "run", manifest, items, sealed=True)
+            except RunError as error:
+                failed = str(parent) in error.message and bool(error.hint)
+        left = [path.name for path in parent.iterdir()]
+        assert left in ([[], ["run"]] if failed else [["run"]])
+        if left:
+            counts = Run.open(parent / "run").status().stages
+            assert [counts[name].total for name in ("first", "second")] == [3, 2]
+            assert all(count.sealed for count in counts.values())
+        if not faults.fired:
+            break
+    assert at > 1
+
+
+def test_two_creates_at_once_make_one_run(fast_dir: Path) -> None:
+    manifest = Manifest(run="run", stages=(spec_of(),))
+    barrier = threading.Barrier(6)
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        barrier.wait()
+        items = {"items": [{"by": number, "id": index} for index in range(5)]}
+        try:
+            create_run(fast_dir / "run", manifest, items, sealed=True)
+            won.append(number)
+        except RunError:
+            pass
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(won) == 1
+    assert [path.name for path in fast_dir.iterdir()] == ["run"]
+    run = Run.open(fast_dir / "run")
+    run.view.poll()
+    (segment,) = run.view.stages["items"].log.segments.values()
+    assert {json.loads(line)["by"] for line in segment.items()} == set(won)
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+def test_add_that_fails_anywhere_adds_all_items_or_none(fast_dir: Path, kind: int | str) -> None:
+    at = 0
+    while True:
+        at += 1
+        toy = ToyRun(fast_dir / str(at), 2, unit=1, sealed=False)
+        run, failed = toy.reopen(), False
+        with Faults(at, kind) as faults:
+            try:
+                run.add([{"id": 10}, {"id": 11}, {"id": 12}])
+            except RunError as error:
+                failed = "cannot read or write" in error.message
+        total = toy.reopen().status().stages["items"].total
+        assert total in ((2, 5) if failed else (5,))
+        if total == 2:
+            toy.reopen().add([{"id": 10}, {"id": 11}, {"id": 12}])
+        if not faults.fired:
+            break
+    assert at > 1
+
+
+@pytest.mark.parametrize("what", ["seal", "retry"])
+@pytest.mark.parametrize("kind", FAULTS, ids=str)
+def test_seal_and_retry_that_fail_anywhere_can_be_repeated(
+    fast_dir: Path, what: str, kind: int | str
+) -> None:
+    at = 0
+    while True:
+        at += 1
+        toy = ToyRun(fast_dir / str(at), 2, unit=2, sealed=False, max_attempts=1)
+        toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
+        with Faults(at, kind) as faults, suppress(RunError):
+            _call(toy, what)
+        _call(toy, what)
+        assert toy.log().sealed == (what == "seal")
+        assert toy.states()[1, 0] == ("pending" if what == "retry" else "failed")
+        if not faults.fired:
+            break
+    assert at > 1 or (what, kind) == ("seal", "short")
+
+
+def _call(toy: ToyRun, what: str) -> None:
+    if what == "seal":
+        toy.reopen().seal()
+    else:
+        toy.reopen().retry()
+
+
+def test_add_refuses_an_item_that_is_there(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=1, sealed=False)
+
+    with pytest.raises(ItemsError, match="item 2 is there twice"):
+        toy.reopen().add([{"id": 7}, {"id": 1}])
+
+    assert toy.log().length == 1
+
+
+def test_add_that_loses_a_race_sees_the_items_that_won(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpc_toolkit.queue.log import StageLog
+
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    real = StageLog.add_segment
+    entered: list[int] = []
+
+    def add_first(log: StageLog, lines: list[bytes]) -> bool:
+        if not entered:
+            entered.append(1)
+            toy.reopen().add([{"id": 5}])
+        return real(log, lines)
+
+    monkeypatch.setattr(StageLog, "add_segment", add_first)
+
+    with pytest.raises(ItemsError, match="item 1 is there twice"):
+        toy.reopen().add([{"id": 5}])
+
+    assert toy.reopen().status().stages["items"].total == 2
+
+
+def test_retry_lifts_failures_and_gives_a_full_budget(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=2)
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), 1, i0="failed", i1="permanent")
+    worker.work(toy.unit_name(0), 2, i0="failed")
+    assert set(toy.states().values()) == {"failed"}
+
+    assert toy.reopen().retry() == 2
+    assert set(toy.states().values()) == {"pending"}
+    worker.work(toy.unit_name(0), 3, i0="failed", i1="done")
+
+    assert toy.states() == {(1, 0): "pending", (1, 1): "done"}
+    worker.work(toy.unit_name(0), 4, i0="failed")
+    assert toy.states()[1, 0] == "failed"
+    assert toy.rows()[0]["attempts"] == 2
+
+
+def test_retry_match_names_items_by_their_json_or_error(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 3, unit=3, max_attempts=1)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0, "failed", error="CUDA out of memory")
+    worker.attempt(1, "failed", error="no such file")
+    worker.attempt(2, "failed", error="no such file")
+    worker.release()
+
+    assert toy.reopen().retry(match="out of memory") == 1
+    assert toy.states()[1, 0] == "pending"
+    assert toy.reopen().retry(match='"id":2') == 1
+    assert toy.states()[1, 1] == "failed"
+    assert toy.reopen().retry(match="nothing like it") == 0
+
+
+def test_retry_of_nothing_writes_nothing(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    before = toy.log().length
+
+    assert toy.reopen().retry() == 0
+    assert toy.log().length == before
+
+
+def test_a_failure_later_than_the_retry_is_not_lifted(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), 1, i0="permanent")
+    toy.reopen().retry()
+    assert toy.states()[1, 0] == "pending"
+
+    worker.work(toy.unit_name(0), 2, i0="permanent")
+
+    assert toy.states()[1, 0] == "failed"
+
+
+def test_a_late_failure_of_a_lifted_generation_stays_lifted(toy: ToyRun) -> None:
+    frozen = toy.worker("frozen")
+    frozen.claim(toy.unit_name(0), 1)
+    toy.worker("w").work(toy.unit_name(0), 2, i0="permanent")
+    toy.reopen().retry()
+
+    frozen.attempt(0, "permanent")
+
+    assert toy.states()[1, 0] == "pending"
+
+
+def test_work_refuses_a_number_of_workers_below_one(toy: ToyRun) -> None:
+    with pytest.raises(ConfigError, match="workers must be at least 1, got 0"):
+        toy.run.work(0)
+
+
+def test_an_unknown_stage_names_the_near_miss(toy: ToyRun) -> None:
+    with pytest.raises(RunError, match="has no stage 'itmes'") as caught:
+        toy.reopen().results(stage="itmes")
+
+    assert caught.value.hint == "did you mean 'items'?"
+
+
+@pytest.mark.parametrize("call", ["add", "seal", "retry", "work"])
+def test_whatever_runs_or_changes_a_run_refuses_one_that_others_can_write(
+    toy: ToyRun, call: str
+) -> None:
+    toy.root.chmod(0o777)
+
+    with pytest.raises(RunError, match="is writable by everybody"):
+        getattr(toy.reopen(), call)(*([[{"id": 9}]] if call == "add" else []))
+
+
+def test_a_run_that_the_group_can_write_is_named_once(
+    toy: ToyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy.root.chmod(0o775)
+
+    toy.reopen().retry()
+
+    assert "warning: " in capsys.readouterr().err

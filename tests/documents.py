@@ -1,0 +1,57 @@
+"""The documents as the tests read them: which there are, and their fenced blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = REPOSITORY / "hpc_toolkit"
+HOW_TO = sorted(
+    str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "docs/how-to").glob("*.md")
+)
+USER_DOCS = ["README.md", "runs/README.md", *HOW_TO]
+"""Documents whose blocks are run."""
+DOCS = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "runs/README.md", "changes/*.md")
+    for path in REPOSITORY.glob(pattern)
+)
+_COMMENT = re.compile(r"<!-- (file|not run): (.*) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    line: int
+    """Where its first line is in the document."""
+    language: str
+    text: str
+    file: str = ""
+    """The file that it is written to."""
+    not_run: str | None = None
+    """Why it is not run."""
+
+
+def read_blocks(path: Path) -> Iterator[Block]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    start: int | None = None
+    marks: dict[str, str] = {}
+    for number, line in enumerate(lines):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            start = number
+            comment = _COMMENT.fullmatch(lines[number - 1]) if number else None
+            marks = {comment[1]: comment[2]} if comment else {}
+            continue
+        text = "\n".join(lines[start + 1 : number]) + "\n"
+        yield Block(start + 2, lines[start][3:], text, marks.get("file", ""), marks.get("not run"))
+        start = None
+    assert start is None, f"{path}: a block that starts in line {start} has no end"

@@ -1,0 +1,233 @@
+"""The documents: links lead somewhere, words and modules are the code's, examples check out.
+
+What they say of commands is run in ``tests/integration/test_docs.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from hpc_toolkit.journal import decode_line
+from hpc_toolkit.queue.items import Segment
+from hpc_toolkit.queue.units import plan_units
+from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, read_blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORDS = re.findall(
+    r"\w+",
+    """run stage segment item group unit claim generation lease heartbeat attempt death worker
+    executor rank local_rank world_size pending leased done failed gather checkpoint layer arm pull
+    reward regret policy budget task job cluster""",
+)
+BANNED_MODULES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
+BANNED_WORDS = re.compile(r"\b(slaves?|experiments?|sessions?)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name", USER_DOCS)
+def test_blocks_that_are_not_run_say_why(name: str) -> None:
+    for block in read_blocks(REPOSITORY / name):
+        if block.not_run is not None:
+            assert len(block.not_run.split()) >= 2, f"{name}:{block.line}: no reason"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_relative_links_lead_to_files(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        found = path.parent / file if file else path
+        assert found.exists(), f"{path}: {target}"
+        assert not anchor or anchor in anchors(found), f"{path}: {target}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_word_is_in_the_glossary() -> None:
+    text = (REPOSITORY / "docs/glossary.md").read_text(encoding="utf-8")
+
+    assert [word for word in WORDS if f"**{word}**:" not in text] == []
+
+
+def test_no_word_is_defined_twice() -> None:
+    text = (REPOSITORY / "docs/glossary.md").read_text(encoding="utf-8")
+    words = re.findall(r"\*\*([\w ]+)\*\*:", text)
+
+    assert len(words) == len(set(words))
+
+
+def test_banned_words_do_not_appear_in_the_package() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        names = {part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts}
+        assert not names & BANNED_MODULES, path
+        found = BANNED_WORDS.search(path.read_text(encoding="utf-8"))
+        assert found is None, path
+
+
+def test_tests_that_the_documents_name_exist() -> None:
+    defined = {
+        name
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        for name in re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))
+    }
+    for path in (REPOSITORY / "README.md", REPOSITORY / "docs/architecture.md"):
+        named = re.findall(r"`(test_\w+)`", path.read_text(encoding="utf-8"))
+        assert named
+        assert set(named) <= defined, path
+
+
+def test_every_invariant_names_a_test() -> None:
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+
+    rows = re.findall(r"^\| (I\d) \|.*$", text, re.MULTILINE)
+
+    assert rows == [f"I{number}" for number in range(1, 10)]
+    assert len(re.findall(r"^\| I\d \|.*`test_\w+`.*$", text, re.MULTILINE)) == 9
+
+
+def layers() -> list[set[str]]:
+    """The modules of each row of the architecture's table, as paths below the package."""
+    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    start = text.index("| modules |")
+    rows = []
+    for row in text[start : text.index("\n\n", start)].splitlines()[2:]:
+        package, names = "", set()
+        for name in re.findall(r"`(\w+/?)`", row.split("|")[1]):
+            names |= {package + name} if not name.endswith("/") else set()
+            package = name if name.endswith("/") else package
+            if package in ("bandit/", "metrics/", "cli/", "workloads/"):
+                names.add(package)
+        rows.append(names)
+    return rows
+
+
+def layer_of(module: str, rows: list[set[str]]) -> int:
+    """The row that names a module, such as ``queue/units``, or its directory."""
+    found = [
+        number
+        for number, names in enumerate(rows)
+        if module in names or f"{module.partition('/')[0]}/" in names
+    ]
+    assert found, f"{module} is in no row of docs/architecture.md"
+    return found[0]
+
+
+def test_modules_import_nothing_from_lower_rows_of_the_architecture() -> None:
+    rows = layers()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = str(path.relative_to(PACKAGE).with_suffix("")).removesuffix("/__init__")
+        if module in ("__init__", "__main__", "queue"):
+            continue
+        for name in imports_of(path):
+            assert layer_of(name, rows) <= layer_of(module, rows), f"{module} imports {name}"
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of the package that a file imports, those for type checking included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hpc_toolkit"):
+            parts = (node.module or "").split(".")[1:]
+            inner = [[*parts, alias.name] for alias in node.names]
+            for one in inner:
+                file = PACKAGE.joinpath(*one)
+                is_module = file.with_suffix(".py").is_file() or file.is_dir()
+                found.add("/".join(one if is_module else parts))
+    return found - {""}
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    for name in set().union(*layers()):
+        assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
+
+
+class Limit(NamedTuple):
+    pattern: str
+    lines: int
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [Limit("README.md", 200), Limit("CONTRIBUTING.md", 80), Limit("docs/decisions/0*.md", 40)],
+)
+def test_documents_stay_short(limit: Limit) -> None:
+    paths = list(REPOSITORY.glob(limit.pattern))
+
+    assert paths
+    for path in paths:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= limit.lines, path
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "docs/decisions").glob("0*.md")), ids=lambda path: path.stem
+)
+def test_decision_has_its_parts_and_its_line_in_the_list(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+
+    assert re.match(rf"# {path.stem[:4]}: ", text)
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [
+        "Context",
+        "Decision",
+        "Consequences",
+        "Alternatives",
+    ]
+    assert f"({path.name})" in (path.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_changes_are_named_by_area_and_kind() -> None:
+    names = {path.name for path in (REPOSITORY / "changes").iterdir()} - {"README.md"}
+
+    assert names
+    for name in names:
+        assert re.fullmatch(r"[a-z]+(-\d+)?\.(feature|fix|doc|breaking)\.md", name), name
+
+
+def format_blocks() -> list[str]:
+    return [
+        block.text
+        for block in read_blocks(REPOSITORY / "runs/README.md")
+        if block.language == "json"
+    ]
+
+
+def test_journal_lines_of_the_format_are_journal_lines() -> None:
+    lines = [line for text in format_blocks() for line in text.splitlines() if '"crc"' in line]
+    journal = [line for line in lines if '"pad"' not in line]
+
+    assert len(journal) >= 4
+    for line in journal:
+        assert decode_line(line.encode()) is not None, line
+
+
+def test_release_line_of_the_format_sums_the_lines_before_it() -> None:
+    block = next(text for text in format_blocks() if '"release"' in text).encode()
+    lines = block.splitlines(keepends=True)
+    release = json.loads(lines[-1])
+
+    assert zlib.crc32(b"".join(lines[:-1])) == int(release["sum"], 16)
+    assert release["lines"] == release["done"] == len(lines) - 1
+
+
+def test_segment_header_of_the_format_is_one(tmp_path: Path) -> None:
+    header = next(text for text in format_blocks() if '"units"' in text)
+    path = tmp_path / "segment.jsonl"
+    path.write_text(header)
+
+    segment = Segment(path, 1)
+
+    groups = [unit.group for unit in segment.units for _ in unit.items]
+    assert plan_units(groups, segment.count) == [(u.first, u.count) for u in segment.units]
+    assert segment.order is not None
+    assert sorted(segment.order) == list(range(segment.count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -56,7 +57,9 @@ def _flatten(row: Row) -> dict[str, Any]:
     for key in ("state", "error", "attempts", "seconds", "worker"):
         # An item's own key of this name keeps its column.
         flat[key if key not in flat else f"hpctk.{key}"] = row[key]
-    flat.update({f"value.{key}": _cell(cell) for key, cell in value.items()})
+    for key, cell in value.items():
+        name = f"value.{key}"
+        flat[name if name not in flat else f"hpctk.{name}"] = _cell(cell)
     return flat
 
 
@@ -90,7 +93,11 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
         else:
             arrays[name] = np.array(["" if value is None else str(value) for value in values])
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    # np.savez takes names as keyword arguments, so that a column could not be called "file".
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
     yield buffer.getvalue()
 
 

@@ -1,0 +1,193 @@
+"""Where a run lies, what run.json says, and whose code it may name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.layout import (
+    FORMAT,
+    Manifest,
+    RunPaths,
+    StageSpec,
+    WorkloadSpec,
+    all_runs,
+    check_trust,
+    find_run,
+    read_manifest,
+)
+
+FULL = Manifest(
+    run="r",
+    stages=(
+        StageSpec(
+            name="items",
+            workload=WorkloadSpec(function="m:f", options={"a": [1]}, path=("/x",)),
+            group_by="g",
+            max_attempts=7,
+            timeout_s=2.5,
+            max_failures="5%",
+        ),
+        StageSpec(name="more", workload=WorkloadSpec(command="echo {a}")),
+    ),
+    campaign={"name": "c"},
+    provenance={"python": "3.11"},
+)
+
+
+def written(root: Path, content: bytes) -> Path:
+    (root / "run.json").write_bytes(content)
+    return root
+
+
+def changed(**keys: Any) -> bytes:
+    record = json.loads(FULL.to_bytes())
+    record.update(keys)
+    return json.dumps({k: v for k, v in record.items() if v != "absent"}).encode()
+
+
+def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    assert read_manifest(written(tmp_path, FULL.to_bytes())) == FULL
+
+
+def test_a_manifest_larger_than_one_read_is_read_whole(tmp_path: Path) -> None:
+    large = Manifest(run="r", stages=FULL.stages, campaign={"text": "x" * (3 << 20)})
+
+    assert read_manifest(written(tmp_path, large.to_bytes())) == large
+
+
+def test_a_directory_without_run_json_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not a run: it has no run\.json") as caught:
+        read_manifest(tmp_path)
+
+    assert "hpctk init" in caught.value.hint
+
+
+def test_a_missing_directory_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="absent is not a run"):
+        read_manifest(tmp_path / "absent")
+
+
+def test_a_file_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(RunError, match=r"file/run\.json: Not a directory"):
+        read_manifest(tmp_path / "file")
+
+
+def test_a_run_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
+    written(tmp_path, changed(format=FORMAT + 1))
+
+    with pytest.raises(
+        RunError, match=f"format {FORMAT + 1}; this hpctk reads .* up to {FORMAT}"
+    ) as caught:
+        read_manifest(tmp_path)
+
+    assert "upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        FULL.to_bytes()[:-20],
+        b"[]",
+        b"null",
+        b"\x00" * 100,
+        b"\xff\xfe",
+        changed(stages="absent"),
+        changed(stages=[{"name": "items"}]),
+        changed(stages=3),
+        changed(provenance="absent"),
+    ],
+)
+def test_a_damaged_manifest_is_said_to_be_damaged(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(RunError, match=r"run\.json is damaged"):
+        read_manifest(written(tmp_path, content))
+
+
+def test_every_path_lies_below_the_run(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    stage = paths.stage("items")
+    found = [
+        *(paths.manifest, paths.campaign, paths.workers, paths.journals, paths.logs),
+        *(paths.control, paths.bandit, paths.trials, paths.worker("w"), paths.worker_lock("w")),
+        *(paths.journal("w"), paths.worker_log("w"), stage.entry(1), stage.head, stage.claims),
+    ]
+
+    assert len(set(found)) == len(found)
+    assert all(path.is_relative_to(tmp_path) for path in found)
+    assert stage.entry(12).name == "000012"
+    assert stage.name == "items"
+
+
+def test_check_trust_accepts_a_run_of_ones_own(tmp_path: Path) -> None:
+    written(tmp_path, FULL.to_bytes())
+    tmp_path.chmod(0o755)
+
+    assert check_trust(tmp_path) == ""
+
+
+def test_check_trust_names_a_group_that_can_write(tmp_path: Path) -> None:
+    written(tmp_path, FULL.to_bytes())
+    tmp_path.chmod(0o775)
+
+    assert "writable by its group" in check_trust(tmp_path)
+
+
+@pytest.mark.parametrize("which", ["", "run.json"])
+def test_check_trust_refuses_what_everybody_can_write(tmp_path: Path, which: str) -> None:
+    written(tmp_path, FULL.to_bytes())
+    (tmp_path / which).chmod(0o777)
+
+    with pytest.raises(RunError, match="writable by everybody") as caught:
+        check_trust(tmp_path)
+
+    assert caught.value.hint == f"chmod o-w {str(tmp_path / which)!r}"
+
+
+def test_check_trust_refuses_the_run_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, FULL.to_bytes())
+    owner = tmp_path.stat().st_uid or 4711
+    if tmp_path.stat().st_uid == 0:
+        os.chown(tmp_path, owner, -1)
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+
+    with pytest.raises(RunError, match=f"belongs to user {owner}"):
+        check_trust(tmp_path)
+
+
+def test_find_run_prefers_the_argument_then_the_variable_then_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "only").mkdir(parents=True)
+    written(tmp_path / "runs" / "only", FULL.to_bytes())
+
+    assert find_run("given", {"HPCTK_RUN": "named"}) == Path("given")
+    assert find_run(None, {"HPCTK_RUN": "named"}) == Path("named")
+    assert find_run(None, {}) == Path("runs/only")
+
+
+def test_find_run_without_a_choice_lists_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"which run.* there is: none"):
+        find_run(None, {})
+
+    for name in ("b", "a"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        written(tmp_path / "runs" / name, FULL.to_bytes())
+    (tmp_path / "runs" / "no-run").mkdir()
+
+    assert all_runs() == [Path("runs/a"), Path("runs/b")]
+    with pytest.raises(ConfigError, match="there is: runs/a, runs/b") as caught:
+        find_run(None, {})
+    assert "HPCTK_RUN" in caught.value.hint

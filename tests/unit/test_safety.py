@@ -1,0 +1,87 @@
+"""When a run stops by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.safety import FIRST_ITEMS, parse_max_failures, pause_reason
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("0", (0, False)), ("50", (50, False)), ("5%", (5.0, True)), ("0.5%", (0.5, True))],
+)
+def test_parse_max_failures_reads_counts_and_shares(text: str, limit: tuple[float, bool]) -> None:
+    assert parse_max_failures(text) == limit
+
+
+@pytest.mark.parametrize(
+    "text", ["", "%", "-1", "-1%", "101%", "nan%", "inf%", "nan", "5 %%", "half", "1.5", "1e3"]
+)
+def test_parse_max_failures_refuses_the_rest(text: str) -> None:
+    with pytest.raises(ConfigError, match="is neither a count nor a share"):
+        parse_max_failures(text)
+
+
+def run_of(fast_dir: Path, kinds: str, *, total: int = 40, **spec: Any) -> ToyRun:
+    """A run whose first items ended as ``kinds`` says: d(one), f(ailed), p(ermanent)."""
+    toy = ToyRun(fast_dir / "r", total, unit=total, **spec)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    for item, kind in enumerate(kinds):
+        worker.attempt(item, {"d": "done", "f": "failed", "p": "permanent"}[kind])
+    worker.release()
+    return toy
+
+
+def test_a_run_whose_first_items_all_fail_is_paused(fast_dir: Path) -> None:
+    toy = run_of(fast_dir, "f" * FIRST_ITEMS)
+
+    assert pause_reason(toy.stage()) == "the first 20 items of stage 'items' all failed"
+
+
+@pytest.mark.parametrize("kinds", ["f" * (FIRST_ITEMS - 1), "d" + "f" * 30, "f" * 30 + "d", ""])
+def test_fewer_failures_or_one_result_let_it_go_on(fast_dir: Path, kinds: str) -> None:
+    assert pause_reason(run_of(fast_dir, kinds).stage()) == ""
+
+
+def test_many_failures_of_few_items_are_no_reason(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 40, unit=40, max_attempts=100)
+    worker = toy.worker("w")
+    for generation in range(1, 40):
+        worker.work(toy.unit_name(0), generation, i0="failed", i1="failed")
+
+    assert pause_reason(toy.stage()) == ""
+
+
+def test_a_retry_lets_a_paused_run_go_on(fast_dir: Path) -> None:
+    toy = run_of(fast_dir, "f" * FIRST_ITEMS)
+
+    assert toy.reopen().retry() == FIRST_ITEMS
+
+    assert pause_reason(toy.stage()) == ""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "limit", "reason"),
+    [
+        ("ppp", "3", ""),
+        ("pppp", "3", "4 items of stage 'items' failed; the limit is 3"),
+        ("p", "0", "1 items of stage 'items' failed; the limit is 0"),
+        ("pppp", "10%", ""),
+        ("ppppp", "10%", "5 items of stage 'items' failed; the limit is 10%"),
+        ("p" * 40, "100%", ""),
+        ("f" * 30, "3", ""),
+    ],
+)
+def test_a_limit_counts_failed_items_not_attempts(
+    fast_dir: Path, kinds: str, limit: str, reason: str
+) -> None:
+    assert pause_reason(run_of(fast_dir, kinds, max_failures=limit).stage()) == reason

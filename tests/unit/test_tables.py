@@ -1,0 +1,128 @@
+"""Rows to files that others read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.tables import write_table, writer_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def row(item: dict[str, Any], value: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "item": item,
+        "state": "done" if value is not None else "failed",
+        "value": value,
+        "error": None if value is not None else 'ValueError: x,\n"y"',
+        "attempts": 1,
+        "seconds": 0.5,
+        "worker": "w",
+        **changes,
+    }
+
+
+ROWS = [
+    row({"id": 0, "name": "a,b"}, {"score": 0.25, "tags": ["x"]}),
+    row({"id": 1, "name": "ü"}, None),
+    row({"id": 2}, {"score": 3, "note": None}),
+]
+
+
+def test_json_lines_are_the_rows(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.jsonl", ROWS)
+
+    lines = (tmp_path / "t.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == ROWS
+
+
+def test_csv_has_a_column_per_key_and_empty_cells_for_what_is_not_there(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv", ROWS)
+
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == [
+        *("id", "name", "state", "error", "attempts", "seconds", "worker"),
+        *("value.score", "value.tags", "value.note"),
+    ]
+    assert [one["name"] for one in found] == ["a,b", "ü", ""]
+    assert [one["value.score"] for one in found] == ["0.25", "", "3"]
+    assert found[0]["value.tags"] == '["x"]'
+    assert found[1]["error"] == 'ValueError: x,\n"y"'
+
+
+def test_npz_is_float64_or_text_and_needs_no_pickle(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.npz", ROWS)
+
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as found:
+        assert found["value.score"].dtype == np.float64
+        np.testing.assert_array_equal(found["value.score"], [0.25, np.nan, 3.0])
+        assert found["name"].tolist() == ["a,b", "ü", ""]
+        assert found["id"].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("key", ["file", "allow_pickle", "args", "a/b", "arr_0", "self"])
+@pytest.mark.parametrize("ending", [".npz", ".csv", ".jsonl"])
+def test_an_items_key_may_have_any_name(tmp_path: Path, key: str, ending: str) -> None:
+    path = tmp_path / f"t{ending}"
+
+    write_table(path, [row({key: "text"}, {key: 1.5})])
+
+    if ending == ".npz":
+        with np.load(path, allow_pickle=False) as found:
+            assert found[key].tolist() == ["text"]
+            assert found[f"value.{key}"].tolist() == [1.5]
+
+
+def test_an_items_own_key_keeps_its_column(tmp_path: Path) -> None:
+    write_table(tmp_path / "t.csv", [row({"state": "Ontario", "value.a": 1}, {"a": 2})])
+
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        (found,) = csv.DictReader(file)
+    assert (found["state"], found["hpctk.state"]) == ("Ontario", "done")
+    assert sorted(value for key, value in found.items() if key.endswith("value.a")) == ["1", "2"]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".npz"])
+def test_no_rows_make_a_readable_file(tmp_path: Path, ending: str) -> None:
+    write_table(tmp_path / f"t{ending}", [])
+
+    assert (tmp_path / f"t{ending}").exists()
+
+
+def test_a_table_replaces_the_old_file_whole(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("old")
+
+    write_table(tmp_path / "t.jsonl", ROWS[:1])
+
+    assert json.loads((tmp_path / "t.jsonl").read_text()) == ROWS[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["t.jsnl", "t", "t.CSV"])
+def test_an_unknown_ending_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown format") as caught:
+        writer_for(tmp_path / name)
+
+    assert "jsonl" in caught.value.hint or "csv" in caught.value.hint
+
+
+def test_parquet_without_its_package_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(ConfigError, match="needs pyarrow") as caught:
+        write_table(tmp_path / "t.parquet", ROWS)
+
+    assert "pip install" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []

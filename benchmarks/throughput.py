@@ -5,8 +5,8 @@
 
 Ours: ``hpctk work`` on Noop items of about 100 bytes of result, through the ordinary function path,
 default units, synced per unit and at least twice a second; the start of all workers is included.
-A peer is a script ``DIR/peer_NAME.py`` that prints one JSON object with ``drain_s`` and ``items_done``;
-its time is the drain alone, without start-up and without filling the queue.
+A peer is a script ``DIR/peer_NAME.py`` that prints one JSON object with ``items_per_s``: its rate is
+that of the drain alone, without start-up and without filling the queue.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HPCTK = [sys.executable, "-m", "hpc_toolkit"]
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
 
 
 def ours(base: Path, items: int, workers: int) -> dict[str, Any]:
@@ -32,8 +33,7 @@ def ours(base: Path, items: int, workers: int) -> dict[str, Any]:
     lines = "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in range(items))
     began = time.perf_counter()
     subprocess.run(
-        [*HPCTK, "init", str(root), "--workload", "hpc_toolkit.workloads.synthetic:Noop"]
-        + ["--items", "-"],
+        [*HPCTK, "init", str(root), "--items", "-", "--workload", NOOP],
         input=lines.encode(),
         stdout=subprocess.DEVNULL,
         check=True,

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 CAMPAIGN = """
@@ -50,11 +53,13 @@ ARMS = 4 * 5 + 4 * 7
 
 
 @pytest.fixture
-def campaign(tmp_path: Path) -> Path:
+def campaign(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "toy.toml"
     path.write_text(CAMPAIGN)
     (tmp_path / "toy_campaign.py").write_bytes((HERE / "toy_campaign.py").read_bytes())
-    return path
+    yield path
+    for pid in processes_in(tmp_path):
+        os.kill(pid, signal.SIGKILL)
 
 
 def command(campaign: Path, *words: str) -> subprocess.Popen[str]:
@@ -81,18 +86,21 @@ def run(campaign: Path, *words: str, workers: int = 3) -> dict[str, Any]:
     return summary
 
 
+def processes_in(root: Path) -> list[int]:
+    """The processes whose working directory is ``root``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").readlink() == root:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
 def kill_everything(process: subprocess.Popen[str], root: Path) -> None:
     """SIGKILL for the parent, conduct, workers and executors at once."""
-    mine = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environ = (entry / "cwd").readlink()
-            except OSError:
-                continue
-            if environ == root and int(entry.name) != os.getpid():
-                mine.append(int(entry.name))
-    for pid in mine:
+    for pid in processes_in(root):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -175,12 +183,10 @@ def test_conduct_killed_alone_is_started_again_by_the_run(campaign: Path) -> Non
 
 def conducts(root: Path) -> list[int]:
     found = []
-    for entry in Path("/proc").iterdir():
+    for pid in processes_in(root):
         try:
-            if (entry / "cwd").readlink() == root and b"\0conduct\0" in (
-                entry / "cmdline"
-            ).read_bytes():
-                found.append(int(entry.name))
+            if b"\0conduct\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
         except OSError:
             continue
     return found

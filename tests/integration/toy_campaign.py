@@ -45,4 +45,5 @@ class Tasks:
 
 def score(checkpoint: str, layer: int, task: str) -> float:
     step = int(checkpoint.rpartition("step")[2])
-    return 1 - (layer - 3) ** 2 / 20 + 0.02 * step**0.5 + 0.02 * noise(checkpoint, layer, task)
+    trained: float = 0.02 * step**0.5
+    return 1 - (layer - 3) ** 2 / 20 + trained + 0.02 * noise(checkpoint, layer, task)

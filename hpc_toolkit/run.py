@@ -27,7 +27,7 @@ from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.safety import parse_max_failures
-from hpc_toolkit.status import Status, read_status
+from hpc_toolkit.status import Status, living_workers, read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,11 +215,8 @@ class Run:
 
         It cannot be taken back, and workers that start later are not affected (rule R16).
         """
-        from hpc_toolkit.queue.presence import FINISHED, read_presence
-
         self._trust()
-        found = [read_presence(path) for path in sorted(self.paths.workers.glob("*.json"))]
-        names = [one.worker for one in found if one is not None and one.state != FINISHED]
+        names = sorted(living_workers(self.view, SystemClock()))
         if names:
             path = self.paths.control / f"drain-{os.urandom(4).hex()}.json"
             files.write_new(path, [json.dumps({"request": "drain", "workers": names}).encode()])

@@ -111,6 +111,11 @@ def read_status(view: RunView, clock: Clock, *, given: str) -> Status:
     )
 
 
+def living_workers(view: RunView, clock: Clock) -> set[str]:
+    """Workers that have not left and do not seem dead; a guess for people, decides nothing."""
+    return _workers(view, clock)[1]
+
+
 def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
     counts = WorkerCounts()
     alive: set[str] = set()

@@ -164,7 +164,12 @@ class Worker:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals += 1
-        self._drain(f"got {signal.Signals(number).name}", self._options.grace_s)
+        grace_s = self._options.grace_s
+        deadline = self._passes.control.deadline
+        if number == signal.SIGUSR1 and deadline is not None:
+            # A warning, minutes before the end: the running item has until then.
+            grace_s = max(grace_s, deadline - self._clock.monotonic())
+        self._drain(f"got {signal.Signals(number).name}", grace_s)
         if self._signals > 1 and number == signal.SIGINT:
             self._passes.control.abort = True
 

@@ -146,3 +146,15 @@ def test_drain_of_a_worker_that_starts_is_not_forgotten(
 
     assert work.ended(limit_s=20).code == 75
     assert not hpctk.noted("start")
+
+
+def test_warning_lets_the_running_item_use_the_time_until_the_deadline(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(2, 1.0)
+    work = hpctk.start("work", "run", "--grace", "100ms", "--deadline", "30s")
+    wait_until(lambda: hpctk.noted("start"), "the item to start")
+
+    work.send(signal.SIGUSR1)
+
+    assert work.ended().code == 75
+    assert len(hpctk.noted("end")) == 1
+    assert run.status().stages["items"].done == 1

@@ -124,11 +124,9 @@ def recorded_table(path: Path) -> tuple[ArmTable, np.ndarray]:
     return ArmTable(tuple(arms), GEOMETRY_NAMES), np.array(scores)
 
 
+@pytest.mark.recorded
 def test_gp_ucb_needs_far_fewer_pulls_than_random_on_a_recorded_table() -> None:
-    path = os.environ.get("HPCTK_SCORES_CSV")
-    if not path:
-        pytest.skip("HPCTK_SCORES_CSV does not name a table of recorded scores")
-    table, scores = recorded_table(Path(path))
+    table, scores = recorded_table(Path(os.environ["HPCTK_SCORES_CSV"]))
 
     search = median_pulls("gp-ucb", table, scores)
     chance = median_pulls("random", table, scores)

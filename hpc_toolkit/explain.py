@@ -79,7 +79,7 @@ def find_item(view: RunView, text: str) -> FoundItem:
     """
     view.poll()
     found = list(_matches(view, text))
-    exact = [match for match in found if _is_exactly(match.item, text)]
+    exact = [match for match in found if match.item == _object(text)]
     if len(exact or found) == 1:
         return (exact or found)[0]
     if not found:
@@ -90,15 +90,17 @@ def find_item(view: RunView, text: str) -> FoundItem:
     raise ItemsError(message, hint="give more of its JSON")
 
 
-def _is_exactly(item: dict[str, Any], text: str) -> bool:
+def _object(text: str) -> dict[str, Any] | None:
     try:
-        return bool(json.loads(text) == item)
+        found = json.loads(text)
     except ValueError:
-        return False
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
     number = int(text) if text.isdecimal() else None
+    wanted = _object(text)
     compact = _compact(text)
     seen = 0
     for stage in view.stages.values():
@@ -107,7 +109,9 @@ def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
             order = segment.order or range(segment.count)
             for position, line in enumerate(lines):
                 given = seen + order[position]
-                if given == number or (number is None and compact in line.decode()):
+                here = given == number or (number is None and compact in line.decode())
+                # Whole JSON may be given with its keys in another order.
+                if here or (wanted is not None and json.loads(line) == wanted):
                     unit = segment.unit_of(position)
                     yield FoundItem(stage, unit, position, json.loads(line))
             seen += segment.count

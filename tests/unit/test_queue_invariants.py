@@ -447,7 +447,7 @@ def test_the_protocol_keeps_its_invariants() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_protocol_keeps_its_invariants_for_long() -> None:
-    play(1000, 60)
+    play(300, 60)
 
 
 def test_the_oracle_knows_the_rules() -> None:

@@ -1,0 +1,129 @@
+"""The life of single items, and how a text means one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ItemsError
+from hpc_toolkit.explain import attempts_of, explain, failed_items, find_item
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.toyrun import ToyRun
+
+
+def life_of(toy: ToyRun, text: str) -> dict[str, Any]:
+    view = toy.view()
+    return explain(view, find_item(view, text))
+
+
+def test_an_item_is_found_by_its_number_its_json_or_a_part(fast_dir: Path) -> None:
+    from hpc_toolkit.layout import Manifest
+    from hpc_toolkit.run import create_run
+    from tests.toyrun import spec_of
+
+    items = [{"name": "ab", "g": 1}, {"name": "a", "g": 0}, {"name": "xyz", "g": 1}]
+    manifest = Manifest(run="r", stages=(spec_of(group_by="g"),))
+    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
+
+    assert [find_item(run.view, str(number)).item for number in range(3)] == items
+    assert find_item(run.view, '{"g": 0, "name": "a"}').item["name"] == "a"
+    assert find_item(run.view, '"xy').item["name"] == "xyz"
+    assert find_item(run.view, '"name":"a"').item["name"] == "a"
+
+
+def test_a_text_that_means_no_item_or_several_is_refused(toy: ToyRun) -> None:
+    view = toy.view()
+
+    with pytest.raises(ItemsError, match="no item is or contains 'nothing'"):
+        find_item(view, "nothing")
+    with pytest.raises(ItemsError, match="no item is or contains '4'"):
+        find_item(view, "4")
+    with pytest.raises(ItemsError, match="'id' means 4 items") as caught:
+        find_item(view, "id")
+    assert "more of its JSON" in caught.value.hint
+
+
+def test_an_untouched_item_is_pending_and_has_no_life(toy: ToyRun) -> None:
+    life = life_of(toy, "1")
+
+    assert (life["state"], life["claims"], life["attempts"], life["deaths"]) == (
+        "pending",
+        [],
+        [],
+        [],
+    )
+
+
+def test_a_life_names_claims_attempts_and_deaths_by_generation(toy: ToyRun) -> None:
+    first, second = toy.worker("first"), toy.worker("second")
+    first.work(toy.unit_name(0), 1, i0="done", i1="failed", i2="done", i3="done")
+    first.claim(toy.unit_name(0), 2)
+    second.claim(toy.unit_name(0), 3)
+    second.death(1, generation=2, worker="first", evidence="lease")
+    second.attempt(1, value={"x": 1})
+    second.release()
+
+    life = life_of(toy, "1")
+
+    assert life["item"] == {"id": 1}
+    assert life["unit"] == "000001-0"
+    assert life["state"] == "done"
+    assert [(one["generation"], one["worker"], one["released"]) for one in life["claims"]] == [
+        (1, "first", True),
+        (2, "first", False),
+        (3, "second", True),
+    ]
+    assert [(one["type"], one["generation"], one["worker"]) for one in life["attempts"]] == [
+        ("failed", 1, "first"),
+        ("done", 3, "second"),
+    ]
+    assert life["attempts"][1]["value"] == {"x": 1}
+    assert life["deaths"] == [
+        {"generation": 2, "worker": "first", "evidence": "lease", "explained": "", "suspect": True}
+    ]
+    assert life["counting_attempts"] == 1
+
+
+def test_a_life_tells_what_a_retry_lifted(toy: ToyRun) -> None:
+    toy.worker("w").work(toy.unit_name(0), i1="permanent")
+    toy.reopen().retry()
+
+    life = life_of(toy, "1")
+
+    assert (life["lifted_to_generation"], life["counting_attempts"]) == (1, 0)
+    assert life["state"] == "pending"
+
+
+def test_i8_a_life_passes_over_damaged_lines(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    worker.journal.append(b'{"type":"done","item":1\n')
+    worker.attempt(1, "failed")
+    worker.journal.append(b'{"type":"done"')
+
+    assert [one["type"] for one in life_of(toy, "1")["attempts"]] == ["failed"]
+
+
+def test_attempts_of_one_item_come_in_the_order_of_generations(toy: ToyRun) -> None:
+    toy.worker("b").work(toy.unit_name(0), 1, i0="failed", i1="failed")
+    toy.worker("a").work(toy.unit_name(0), 2, i0="failed", i1="done")
+    view = toy.view()
+
+    found = attempts_of(view, find_item(view, "0"))
+
+    assert [(name, line["generation"]) for name, line in found] == [("b", 1), ("a", 2)]
+
+
+def test_failed_items_name_the_highest_generation_of_their_failures(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), 1, i0="failed", i1="permanent", i2="done", i3="failed")
+    worker.work(toy.unit_name(0), 2, i0="failed", i3="done")
+    view = toy.view()
+
+    found = [(one.position, one.generation) for one in failed_items(view, view.stages["items"])]
+
+    assert found == [(0, 2), (1, 1)]

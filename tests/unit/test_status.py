@@ -1,0 +1,304 @@
+"""How a run stands: counts that agree with a gather, reasons, warnings; and no file is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.queue.presence import DRAINING, FINISHED
+from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.status import StageCounts, Status, read_status
+from tests.toyrun import ToyRun, ToyWorker, tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = 1_000_000.0
+
+
+def status(toy: ToyRun) -> Status:
+    return read_status(toy.view(), ManualClock(NOW), given="r")
+
+
+def living(toy: ToyRun, name: str, **changes: Any) -> ToyWorker:
+    """A worker whose process is this one."""
+    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
+    return toy.worker(name, **{**here, **changes})
+
+
+def counts(toy: ToyRun) -> dict[str, Any]:
+    found = status(toy).stages["items"]
+    return {field.name: getattr(found, field.name) for field in fields(found)}
+
+
+def test_a_new_run_is_pending(toy: ToyRun) -> None:
+    found = status(toy)
+
+    assert found.stages["items"] == StageCounts(total=4, pending=4, sealed=True)
+    assert not found.complete
+    assert (found.rate_per_s, found.eta_s) == (0.0, None)
+    assert found.reason == "no worker is alive: start some with 'hpctk work' or sbatch"
+
+
+def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:
+    record = json.loads(json.dumps(status(toy).to_json()))
+
+    assert record["run"] == "r"
+    assert set(record["stages"]["items"]) >= {
+        *("total", "pending", "leased", "done", "failed", "retried", "duplicates", "sealed"),
+    }
+    assert set(record["workers"]) >= {"alive", "finished", "dead"}
+    assert record.keys() >= {"rate_per_s", "eta_s", "complete"}
+
+
+def test_items_of_a_living_worker_are_leased(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0)
+    worker.attempt(1, "failed")
+
+    found = counts(toy)
+
+    assert (found["done"], found["leased"], found["pending"], found["failed"]) == (1, 3, 0, 0)
+
+
+def test_items_of_a_dead_worker_are_pending(toy: ToyRun) -> None:
+    worker = toy.worker("w")  # a process that does not exist
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0)
+
+    found = status(toy)
+
+    assert (found.stages["items"].pending, found.stages["items"].leased) == (3, 0)
+    assert found.reason.startswith("no worker is alive")
+
+
+def test_items_that_were_given_back_are_pending(toy: ToyRun) -> None:
+    living(toy, "w").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="done")
+
+    assert (counts(toy)["pending"], counts(toy)["leased"]) == (1, 0)
+
+
+def test_retried_counts_items_that_were_tried_in_several_generations(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.work(toy.unit_name(0), 1, i0="done", i1="failed", i2="failed", i3="failed")
+    worker.work(toy.unit_name(0), 2, i1="done", i2="failed")
+
+    assert counts(toy)["retried"] == 2
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_counts_agree_with_a_gather_made_at_once(toy: ToyRun, published: bool) -> None:
+    frozen = living(toy, "frozen")
+    frozen.claim(toy.unit_name(0), 1)
+    frozen.attempt(0)
+    worker = living(toy, "w")
+    worker.work(toy.unit_name(0), 2, i1="done", i2="permanent", i3="done")
+    if published:
+        toy.reopen().results()
+    frozen.attempt(1)
+    frozen.attempt(2)
+    rows = toy.reopen().results(partial=not published)
+    states = [row["state"] for row in rows]
+
+    found = counts(toy)
+
+    assert (found["done"], found["failed"]) == (states.count("done"), states.count("failed"))
+    assert found["duplicates"] == 1
+    assert found["pending"] + found["leased"] == 4 - len(rows)
+
+
+def test_workers_are_counted_by_what_is_known_of_them(toy: ToyRun) -> None:
+    living(toy, "alive")
+    living(toy, "draining", state=DRAINING)
+    toy.worker("finished", state=FINISHED)
+    toy.worker("dead", host=host_name(), boot=boot_id())
+    toy.worker("silent", host="elsewhere", at=NOW - 10_000)
+    toy.worker("fresh", host="elsewhere", at=NOW - 10)
+    toy.worker("slow", host="elsewhere", at=NOW - 1_000, interval_s=500.0)
+
+    found = status(toy)
+
+    assert (found.workers.alive, found.workers.finished, found.workers.dead) == (4, 1, 2)
+    assert found.draining == 1
+
+
+def test_rate_and_time_left_come_from_the_living(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0, seconds=2.0)
+    worker.attempt(1, seconds=2.0)
+    gone = toy.worker("gone")
+    gone.begin(toy.unit_name(0), 1)
+    gone.attempt(0, seconds=0.001)
+
+    found = status(toy)
+
+    assert found.rate_per_s == 0.5
+    assert found.eta_s == 4.0
+
+
+def test_a_pass_and_its_lines_give_one_rate(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 8, unit=4)
+    living(toy, "w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+
+    assert status(toy).rate_per_s == 1.0
+
+
+def test_complete_has_no_reason(toy: ToyRun) -> None:
+    living(toy, "w").work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="permanent")
+
+    found = status(toy)
+
+    assert found.complete
+    assert found.reason == ""
+    assert not found.published
+    toy.reopen().results()
+    assert status(toy).published
+    toy.reopen().retry()
+    assert not status(toy).published
+
+
+def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    living(toy, "w").work(toy.unit_name(0), i0="done")
+
+    found = status(toy)
+
+    assert not found.complete
+    assert "items waits for more items, or for 'hpctk seal'" in found.reason
+
+
+def test_workers_that_hold_nothing_are_a_reason(toy: ToyRun) -> None:
+    living(toy, "w")
+
+    assert "alive but hold nothing" in status(toy).reason
+
+
+def test_a_paused_run_says_why(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 30, unit=30)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    for item in range(25):
+        worker.attempt(item, "failed")
+    worker.release()
+
+    reason = status(toy).reason
+
+    assert reason.startswith("paused: the first 25 items of stage 'items' all failed")
+    assert "hpctk retry" in reason
+
+
+def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0, "failed", error="rare")
+    for item in (1, 2):
+        worker.attempt(item, "failed", error="frequent\nwith more lines")
+    worker.attempt(3, "failed", error="cured")
+    worker.release()
+    worker.work(toy.unit_name(0), 2, i3="done")
+
+    assert status(toy).failures == [
+        {"error": "frequent", "items": 2},
+        {"error": "rare", "items": 1},
+    ]
+
+
+def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    worker.attempt(0)
+    worker.journal.append(b'{"type":"done"\n')
+    worker.attempt(1)
+    worker.journal.append(b'{"type":"do')
+
+    found = status(toy)
+
+    first, second = found.warnings
+    assert "damaged line at byte" in first
+    assert "torn last line (11 bytes, no newline) is skipped" in second
+    assert found.stages["items"].done == 2
+
+
+def test_deaths_are_counted_apart(toy: ToyRun) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    worker.death(0)
+    worker.release()
+
+    assert status(toy).deaths == 1
+    assert counts(toy)["failed"] == 0
+
+
+def messy(toy: ToyRun) -> None:
+    """Every kind of file that a run can have."""
+    worker = living(toy, "w")
+    worker.work(toy.unit_name(0), i0="done", i1="failed", i2="permanent", i3="done")
+    toy.worker("dead").claim(toy.unit_name(0), 2)
+    toy.worker("torn").journal.append(b'{"type":"do')
+    toy.reopen().retry()
+    toy.paths.worker("torn").write_bytes(b"")
+
+
+def test_i7_status_writes_nothing(toy: ToyRun) -> None:
+    messy(toy)
+    before = tree(toy.root)
+
+    status(toy)
+    toy.reopen().status()
+
+    assert tree(toy.root) == before
+
+
+def test_i7_status_of_a_run_whose_files_are_missing_makes_none(toy: ToyRun) -> None:
+    toy.stage_paths.head.unlink()
+    for directory in (toy.paths.journals, toy.paths.workers, toy.stage_paths.claims):
+        directory.rmdir()
+    before = tree(toy.root)
+
+    assert status(toy).stages["items"].pending == 4
+
+    assert tree(toy.root) == before
+
+
+def test_i7_status_asks_for_no_lock_no_process_and_no_network(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+    import subprocess
+
+    messy(toy)
+
+    def refuse(*_: object, **__: object) -> None:
+        message = "status must not"
+        raise AssertionError(message)
+
+    for module, name in (
+        *((fcntl, name) for name in ("flock", "lockf", "fcntl")),
+        *((os, name) for name in ("fork", "posix_spawn", "kill", "system")),
+        (subprocess, "Popen"),
+        (socket, "socket"),
+    ):
+        monkeypatch.setattr(module, name, refuse)
+
+    assert status(toy).stages["items"].done == 2
+
+
+def test_a_view_that_is_kept_gives_what_a_new_one_gives(toy: ToyRun) -> None:
+    view = toy.view()
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    for item in range(4):
+        worker.attempt(item)
+        kept = read_status(view, ManualClock(NOW), given="r")
+        assert kept == status(toy)
+    worker.release()
+
+    assert read_status(view, ManualClock(NOW), given="r").stages == status(toy).stages

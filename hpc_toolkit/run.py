@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -243,7 +244,10 @@ def _writing(root: Path) -> Iterator[None]:
     except OSError as error:
         message = f"cannot read or write {root}: {error}"
         hint = "check its permissions, the free space and your quota, then call again"
-        raise RunError(message, hint=hint) from error
+        failure = RunError(message, hint=hint)
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            failure.exit_code = 75
+        raise failure from error
 
 
 def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[..., Any]) -> int:

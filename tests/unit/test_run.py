@@ -189,6 +189,24 @@ def test_add_that_fails_anywhere_adds_all_items_or_none(fast_dir: Path, kind: in
     assert at > 1
 
 
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(errno.ENOSPC, 75), (errno.ESTALE, 75), (errno.EACCES, 1)]
+)
+def test_what_may_pass_by_itself_is_worth_another_try(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code), "file")
+
+    toy.worker("w").work(toy.unit_name(0), i0="permanent")
+    monkeypatch.setattr(os, "symlink", refuse)
+
+    with pytest.raises(RunError, match="cannot read or write") as caught:
+        toy.reopen().retry()
+
+    assert caught.value.exit_code == exit_code
+
+
 @pytest.mark.parametrize("what", ["seal", "retry"])
 @pytest.mark.parametrize("kind", FAULTS, ids=str)
 def test_seal_and_retry_that_fail_anywhere_can_be_repeated(

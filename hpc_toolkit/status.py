@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.state import ItemState
-from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.safety import pause_reason
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def read_status(view: RunView, clock: Clock, *, given: str) -> Status:
         published=last.table is not None and last.last_retry < last.table[0],
         reason=_reason(view, stages, workers, left),
         failures=_failures(view),
-        warnings=_warnings(view),
+        warnings=_warnings(view, alive),
         draining=draining,
     )
 
@@ -137,17 +136,10 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
 def _seems_alive(presence: Presence, place: tuple[str, str], clock: Clock) -> bool:
     """For display only: workers judge each other by what they observe themselves."""
     if (presence.host, presence.boot) == place:
-        return _runs_here(presence.pid)
+        ticks = process_ticks(presence.pid)
+        return ticks > 0 and presence.ticks in {0, ticks}
     silence = clock.wall() - presence.at
     return silence < max(DEFAULT_LEASE_S, 3 * presence.interval_s)
-
-
-def _runs_here(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except (OSError, UnicodeDecodeError):
-        return False
-    return state != "Z"
 
 
 def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
@@ -229,7 +221,7 @@ def _error(view: RunView, ref: Ref) -> str:
     return text.splitlines()[0][:200] if text else "?"
 
 
-def _warnings(view: RunView) -> list[str]:
+def _warnings(view: RunView, alive: set[str]) -> list[str]:
     found = []
     for worker, reader in view.readers.items():
         path = view.paths.journal(worker)
@@ -237,6 +229,6 @@ def _warnings(view: RunView) -> list[str]:
             f"{path}: damaged line at byte {offset} is skipped" for offset in reader.bad_lines
         ]
         torn = reader.torn_bytes
-        if torn:
+        if torn and worker not in alive:  # it may be in the middle of its line
             found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
     return found

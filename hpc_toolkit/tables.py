@@ -88,9 +88,9 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 
     arrays = {}
     for name, values in _columns(rows).items():
-        if all(isinstance(value, int | float | None) for value in values):
+        try:
             arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-        else:
+        except (ValueError, OverflowError):  # texts, or an integer that no float holds
             arrays[name] = np.array(["" if value is None else str(value) for value in values])
     buffer = io.BytesIO()
     # np.savez takes names as keyword arguments, so that a column could not be called "file".

@@ -27,7 +27,7 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interv
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.ranks import RankInfo, boot_id, host_name
+from hpc_toolkit.ranks import RankInfo, boot_id, host_name, process_ticks
 from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Worker:
                 host=host,
                 boot=boot_id(),
                 pid=os.getpid(),
+                ticks=process_ticks(os.getpid()),
                 rank=rank.rank,
                 job=rank.job_id,
                 interval_s=self._beat_s,
@@ -127,7 +128,8 @@ class Worker:
         self._drain_by = float("inf")
         self._reason = ""
         now = clock.monotonic()
-        self._beat_at = self._update_at = self._watch_at = now
+        self._beat_at = self._update_at = now
+        self._watch_at = now + 0.5
         self._died_nearby = False
         self._idle_since: float | None = None
         self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
@@ -278,11 +280,14 @@ class Worker:
         changed = now >= self._update_at and self._progress() != self._shown()
         if changed or now - self._beat_at >= self._beat_s:
             self._beat(now)
-        watch_s = max(0.5, self._workers / 16) if self._local else max(30.0, self._workers / 2)
-        if now - self._watch_at >= watch_s:
-            self._watch_at = now
+        if now >= self._watch_at:
             self._died_nearby |= self._picker.notice_deaths()
+            self._workers = self._picker.living
             self._read_requests()
+            # Locally this costs what reading the files costs; it may take a twentieth of the time.
+            ended = self._clock.monotonic()
+            shared_s = max(30.0, self._workers / 2)
+            self._watch_at = ended + (max(0.5, 20 * (ended - now)) if self._local else shared_s)
 
     def _progress(self) -> tuple[int, ...]:
         tally = self._passes.tally

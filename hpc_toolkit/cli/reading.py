@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def status(
     now = found.status()
     _show(now, as_json=as_json)
     while watch and not now.complete:
+        gc.enable()
         time.sleep(_WATCH_S)
         now = found.status()
         if sys.stdout.isatty() and not as_json:
@@ -62,11 +64,18 @@ def status(
 
 
 def _overview(runs: list[Path], *, as_json: bool) -> None:
-    found = [open_run(str(run)).status() for run in runs]
+    from hpc_toolkit.cli import show_error
+
+    found = []
+    for run in runs:
+        try:
+            found.append(open_run(str(run)).status())
+        except RunError as error:
+            show_error(error)
     if as_json:
         print(json.dumps([one.to_json() for one in found]))
         return
-    if not found:
+    if not runs:
         print("no runs below ./runs; make one with 'hpctk init'", file=sys.stderr)
     width = max((len(one.run) for one in found), default=0)
     for one in found:

@@ -45,6 +45,8 @@ class Picker:
         self._known = dict.fromkeys(view.stages, 0)
         self._listed_at = float("-inf")
         self._gone: set[str] = set()
+        self.living = 0
+        """Workers that lived when deaths were last looked for."""
 
     def fresh(self, loaded: tuple[str, str | None]) -> Assignment | None:
         """Claim a unit that nobody claimed before; ``loaded`` is the (stage, group) at hand."""
@@ -87,18 +89,17 @@ class Picker:
             self._prune(name, stage)
 
     def notice_deaths(self) -> bool:
-        """Whether a worker died since the last call."""
-        gone = {
-            worker
-            for worker in self._liveness.names()
-            if worker not in self._gone and self._is_dead(worker)
-        }
-        self._gone |= gone
-        return bool(gone)
-
-    def _is_dead(self, worker: str) -> bool:
-        verdict = self._liveness.verdict(worker)
-        return not verdict.alive and not verdict.finished
+        """Whether a worker died since the last call; counts those that live."""
+        died, self.living = False, 0
+        for worker in self._liveness.names():
+            if worker in self._gone:
+                continue
+            verdict = self._liveness.verdict(worker)
+            self.living += verdict.alive
+            if not verdict.alive and not verdict.finished:
+                self._gone.add(worker)
+                died = True
+        return died
 
     def takeover(self) -> Assignment | None:
         """Claim the next generation of a unit that is free and has a pending item."""

@@ -33,6 +33,8 @@ class Presence:
     """Id of the host's boot."""
     pid: int
     """Process id of the worker on its host."""
+    ticks: int = 0
+    """When that process started, in clock ticks since the boot; 0 if unknown. Ids are reused."""
     rank: int
     """Rank in its job."""
     job: str | None

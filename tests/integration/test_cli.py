@@ -1,0 +1,458 @@
+"""The contract of the command line: exit codes, what stdout carries, JSON, files, finding RUN."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hpc_toolkit import __version__
+from hpc_toolkit.journal import encode_line
+from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.run import Run
+from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+ODD_NAMES = [
+    "a b",
+    "a'b",
+    'a"=0"',
+    "a'; touch pwned",
+    r"a\=0",
+    "a\nb",
+    "ü→漢",
+    "-dash",
+    "100%s",
+    "#x",
+]
+
+
+def test_version_is_printed_alone(hpctk: Hpctk) -> None:
+    ended = hpctk("--version")
+
+    assert (ended.code, ended.out, ended.err) == (0, f"hpctk {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["init", "add", "seal", "retry", "try", "work", "status", "gather", "explain", "logs"],
+)
+def test_every_command_has_a_help(hpctk: Hpctk, command: str) -> None:
+    ended = hpctk(command, "--help")
+
+    assert (ended.code, ended.err) == (0, "")
+    assert f" {command} [OPTIONS]" in ended.out
+
+
+def test_stdout_carries_data_only(hpctk: Hpctk) -> None:
+    init = hpctk("init", "run", "--items", "-", "--workload", NOOP, "--open", stdin='{"id": 1}')
+    add = hpctk("add", "run", "--items", "-", stdin='{"id": 2}')
+    seal = hpctk("seal", "run")
+    work = hpctk("work", "run")
+    retry = hpctk("retry", "run")
+    gather = hpctk("gather", "run")
+
+    assert [ended.code for ended in (init, add, seal, work, retry, gather)] == [0] * 6
+    assert init.out == "run\n"
+    assert [ended.out for ended in (add, seal, work, retry)] == [""] * 4
+    assert [json.loads(line)["item"] for line in gather.out.splitlines()] == [{"id": 1}, {"id": 2}]
+
+
+def test_status_json_has_the_keys_of_the_contract(hpctk: Hpctk) -> None:
+    hpctk.make([{}, {}])
+
+    status = hpctk("status", "run", "--json").json
+
+    assert status["run"] == "run"
+    counts = {"total", "pending", "leased", "done", "failed", "retried", "duplicates"}
+    assert set(status["stages"]) == {"items"}
+    assert set(status["stages"]["items"]) >= counts | {"sealed"}
+    assert all(type(status["stages"]["items"][key]) is int for key in counts)
+    assert status["stages"]["items"]["sealed"] is True
+    assert set(status["workers"]) >= {"alive", "finished", "dead"}
+    assert status["complete"] is False
+    assert status["eta_s"] is None
+    assert isinstance(status["rate_per_s"], int | float)
+    assert "no worker is alive" in status["reason"]
+
+
+def test_gathered_row_has_the_keys_of_the_contract(hpctk: Hpctk) -> None:
+    hpctk.make([{}, {"how": "memory"}], max_attempts=2)
+    assert hpctk("work", "run").code == 0
+
+    done, failed = (json.loads(line) for line in hpctk("gather", "run").out.splitlines())
+
+    keys = {"item", "state", "value", "error", "attempts", "seconds", "worker"}
+    assert set(done) == set(failed) == keys
+    assert (done["state"], done["value"], done["error"], done["attempts"]) == (
+        "done",
+        {"id": 0},
+        None,
+        1,
+    )
+    assert (failed["state"], failed["value"], failed["attempts"]) == ("failed", None, 2)
+    assert failed["error"].startswith("MemoryError")
+    assert type(done["seconds"]) is type(failed["seconds"]) is float
+    assert done["worker"] == workers_of(Run.open("run"))[0]["worker"]
+
+
+def test_status_check_exits_with_1_only_when_items_failed(hpctk: Hpctk) -> None:
+    hpctk.make([{}], name="good")
+    hpctk.make([{"how": "memory"}], name="bad", max_attempts=1)
+    for name in ("good", "bad"):
+        assert hpctk("work", name).code == 0
+
+    assert hpctk("status", "good", "--check").code == 0
+    assert hpctk("status", "bad", "--check").code == 1
+    assert hpctk("status", "bad").code == 0
+    assert "1 x MemoryError" in hpctk("status", "bad").out
+
+
+def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(60, 0.05)
+    work = hpctk.start("work", "run", "--workers", 3)
+    wait_until(lambda: len(hpctk.noted("end")) > 6, "some items")
+    work.send(signal.SIGKILL)
+    for worker in workers_of(run):
+        os.kill(worker["pid"], signal.SIGKILL)
+    work.ended()
+
+    status = hpctk("status", "run", "--json").json
+    rows = hpctk("gather", "run", "--partial").out.splitlines()
+
+    counts = status["stages"]["items"]
+    assert counts["done"] == len(rows) >= 6
+    assert counts["pending"] + counts["leased"] + counts["done"] + counts["failed"] == 60
+    assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 3)
+
+
+def test_gather_of_an_unfinished_run_lists_what_is_pending(hpctk: Hpctk) -> None:
+    run = hpctk.make([{} for _ in range(30)])
+
+    ended = hpctk("gather", "run", "-o", "out.jsonl")
+
+    assert (ended.code, ended.out) == (1, "")
+    assert "error: 30 items of stage 'items' have no result yet" in ended.err
+    assert ended.err.count('pending: {"id": ') == 20
+    assert "and 10 more" in ended.err
+    assert "--partial" in ended.err
+    assert not (hpctk.cwd / "out.jsonl").exists()
+    assert not list(run.paths.stage("items").results.iterdir())
+
+
+def test_gather_of_a_complete_run_binds_its_rows(hpctk: Hpctk) -> None:
+    """Invariant I2: a line that comes after the table is a duplicate."""
+    run = hpctk.make([{"cure": "cure"}, {"cure": "cure"}], "sample_workloads:fail", max_attempts=1)
+    assert hpctk("work", "run").code == 0
+    first = hpctk("gather", "run").out
+    late = {"type": "done", "unit": "items/000001-0", "generation": 1, "item": 0}
+    line = encode_line({**late, "value": {"late": True}, "seconds": 0.1, "at": 0.0})
+
+    run.paths.journal("late-1-aaaaaa").write_bytes(line)
+
+    assert first.count('"failed"') == 2
+    assert hpctk("gather", "run").out == first
+    status = hpctk("status", "run", "--json").json
+    assert (status["published"], status["stages"]["items"]["failed"]) == (True, 2)
+
+
+def test_gather_writes_csv_npz_and_json_lines(hpctk: Hpctk, tmp_path: Path) -> None:
+    gives = ["{'x': 1.5, 'n': 1, 't': 'a,b', 'l': [1]}", "{'x': None, 'big': 10**400}", "1 / 0"]
+    hpctk.make([{"give": give} for give in gives], "sample_workloads:give", max_attempts=1)
+    assert hpctk("work", "run").code == 0
+
+    for name in ("rows.csv", "rows.npz", "rows.jsonl"):
+        ended = hpctk("gather", "run", "-o", name)
+        assert (ended.code, ended.out, ended.err) == (0, "", f"3 rows in {name}\n")
+
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["id"] for row in table] == ["0", "1", "2"]
+    assert [row["state"] for row in table] == ["done", "done", "failed"]
+    assert (table[0]["value.t"], table[0]["value.l"]) == ("a,b", "[1]")
+    assert table[2]["value.x"] == ""
+    arrays = np.load(tmp_path / "rows.npz", allow_pickle=False)
+    assert arrays["value.x"][0] == 1.5
+    assert np.isnan(arrays["value.x"][1:]).all()
+    assert list(arrays["state"]) == ["done", "done", "failed"]
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows[1]["value"]["big"] == 10**400
+
+
+def test_try_shows_one_item_and_records_nothing(hpctk: Hpctk) -> None:
+    run = hpctk.make([{}, {"fail": True}], "sample_workloads:speak")
+
+    good, bad = hpctk("try", "run"), hpctk("try", "run", "--item", "1")
+
+    assert good.code == 0
+    assert "hello from 0" in good.out
+    assert good.out.endswith("{}\n")
+    assert bad.code == 1
+    assert "ValueError: 1 fell silent" in bad.err
+    assert 'File "' in bad.err
+    assert "sample_workloads.py" in bad.err
+    assert bad.err.endswith("error: the item failed; nothing was recorded\n")
+    assert not list(run.paths.journals.iterdir())
+    assert not list(run.paths.workers.iterdir())
+
+
+def test_explain_tells_the_life_of_an_item(hpctk: Hpctk) -> None:
+    hpctk.make([{}, {"how": "abort", "once": "once"}, {"how": "memory"}], max_attempts=2)
+    assert hpctk("work", "run").code == 0
+
+    crashed = hpctk("explain", "run", "1", "--json").json
+    failed = hpctk("explain", "run", '"how": "memory"').out
+
+    assert crashed["state"] == "done"
+    assert [claim["generation"] for claim in crashed["claims"]] == [1, 2]
+    (death,) = crashed["deaths"]
+    assert death | {"worker": ""} == {
+        "generation": 1,
+        "worker": "",
+        "evidence": "executor killed by SIGABRT",
+        "explained": "",
+        "suspect": True,
+    }
+    assert [attempt["type"] for attempt in crashed["attempts"]] == ["done"]
+    assert ": failed\n" in failed
+    assert failed.count("failed by ") == 2
+    assert "sample_workloads.py" in failed
+
+
+def test_logs_of_an_item_are_what_it_printed(hpctk: Hpctk) -> None:
+    hpctk.make([{}, {"fail": True}, {}], "sample_workloads:speak", max_attempts=2)
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    one = hpctk("logs", "run", "--item", "1")
+    as_json = [
+        json.loads(line) for line in hpctk("logs", "run", "--item", "2", "--json").out.splitlines()
+    ]
+    all_of_it = hpctk("logs", "run").out
+
+    assert one.out == "hello from 1\nchild of 1\n" * 2
+    assert one.err.count("--- ") == 2
+    assert [part["text"] for part in as_json] == ["hello from 2\nchild of 2\n"]
+    assert all_of_it.count("hello from") == 4
+
+
+def test_run_may_be_left_out_where_only_one_is_meant(hpctk: Hpctk) -> None:
+    hpctk.cwd.joinpath("runs").mkdir()
+    hpctk.make([{}], name="runs/only")
+
+    assert hpctk("status", "--json").json["run"] == "runs/only"
+    hpctk.make([{}, {}], name="runs/second")
+    named = hpctk("status", "--json", env={"HPCTK_RUN": "runs/second"}).json
+    assert named["stages"]["items"]["total"] == 2
+    table = hpctk("status")
+    assert (table.code, len(table.out.splitlines())) == (0, 2)
+    assert [one["run"] for one in hpctk("status", "--json").json] == ["runs/only", "runs/second"]
+    for command in ("gather", "work", "seal", "retry", "logs"):
+        ended = hpctk(command)
+        assert ended.code == 1
+        assert "which run?" in ended.err
+        assert "set HPCTK_RUN" in ended.err
+
+
+def test_status_without_any_run_says_how_to_make_one(hpctk: Hpctk) -> None:
+    ended = hpctk("status")
+
+    assert (ended.code, ended.out) == (0, "")
+    assert "make one with 'hpctk init'" in ended.err
+
+
+def test_status_of_all_runs_shows_the_others_beside_a_damaged_one(hpctk: Hpctk) -> None:
+    hpctk.cwd.joinpath("runs").mkdir()
+    hpctk.make([{}], name="runs/a")
+    hpctk.make([{}], name="runs/b").paths.manifest.write_text("{")
+
+    ended = hpctk("status")
+
+    assert "runs/a" in ended.out
+    assert "runs/b/run.json is damaged" in ended.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_installs(hpctk: Hpctk, tmp_path: Path, shell: str) -> None:
+    env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+    ended = hpctk("--install-completion", shell, env=env)
+
+    assert ended.code == 0
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and "hpc" in path.name]
+    assert written, ended
+
+
+BUG = """
+from hpc_toolkit.journal import encode_line
+from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.run import Run
+def broken(self):
+    return [][1]
+Run.status = broken
+"""
+WORKER_BUG = """
+from hpc_toolkit.queue.picker import Picker
+def broken(self, loaded):
+    return [][1]
+Picker.fresh = broken
+"""
+
+
+@pytest.mark.parametrize(("words", "bug"), [(["status"], BUG), (["work"], WORKER_BUG)])
+def test_bug_of_ours_exits_with_70_and_a_traceback(
+    hpctk: Hpctk, words: list[str], bug: str
+) -> None:
+    hpctk.make([{}])
+
+    ended = hpctk(*words, "run", first=bug)
+
+    assert (ended.code, ended.out) == (70, "")
+    assert "IndexError: list index out of range" in ended.err
+    assert "this is a bug in hpctk" in ended.err
+
+
+def test_output_into_a_pipe_that_closes_is_no_bug(hpctk: Hpctk) -> None:
+    hpctk.make_sleeping(5000, 0.0)
+    assert hpctk("work", "run", "--workers", 2).code == 0
+
+    piped = subprocess.run(
+        ["bash", "-c", '"$0" -m hpc_toolkit gather run | head -n 1', sys.executable],
+        env=hpctk.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert len(piped.stdout.splitlines()) == 1
+    assert piped.stderr == ""
+
+
+def test_status_writes_nothing_and_warns_of_nothing_while_workers_write(hpctk: Hpctk) -> None:
+    """Invariant I7."""
+    run = hpctk.make([{} for _ in range(20_000)], NOOP)
+    work = hpctk.start("work", "run", "--workers", 2)
+    seen = []
+
+    while work.process.poll() is None:
+        now = Run.open("run").status()
+        seen.append(now.stages["items"])
+        assert now.warnings == []
+        assert now.stages["items"].total == 20_000
+
+    assert work.ended().code == 0
+    done = [counts.done for counts in seen]
+    assert done == sorted(done)
+    before = sorted((str(path), path.lstat().st_mtime_ns) for path in run.root.rglob("*"))
+    assert hpctk("status", "run").code == 0
+    assert sorted((str(p), p.lstat().st_mtime_ns) for p in run.root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_run_directory_of_an_odd_name_works(hpctk: Hpctk, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    made = hpctk("init", path, "--items", "-", "--command", "echo {id}", stdin='{"id": 1}')
+
+    assert (made.code, made.out) == (0, f"{path}\n")
+    assert hpctk("work", path).code == 0
+    assert hpctk("status", path, "--json").json["complete"]
+    assert hpctk("status", env={"HPCTK_RUN": str(path)}).code == 0
+    assert len(hpctk("gather", path).out.splitlines()) == 1
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_two_inits_of_one_directory_make_one_run(hpctk: Hpctk) -> None:
+    inits = [
+        hpctk.start("init", "run", "--items", "-", "--workload", NOOP, stdin=f'{{"id": {number}}}')
+        for number in range(4)
+    ]
+
+    ended = [init.ended() for init in inits]
+
+    assert sorted(one.code for one in ended) == [0, 1, 1, 1]
+    assert all("exists" in one.err for one in ended if one.code == 1)
+    assert Run.open("run").status().stages["items"].total == 1
+    assert sorted(path.name for path in hpctk.cwd.glob(".run.*")) == []
+
+
+def test_two_adds_at_once_both_arrive_and_a_duplicate_once(hpctk: Hpctk) -> None:
+    run = hpctk.make([{}], NOOP, open_end=True)
+    adds = [
+        hpctk.start("add", "run", "--items", "-", stdin=f'{{"id": {number // 2 + 10}}}')
+        for number in range(6)
+    ]
+
+    assert sorted(add.ended().code for add in adds) == [0, 0, 0, 1, 1, 1]
+    assert run.status().stages["items"].total == 4
+
+
+def test_worker_whose_number_was_given_to_another_process_is_not_alive(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(20, 0.2)
+    work = hpctk.start("work", "run")
+    wait_until(lambda: hpctk.noted("start"), "a start")
+    (path,) = run.paths.workers.glob("*.json")
+    work.send(signal.SIGKILL)
+    os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    work.ended()
+    # As if this test had got the number of the dead worker.
+    presence = Presence.decode(path.read_bytes())
+    assert presence is not None
+    fields = {name: getattr(presence, name) for name in Presence.__dataclass_fields__}
+    path.write_bytes(Presence(**{**fields, "pid": os.getpid()}).encode())
+
+    status = hpctk("status", "run", "--json").json
+
+    assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 1)
+    assert status["stages"]["items"]["leased"] == 0
+
+
+def make_dead_workers(run: Run, count: int) -> None:
+    """Files as workers of another time left them."""
+    for number in range(count):
+        name = f"node{number}-{number}-aaaaaa"
+        presence = Presence(
+            worker=name, host=f"node{number}", boot="b", pid=1, rank=0, job=None, at=1e9
+        )
+        run.paths.worker(name).write_bytes(presence.encode())
+        run.paths.worker_lock(name).touch()
+        run.paths.journal(name).touch()
+
+
+def test_files_of_300_dead_workers_slow_no_takeover(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(400, 0.1)
+    make_dead_workers(run, 300)
+    work = hpctk.start("work", "run", "--workers", 2)
+    wait_until(lambda: len(hpctk.noted("end")) > 4, "some items")
+    _, item, _, worker, at = hpctk.noted("start")[-1]
+
+    os.kill(int(worker), signal.SIGKILL)
+
+    again = wait_until(lambda: hpctk.noted("start", item)[1:], "the item elsewhere")
+    assert float(again[0][4]) - float(at) < 4.0
+    work.send(signal.SIGTERM)
+    assert work.ended().code == 75
+    assert {row["attempts"] for row in rows_by_id(run, partial=True).values()} == {1}
+    assert len(journal_lines(run, "death")) == 1
+
+
+def test_status_is_quick_and_imports_nothing_heavy(hpctk: Hpctk) -> None:
+    hpctk.make([{}])
+    heavy = ("torch", "transformers", "numpy", "scipy", "sklearn", "jinja2", "submitit")
+    first = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([n for n in {heavy!r} if n in sys.modules], "
+        "file=sys.stderr))"
+    )
+
+    ended = hpctk("status", "run", first=first)
+
+    assert (ended.code, ended.err) == (0, "[]\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +84,22 @@ def _csv(rows: list[Row]) -> Iterator[bytes]:
     yield text.getvalue().encode()
 
 
+def _is_float(value: Any) -> bool:
+    """Whether a float holds this number; an integer may be too large."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
 def _npz(rows: list[Row]) -> Iterator[bytes]:
     import numpy as np
 
     arrays = {}
     for name, values in _columns(rows).items():
-        try:
+        if all(value is None or _is_float(value) for value in values):
             arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-        except (ValueError, OverflowError):  # texts, or an integer that no float holds
+        else:
             arrays[name] = np.array(["" if value is None else str(value) for value in values])
     buffer = io.BytesIO()
     # np.savez takes names as keyword arguments, so that a column could not be called "file".

@@ -167,7 +167,7 @@ def test_gather_of_a_complete_run_binds_its_rows(hpctk: Hpctk) -> None:
 
 
 def test_gather_writes_csv_npz_and_json_lines(hpctk: Hpctk, tmp_path: Path) -> None:
-    gives = ["{'x': 1.5, 'n': 1, 't': 'a,b', 'l': [1]}", "{'x': None, 'big': 10**400}", "1 / 0"]
+    gives = ["{'x': 1.5, 'n': '1', 't': 'a,b', 'l': [1]}", "{'x': None, 'big': 10**400}", "1 / 0"]
     hpctk.make([{"give": give} for give in gives], "sample_workloads:give", max_attempts=1)
     assert hpctk("work", "run").code == 0
 
@@ -184,6 +184,7 @@ def test_gather_writes_csv_npz_and_json_lines(hpctk: Hpctk, tmp_path: Path) -> N
     arrays = np.load(tmp_path / "rows.npz", allow_pickle=False)
     assert arrays["value.x"][0] == 1.5
     assert np.isnan(arrays["value.x"][1:]).all()
+    assert list(arrays["value.n"]) == ["1", "", ""]
     assert list(arrays["state"]) == ["done", "done", "failed"]
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows[1]["value"]["big"] == 10**400

@@ -100,7 +100,7 @@ def test_write_all_goes_on_after_short_writes(
     assert (tmp_path / "file").read_bytes() == b"0123456789"
 
 
-def test_write_new_syncs_the_content_and_then_its_name(
+def test_i1_write_new_syncs_the_content_and_then_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []

@@ -246,7 +246,7 @@ def test_i9_a_permanent_failure_is_written_as_one(stage: Stage) -> None:
     assert (row["state"], row["error"]) == ("failed", "no weights")
 
 
-def test_a_worker_that_was_overtaken_writes_nothing_more(stage: Stage) -> None:
+def test_i5_a_worker_that_was_overtaken_writes_nothing_more(stage: Stage) -> None:
     def overtake() -> None:
         assert Claims(stage.toy.stage_paths).create("000001-0", 2, "other")
         stage.clock.advance(2.0)

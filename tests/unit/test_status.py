@@ -211,8 +211,10 @@ def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:
     ]
 
 
-def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun) -> None:
-    worker = living(toy, "w")
+@pytest.mark.parametrize("lives", [False, True])
+def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun, lives: bool) -> None:
+    """A living worker may be in the middle of its line."""
+    worker = living(toy, "w") if lives else toy.worker("w")
     worker.claim(toy.unit_name(0))
     worker.attempt(0)
     worker.journal.append(b'{"type":"done"\n')
@@ -221,9 +223,11 @@ def test_i8_damaged_and_torn_lines_are_reported(toy: ToyRun) -> None:
 
     found = status(toy)
 
-    first, second = found.warnings
-    assert "damaged line at byte" in first
-    assert "torn last line (11 bytes, no newline) is skipped" in second
+    damaged, *torn = found.warnings
+    assert "damaged line at byte" in damaged
+    assert ["torn last line (11 bytes, no newline) is skipped" in one for one in torn] == (
+        [] if lives else [True]
+    )
     assert found.stages["items"].done == 2
 
 

@@ -1,0 +1,433 @@
+"""Breaks the code one line at a time and shows which test of an invariant notices.
+
+    python tests/mutants.py [I5 ...]
+
+Each mutant is made in a copy of the package, and the tests that its invariant names are run there.
+Exit code 0: every mutant was caught; 1: one survived, could not be made, or broke the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = 2
+LIMIT_S = 120.0
+
+INVARIANTS = {
+    "I1": "a committed result is on disk and counts for ever",
+    "I2": "one row per item, and a published row stays",
+    "I3": "a dead worker's items are claimable; no death costs an attempt",
+    "I4": "no decision compares clocks of two hosts",
+    "I5": "a worker that was declared dead does no harm",
+    "I6": "no lock and no look is trusted for exclusivity",
+    "I7": "status writes nothing",
+    "I8": "a torn or damaged line poisons nothing",
+    "I9": "a permanent failure is not retried",
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One line that is changed, and the tests that must fail then."""
+
+    invariant: str
+    what: str
+    """The mistake that it stands for."""
+    file: str
+    """Below ``hpc_toolkit``."""
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """Below ``tests/unit``, as pytest names them."""
+
+
+MUTANTS = (
+    Mutant(
+        "I1",
+        "results are not synced",
+        "journal.py",
+        "            os.fdatasync(self._fd)\n",
+        "            os.fstat(self._fd)\n",
+        ("test_journal.py", "test_passes.py"),
+    ),
+    Mutant(
+        "I1",
+        "a pass returns before its lines are synced",
+        "passes.py",
+        "        self._sync()\n        self.loaded",
+        "        self.loaded",
+        ("test_passes.py",),
+    ),
+    Mutant(
+        "I1",
+        "a sync that failed counts as done",
+        "journal.py",
+        "            os.fdatasync(self._fd)\n            self._synced = self.size",
+        "            self._synced = self.size\n            os.fdatasync(self._fd)",
+        ("test_journal.py",),
+    ),
+    Mutant(
+        "I1",
+        "a payload is named before it is synced",
+        "files.py",
+        "            os.fsync(fd)\n        finally",
+        "        finally",
+        ("test_files.py",),
+    ),
+    Mutant(
+        "I2",
+        "the highest generation wins",
+        "queue/state.py",
+        "min(history.done, ref)",
+        "max(history.done, ref)",
+        ("test_queue_state.py", "test_gather.py"),
+    ),
+    Mutant(
+        "I2",
+        "the line that is read last wins",
+        "queue/state.py",
+        "history.done = ref if history.done is None else min(history.done, ref)",
+        "history.done = ref",
+        ("test_queue_state.py",),
+    ),
+    Mutant(
+        "I2",
+        "every gather computes anew",
+        "gather.py",
+        "        if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:",
+        "        if stage.log.table is not None and stage.log.length < 0:",
+        ("test_gather.py",),
+    ),
+    Mutant(
+        "I2",
+        "a table after a retry changes rows that stood",
+        "gather.py",
+        '            if not (row["state"] == "failed" and lifted):',
+        "            if False:",
+        ("test_gather.py",),
+    ),
+    Mutant(
+        "I2",
+        "a gather that lost the race answers with what it had",
+        "gather.py",
+        "            stage.log.add_table(_encode(stage, found))\n",
+        "            stage.log.add_table(_encode(stage, found))\n"
+        "            return Table(_strip(stage, found), published=True)\n",
+        ("test_gather.py",),
+    ),
+    Mutant(
+        "I3",
+        "the unit of a dead owner is never free",
+        "queue/picker.py",
+        "        if verdict is not None and verdict.alive:",
+        "        if verdict is not None and not verdict.finished:",
+        ("test_queue_picker.py",),
+    ),
+    Mutant(
+        "I3",
+        "attempts are generations",
+        "queue/state.py",
+        "        return sum(generation > floor for generation in self.failures)",
+        "        return max((*self.failures, floor)) - floor",
+        ("test_queue_state.py",),
+    ),
+    Mutant(
+        "I3",
+        "silence is never death",
+        "queue/leases.py",
+        "        if now - since < lease_s:",
+        "        if now - since < float('inf'):",
+        ("test_queue_leases.py",),
+    ),
+    Mutant(
+        "I3",
+        "an interruption writes a failure",
+        "passes.py",
+        '                if stream.end != "":\n',
+        '                if stream.end != "":\n                    lines.timed_out(left[0], 0.0)\n',
+        ("test_passes.py",),
+    ),
+    Mutant(
+        "I4",
+        "silence is measured from the wall clock of the heartbeat",
+        "queue/leases.py",
+        "        if now - since < lease_s:",
+        "        if presence is not None and self._clock.wall() - presence.at < lease_s:",
+        ("test_queue_leases.py",),
+    ),
+    Mutant(
+        "I4",
+        "the observer's wall clock decides",
+        "queue/leases.py",
+        "        now = self._clock.monotonic()\n        beat",
+        "        now = self._clock.wall()\n        beat",
+        ("test_queue_leases.py",),
+    ),
+    Mutant(
+        "I5",
+        "a late permanent failure voids a result",
+        "queue/state.py",
+        "        if self.done is not None:\n            return ItemState.DONE\n        if any(",
+        "        if self.done is not None and not self.permanent:\n"
+        "            return ItemState.DONE\n        if any(",
+        ("test_queue_state.py",),
+    ),
+    Mutant(
+        "I5",
+        "a late line changes a published state",
+        "queue/state.py",
+        "        if failed is not None and not self._retried(entry, item):",
+        "        if failed is not None and entry < 0:",
+        ("test_queue_state.py", "test_gather.py"),
+    ),
+    Mutant(
+        "I5",
+        "a late release frees the generation of another",
+        "queue/picker.py",
+        "        released = generation in stage.state.units[name].released",
+        "        released = bool(stage.state.units[name].released)",
+        ("test_queue_picker.py",),
+    ),
+    Mutant(
+        "I5",
+        "a worker that was overtaken goes on writing",
+        "passes.py",
+        "            if self._overtaken:\n                return Outcome.OVERTAKEN",
+        "            if self._overtaken:\n                return Outcome.STOPPED",
+        ("test_passes.py",),
+    ),
+    Mutant(
+        "I6",
+        "a name that exists is taken for ours",
+        "files.py",
+        "    except FileExistsError:\n        return read_name(path)",
+        "    except FileExistsError:\n        return target",
+        ("test_files.py", "test_queue_claims.py", "test_queue_log.py"),
+    ),
+    Mutant(
+        "I6",
+        "a claim is won by looking, not by creating",
+        "queue/claims.py",
+        "        return owner == worker",
+        "        return self.generation(unit) == generation",
+        ("test_queue_claims.py",),
+    ),
+    Mutant(
+        "I6",
+        "a log entry counts as ours whoever made it",
+        "queue/log.py",
+        "won = files.create_name(self.paths.entry(number), target) == target",
+        "won = bool(files.create_name(self.paths.entry(number), target))",
+        ("test_queue_log.py",),
+    ),
+    Mutant(
+        "I6",
+        "a lock of another host is trusted",
+        "queue/leases.py",
+        "        if same_kernel and lock_is_free(self._paths, worker):",
+        "        if lock_is_free(self._paths, worker):",
+        ("test_queue_leases.py",),
+    ),
+    Mutant(
+        "I7",
+        "status leaves a mark",
+        "status.py",
+        "    view.poll_claims()\n    view.poll()\n",
+        '    view.poll_claims()\n    view.poll()\n    (view.paths.root / "seen").touch()\n',
+        ("test_status.py",),
+    ),
+    Mutant(
+        "I7",
+        "reading makes what is missing",
+        "files.py",
+        "        fd = os.open(path, os.O_RDONLY)\n    except",
+        "        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)\n    except",
+        ("test_status.py",),
+    ),
+    Mutant(
+        "I7",
+        "status asks a lock who lives",
+        "status.py",
+        "    if (presence.host, presence.boot) == place:\n",
+        "    if (presence.host, presence.boot) == place:\n"
+        "        import fcntl\n\n"
+        "        fcntl.flock(0, fcntl.LOCK_UN)\n",
+        ("test_status.py",),
+    ),
+    Mutant(
+        "I8",
+        "reading stops at a bad line",
+        "journal.py",
+        "                self.bad_lines.append(self._offset + start)\n",
+        "                return\n",
+        ("test_journal.py",),
+    ),
+    Mutant(
+        "I8",
+        "the check of a line is not looked at",
+        "journal.py",
+        '    if tail != b\',"crc":"%08x"}\' % crc32(body):\n        return None\n',
+        "",
+        ("test_journal.py",),
+    ),
+    Mutant(
+        "I8",
+        "a damaged pass is taken for whole",
+        "journal.py",
+        'crc32(data[start:at]) == int(release["sum"], 16)',
+        "crc32(data[start:at]) >= 0",
+        ("test_journal.py", "test_queue_state.py"),
+    ),
+    Mutant(
+        "I8",
+        "a torn last line is passed over for good",
+        "journal.py",
+        "                    self._offset += end\n",
+        "                    self._offset += len(data)\n",
+        ("test_journal.py",),
+    ),
+    Mutant(
+        "I9",
+        "a permanent failure is one attempt of many",
+        "queue/state.py",
+        "        if any(generation > floor for generation in self.permanent):",
+        "        if len(self.permanent) > 99:",
+        ("test_queue_state.py",),
+    ),
+    Mutant(
+        "I9",
+        "a PermanentError is an error like others",
+        "attempts.py",
+        "        permanent = isinstance(error, PermanentError)",
+        "        permanent = isinstance(error, MemoryError)",
+        ("test_passes.py",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutant."""
+
+    caught: bool
+    by: str
+    """The tests that failed, or what else happened."""
+
+
+def make_copy(target: Path) -> Path:
+    """What the tests need, in a directory of its own."""
+    ignore = shutil.ignore_patterns("__pycache__", "integration", "sharedfs", "slurm")
+    for name in ("hpc_toolkit", "tests"):
+        shutil.copytree(ROOT / name, target / name, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", target)
+    return target
+
+
+def run_tests(copy: Path, tests: tuple[str, ...], *, select: str = "") -> tuple[int, str]:
+    """Exit code and output of pytest on a copy."""
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line"]
+    argv += ["--timeout=30", "-m", "not slow", *(["-k", select] if select else [])]
+    argv += [f"tests/unit/{test}" for test in tests]
+    # A changed line may have the size and the second of the old one: no bytecode may stay.
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
+    try:
+        ended = subprocess.run(
+            argv,
+            cwd=copy,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, "FAILED no end"
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def selection(mutant: Mutant) -> str:
+    """The tests that name the invariant, and the whole protocol."""
+    return f"test_{mutant.invariant.lower()}_ or protocol_keeps"
+
+
+def try_mutant(mutant: Mutant, copies: queue.SimpleQueue[Path]) -> Result:
+    copy = copies.get()
+    path = copy / "hpc_toolkit" / mutant.file
+    text = path.read_text(encoding="utf-8")
+    try:
+        found = text.count(mutant.old)
+        if found != 1:
+            return Result(caught=False, by=f"cannot be made: {found} places in {mutant.file}")
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        code, output = run_tests(copy, mutant.tests, select=selection(mutant))
+    finally:
+        path.write_text(text, encoding="utf-8")
+        copies.put(copy)
+    if code == 1:
+        failed = [line.split()[1] for line in output.splitlines() if line.startswith("FAILED")]
+        return Result(caught=bool(failed), by=failed[0].rpartition("::")[2] if failed else output)
+    if code == 0:
+        return Result(caught=False, by="SURVIVED")
+    return Result(caught=False, by=f"pytest ended with {code}:\n{output[-2000:]}")
+
+
+def check_unchanged(copy: Path, mutants: list[Mutant]) -> str:
+    """Why the tests say nothing about mutants: they fail, or run another package; "" if they do."""
+    probe = "import hpc_toolkit; print(hpc_toolkit.__file__)"
+    environ = {**os.environ, "PYTHONPATH": str(copy)}
+    seen = subprocess.run(
+        [sys.executable, "-c", probe],
+        cwd=copy,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if not Path(seen.stdout.strip()).is_relative_to(copy):
+        return f"the tests would import {seen.stdout.strip()}"
+    tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
+    select = " or ".join(sorted({selection(mutant) for mutant in mutants}))
+    code, output = run_tests(copy, tests, select=select)
+    return "" if code == 0 else f"the tests fail without a mutant:\n{output[-3000:]}"
+
+
+def main(names: list[str]) -> int:
+    """Try every mutant of the named invariants, or of all; the exit code."""
+    began = time.monotonic()
+    mutants = [mutant for mutant in MUTANTS if not names or mutant.invariant in names]
+    with tempfile.TemporaryDirectory() as directory:
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(WORKERS):
+            copies.put(make_copy(Path(directory) / str(number)))
+        problem = check_unchanged(Path(directory) / "0", mutants)
+        if problem:
+            print(problem)
+            return 1
+        with ThreadPoolExecutor(WORKERS) as pool:
+            results = list(pool.map(lambda mutant: try_mutant(mutant, copies), mutants))
+    print_table(mutants, results)
+    caught = sum(result.caught for result in results)
+    print(f"\n{caught} of {len(mutants)} caught in {time.monotonic() - began:.0f} s")
+    return 0 if caught == len(mutants) else 1
+
+
+def print_table(mutants: list[Mutant], results: list[Result]) -> None:
+    """Invariant, mutant, and the test that caught it."""
+    print("| invariant | mutant | caught by |\n|---|---|---|")
+    for mutant, result in zip(mutants, results, strict=True):
+        by = result.by if result.caught else f"**{result.by}**"
+        print(f"| {mutant.invariant} | {mutant.what} ({mutant.file}) | {by} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

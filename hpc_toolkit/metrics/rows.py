@@ -19,7 +19,7 @@ and scaled to unit length it would become an arbitrary direction."""
 
 def row_mask(z: Tensor, lengths: Tensor | None) -> Tensor:
     """Boolean ``(..., n, 1)``: which rows of ``z`` are real."""
-    import torch  # noqa: PLC0415 - torch is loaded only when numbers are computed
+    import torch
 
     positions = torch.arange(z.shape[-2], device=z.device)
     if lengths is None:
@@ -48,14 +48,15 @@ def prepare_rows(
     require_matrix(z)
     mask = row_mask(z, lengths)
     rows = z.double() * mask
-    scale = rows.norm(dim=-1, keepdim=True).amax(dim=-2, keepdim=True)
-    if center:
-        rows = (rows - masked_mean(z, lengths).unsqueeze(-2)) * mask
     norms = rows.norm(dim=-1, keepdim=True)
-    rows = rows.mul(norms > ZERO_ROW * scale)
-    if unit_rows:
-        rows = rows.div(norms.clamp_min(_TINY))
-    return rows
+    shortest = ZERO_ROW * norms.amax(dim=-2, keepdim=True)
+    if center:
+        count = mask.sum(-2, keepdim=True).clamp_min(1)
+        rows = (rows - rows.sum(-2, keepdim=True) / count) * mask
+        norms = rows.norm(dim=-1, keepdim=True)
+    scale = 1 / norms.clamp_min(_TINY) if unit_rows else norms * 0 + 1
+    prepared: Tensor = rows * (scale * (norms > shortest))
+    return prepared
 
 
 _TINY = 2.3e-308  # the smallest normal float64: divides a zero row without a NaN
@@ -67,7 +68,7 @@ def require_matrix(z: Tensor, rows: int = 1) -> None:
     Raises:
         ValueError: naming the shape, or that a value is NaN or infinite.
     """
-    if z.ndim < 2 or z.shape[-2] < rows or z.shape[-1] < 1:  # noqa: PLR2004 - a matrix
+    if z.ndim < 2 or z.shape[-2] < rows or z.shape[-1] < 1:
         msg = f"needs a matrix of at least {rows} row(s) and 1 column, got shape {tuple(z.shape)}"
         raise ValueError(msg)
     if not bool(z.isfinite().all()):

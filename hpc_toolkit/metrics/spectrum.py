@@ -87,7 +87,7 @@ def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
 
 
 def _gram_eigenvalues(rows: Tensor) -> Tensor:
-    import torch  # noqa: PLC0415 - torch is loaded only when numbers are computed
+    import torch
 
     n, d = rows.shape[-2:]
     gram = rows @ rows.mT if n <= d else rows.mT @ rows  # the smaller side: same spectrum
@@ -96,7 +96,7 @@ def _gram_eigenvalues(rows: Tensor) -> Tensor:
 
 
 def _singular_values(z: Tensor, *, center: bool) -> Tensor:
-    import torch  # noqa: PLC0415 - torch is loaded only when numbers are computed
+    import torch
 
     require_matrix(z)
     rows = prepare_rows(z, center=center, unit_rows=False)

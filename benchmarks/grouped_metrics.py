@@ -1,0 +1,75 @@
+"""The metrics stage grouped by checkpoint against the same items one by one.
+
+    python benchmarks/grouped_metrics.py [ROOT]
+
+ROOT holds the demo's checkpoints; without it, checkpoints of the same sizes are made first, trained
+for no step at all, which takes the same time to measure. Both ways run the same code in one process
+on the demo's prompts and metrics. One by one means: no context outlives its item, so each item
+loads its checkpoint and runs the model over the prompts. Start-up of Python and imports, which one
+process per item would pay each time too, is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from examples import mini_pythia
+from hpc_toolkit.workloads.layer_metrics import LayerMetrics
+
+Item = dict[str, Any]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch)
+        if len(sys.argv) == 1:
+            for item in mini_pythia.train_items(scratch):
+                mini_pythia.train({**item, "steps": [0]})
+        steps = [n for n in mini_pythia.STEPS if (root / f"mini-s/step{n}").is_dir()]
+        items = mini_pythia.metric_items(steps=steps)
+        prompts = mini_pythia.write_prompts(Path(scratch) / "prompts.txt")
+        compare(str(root), prompts, items)
+
+
+def run_items(workload: LayerMetrics, items: list[Item]) -> list[Item]:
+    """What an executor does with the items of one claim."""
+    return list(workload.run(workload.load(items[0]["checkpoint"]), items))
+
+
+def compare(root: str, prompts: list[str], items: list[Item]) -> None:
+    grouped, single = (LayerMetrics(root=root, prompts=prompts) for _ in range(2))
+    # The first load imports transformers; neither way is charged for it.
+    run_items(LayerMetrics(root=root, prompts=prompts[:2]), items[:1])
+
+    started = time.perf_counter()
+    together = [
+        value
+        for _, group in groupby(items, key=lambda item: item["checkpoint"])
+        for value in run_items(grouped, list(group))
+    ]
+    middle = time.perf_counter()
+    alone = [value for item in items for value in run_items(single, [item])]
+    ended = time.perf_counter()
+
+    difference = max(
+        abs(a[name] - b[name]) for a, b in zip(together, alone, strict=True) for name in a
+    )
+    assert difference <= 1e-6, f"values differ by {difference}"
+    checkpoints = len({item["checkpoint"] for item in items})
+    print(f"{len(items)} items of {checkpoints} checkpoints, {len(prompts)} prompts")
+    for name, workload, seconds in (
+        ("grouped", grouped, middle - started),
+        ("one by one", single, ended - middle),
+    ):
+        print(f"{name:>10}: {seconds:7.2f} s, {workload.loads} loads, {workload.forwards} forwards")
+    print(f"     ratio: {(ended - middle) / (middle - started):7.2f}")
+    print(f"largest difference of a value: {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()

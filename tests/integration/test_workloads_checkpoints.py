@@ -1,0 +1,218 @@
+"""Checkpoints that load, and every way in which one cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from examples import mini_pythia
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.workloads.checkpoints import load_checkpoint, pick_device, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+NAME = "mini-s/step0"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("checkpoints")
+    mini_pythia.train({"size": "mini-s", "root": str(root), "steps": [0], "texts": 40})
+    return root
+
+
+@pytest.fixture
+def root(trained: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    shutil.copytree(trained / NAME, tmp_path / NAME)
+    return tmp_path
+
+
+def test_checkpoint_loads_whole_in_float32_without_its_head(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load_checkpoint(root, NAME)
+
+    assert type(loaded.model).__name__ == "GPTNeoXModel"
+    assert loaded.model.dtype == torch.float32
+    assert not loaded.model.training
+    assert loaded.name == NAME
+    assert capfd.readouterr() == ("", "")
+
+
+def test_checkpoint_directory_that_is_missing_is_permanent(root: Path) -> None:
+    with pytest.raises(PermanentError, match=r"mini-s/step7: no such checkpoint") as caught:
+        load_checkpoint(root, "mini-s/step7")
+
+    assert "name@revision" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_checkpoint_without_a_file_names_it(root: Path, name: str) -> None:
+    (root / NAME / name).unlink()
+
+    with pytest.raises(PermanentError, match=name):
+        load_checkpoint(root, NAME)
+
+
+def test_checkpoint_without_its_tokenizer_is_permanent(root: Path) -> None:
+    (root / NAME / "tokenizer.json").unlink()
+
+    with pytest.raises(PermanentError, match="cannot be loaded"):
+        load_checkpoint(root, NAME)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 300, 0.5, -1])
+def test_weights_cut_short_anywhere_are_permanent(root: Path, keep: float) -> None:
+    path = root / NAME / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if 0 < keep < 1 else int(keep)])
+
+    with pytest.raises(PermanentError, match=r"model\.safetensors") as caught:
+        load_checkpoint(root, NAME)
+
+    assert "half-written" in caught.value.hint
+
+
+def test_weights_with_bytes_too_many_are_permanent(root: Path) -> None:
+    with (root / NAME / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+
+    with pytest.raises(PermanentError, match="its header says"):
+        verify(root / NAME)
+
+
+def test_sharded_weights_need_every_shard(root: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (root / NAME / "model.safetensors").rename(root / NAME / "model-1.safetensors")
+    (root / NAME / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(PermanentError, match=r"model-2\.safetensors: weights are missing"):
+        verify(root / NAME)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_configuration_that_is_no_object_is_permanent(root: Path, content: str) -> None:
+    (root / NAME / "config.json").write_text(content)
+
+    with pytest.raises(PermanentError, match=r"config\.json: (not JSON|holds list)"):
+        verify(root / NAME)
+
+
+def test_weights_that_lack_a_tensor_are_not_filled_with_random_numbers(root: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = root / NAME / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+    with pytest.raises(PermanentError, match=r"lack 1 tensor.*layers\.1\.mlp\.dense_h_to_4h"):
+        load_checkpoint(root, NAME)
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, answer: Callable[..., str]) -> list[dict[str, Any]]:
+    import huggingface_hub
+
+    calls = []
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        calls.append({"name": name, **options})
+        return answer()
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return calls
+
+
+def not_found(kind: str) -> Callable[..., str]:
+    from huggingface_hub import errors
+
+    def answer() -> str:
+        error = getattr(errors, kind)
+        instance = error.__new__(error)  # its constructor wants a response of the server
+        instance.args = ("injected",)
+        raise instance
+
+    return answer
+
+
+def test_hub_checkpoint_is_asked_for_by_name_and_revision(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_hub(monkeypatch, lambda: str(root / NAME))
+
+    loaded = load_checkpoint("elsewhere", "EleutherAI/pythia-14m@step1000")
+
+    assert [(c["name"], c["revision"]) for c in calls] == [("EleutherAI/pythia-14m", "step1000")]
+    assert loaded.name == "EleutherAI/pythia-14m@step1000"
+
+
+def test_hub_revision_without_weights_is_permanent(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / NAME / "model.safetensors").unlink()
+    calls = fake_hub(monkeypatch, lambda: str(root / NAME))
+
+    with pytest.raises(PermanentError, match="weights are missing"):
+        load_checkpoint(root, "org/name@step51000")
+
+    assert "pytorch_model*.bin" in calls[1]["allow_patterns"]
+
+
+@pytest.mark.parametrize("kind", ["RepositoryNotFoundError", "RevisionNotFoundError"])
+def test_hub_revision_that_does_not_exist_is_permanent(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    fake_hub(monkeypatch, not_found(kind))
+
+    with pytest.raises(PermanentError, match="org/name@nope: the hub has no such revision"):
+        load_checkpoint(".", "org/name@nope")
+
+
+def test_hub_that_cannot_be_reached_may_be_tried_again_unless_offline_on_purpose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from huggingface_hub import constants, errors
+
+    fake_hub(monkeypatch, not_found("LocalEntryNotFoundError"))
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(errors.LocalEntryNotFoundError, match="injected"):
+        load_checkpoint(".", "org/name@main")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PermanentError, match="not in the local cache"):
+        load_checkpoint(".", "org/name@main")
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "expected"),
+    [
+        (0, {}, "cpu"),
+        (1, {"SLURM_LOCALID": "3"}, "cuda:0"),
+        (4, {"SLURM_LOCALID": "3"}, "cuda:3"),
+        (4, {"SLURM_LOCALID": "6"}, "cuda:2"),
+        (4, {"SLURM_LOCALID": "3", "LOCAL_RANK": "1"}, "cuda:1"),
+        (4, {}, "cuda:0"),
+    ],
+)
+def test_device_is_the_local_ranks(
+    monkeypatch: pytest.MonkeyPatch, count: int, environment: dict[str, str], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    for name in ("SLURM_LOCALID", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert str(pick_device()) == expected

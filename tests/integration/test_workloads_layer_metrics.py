@@ -1,0 +1,212 @@
+"""The metrics workload on a real, tiny checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from examples import mini_pythia
+from hpc_toolkit.errors import ConfigError, PermanentError
+from hpc_toolkit.metrics import METRICS, anisotropy, curvature, effective_rank, matrix_entropy
+from hpc_toolkit.workloads import layer_metrics
+from hpc_toolkit.workloads.checkpoints import load_checkpoint
+from hpc_toolkit.workloads.layer_metrics import LayerMetrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+NAME = "mini-s/step0"
+LAYERS = 5
+PROMPTS = [
+    "The cat sat on the mat and looked at the rain.",
+    "Shares fell in London.",
+    "A goal in the last minute of the match gave the home side its first win of the season.",
+    "He said that the vote would be held in May, and not before.",
+    "Music sales rose.",
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("checkpoints")
+    mini_pythia.train({"size": "mini-s", "root": str(root), "steps": [0], "texts": 40})
+    return str(root)
+
+
+def workload(root: str, **options: Any) -> LayerMetrics:
+    return LayerMetrics(**{"root": root, "prompts": PROMPTS, "batch_size": 2, **options})
+
+
+def measure(workload: LayerMetrics, layers: range | list[int] = range(LAYERS)) -> list[Any]:
+    items = [{"checkpoint": NAME, "layer": layer} for layer in layers]
+    return list(workload.run(workload.load(NAME), items))
+
+
+def test_values_equal_each_prompt_run_alone_through_the_model(root: str) -> None:
+    loaded = load_checkpoint(root, NAME)
+    states = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([loaded.tokenizer(prompt)["input_ids"]])
+        with torch.inference_mode():
+            states.append(loaded.model(ids, output_hidden_states=True).hidden_states)
+
+    measured = measure(workload(root))
+
+    for layer, value in enumerate(measured):
+        tokens = [state[layer][0] for state in states]
+        means = torch.stack([t.double().mean(0) for t in tokens])
+        entropies = [matrix_entropy(t, center=True, normalize="max") for t in tokens]
+        assert value["layer"] == layer
+        assert value["prompt_entropy"] == pytest.approx(float(sum(entropies)) / 5, rel=1e-5)
+        assert value["curvature"] == pytest.approx(sum(map(float, map(curvature, tokens))) / 5)
+        assert value["anisotropy"] == pytest.approx(float(anisotropy(torch.cat(tokens))), abs=1e-5)
+        rank = float(effective_rank(means, center=True))
+        assert value["effective_rank"] == pytest.approx(rank, rel=1e-5)
+
+
+def test_values_are_strict_json_with_every_metric(root: str) -> None:
+    (value,) = measure(workload(root), [2])
+
+    assert set(value) == {"layer", *METRICS}
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+
+
+def test_one_load_and_one_forward_serve_every_run_of_a_context(root: str) -> None:
+    metrics = workload(root)
+    context = metrics.load(NAME)
+
+    first = list(metrics.run(context, [{"layer": 1}, {"layer": 2}]))
+    second = list(metrics.run(context, [{"layer": 2}, {"layer": 1}]))
+
+    assert first == second[::-1]
+    assert (metrics.loads, metrics.forwards) == (1, 1)
+
+
+def test_states_too_large_to_keep_give_the_same_values(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = measure(workload(root))
+
+    monkeypatch.setattr(layer_metrics, "KEPT_BYTES", 0)
+
+    assert measure(workload(root)) == kept
+
+
+def test_prompts_are_read_from_a_file_up_to_a_limit(root: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(PROMPTS[:3]) + "\n\n" + "\n".join(PROMPTS[3:]) + "\n")
+
+    from_file = measure(workload(root, prompts=str(path), max_prompts=4))
+
+    assert from_file == measure(workload(root, prompts=PROMPTS[:4]))
+
+
+def test_prompts_are_cut_to_max_tokens(root: str) -> None:
+    cut = measure(workload(root, max_tokens=4), [0])
+    tokenizer = load_checkpoint(root, NAME).tokenizer
+    short = [tokenizer.decode(tokenizer(prompt)["input_ids"][:4]) for prompt in PROMPTS]
+
+    assert cut == measure(workload(root, prompts=short), [0])
+
+
+def test_results_come_one_at_a_time(root: str) -> None:
+    metrics = workload(root)
+    taken = []
+
+    def items() -> Any:
+        for layer in range(LAYERS):
+            taken.append(layer)
+            yield {"layer": layer}
+
+    results = metrics.run(metrics.load(NAME), items())
+    next(results)
+
+    assert taken == [0]
+
+
+@pytest.mark.parametrize("layer", [5, -1, 1.0, "1", True, None])
+def test_layer_that_does_not_exist_is_permanent(root: str, layer: Any) -> None:
+    with pytest.raises(PermanentError, match=r"mini-s/step0: no layer .*; it has layers 0 to 4"):
+        measure(workload(root), [layer])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ("missing.txt", r"missing\.txt: no such file of prompts"),
+        (["only one prompt is here"], r"prompts: 1 prompt\(s\), at least 2"),
+        (["this one is long enough", "a"], r"prompt 2 has 1 token\(s\): 'a'"),
+    ],
+)
+def test_prompts_that_cannot_be_measured_are_named(root: str, prompts: Any, message: str) -> None:
+    with pytest.raises(PermanentError, match=message):
+        workload(root, prompts=prompts).load(NAME)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": ["anisotropi"]}, "unknown metric 'anisotropi'"),
+        ({"batch_size": 0}, "batch_size: 0 is not a positive integer"),
+        ({"max_tokens": 1.5}, r"max_tokens: 1\.5 is not"),
+        ({"max_prompts": 0}, "max_prompts: 0 is not"),
+        ({"max_prompts": True}, "max_prompts: True is not"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        workload(".", **options)
+
+
+def test_chosen_metrics_only_are_computed(root: str) -> None:
+    assert measure(workload(root, metrics=["rankme", "curvature"]), [1])[0].keys() == {
+        "layer",
+        "rankme",
+        "curvature",
+    }
+
+
+def damage(root: str, target: Path, name: str, value: float) -> str:
+    """A copy of the checkpoint in which one tensor holds ``value`` everywhere."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(f"{root}/{NAME}", target / NAME)
+    path = target / NAME / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name] = torch.full_like(tensors[name], value)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return str(target)
+
+
+def test_weights_that_are_nan_are_permanent_and_name_the_layer(root: str, tmp_path: Path) -> None:
+    bias = "gpt_neox.layers.2.mlp.dense_4h_to_h.bias"
+
+    damaged = damage(root, tmp_path, bias, float("nan"))
+
+    with pytest.raises(PermanentError, match="hidden states of layer 3 hold NaN"):
+        workload(damaged).load(NAME)
+
+
+def test_embeddings_that_are_all_zero_are_permanent_not_nan(root: str, tmp_path: Path) -> None:
+    damaged = damage(root, tmp_path, "gpt_neox.embed_in.weight", 0.0)
+
+    with pytest.raises(PermanentError, match="layer 0: anisotropy needs at least 2 rows"):
+        measure(workload(damaged), [0])
+
+
+def test_tokenizer_of_another_model_is_permanent(root: str, tmp_path: Path) -> None:
+    mini_pythia.train({"size": "mini-s", "root": str(tmp_path), "steps": [0], "texts": 5})
+    import shutil
+
+    shutil.copy(f"{root}/{NAME}/tokenizer.json", tmp_path / NAME / "tokenizer.json")
+
+    with pytest.raises(PermanentError, match="the tokenizer gives id"):
+        workload(str(tmp_path)).load(NAME)

@@ -1,0 +1,120 @@
+"""The demo's training: deterministic, resumable, and what it lists is what it makes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from examples import mini_pythia
+from hpc_toolkit.errors import PermanentError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+def train(root: Path, **options: Any) -> dict[str, Any]:
+    item = {"size": "mini-s", "root": str(root), "steps": [0, 1, 3], "texts": 60, **options}
+    return mini_pythia.train(item)
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("once")
+    value = train(root)
+    assert value["trained"]
+    assert value["loss"] < value["first_loss"]
+    json.dumps(value, allow_nan=False)
+    return root
+
+
+def test_training_again_elsewhere_gives_the_same_bytes(once: Path, tmp_path: Path) -> None:
+    train(tmp_path)
+
+    assert contents(tmp_path) == contents(once)
+
+
+def test_training_that_is_whole_is_not_repeated(once: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in once.rglob("*")}
+
+    value = train(once)
+
+    assert not value["trained"]
+    assert {path: path.stat().st_mtime_ns for path in once.rglob("*")} == before
+
+
+def test_training_cut_off_goes_on_to_the_same_bytes(once: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(once / "mini-s/step0", tmp_path / "mini-s/step0")
+    (tmp_path / "mini-s/.step1.0badc0de").mkdir()
+    (tmp_path / "mini-s/step3").mkdir()  # without its last file: not whole
+
+    train(tmp_path)
+
+    assert contents(tmp_path) == contents(once)
+
+
+def test_training_with_other_settings_replaces_what_is_there(once: Path, tmp_path: Path) -> None:
+    train(tmp_path, texts=30)
+
+    train(tmp_path)
+
+    assert contents(tmp_path) == contents(once)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": "mini-x"}, "no size 'mini-x'"),
+        ({"steps": []}, r"steps must increase from 0, got \[\]"),
+        ({"steps": [0, 4, 2]}, "steps must increase"),
+        ({"steps": [1, 2]}, "steps must increase"),
+    ],
+)
+def test_training_of_what_makes_no_sense_is_permanent(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PermanentError, match=message):
+        train(tmp_path, **options)
+
+
+def test_sizes_share_the_tokenizer_and_have_the_layers_they_list(
+    once: Path, tmp_path: Path
+) -> None:
+    train(tmp_path, size="mini-m", steps=[0])
+
+    for root, size in ((once, "mini-s"), (tmp_path, "mini-m")):
+        config = json.loads((root / size / "step0/config.json").read_text())
+        assert config["num_hidden_layers"] + 1 == mini_pythia.LAYERS[size]
+    assert (once / "mini-s/step0/tokenizer.json").read_bytes() == (
+        tmp_path / "mini-m/step0/tokenizer.json"
+    ).read_bytes()
+
+
+def test_items_cover_every_checkpoint_and_layer_grouped() -> None:
+    items = mini_pythia.metric_items()
+
+    assert len(items) == sum(mini_pythia.LAYERS.values()) * len(mini_pythia.STEPS)
+    assert items[1] == {"checkpoint": "mini-s/step0", "layer": 1}
+    assert [item["size"] for item in mini_pythia.train_items()] == ["mini-m", "mini-s"]
+
+
+def test_prompts_are_sentences_that_are_not_trained_on(tmp_path: Path) -> None:
+    from hpc_toolkit.workloads import corpora
+
+    prompts = mini_pythia.write_prompts(tmp_path / "data/prompts.txt")
+
+    stories = " ".join(" ".join(corpora.training_stories()).split())
+    assert (tmp_path / "data/prompts.txt").read_text().splitlines() == prompts
+    assert len(prompts) == len(set(prompts)) == mini_pythia.PROMPTS
+    assert not [prompt for prompt in prompts if prompt in stories]

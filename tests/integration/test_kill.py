@@ -73,6 +73,7 @@ def test_death_on_the_same_host_is_seen_by_the_lock(hpctk: Hpctk) -> None:
     assert len(workers_of(run)) == 3  # the pool replaced it
 
 
+@pytest.mark.slow
 def test_death_on_another_host_is_seen_by_the_lease(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(8, 0.2)
     first = hpctk.start("work", "run", "--lease", "1s", env={"HPCTK_HOST": "node-a"})
@@ -89,6 +90,7 @@ def test_death_on_another_host_is_seen_by_the_lease(hpctk: Hpctk) -> None:
     assert {row["attempts"] for row in run.results()} == {1}
 
 
+@pytest.mark.slow
 def test_worker_that_lives_on_another_host_is_left_alone(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(2, 2.0)
 
@@ -102,6 +104,7 @@ def test_worker_that_lives_on_another_host_is_left_alone(hpctk: Hpctk) -> None:
     assert len(hpctk.noted("start")) == 2
 
 
+@pytest.mark.slow
 def test_late_line_of_a_frozen_worker_is_a_duplicate_and_harms_nothing(hpctk: Hpctk) -> None:
     """Invariant I5."""
     run = hpctk.make_sleeping(6, 0.3)
@@ -174,7 +177,7 @@ def assert_still(beat: Path, hpctk: Hpctk) -> None:
     assert beat.stat().st_size == size
 
 
-@pytest.mark.parametrize("victim", ["worker", "executor"])
+@pytest.mark.parametrize("victim", ["worker", "executor", "both"])
 def test_children_of_a_command_die_with_its_worker(hpctk: Hpctk, victim: str) -> None:
     run, gate, beat = make_command_run(hpctk)
     work = hpctk.start("work", "run")
@@ -184,13 +187,31 @@ def test_children_of_a_command_die_with_its_worker(hpctk: Hpctk, victim: str) ->
     executor = int(Path(f"/proc/{shell}/stat").read_text().split()[3])
     gate.touch()
 
-    os.kill(worker if victim == "worker" else executor, signal.SIGKILL)
+    for pid in {"worker": [worker], "executor": [executor], "both": [worker, executor]}[victim]:
+        os.kill(pid, signal.SIGKILL)
 
     wait_until(lambda: not lives(shell), "the command to be gone")
     assert work.ended().code == 0
     assert_still(beat, hpctk)
     assert rows_by_id(run)[0]["value"] == {"ok": 1}
     assert len(journal_lines(run, "death")) == 1
+
+
+def test_children_of_a_function_die_with_its_worker(hpctk: Hpctk) -> None:
+    beat = hpctk.cwd / "beat"
+    run = hpctk.make(
+        [{"once": str(hpctk.cwd / "once"), "beat": str(beat)}], "sample_workloads:spawn_once"
+    )
+    work = hpctk.start("work", "run")
+    words = wait_until(lambda: beat.exists() and hpctk.noted("start"), "the child")[0]
+
+    for pid in words[3], words[2]:
+        os.kill(int(pid), signal.SIGKILL)
+
+    wait_until(lambda: not lives(int(words[4])), "the child to be gone")
+    assert work.ended().code == 0
+    assert_still(beat, hpctk)
+    assert rows_by_id(run)[0]["attempts"] == 1
 
 
 def test_hanging_command_is_ended_with_its_children_by_the_timeout(hpctk: Hpctk) -> None:

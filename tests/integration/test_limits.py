@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_deadline_starts_nothing_that_would_not_finish(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(40, 0.4)
 
@@ -31,6 +32,7 @@ def test_deadline_starts_nothing_that_would_not_finish(hpctk: Hpctk) -> None:
     assert "no time for another item" in workers_of(run)[0]["note"]
 
 
+@pytest.mark.slow
 def test_deadline_gives_back_an_item_that_runs_over_it(hpctk: Hpctk, tmp_path: Path) -> None:
     run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
 
@@ -178,6 +180,7 @@ def test_full_disk_ends_the_workers_and_costs_nothing(hpctk: Hpctk, small_disk: 
     assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
 
 
+@pytest.mark.slow
 def test_full_disk_is_no_failure_of_items_that_print(hpctk: Hpctk, small_disk: Path) -> None:
     give = "print('x' * 3000) or {}"
     run = hpctk.make([{"give": give}] * 300, "sample_workloads:give", name=str(small_disk / "run"))

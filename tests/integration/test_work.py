@@ -250,6 +250,14 @@ def test_workload_that_yields_too_many_results_gives_each_item_one(hpctk: Hpctk)
     assert values[:8] == [0, 1, 2, 3] * 2
 
 
+def test_item_that_waits_for_all_of_its_children_is_not_kept_waiting(hpctk: Hpctk) -> None:
+    run = hpctk.make([{}], "sample_workloads:wait_for_all")
+
+    assert hpctk("work", "run", limit_s=20).code == 0
+
+    assert rows_by_id(run)[0]["value"] == {"waited": 1}
+
+
 def test_two_pools_on_one_run_share_it_and_repeat_nothing(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(60, 0.02)
 

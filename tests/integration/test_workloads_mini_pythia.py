@@ -109,6 +109,15 @@ def test_items_cover_every_checkpoint_and_layer_grouped() -> None:
     assert [item["size"] for item in mini_pythia.train_items()] == ["mini-m", "mini-s"]
 
 
+def test_prepare_trains_or_writes_the_prompts_as_the_item_says(once: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    item = {"size": "mini-s", "root": str(once), "steps": [0, 1, 3], "texts": 60}
+
+    assert mini_pythia.prepare({"prompts": str(path)}) == {"prompts": mini_pythia.PROMPTS}
+    assert mini_pythia.prepare(item)["loss"] == train(once)["loss"]
+    assert len(path.read_text().splitlines()) == mini_pythia.PROMPTS
+
+
 def test_prompts_are_sentences_that_are_not_trained_on(tmp_path: Path) -> None:
     from hpc_toolkit.workloads import corpora
 

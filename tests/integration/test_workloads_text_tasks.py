@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,9 +12,12 @@ import pytest
 from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.workloads import corpora, embeddings
-from hpc_toolkit.workloads.checkpoints import load_checkpoint
+from hpc_toolkit.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.workloads.embeddings import LayerEmbeddings
 from hpc_toolkit.workloads.text_tasks import TASKS, TEXT_SETS, TextTasks, texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -76,10 +79,28 @@ def test_layers_and_tasks_of_a_checkpoint_share_one_forward_a_text_set(root: str
     assert (tasks.loads, context.forwards) == (1, 2)
 
 
-def test_embedding_is_the_mean_of_the_texts_own_tokens(root: str) -> None:
-    loaded = load_checkpoint(root, NAME)
-    chosen = ["a long story about the rain in the north", "rain", "the rain fell"]
-    cached = LayerEmbeddings(loaded, max_tokens=64, batch_size=2)
+def bidirectional(root: str, target: Path) -> str:
+    """A model whose tokens see the ones after them, padding included where it is not masked."""
+    import shutil
+
+    from transformers import BertConfig, BertModel
+
+    shutil.copytree(f"{root}/{NAME}", target / NAME)
+    vocabulary = json.loads((target / NAME / "config.json").read_text())["vocab_size"]
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=vocabulary, num_hidden_layers=4, **sizes)
+    with quiet_transformers():
+        BertModel(config).save_pretrained(target / NAME)
+    return str(target)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_embedding_is_the_mean_of_the_texts_own_tokens(
+    root: str, tmp_path: Path, causal: bool
+) -> None:
+    loaded = load_checkpoint(root if causal else bidirectional(root, tmp_path), NAME)
+    chosen = ["the rain fell", "rain", "a long story about the rain in the north", "so it is"]
+    cached = LayerEmbeddings(loaded, max_tokens=64, batch_size=3)
 
     got = cached.of("chosen", chosen, 3)
 

@@ -148,6 +148,13 @@ def test_entropy_of_equal_rows_after_centring_is_zero_not_noise(n: int, dtype: s
     assert float(matrix_entropy(row.repeat(n, 1), center=True, normalize="max")) == 0
 
 
+def test_entropy_takes_a_row_at_the_mean_as_zero_not_as_a_direction_of_noise() -> None:
+    mean, step = random_rows(4, 2, 16)
+    z = torch.stack([mean + step, mean - step, mean]) * 1e3
+
+    assert float(matrix_entropy(z, center=True)) == pytest.approx(0, abs=1e-12)
+
+
 def test_entropy_of_a_long_gram_reads_the_eigenvalues_not_clamped_entries() -> None:
     z = random_rows(0, 200, 64)
 

@@ -1,6 +1,6 @@
 """The metrics stage grouped by checkpoint against the same items one by one.
 
-    python benchmarks/grouped_metrics.py [ROOT]
+    python -m benchmarks.grouped_metrics [ROOT]
 
 ROOT holds the demo's checkpoints; without it, checkpoints of the same sizes are made first, trained
 for no step at all, which takes the same time to measure. Both ways run the same code in one process

@@ -5,8 +5,8 @@
 
 Ours: ``hpctk work`` on Noop items of about 100 bytes of result, through the ordinary function path,
 default units, synced per unit and at least twice a second; the start of all workers is included.
-A peer is a script ``DIR/peer_NAME.py`` that prints one JSON object with ``items_per_s``: its rate is
-that of the drain alone, without start-up and without filling the queue.
+A peer is a script ``DIR/peer_NAME.py`` that prints one JSON object with ``items_per_s``: the rate
+of its drain alone, without start-up and without filling the queue.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Flaky:
         seed: int | None = None,
     ) -> None:
         self._chances = {"fail": fail, "permanent": permanent, "crash": crash, "hang": hang}
-        self._random = random.Random(seed)  # noqa: S311 - trials
+        self._random = random.Random(seed)
 
     def load(self, group: Any) -> None:
         """Nothing to prepare."""

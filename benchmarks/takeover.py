@@ -5,7 +5,7 @@
 Local workers with the default heartbeat and lease run items of 0.1 s. In every round one of them is
 killed by SIGKILL in the middle of an item, as the item's own trace tells, and the time until the
 same item starts in another process is measured: for the worker and its executor together, and for
-the executor alone. A suspect of a death runs last in its unit, so the rest of the unit, about 20
+the executor alone. A suspect of a death runs last in its unit, so the rest of the unit, about 12
 items here at most, is part of the time. Exit code 0 if both medians are below 2 s and no attempt
 was charged.
 """
@@ -66,7 +66,7 @@ def run_rounds(directory: Path, rounds: int, workers: int, *, whole: bool) -> tu
     directory.mkdir()
     path = directory / "trace"
     trace = Trace(path)
-    count = rounds * workers * 30
+    count = rounds * workers * 20
     items = [{"id": i, "seconds": _ITEM_S, "trace": str(path)} for i in range(count)]
     run = Run.create(directory / "run", items, workload="hpc_toolkit.workloads.synthetic:Sleep")
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(run.root), "--workers", str(workers)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SYNC_S = 0.5
 _LOOK_S = 1.0
+_STOPPING_S = 0.1
 _BATCH_S = 0.002
 _READ = 1 << 18
 
@@ -227,10 +228,15 @@ class PassRunner:
 
     def _patience(self, stream: _Stream, limit: float | None) -> float:
         """Seconds until something must be done although nothing was said."""
+        now = self._clock.monotonic()
         longest = _SYNC_S if self._journal.dirty else _LOOK_S
-        if limit is None or stream.loading:
-            return longest
-        return max(0.001, min(longest, stream.since + limit - self._clock.monotonic() + 0.001))
+        if self.control.stop:
+            longest = _STOPPING_S
+        if self.control.deadline is not None:
+            longest = min(longest, self.control.deadline - now)
+        if limit is not None and not stream.loading:
+            longest = min(longest, stream.since + limit - now)
+        return max(0.0, longest) + 0.001
 
     def _steer(self, executor: Executor, assignment: Assignment) -> None:
         now = self._clock.monotonic()

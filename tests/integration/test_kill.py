@@ -203,7 +203,8 @@ def test_children_of_a_function_die_with_its_worker(hpctk: Hpctk) -> None:
         [{"once": str(hpctk.cwd / "once"), "beat": str(beat)}], "sample_workloads:spawn_once"
     )
     work = hpctk.start("work", "run")
-    words = wait_until(lambda: beat.exists() and hpctk.noted("start"), "the child")[0]
+    wait_until(beat.exists, "the child")
+    words = wait_until(lambda: hpctk.noted("start"), "its parent's line")[0]
 
     for pid in words[3], words[2]:
         os.kill(int(pid), signal.SIGKILL)

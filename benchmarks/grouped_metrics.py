@@ -4,9 +4,10 @@
 
 ROOT holds the demo's checkpoints; without it, ten checkpoints of the same sizes are made first, of
 their first steps, which take the same time to measure. Both ways run the same code in one process
-on the demo's prompts and metrics. One by one means: no context outlives its item, so each item
-loads its checkpoint and runs the model over the prompts. Start-up of Python and imports, which one
-process per item would pay each time too, is left out.
+on the demo's prompts and metrics, checkpoint by checkpoint in turn, so that a busy machine slows
+both. One by one means: no context outlives its item, so each item loads its checkpoint and runs the
+model over the prompts. Start-up of Python and imports, which one process per item would pay each
+time too, is left out.
 """
 
 from __future__ import annotations
@@ -46,15 +47,17 @@ def compare(root: str, prompts: list[str], items: list[Item]) -> None:
     # The first load imports transformers and wakes the allocator; neither way is charged for it.
     run_items(LayerMetrics(root=root, prompts=prompts), items[:2])
 
-    started = time.perf_counter()
-    together = [
-        value
-        for _, group in groupby(items, key=lambda item: item["checkpoint"])
-        for value in run_items(grouped, list(group))
-    ]
-    middle = time.perf_counter()
-    alone = [value for item in items for value in run_items(single, [item])]
-    ended = time.perf_counter()
+    together: list[Item] = []
+    alone: list[Item] = []
+    grouped_s = single_s = 0.0
+    for _, group in groupby(items, key=lambda item: item["checkpoint"]):
+        members = list(group)
+        started = time.perf_counter()
+        together += run_items(grouped, members)
+        middle = time.perf_counter()
+        alone += [value for item in members for value in run_items(single, [item])]
+        grouped_s += middle - started
+        single_s += time.perf_counter() - middle
 
     difference = max(
         abs(a[name] - b[name]) for a, b in zip(together, alone, strict=True) for name in a
@@ -63,11 +66,11 @@ def compare(root: str, prompts: list[str], items: list[Item]) -> None:
     checkpoints = len({item["checkpoint"] for item in items})
     print(f"{len(items)} items of {checkpoints} checkpoints, {len(prompts)} prompts")
     for name, workload, seconds in (
-        ("grouped", grouped, middle - started),
-        ("one by one", single, ended - middle),
+        ("grouped", grouped, grouped_s),
+        ("one by one", single, single_s),
     ):
         print(f"{name:>10}: {seconds:7.2f} s, {workload.loads} loads, {workload.forwards} forwards")
-    print(f"     ratio: {(ended - middle) / (middle - started):7.2f}")
+    print(f"     ratio: {single_s / grouped_s:7.2f}")
     print(f"largest difference of a value: {difference:.1e}")
 
 

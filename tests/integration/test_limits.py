@@ -116,6 +116,15 @@ def test_pause_does_not_wait_for_the_end_of_a_large_unit(hpctk: Hpctk) -> None:
     assert 20 <= len(hpctk.noted("start")) < 80  # the first unit has 157 items
 
 
+def test_run_of_which_some_items_succeed_is_not_paused(hpctk: Hpctk) -> None:
+    items: list[dict[str, Any]] = [{"fail": number >= 10} for number in range(40)]
+    run = hpctk.make(items, "sample_workloads:fail_some", max_attempts=1)
+
+    assert hpctk("work", "run").code == 0
+
+    assert run.status().stages["items"].failed == 30
+
+
 def test_item_that_failed_20_times_is_no_reason_to_pause(hpctk: Hpctk) -> None:
     run = hpctk.make([{}] * 2, "sample_workloads:fail", max_attempts=15)
 

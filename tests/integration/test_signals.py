@@ -82,9 +82,10 @@ def test_second_interrupt_gives_the_running_item_back_at_once(hpctk: Hpctk, tmp_
 
 def test_one_interrupt_of_a_terminal_does_not_count_twice(hpctk: Hpctk) -> None:
     """A terminal's ^C goes to the whole foreground group."""
-    hpctk.make_sleeping(4, 1.0)
+    run = hpctk.make_sleeping(4, 1.0)
     work = hpctk.start("work", "run", "--workers", 2)
     wait_until(lambda: len(hpctk.noted("start")) == 2, "both workers")
+    assert all(os.getpgid(worker["pid"]) != work.pid for worker in workers_of(run))
 
     os.killpg(work.pid, signal.SIGINT)
 

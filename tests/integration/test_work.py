@@ -258,6 +258,18 @@ def test_item_that_waits_for_all_of_its_children_is_not_kept_waiting(hpctk: Hpct
     assert rows_by_id(run)[0]["value"] == {"waited": 1}
 
 
+def test_rank_of_a_slurm_step_is_one_worker_that_knows_its_place(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(3, 0.0)
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
+
+    ended = hpctk("work", "run", env={**step, "SLURMD_NODENAME": "n12"})
+
+    (worker,) = workers_of(run)
+    assert ended.code == 0
+    assert (worker["host"], worker["rank"], worker["job"]) == ("n12", 3, "77")
+    assert worker["state"] == "finished"
+
+
 def test_two_pools_on_one_run_share_it_and_repeat_nothing(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(60, 0.02)
 

@@ -137,6 +137,8 @@ class Picker:
             self._view.poll_journal(owner)
             if name not in stage.state.open:
                 return None
+            if generation in stage.state.units[name].released:
+                verdict = None  # it died later, and not of an item of this unit
         if not stage.claims.create(name, generation + 1, self._worker):
             return None
         died = (owner, verdict) if verdict is not None and not verdict.finished else None

@@ -139,6 +139,53 @@ def test_i3_the_unit_of_a_dead_owner_is_free_at_once(toy: ToyRun) -> None:
     assert found.stage.state.pending(found.unit.name) == [1, 2, 3]
 
 
+def test_i3_a_journal_that_no_listing_shows_yet_is_read_before_its_unit_is_taken(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing may be a minute old; the claim names the journal."""
+    dead = toy.worker("dead")
+    taker = Taker(toy)
+    dead.claim(toy.unit_name(0))
+    dead.attempt(0)
+    taker.liveness.verdicts["dead"] = DEAD
+    monkeypatch.setattr(taker.view, "poll_journals", lambda: None)
+
+    found = taker.picker.takeover()
+
+    assert found is not None
+    assert found.stage.state.pending(found.unit.name) == [1, 2, 3]
+
+
+def test_a_unit_that_its_owner_finished_unseen_is_not_taken(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = toy.worker("gone")
+    taker = Taker(toy)
+    gone.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    taker.liveness.verdicts["gone"] = Verdict(alive=False, finished=True)
+    monkeypatch.setattr(taker.view, "poll_journals", lambda: None)
+
+    assert taker.picker.takeover() is None
+    assert not (toy.stage_paths.claims / claim_name("000001-0", 2)).is_symlink()
+
+
+def test_a_death_after_the_release_suspects_no_item(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner gave the unit back and died; only the release was not seen yet."""
+    dead = toy.worker("dead")
+    taker = Taker(toy)
+    dead.work(toy.unit_name(0), i0="failed", i1="done", i2="done", i3="done")
+    taker.liveness.verdicts["dead"] = DEAD
+    monkeypatch.setattr(taker.view, "poll_journals", lambda: None)
+
+    found = taker.picker.takeover()
+
+    assert taken(found) == ("000001-0", 2)
+    assert found is not None
+    assert found.died is None
+
+
 def test_the_unit_of_a_worker_that_finished_is_free_without_a_death(toy: ToyRun) -> None:
     toy.worker("gone").claim(toy.unit_name(0))
     taker = Taker(toy)

@@ -39,6 +39,7 @@ def run_campaign(
 ) -> None:
     """Run a whole campaign here: metrics, gather, bandit, summary. Run it again to go on."""
     from hpc_toolkit.campaign import read_campaign
+    from hpc_toolkit.cli.reading import status_lines
     from hpc_toolkit.cli.working import check_code
     from hpc_toolkit.crew import make_campaign_run, resume_campaign
     from hpc_toolkit.run import Run
@@ -55,6 +56,8 @@ def run_campaign(
         found = make_campaign_run(root, wanted, tuple(path))
     code = _work(found, workers)
     summary = summarize(found.view, wanted)
+    if not as_json:
+        print("\n".join(status_lines(found.status())))
     if summary is not None:
         print(json.dumps(summary.to_json()) if as_json else "\n".join(summary_lines(summary)))
     sys.exit(code)

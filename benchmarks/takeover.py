@@ -55,7 +55,8 @@ def measure(trace: Trace, workers: int, *, whole: bool) -> tuple[int, float]:
 
     def again() -> list[Execution]:
         trace.poll()
-        return [one for one in trace.executions if one.item == target.item and one is not target]
+        # The target may be a rerun itself: what began before the kill is no answer to it.
+        return [one for one in trace.executions if one.item == target.item and one.started > at]
 
     wait_for(lambda: bool(again()), f"item {target.item} to start elsewhere")
     return target.item, again()[0].started - at
@@ -86,7 +87,7 @@ def run_rounds(directory: Path, rounds: int, workers: int, *, whole: bool) -> tu
         f"{what:<20} median {median:6.3f} s  max {max(seconds):6.3f} s  "
         f"rounds {rounds}  deaths {deaths}  attempts charged {len(charged)}"
     )
-    return line, median < _LIMIT_S and not charged and deaths == rounds
+    return line, median < _LIMIT_S and not charged and deaths >= rounds
 
 
 def main() -> int:

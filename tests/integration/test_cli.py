@@ -285,6 +285,8 @@ def test_status_of_all_runs_shows_the_others_beside_a_damaged_one(hpctk: Hpctk) 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_installs(hpctk: Hpctk, tmp_path: Path, shell: str) -> None:
     env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    # The shell is found among the parents, and that of a test may be any.
+    env["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
 
     ended = hpctk("--install-completion", shell, env=env)
 

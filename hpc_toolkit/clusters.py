@@ -6,6 +6,7 @@ same on a laptop and on the login node.
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -118,6 +119,7 @@ def load_cluster(name: str) -> Cluster:
     return parse_cluster(_read(_builtin() / f"{name}.toml", file), file=file, name=name)
 
 
+@functools.cache
 def _builtin() -> Traversable:
     return resources.files("hpc_toolkit") / "clusters"
 

@@ -23,6 +23,8 @@ from hpc_toolkit.scriptfile import sha256, sign
 from hpc_toolkit.scriptspec import command_line, spec_json
 
 if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
     from hpc_toolkit.clusters import Cluster
     from hpc_toolkit.directives import Directive
     from hpc_toolkit.scriptspec import ScriptSpec
@@ -40,7 +42,7 @@ class _Marked(str):
 
 def template_names() -> list[str]:
     """Names of the templates that can be rendered, sorted."""
-    files = [entry.name for entry in (resources.files("hpc_toolkit") / "templates").iterdir()]
+    files = [entry.name for entry in _templates().iterdir()]
     names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
     return sorted(name for name in names if name != "base")
 
@@ -90,13 +92,20 @@ def _facts_sha256(cluster: Cluster) -> str:
     return sha256(json.dumps(facts, sort_keys=True))
 
 
+@functools.cache
+def _templates() -> Traversable:
+    return resources.files("hpc_toolkit") / "templates"
+
+
+@functools.cache
 def _source(file: str) -> str:
-    return (resources.files("hpc_toolkit") / "templates" / file).read_text(encoding="utf-8")
+    return (_templates() / file).read_text(encoding="utf-8")
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
+        optimized=False,  # folding constants takes longer than rendering once
         loader=jinja2.FunctionLoader(_source),
         undefined=jinja2.StrictUndefined,
         finalize=_refuse_unmarked,

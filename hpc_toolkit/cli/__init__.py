@@ -79,8 +79,31 @@ def load_commands(first_word: str = "") -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit."""
+    first_word = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        load_commands(sys.argv[1] if len(sys.argv) > 1 else "")()
+        _run(first_word)
+    except SystemExit as end:
+        # A command that only read or wrote files holds nothing that must be taken down, and doing
+        # so costs a fifth of its time.
+        if isinstance(end.code, int | None) and not gc.isenabled() and _flushed():
+            os._exit(end.code or 0)
+        raise
+
+
+def _flushed() -> bool:
+    """Write out what was printed; False where that fails: the interpreter then reports it."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _run(first_word: str) -> None:
+    """Run one command; always ends by SystemExit."""
+    try:
+        load_commands(first_word)()
     except HpcToolkitError as error:
         show_error(error)
         sys.exit(error.exit_code)

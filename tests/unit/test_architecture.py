@@ -316,8 +316,13 @@ def test_a_command_and_its_options_have_help(name: str) -> None:
 
 
 PROBE = """
-import json, sys
+import json, os, sys
 sys.argv = json.loads(sys.argv[1])
+
+def end(code):
+    raise SystemExit(code)
+
+os._exit = end
 try:
     from hpc_toolkit.cli import main
     if sys.argv[1:]:

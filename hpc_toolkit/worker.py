@@ -208,8 +208,9 @@ class Worker:
         if now < self._scan_at:
             return None
         found = self._picker.takeover()
-        # Reading everything costs more in a larger run; it may take a twentieth of the time.
-        cost = self._clock.monotonic() - now
+        # Reading everything costs more in a larger run; it may take a twentieth of the time. The
+        # first scan after work does not count: it reads what all wrote meanwhile.
+        cost = self._clock.monotonic() - now if self._scan_s > _SCAN_FIRST_S else 0.0
         longest = _SCAN_LOCAL_S if self._local else max(_SCAN_SHARED_S, self._workers / 10)
         self._scan_s = _SCAN_FIRST_S if found else min(longest, self._scan_s * 2)
         self._scan_at = now + max(self._scan_s, 20 * cost)

@@ -84,6 +84,22 @@ class Cluster:
     """Commands that every script runs before its step."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables that every script exports."""
+    node_setup: tuple[str, ...] = ()
+    """Commands that every script runs once on each node before its step."""
+    nccl: tuple[tuple[str, str], ...] = ()
+    """What NCCL and its transports must be told about this site's network."""
+    login_shell: bool = False
+    """Whether scripts need ``bash -l``, so that ``module`` is defined."""
+    conda_base: str | None = None
+    """Where the site's conda is installed."""
+    container_runtime: Literal["apptainer", "pyxis"] | None = None
+    """What runs containers there; None where unknown."""
+    binds: tuple[str, ...] = ()
+    """Directories that every container sees, ``FROM[:TO[:ro]]``."""
+    max_array_size: int | None = None
+    """Slurm's MaxArraySize: the highest index of an array is one less."""
+    shrink_jobs: bool = False
+    """Whether a running job may give nodes back."""
     defaults: tuple[tuple[str, str | int], ...] = ()
     """Values of DEFAULT_OPTIONS for a script that does not say otherwise."""
     facts: tuple[tuple[str, str], ...] = ()
@@ -190,6 +206,14 @@ _KEYS: dict[str, t.Key] = {
     "modules": ("modules", t.texts),
     "setup": ("setup", t.texts),
     "env": ("env", t.pairs),
+    "node_setup": ("node_setup", t.texts),
+    "nccl": ("nccl", t.pairs),
+    "login_shell": ("login_shell", t.flag),
+    "conda_base": ("conda_base", t.text),
+    "container_runtime": ("container_runtime", t.choice(("apptainer", "pyxis"))),
+    "binds": ("binds", t.texts),
+    "max_array_size": ("max_array_size", t.count),
+    "shrink_jobs": ("shrink_jobs", t.flag),
     "defaults": ("defaults", _defaults),
     "facts": ("facts", t.pairs),
 }

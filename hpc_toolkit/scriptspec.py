@@ -89,6 +89,20 @@ class ScriptSpec:
     """Commands to run before the step, after the cluster's."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables to export, after the cluster's."""
+    conda: str | None = None
+    """Name or absolute path of a conda environment to activate."""
+    venv: str | None = None
+    """Absolute path of a virtual environment; its interpreter and programs come first."""
+    container: str | None = None
+    """Image in which the ranks run: a path, or what the site's runtime takes."""
+    bind: tuple[str, ...] = ()
+    """``FROM[:TO[:ro]]`` directories to see inside the container, after the cluster's."""
+    node_setup: tuple[str, ...] = ()
+    """Commands to run once on every node before the step, after the cluster's."""
+    teardown: tuple[str, ...] = ()
+    """Commands to run in the script after the step, however it ended."""
+    command: tuple[str, ...] = ()
+    """Program and arguments of the ``command`` template, word by word."""
 
     def __post_init__(self) -> None:
         unset = {field.name for field in fields(self) if field.default is None}

@@ -31,8 +31,9 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
     {"__version__", "clock", "errors", "processes", "ranks"},
-    {"allowlist", "attempts", "files", "quantities"},
-    {"bandit", "journal", "layout", "metrics", "scriptfile", "scriptspec", "tomltable"},
+    {"allowlist", "attempts", "files", "quantities", "slurmrecords"},
+    {"environment"},
+    {"bandit", "journal", "layout", "metrics", "scriptfile", "scriptspec", "slurm", "tomltable"},
     {"campaign", "clusters", "queue", "workloads"},
     {"directives", "executor", "explain", "gather", "passlines", "safety"},
     {"passes", "render", "status", "tables"},
@@ -74,7 +75,7 @@ FENCES: dict[str, set[str]] = {
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
-    "subprocess": {"crew", "pool", "workloads"},
+    "subprocess": {"crew", "pool", "slurm", "workloads"},
     "fcntl": set(),
     "multiprocessing": set(),
     "pickle": set(),

@@ -1,0 +1,364 @@
+"""The only client of Slurm's programs: argument lists out, records in.
+
+Whatever Slurm does not say, or not in time, is unknown: nothing here takes silence for a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.processes import kill_group
+from hpc_toolkit.slurmrecords import (
+    SACCT_FIELDS,
+    SQUEUE_FIELDS,
+    UNKNOWN,
+    JobRecord,
+    NodeRecord,
+    by_id,
+    job_id,
+    parse_job_id,
+    parse_nodes,
+    parse_sacct,
+    parse_squeue,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+ASK_S = 5.0
+"""Seconds after which a question goes without an answer."""
+SUBMIT_S = 120.0
+"""Seconds that sbatch may take; it tries again by itself while the controller is busy."""
+
+_KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI")
+# What would change the columns, the order or the rows of an answer.
+_OF_A_QUESTION = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_BITSTR_LEN")
+
+
+class SlurmError(HpcToolkitError):
+    """A program of Slurm is missing, did not answer in time, or refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a program said."""
+
+    code: int
+    """Exit code; negative for a signal."""
+    stdout: str
+    stderr: str
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Finished:
+    """Run one program of Slurm to its end, in the C locale and with times in epoch seconds.
+
+    Raises:
+        SlurmError: it is not installed, or not finished after ``timeout_s`` seconds; it is then
+            killed, with all that it started.
+    """
+    given = os.environ if environ is None else environ
+    clean = {name: value for name, value in given.items() if not name.startswith(_OF_A_QUESTION)}
+    try:
+        # A group of its own: sites wrap these programs, and what a wrapper leaves behind would
+        # keep the pipes open after it was killed.
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**clean, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"},
+            cwd=cwd,
+            encoding="utf-8",
+            errors="replace",
+            process_group=0,
+        )
+    except OSError as error:
+        message = f"cannot run {argv[0]}: {error.strerror}"
+        raise SlurmError(message, hint="is Slurm installed here, and on your PATH?") from error
+    with child:
+        try:
+            stdout, stderr = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            message = f"{argv[0]} did not answer within {timeout_s:.3g} s"
+            raise SlurmError(
+                message, hint="is the controller up? 'scontrol ping' asks it"
+            ) from None
+        finally:
+            if child.poll() is None:
+                kill_group(child.pid)
+    return Finished(child.returncode, stdout, stderr)
+
+
+def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
+    """The stdout of a program that must succeed.
+
+    Raises:
+        SlurmError: with what was run and what it said.
+    """
+    done = run(argv, timeout_s=timeout_s)
+    if done.code:
+        raise failure(argv, done)
+    return done.stdout
+
+
+def failure(argv: Sequence[str], done: Finished) -> SlurmError:
+    """The error for a program that failed: its words, and the command."""
+    import shlex
+
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    words = "; ".join(said[:5]) or f"exit code {done.code}"
+    return SlurmError(f"{argv[0]}: {words}", hint=f"the command was: {shlex.join(argv)}")
+
+
+def squeue(
+    ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
+) -> dict[str, JobRecord]:
+    """The jobs that the queue still knows, by the ids asked for; one call for all.
+
+    Slurm forgets a job some minutes after its end (MinJobAge); an id that is gone has no entry.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    wanted = _checked(ids)
+    if not wanted:
+        return {}
+    columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
+    argv = ["squeue", *_on(cluster), "--noheader", "--array", "--states=all"]
+    argv += [f"--jobs={_bases(wanted)}", f"--Format={columns}"]
+    done = run(argv, timeout_s=timeout_s)
+    # Where one id is asked for and gone, that is an error; of several the others are listed.
+    if done.code and "Invalid job id" not in done.stderr:
+        raise failure(argv, done)
+    return by_id(parse_squeue(done.stdout), wanted)
+
+
+def sacct(
+    ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
+) -> dict[str, JobRecord]:
+    """The jobs that the accounting knows, by the ids asked for; one call for all.
+
+    It may lag by seconds behind the queue. None are known where the site keeps no accounting.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    wanted = _checked(ids)
+    if not wanted:
+        return {}
+    argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
+    # Without a start some versions look at today only.
+    argv += ["--starttime=1970-01-02", f"--jobs={_bases(wanted)}"]
+    argv.append(f"--format={','.join(SACCT_FIELDS)}")
+    done = run(argv, timeout_s=timeout_s)
+    if done.code and "accounting storage is disabled" not in done.stderr:
+        raise failure(argv, done)
+    return by_id(parse_sacct(done.stdout), wanted)
+
+
+def job_states(
+    ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
+) -> dict[str, JobRecord]:
+    """One record for every id: of the queue, else of the accounting, else ``unknown``.
+
+    Never raises for what Slurm does or is not, and takes ``timeout_s`` seconds at most. The
+    ``reason`` of an unknown job says why.
+    """
+    until = time.monotonic() + timeout_s
+    wanted = list(dict.fromkeys(ids))
+    found: dict[str, JobRecord] = {}
+    why = "neither the queue nor the accounting knows it"
+    for question in (squeue, sacct):
+        missing = [one for one in wanted if one not in found]
+        left_s = until - time.monotonic()
+        if not missing or left_s < 0.05:
+            break
+        try:
+            found |= question(missing, cluster=cluster, timeout_s=left_s)
+        except SlurmError as error:
+            why = error.message if question is squeue else why
+    return {one: found.get(one) or JobRecord(id=one, state=UNKNOWN, reason=why) for one in wanted}
+
+
+def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, NodeRecord]:
+    """One record for every name; ``unknown`` for nodes of which Slurm says nothing. Never raises.
+
+    ``names`` are single names, not lists in brackets.
+    """
+    wanted = [name for name in dict.fromkeys(names) if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)]
+    found: dict[str, NodeRecord] = {}
+    if wanted:
+        argv = ["scontrol", "--oneliner", "show", "node", ",".join(wanted)]
+        try:
+            # A name that does not exist is an error, and the others are listed all the same.
+            found = parse_nodes(run(argv, timeout_s=timeout_s).stdout)
+        except SlurmError:
+            found = {}
+    return {name: found.get(name) or NodeRecord(name=name, state=UNKNOWN) for name in names}
+
+
+def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
+    """The names in a list such as ``n[1-3,5]``; no controller is asked.
+
+    Raises:
+        SlurmError: it is no list, or scontrol is missing.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
+        return []
+    return ask(["scontrol", "show", "hostnames", nodes], timeout_s=timeout_s).split()
+
+
+def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str, str]]:
+    """What the controller knows of a job, one mapping for each element of an array.
+
+    Values that hold spaces are cut at the first one, but for those of ``StdOut``, ``StdErr`` and
+    ``WorkDir``.
+
+    Raises:
+        SlurmError: no answer, or the job is gone.
+    """
+    (checked,) = _checked([wanted]) or ("0",)
+    text = ask(["scontrol", "show", "job", checked], timeout_s=timeout_s)
+    jobs: list[dict[str, str]] = []
+    for block in re.split(r"\n\s*\n", text):
+        values = dict(re.findall(r"(?:^|\s)([\w/:]+)=(\S*)", block))
+        for name in ("StdOut", "StdErr", "WorkDir", "Command"):
+            if line := re.search(rf"^\s*{name}=(.*)$", block, re.MULTILINE):
+                values[name] = line[1]
+        if "JobId" in values:
+            jobs.append(values)
+    return jobs
+
+
+def sbatch(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> tuple[str, str]:
+    """Submit ``script``; (job id, cluster or "").
+
+    Args:
+        script: an absolute path.
+        arguments: of the script.
+        options: of sbatch, beside ``--parsable``.
+        environ: what sbatch passes on; see :func:`clean_environment`.
+        cwd: the job's directory.
+
+    Raises:
+        SlurmError: it was refused, or sbatch did not answer: the job may then be queued all the
+            same.
+    """
+    argv = sbatch_argv(script, arguments, options=options)
+    try:
+        done = run(argv, timeout_s=SUBMIT_S, environ=environ, cwd=cwd)
+    except SlurmError as error:
+        hint = f"{error.hint}; if it ran, 'squeue --me' tells whether the job was taken"
+        raise SlurmError(error.message, hint=hint) from error
+    found = parse_job_id(done.stdout)
+    if done.code:
+        raise failure(argv, done)
+    if found is None:
+        message = f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}"
+        raise SlurmError(message, hint="'squeue --me' tells whether the job was taken")
+    return found
+
+
+def sbatch_argv(
+    script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
+) -> list[str]:
+    """The command that :func:`sbatch` runs."""
+    return ["sbatch", "--parsable", *options, str(script), *arguments]
+
+
+def start_estimate(
+    script: Path,
+    arguments: Sequence[str] = (),
+    *,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """What ``sbatch --test-only`` says of where and when the job would start.
+
+    It checks resources, not the script.
+
+    Raises:
+        SlurmError: no answer, or Slurm would refuse the job.
+    """
+    argv = ["sbatch", "--test-only", *options, str(script), *arguments]
+    done = run(argv, timeout_s=ASK_S, environ=environ)
+    if done.code:
+        raise failure(argv, done)
+    lines = (done.stderr or done.stdout).splitlines()
+    found = [re.sub(r".*?(to start at)", r"\1", line) for line in lines if "to start at" in line]
+    return found[-1] if found else ""
+
+
+def scancel(ids: Sequence[str], *, cluster: str = "", timeout_s: float = 30.0) -> None:
+    """Cancel jobs; one call for all.
+
+    Raises:
+        SlurmError: no answer, or one of them could not be cancelled.
+    """
+    wanted = _checked(ids)
+    if wanted:
+        ask(["scancel", *_on(cluster), *wanted], timeout_s=timeout_s)
+
+
+def max_array_size(*, timeout_s: float = ASK_S) -> int | None:
+    """Slurm's MaxArraySize: the highest index of an array is one less; None if it does not say.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    text = ask(["scontrol", "show", "config"], timeout_s=timeout_s)
+    match = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a new job: what describes the job around this process is left out.
+
+    A job submitted from inside a job would inherit its memory options, CPU masks and step; srun
+    then refuses to start, or pins all ranks to a few CPUs. Outside a job nothing is left out.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return dict(environ)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or not name.startswith(_OF_A_JOB)
+    }
+
+
+def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Variables by which sbatch overrides the script's directives, sorted; see sbatch(1)."""
+    return sorted(name for name in clean_environment(environ) if name.startswith("SBATCH_"))
+
+
+def _checked(ids: Iterable[str]) -> list[str]:
+    return [one for one in dict.fromkeys(ids) if job_id(one)]
+
+
+def _bases(ids: Iterable[str]) -> str:
+    return ",".join(dict.fromkeys(one.partition("+")[0] for one in ids))
+
+
+def _on(cluster: str) -> list[str]:
+    return [f"--clusters={cluster}"] if cluster else []

@@ -1,0 +1,424 @@
+"""What Slurm's programs print becomes records; what they do not print stays unknown."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit import slurm
+from hpc_toolkit.slurm import SlurmError
+from hpc_toolkit.slurmrecords import (
+    SQUEUE_FIELDS,
+    UNKNOWN,
+    JobRecord,
+    by_id,
+    job_id,
+    parse_exit,
+    parse_job_id,
+    parse_nodes,
+    parse_sacct,
+    parse_squeue,
+    parse_state,
+    parse_time,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def squeue_line(**cells: str) -> str:
+    """A line of squeue as --Format pads and cuts it."""
+    standard = {"JobID": "7", "ArrayJobID": "7", "JobArrayID": "7", "State": "RUNNING"}
+    row = {name: "N/A" for name, _ in SQUEUE_FIELDS} | standard | cells
+    return "".join(f"{row[name]:<{width}}"[:width] for name, width in SQUEUE_FIELDS)
+
+
+PENDING = squeue_line(
+    State="PENDING",
+    RestartCnt="2",
+    SubmitTime="1795250914",
+    StartTime="1795260000",
+    EndTime="1795261800",
+    Partition="main",
+    Reason="Priority",
+    NodeList="",
+    Name="a b|c",
+    exit_code="0",
+)
+
+# Slurm 22.05.8, 'sacct --parsable2 --noheader --allocations --duplicates' with SACCT_FIELDS.
+SACCT = """\
+10|10|COMPLETED|0:0|1795250914|1795250915|1795250918|main|n[1-4]|bench
+11|11|CANCELLED by 1000|0:0|1795250914|Unknown|1795250999|main|None assigned|bench
+12|12|REQUEUED|0:0|1795250914|1795250915|1795250920|main|n1|bench
+12|12|NODE_FAIL|1:0|1795250920|1795250926|1795250940|main|n2|bench
+12|12|TIMEOUT|0:15|1795250940|1795250946|1795251000|main|n2|a|b
+14|13_1|OUT_OF_MEMORY|0:125|1795250914|1795250915|1795250918|main|n1|array
+13|13_2|COMPLETED|0:0|1795250914|1795250915|1795250918|main|n1|array
+"""
+
+NODES = """\
+NodeName=n1 Arch=x86_64 CPUAlloc=0 OS=Linux 6.1 State=IDLE ThreadsPerCore=1 BootTime=1795239085 \
+SlurmdStartTime=1795250912
+NodeName=n2 CPUAlloc=0 State=DOWN*+DRAIN+DYNAMIC_NORM ThreadsPerCore=1 BootTime=None \
+Reason=bad disk |x [root@2026-11-21T08:50:29]
+NodeName=n3 CPUAlloc=4 State=MIXED+NOT_RESPONDING BootTime=1795239085 Reason=x Comment=y
+Node n99 not found
+"""
+
+
+def test_a_pending_job_has_its_reason_and_expected_start() -> None:
+    (record,) = parse_squeue(PENDING)
+
+    assert record == JobRecord(
+        id="7",
+        raw="7",
+        state="PENDING",
+        reason="Priority",
+        restarts=2,
+        partition="main",
+        submitted=1795250914.0,
+        start=1795260000.0,
+        end=1795261800.0,
+        name="a b|c",
+    )
+    assert (record.waiting, record.running, record.ended) == (True, False, False)
+
+
+def test_lines_that_are_no_jobs_are_skipped() -> None:
+    # With --clusters squeue prints the cluster's name; sites print notices.
+    text = f"CLUSTER: alpha\nNotice: maintenance on Monday\n\n{PENDING}\n"
+
+    assert [record.id for record in parse_squeue(text)] == ["7"]
+
+
+def test_a_node_list_that_squeue_cut_is_no_node_list() -> None:
+    nodes = ",".join(f"n{number}" for number in range(1000))
+
+    assert parse_squeue(squeue_line(NodeList=nodes))[0].nodes == ""
+    assert parse_squeue(squeue_line(NodeList="n[1-4]"))[0].nodes == "n[1-4]"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "explanation"),
+    [
+        ("PENDING", "waiting", ""),
+        ("REQUEUED", "waiting", ""),
+        ("REQUEUE_HOLD", "waiting", ""),
+        ("SPECIAL_EXIT", "waiting", ""),
+        ("RUNNING", "running", ""),
+        ("CONFIGURING", "running", ""),
+        ("COMPLETING", "running", ""),
+        ("SUSPENDED", "running", ""),
+        ("COMPLETED", "ended", ""),
+        ("FAILED", "ended", ""),
+        ("OUT_OF_MEMORY", "ended", ""),
+        ("BOOT_FAIL", "ended", "node failure"),
+        ("NODE_FAIL", "ended", "node failure"),
+        ("PREEMPTED", "ended", "preempted"),
+        ("DEADLINE", "ended", "time limit"),
+        ("TIMEOUT", "ended", "time limit"),
+        ("CANCELLED", "ended", "cancelled"),
+        # The sibling of a federated job may run elsewhere; a word of a future Slurm may mean
+        # anything; and of an unknown job nothing is known.
+        ("REVOKED", "", ""),
+        ("TELEPORTED", "", ""),
+        (UNKNOWN, "", ""),
+    ],
+)
+def test_a_state_is_ended_waiting_running_or_none_of_them(
+    state: str, kind: str, explanation: str
+) -> None:
+    record = JobRecord(id="1", state=state)
+
+    found = {"waiting": record.waiting, "running": record.running, "ended": record.ended}
+    assert [name for name, value in found.items() if value] == ([kind] if kind else [])
+    assert record.explanation == explanation
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("CANCELLED by 123", "CANCELLED"),
+        ("CANCELLED+", "CANCELLED"),
+        ("OUT_OF_ME+", "OUT_OF_MEMORY"),
+        ("RUNNING  ", "RUNNING"),
+        ("", UNKNOWN),
+        ("NEWWORD", "NEWWORD"),
+    ],
+)
+def test_a_state_is_one_word(text: str, state: str) -> None:
+    assert parse_state(text) == state
+
+
+def test_the_accounting_gives_the_last_run_of_a_job_and_how_many_were_before() -> None:
+    found = {record.id: record for record in parse_sacct(SACCT)}
+
+    assert found["10"].state == "COMPLETED"
+    assert (found["10"].nodes, found["10"].restarts, found["10"].exit_code) == ("n[1-4]", 0, 0)
+    assert (found["11"].state, found["11"].nodes, found["11"].start) == ("CANCELLED", "", None)
+    assert (found["12"].state, found["12"].restarts, found["12"].name) == ("TIMEOUT", 2, "a|b")
+    assert found["12"].exit_code == 128 + 15
+
+
+def test_lines_of_no_job_are_no_records_of_the_accounting() -> None:
+    assert parse_sacct("sacct: error: x\n\n10|10|COMPLETED\n") == []
+
+
+def test_an_array_is_as_alive_as_its_liveliest_element() -> None:
+    states = {1: "COMPLETED", 2: "RUNNING", 3: "PENDING", 4: "PENDING", 5: "FAILED"}
+    rows = parse_squeue(
+        "\n".join(
+            squeue_line(JobID=f"{40 - n}", ArrayJobID="35", JobArrayID=f"35_{n}", State=state)
+            for n, state in states.items()
+        )
+    )
+
+    found = by_id(rows, ["35", "35_5", "37", "36_1"])
+
+    assert found["35"].state == "RUNNING"
+    assert dict(found["35"].elements) == {"COMPLETED": 1, "RUNNING": 1, "PENDING": 2, "FAILED": 1}
+    assert (found["35_5"].state, found["35_5"].raw, found["35_5"].array) == ("FAILED", "35", "35")
+    assert (found["37"].state, found["37"].id, found["37"].elements) == ("PENDING", "37", ())
+    assert "36_1" not in found
+
+
+def test_an_array_that_ended_shows_what_did_not_end_well() -> None:
+    assert by_id(parse_sacct(SACCT), ["13"])["13"].state == "OUT_OF_MEMORY"
+
+
+def test_nodes_have_a_state_flags_and_a_reason() -> None:
+    found = parse_nodes(NODES)
+
+    assert set(found) == {"n1", "n2", "n3"}
+    assert (found["n1"].state, found["n1"].failed, found["n1"].booted) == (
+        "IDLE",
+        False,
+        1795239085,
+    )
+    assert found["n2"].flags == {"NOT_RESPONDING", "DRAIN", "DYNAMIC_NORM"}
+    assert (found["n2"].state, found["n2"].failed) == ("DOWN", True)
+    assert (found["n2"].reason, found["n2"].booted) == ("bad disk |x", None)
+    assert (found["n3"].state, found["n3"].failed) == ("MIXED", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("123\n", ("123", "")),
+        ("123;alpha\n", ("123", "alpha")),
+        ("You have 500 hours left.\n2026\nSubmitted!\n123;alpha\nBye 4\n", ("123", "alpha")),
+        ("sbatch: Verify job submission ...\n", None),
+        ("Submitted batch job 123\n", None),
+        ("", None),
+    ],
+)
+def test_the_job_id_is_the_last_line_of_its_form(text: str, found: tuple[str, str] | None) -> None:
+    assert parse_job_id(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("0", 0), ("768", 3), ("15", 143), ("3:0", 3), ("0:9", 137), ("N/A", None), ("", None)],
+)
+def test_exit_codes_come_in_two_forms(text: str, code: int | None) -> None:
+    assert parse_exit(text) == code
+
+
+@pytest.mark.parametrize("text", ["N/A", "Unknown", "NONE", "", "0", "2026-11-21T08:48:34", "-1"])
+def test_a_time_that_is_no_epoch_is_unknown(text: str) -> None:
+    assert parse_time(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "1;2", "--all", "1_", "1 2", "1,2", "a", "1_2_3", "1\n"])
+def test_what_is_no_job_id_is_none(text: str) -> None:
+    assert not job_id(text)
+    assert all(job_id(good) for good in ("1", "123_4", "123+1"))
+
+
+class Programs:
+    """Stand-ins for Slurm's programs, on a PATH of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, name: str, script: str) -> None:
+        path = self.root / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def calls(self, name: str) -> list[str]:
+        path = self.root / f"{name}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    # A Slurm that is installed here must not answer.
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("cat", "env", "sleep"):
+        (tools / name).symlink_to(shutil.which(name) or "missing")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{tools}")
+    return Programs(tmp_path)
+
+
+def answer(name: str, text: str, *, code: int = 0, stderr: str = "") -> str:
+    said = f"cat >&2 <<'E'\n{stderr}\nE\n" if stderr else ""
+    return f'echo "$*" >> "$0.calls"\n{said}cat <<\'E\'\n{text}\nE\nexit {code}'
+
+
+def test_all_jobs_are_asked_for_in_one_call(programs: Programs) -> None:
+    programs.add("squeue", answer("squeue", PENDING))
+
+    found = slurm.squeue(["7", "8", "9_1", "7"])
+
+    assert set(found) == {"7"}
+    (call,) = programs.calls("squeue")
+    assert " --jobs=7,8,9_1 " in call
+
+
+def test_an_id_that_is_gone_is_no_error(programs: Programs) -> None:
+    gone = "slurm_load_jobs error: Invalid job id specified"
+    programs.add("squeue", answer("squeue", "", code=1, stderr=gone))
+
+    assert slurm.squeue(["7"]) == {}
+
+
+def test_nothing_is_asked_for_no_job(programs: Programs) -> None:
+    programs.add("squeue", answer("squeue", PENDING))
+
+    assert slurm.squeue([]) == slurm.squeue(["--all", "; rm -rf /"]) == {}
+    assert programs.calls("squeue") == []
+
+
+def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -> None:
+    programs.add("squeue", answer("squeue", PENDING))
+    programs.add("sacct", answer("sacct", SACCT))
+
+    found = slurm.job_states(["7", "10", "99"])
+
+    assert [record.state for record in found.values()] == ["PENDING", "COMPLETED", UNKNOWN]
+    assert "neither" in found["99"].reason
+    (call,) = programs.calls("sacct")
+    assert " --jobs=10,99 " in call
+    assert "--duplicates" in call
+
+
+def test_a_site_without_accounting_is_normal(programs: Programs) -> None:
+    gone = "slurm_load_jobs error: Invalid job id specified"
+    programs.add("squeue", answer("squeue", "", code=1, stderr=gone))
+    disabled = "Slurm accounting storage is disabled"
+    programs.add("sacct", answer("sacct", "", code=1, stderr=disabled))
+
+    assert slurm.sacct(["7"]) == {}
+    assert slurm.job_states(["7"])["7"].state == UNKNOWN
+
+
+def test_without_slurm_every_job_is_unknown(programs: Programs) -> None:
+    found = slurm.job_states(["7"])["7"]
+
+    assert (found.state, found.ended) == (UNKNOWN, False)
+    assert found.reason == "cannot run squeue: No such file or directory"
+    assert slurm.node_states(["n1"])["n1"].state == UNKNOWN
+
+
+def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs) -> None:
+    # A site's wrapper: what it started keeps the pipe open after the wrapper was killed.
+    programs.add("squeue", "sleep 60 & echo $! > $0.child; sleep 60")
+    programs.add("sacct", answer("sacct", SACCT))
+    began = time.monotonic()
+
+    found = slurm.job_states(["10"], timeout_s=0.3)
+
+    assert time.monotonic() - began < 5
+    assert found["10"].state == UNKNOWN
+    assert "squeue did not answer" in found["10"].reason
+    child = int((programs.root / "squeue.child").read_text())
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    for _ in range(50):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return False
+        except OSError:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_an_error_tells_what_was_run_and_what_it_said(programs: Programs) -> None:
+    programs.add("squeue", answer("squeue", "", code=1, stderr="Unable to contact controller"))
+
+    with pytest.raises(SlurmError, match="squeue: Unable to contact controller") as caught:
+        slurm.squeue(["7"])
+    assert "squeue --noheader" in caught.value.hint
+
+
+def test_the_users_own_columns_and_language_do_not_reach_the_programs(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SQUEUE_FORMAT", "SACCT_FORMAT", "SQUEUE_STATES"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
+    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
+    programs.add("squeue", "env")
+
+    said = slurm.run(["squeue"], timeout_s=5).stdout
+
+    assert "SQUEUE_" not in said
+    assert "SACCT_" not in said
+    assert {"LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_CONF=/etc/other.conf"} <= set(
+        said.splitlines()
+    )
+
+
+INSIDE = {
+    "PATH": "/bin",
+    "SLURM_JOB_ID": "5",
+    "SLURM_CPU_BIND": "mask_cpu:0x1",
+    "SLURM_MEM_PER_NODE": "1",
+    "SLURMD_NODENAME": "n1",
+    "SBATCH_ACCOUNT": "x",
+    "SRUN_CPUS_PER_TASK": "4",
+    "PMIX_RANK": "0",
+    "PMI_FD": "3",
+    "SLURM_CONF": "/etc/slurm.conf",
+    "SLURM_CLUSTERS": "alpha",
+    "HPCTK_RUN": "runs/a",
+}
+
+
+def test_a_job_submitted_inside_a_job_inherits_nothing_of_it() -> None:
+    assert set(slurm.clean_environment(INSIDE)) == {
+        *("PATH", "SLURM_CONF", "SLURM_CLUSTERS", "HPCTK_RUN")
+    }
+    assert slurm.overriding_variables(INSIDE) == []
+
+
+def test_outside_a_job_the_environment_is_the_users() -> None:
+    outside = {"PATH": "/bin", "SBATCH_ACCOUNT": "x", "SLURM_CONF": "/etc/slurm.conf"}
+
+    assert slurm.clean_environment(outside) == outside
+    assert slurm.overriding_variables(outside) == ["SBATCH_ACCOUNT"]
+
+
+def test_nodes_of_strange_names_are_not_asked_for(programs: Programs) -> None:
+    programs.add("scontrol", answer("scontrol", NODES, code=1))
+
+    found = slurm.node_states(["n1", "n99", "-n", "n1 n2"])
+
+    assert {name: node.state for name, node in found.items()} == {
+        "n1": "IDLE",
+        "n99": UNKNOWN,
+        "-n": UNKNOWN,
+        "n1 n2": UNKNOWN,
+    }
+    assert programs.calls("scontrol") == ["--oneliner show node n1,n99"]

@@ -64,14 +64,16 @@ def run(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
-    """Run one program of Slurm to its end, in the C locale and with times in epoch seconds.
+    """Run one program of Slurm to its end.
+
+    It answers in the C locale and with times in epoch seconds, unless ``environ`` is given, which
+    it then gets as it is: sbatch passes all of it on to the job.
 
     Raises:
         SlurmError: it is not installed, or not finished after ``timeout_s`` seconds; it is then
             killed, with all that it started.
     """
-    given = os.environ if environ is None else environ
-    clean = {name: value for name, value in given.items() if not name.startswith(_OF_A_QUESTION)}
+    given = _asking() if environ is None else dict(environ)
     try:
         # A group of its own: sites wrap these programs, and what a wrapper leaves behind would
         # keep the pipes open after it was killed.
@@ -80,7 +82,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**clean, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"},
+            env=given,
             cwd=cwd,
             encoding="utf-8",
             errors="replace",
@@ -101,6 +103,13 @@ def run(
             if child.poll() is None:
                 kill_group(child.pid)
     return Finished(child.returncode, stdout, stderr)
+
+
+def _asking() -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(_OF_A_QUESTION)
+    }
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
@@ -258,7 +267,7 @@ def sbatch(
         script: an absolute path.
         arguments: of the script.
         options: of sbatch, beside ``--parsable``.
-        environ: what sbatch passes on; see :func:`clean_environment`.
+        environ: what sbatch passes on to the job; by default :func:`clean_environment`.
         cwd: the job's directory.
 
     Raises:
@@ -267,7 +276,8 @@ def sbatch(
     """
     argv = sbatch_argv(script, arguments, options=options)
     try:
-        done = run(argv, timeout_s=SUBMIT_S, environ=environ, cwd=cwd)
+        given = clean_environment() if environ is None else environ
+        done = run(argv, timeout_s=SUBMIT_S, environ=given, cwd=cwd)
     except SlurmError as error:
         hint = f"{error.hint}; if it ran, 'squeue --me' tells whether the job was taken"
         raise SlurmError(error.message, hint=hint) from error
@@ -302,7 +312,7 @@ def start_estimate(
         SlurmError: no answer, or Slurm would refuse the job.
     """
     argv = ["sbatch", "--test-only", *options, str(script), *arguments]
-    done = run(argv, timeout_s=ASK_S, environ=environ)
+    done = run(argv, timeout_s=ASK_S, environ=clean_environment() if environ is None else environ)
     if done.code:
         raise failure(argv, done)
     lines = (done.stderr or done.stdout).splitlines()

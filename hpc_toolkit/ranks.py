@@ -23,6 +23,8 @@ class RankInfo:
     """Number of processes of the job (SLURM_NTASKS, WORLD_SIZE)."""
     job_id: str | None = None
     """The Slurm job, None outside Slurm."""
+    restart: int = 0
+    """How often Slurm started this job before (SLURM_RESTART_COUNT, which the first start lacks)."""
     in_step: bool = False
     """Whether srun started this process; it is then one rank, not a pool of them."""
 
@@ -46,6 +48,7 @@ class RankInfo:
             local_rank=local_rank or 0,
             world_size=world_size or 1,
             job_id=job_id,
+            restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=in_step,
         )
 

@@ -24,6 +24,7 @@ from hpc_toolkit.layout import (
     check_trust,
     read_manifest,
 )
+from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView, StageView
@@ -219,8 +220,7 @@ class Run:
         self._trust()
         names = sorted(living_workers(self.view, SystemClock()))
         if names:
-            path = self.paths.control / f"drain-{os.urandom(4).hex()}.json"
-            files.write_new(path, [json.dumps({"request": "drain", "workers": names}).encode()])
+            ask_to_drain(self.paths, names)
         return len(names)
 
     @property

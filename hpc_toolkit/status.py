@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.journal import decode_line
+from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.state import ItemState
@@ -120,11 +121,14 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
     alive: set[str] = set()
     draining = 0
     place = (host_name(), boot_id())
+    notices = {notice.worker: notice.heartbeat for notice in ControlReader(view.paths).poll()[1]}
     for path in sorted(view.paths.workers.glob("*.json")):
         presence = read_presence(path)
         if presence is not None and presence.state == FINISHED:
             counts.finished += 1
-        elif presence is None or _seems_alive(presence, place, clock):
+        elif presence is None or (
+            notices.get(path.stem) != presence.heartbeat and _seems_alive(presence, place, clock)
+        ):
             counts.alive += 1
             alive.add(path.stem)
             draining += presence is not None and presence.state == DRAINING

@@ -23,12 +23,14 @@ from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.journal import JournalWriter
 from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.passlines import Tally
+from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import RankInfo, boot_id, host_name, process_ticks
 from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
+from hpc_toolkit.witness import MISSED, Witness
 
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
@@ -94,6 +96,7 @@ class Worker:
                 ticks=process_ticks(os.getpid()),
                 rank=rank.rank,
                 job=rank.job_id,
+                restart=rank.restart,
                 interval_s=self._beat_s,
                 started=round(clock.wall(), 3),
                 at=round(clock.wall(), 3),
@@ -105,7 +108,17 @@ class Worker:
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
         self._view = RunView(paths, manifest)
-        self._liveness = Liveness(paths, clock, host=host, boot=boot_id(), lease_s=options.lease_s)
+        self._liveness = Liveness(
+            paths,
+            clock,
+            host=host,
+            boot=boot_id(),
+            lease_s=options.lease_s,
+            job=rank.job_id,
+            restart=rank.restart,
+        )
+        self._control = ControlReader(paths)
+        self._witness = Witness(paths.root, clock)
         self._picker = Picker(self._view, self._liveness, clock, self.name)
         self._wake_fd, self._wake_write = os.pipe()
         self._passes = PassRunner(
@@ -282,9 +295,12 @@ class Worker:
         if changed or now - self._beat_at >= self._beat_s:
             self._beat(now)
         if now >= self._watch_at:
+            self._read_control()
             self._died_nearby |= self._picker.notice_deaths()
             self._workers = self._picker.living
-            self._read_requests()
+            if self._liveness.speaks(self._presence.presence.rank, missed=MISSED):
+                silent = self._liveness.silent(missed=MISSED)
+                self._witness.ask([presence.worker for presence in silent])
             # Locally this costs what reading the files costs; it may take a twentieth of the time.
             ended = self._clock.monotonic()
             shared_s = max(30.0, self._workers / 2)
@@ -311,14 +327,18 @@ class Worker:
             **({"state": DRAINING} if stopping else {}),
         )
 
-    def _read_requests(self) -> None:
-        for name in files.list_names(self._paths.control):
-            if name.endswith(".json") and self.name in read_request(self._paths, name):
-                self._drain(f"asked to drain by {name}", self._options.grace_s)
+    def _read_control(self) -> None:
+        requests, notices = self._control.poll()
+        for request in requests:
+            if self.name in request.workers:
+                self._drain(f"asked to drain by {request.name}", self._options.grace_s)
+        for notice in notices:
+            self._liveness.take_notice(notice)
 
     def _leave(self, reason: str) -> None:
         """Everything of ours is written and released: say so, and be gone."""
         self._passes.close()
+        self._witness.close()
         with suppress(OSError):
             self._journal.sync()
             self._presence.update(
@@ -351,13 +371,3 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
 
 class PausedError(HpcToolkitError):
     """The run stopped itself because too much of it failed."""
-
-
-def read_request(paths: RunPaths, name: str) -> list[str]:
-    """The workers that a request is meant for; none if it cannot be read yet."""
-    import json
-
-    try:
-        return list(json.loads(files.read_fresh(paths.control / name))["workers"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return []

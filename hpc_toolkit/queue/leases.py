@@ -15,6 +15,7 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presen
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.queue.control import DeathNotice
 
 DEFAULT_LEASE_S = 180.0
 """Seconds without a new heartbeat after which an owner counts as dead where locks prove nothing."""
@@ -33,9 +34,9 @@ class Verdict:
     finished: bool = False
     """It left by itself and all its lines are synced."""
     evidence: str = ""
-    """``lock`` or ``lease``: what a death was seen by."""
+    """``lock``, ``lease`` or ``slurm``: what a death was seen by."""
     explained: str = ""
-    """What explains a death (``drain``), so that it suspects no item."""
+    """What explains a death (``drain``, ``node failure``, ...), so that it suspects no item."""
     host: str = ""
     """Where it ran; "" if unknown."""
 
@@ -44,13 +45,23 @@ class Liveness:
     """Watches the workers of a run from one process, on that process's monotonic clock."""
 
     def __init__(
-        self, paths: RunPaths, clock: Clock, *, host: str, boot: str, lease_s: float
+        self,
+        paths: RunPaths,
+        clock: Clock,
+        *,
+        host: str,
+        boot: str,
+        lease_s: float,
+        job: str | None = None,
+        restart: int = 0,
     ) -> None:
         self._paths = paths
         self._clock = clock
         self._place = (host, boot)
         self._lease_s = lease_s
-        self._seen: dict[str, tuple[int | None, float]] = {}
+        self._job = (job, restart)
+        self._notices: dict[str, DeathNotice] = {}
+        self._seen: dict[str, tuple[Presence | None, float]] = {}
         self._gone: dict[str, Verdict] = {}
 
     def names(self) -> list[str]:
@@ -70,28 +81,89 @@ class Liveness:
             self._gone[worker] = verdict
         return verdict
 
+    def take_notice(self, notice: DeathNotice) -> None:
+        """Believe what Slurm said of a worker, until its heart beats again."""
+        self._notices[notice.worker] = notice
+
+    def silent(self, *, missed: float) -> list[Presence]:
+        """Workers of Slurm jobs, as last seen, that missed so many heartbeats and may be dead."""
+        now = self._clock.monotonic()
+        return [
+            presence
+            for worker, (presence, since) in self._seen.items()
+            if presence is not None
+            and presence.job is not None
+            and worker not in self._gone
+            and now - since > missed * presence.interval_s
+        ]
+
+    def speaks(self, rank: int, *, missed: float) -> bool:
+        """Whether ``rank`` is the lowest of this observer's job that may be alive.
+
+        Two may hold that of themselves, or nobody for a while: it spares Slurm questions, no more.
+        """
+        now = self._clock.monotonic()
+        return self._job[0] is not None and not any(
+            presence is not None
+            and (presence.job, presence.restart) == self._job
+            and presence.rank < rank
+            and worker not in self._gone
+            and now - since <= missed * presence.interval_s
+            for worker, (presence, since) in self._seen.items()
+        )
+
     def _judge(self, worker: str, presence: Presence | None) -> Verdict:
-        if presence is not None and presence.state == FINISHED:
+        if presence is None:
+            heard = self._is_heard(worker, None)
+            return Verdict(alive=heard, evidence="" if heard else "lease")
+        if presence.state == FINISHED:
             return Verdict(alive=False, finished=True)
-        explained = "drain" if presence is not None and presence.state == DRAINING else ""
-        host = presence.host if presence is not None else ""
+        evidence = self._evidence(worker, presence)
+        if not evidence:
+            return Verdict(alive=True)
+        explained = self._explanation(worker, presence)
+        return Verdict(alive=False, evidence=evidence, explained=explained, host=presence.host)
+
+    def _evidence(self, worker: str, presence: Presence) -> str:
         # One kernel: a lock held by a process that is gone is free at once. A lock that is held
         # proves no life: a frozen process holds it too.
-        same_kernel = presence is not None and (presence.host, presence.boot) == self._place
+        same_kernel = (presence.host, presence.boot) == self._place
         if same_kernel and lock_is_free(self._paths, worker):
-            return Verdict(alive=False, evidence="lock", explained=explained, host=host)
+            return "lock"
+        heard = self._is_heard(worker, presence)
+        notice = self._notices.get(worker)
+        if self._was_requeued(presence) or (
+            notice is not None and notice.heartbeat == presence.heartbeat
+        ):
+            return "slurm"
+        return "" if heard else "lease"
+
+    def _explanation(self, worker: str, presence: Presence) -> str:
+        if presence.state == DRAINING:
+            return "drain"
+        if worker in self._notices:
+            return self._notices[worker].explained
+        return "requeue" if self._was_requeued(presence) else ""
+
+    def _was_requeued(self, presence: Presence) -> bool:
+        # Slurm starts a job again only when its processes of the time before are gone, or their
+        # node is lost.
+        job, restart = self._job
+        return job is not None and presence.job == job and presence.restart < restart
+
+    def _is_heard(self, worker: str, presence: Presence | None) -> bool:
+        """Whether the heartbeat changed within the lease, by this observer's monotonic clock."""
         now = self._clock.monotonic()
-        beat = presence.heartbeat if presence is not None else None
         last, since = self._seen.get(worker, (None, now))
         # A copy that cannot be read counts as unchanged.
-        if worker not in self._seen or (beat is not None and beat != last):
-            self._seen[worker] = (beat, now)
-            return Verdict(alive=True)
+        if worker not in self._seen or (
+            presence is not None and (last is None or presence.heartbeat != last.heartbeat)
+        ):
+            self._seen[worker] = (presence, now)
+            return True
         # An owner that beats slowly is not to be judged by an impatient observer's lease.
         lease_s = max(self._lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
-        if now - since < lease_s:
-            return Verdict(alive=True)
-        return Verdict(alive=False, evidence="lease", explained=explained, host=host)
+        return now - since < lease_s
 
 
 def lock_is_free(paths: RunPaths, worker: str) -> bool:

@@ -39,6 +39,8 @@ class Presence:
     """Rank in its job."""
     job: str | None
     """Slurm job id."""
+    restart: int = 0
+    """How often that job had been started before."""
     state: str = RUNNING
     """``running``, ``draining`` or ``finished``."""
     heartbeat: int = 0

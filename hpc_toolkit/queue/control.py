@@ -1,0 +1,87 @@
+"""What is asked of workers, and what is said of them, as new files in ``control/`` (rule R16)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files
+
+if TYPE_CHECKING:
+    from hpc_toolkit.layout import RunPaths
+
+_DRAIN, _DEATHS = "drain", "deaths"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeathNotice:
+    """Slurm said that a worker's job or node ended. It speeds a verdict up (rule R6)."""
+
+    worker: str
+    """Of whom."""
+    heartbeat: int
+    """The last heartbeat number before Slurm was asked: a worker that beats on refutes it."""
+    explained: str
+    """What ended it: ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``;
+    "" where nothing explains the death."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to leave."""
+
+    name: str
+    """The file's name."""
+    workers: frozenset[str]
+    """Whom it is meant for; others ignore it."""
+
+
+def ask_to_drain(paths: RunPaths, workers: list[str]) -> None:
+    """Ask these workers to finish their item and leave; it cannot be taken back."""
+    _write(paths, _DRAIN, workers)
+
+
+def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
+    """Tell all workers what Slurm said."""
+    found = {n.worker: {"heartbeat": n.heartbeat, "explained": n.explained} for n in notices}
+    _write(paths, _DEATHS, found)
+
+
+def _write(paths: RunPaths, request: str, workers: object) -> None:
+    path = paths.control / f"{request}-{os.urandom(4).hex()}.json"
+    files.write_new(path, [json.dumps({"request": request, "workers": workers}).encode()])
+
+
+class ControlReader:
+    """Reads every file in ``control/`` once; they are immutable."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._read: set[str] = set()
+
+    def poll(self) -> tuple[list[Request], list[DeathNotice]]:
+        """What is new. A file that cannot be read yet is looked at again next time."""
+        requests: list[Request] = []
+        notices: list[DeathNotice] = []
+        for name in files.list_names(self._paths.control):
+            if name in self._read or not name.endswith(".json"):
+                continue
+            try:
+                record = json.loads(files.read_fresh(self._paths.control / name))
+                if record["request"] == _DRAIN:
+                    requests.append(Request(name, frozenset(record["workers"])))
+                elif record["request"] == _DEATHS:
+                    notices += _notices(record["workers"])
+            except (ValueError, KeyError, TypeError, AttributeError, OSError):
+                continue
+            self._read.add(name)
+        return requests, notices
+
+
+def _notices(workers: dict[str, dict[str, Any]]) -> list[DeathNotice]:
+    return [
+        DeathNotice(worker=name, heartbeat=int(said["heartbeat"]), explained=str(said["explained"]))
+        for name, said in workers.items()
+    ]

@@ -1,0 +1,123 @@
+"""Asks Slurm about workers that fell silent, so that their units are not kept for a whole lease.
+
+``python -m hpc_toolkit.witness RUN WORKER...`` asks once and writes what it learned as a notice for
+all workers; a worker starts it as a child, because Slurm may take minutes to answer and the
+heartbeat must not wait. Slurm's silence proves nothing: then the lease decides (rule R6).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.queue.control import DeathNotice, give_notice
+from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
+from hpc_toolkit.slurm import job_states, node_states
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.clock import Clock
+    from hpc_toolkit.slurmrecords import JobRecord, NodeRecord
+
+MISSED = 2.5
+"""Heartbeats that a worker must have missed before Slurm is asked."""
+
+_FIRST_S, _LONGEST_S = 30.0, 600.0
+_PATIENCE_S = 60.0
+
+# Slurm's words for what ended a job, and ours; all others explain nothing.
+_EXPLAINED = {
+    "PREEMPTED": "preemption",
+    "TIMEOUT": "time limit",
+    "DEADLINE": "time limit",
+    "NODE_FAIL": "node failure",
+    "BOOT_FAIL": "node failure",
+    "CANCELLED": "cancel",
+    "REVOKED": "cancel",
+    "REQUEUED": "requeue",
+    "PENDING": "requeue",
+}
+_ENDED = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"} | _EXPLAINED.keys()
+
+
+def judge(
+    silent: list[Presence], jobs: Mapping[str, JobRecord], nodes: Mapping[str, NodeRecord]
+) -> list[DeathNotice]:
+    """What Slurm's words about jobs and nodes say of silent workers; nothing where it is unsure."""
+    found = []
+    for presence in silent:
+        job = jobs.get(presence.job or "")
+        explained = None
+        node = nodes.get(presence.host)
+        if node is not None and node.failed:
+            explained = "node failure"
+        elif job is not None and (job.restarts or 0) > presence.restart:
+            explained = "requeue"
+        elif job is not None and job.state in _ENDED:
+            explained = _EXPLAINED.get(job.state, "")
+        if explained is not None:
+            found.append(
+                DeathNotice(
+                    worker=presence.worker, heartbeat=presence.heartbeat, explained=explained
+                )
+            )
+    return found
+
+
+class Witness:
+    """A worker's side: starts the question when it is due, and never waits for the answer."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+        self._asked_s = _FIRST_S
+        self._ask_at = float("-inf")
+        self._about: frozenset[str] = frozenset()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def ask(self, workers: list[str]) -> None:
+        """Have Slurm asked about these silent workers, ever more seldom while it says nothing."""
+        if self._child is not None and self._child.poll() is None:
+            return
+        now = self._clock.monotonic()
+        new = not self._about.issuperset(workers)
+        if not workers or (now < self._ask_at and not new):
+            return
+        self._about = frozenset(workers)
+        self._asked_s = _FIRST_S if new else min(_LONGEST_S, 2 * self._asked_s)
+        self._ask_at = now + self._asked_s
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "hpc_toolkit.witness", str(self._root), *workers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - a worker has one thread
+        )
+
+    def close(self) -> None:
+        """Stop asking."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+
+
+def main(arguments: list[str]) -> int:
+    """Ask Slurm once about these workers; 0 even where it says nothing."""
+    paths = RunPaths(Path(arguments[0]))
+    found = [read_presence(paths.worker(name)) for name in arguments[1:]]
+    silent = [one for one in found if one is not None and one.state != FINISHED and one.job]
+    jobs = job_states(sorted({one.job for one in silent if one.job}), timeout_s=_PATIENCE_S)
+    nodes = node_states(sorted({one.host for one in silent}), timeout_s=_PATIENCE_S)
+    notices = judge(silent, jobs, nodes)
+    if notices:
+        give_notice(paths, notices)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

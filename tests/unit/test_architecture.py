@@ -31,10 +31,23 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
     {"__version__", "clock", "errors", "processes", "ranks"},
-    {"allowlist", "attempts", "files", "quantities", "slurmrecords"},
+    {"allowlist", "attempts", "clusterfiles", "files", "quantities", "slurmrecords"},
     {"environment"},
-    {"bandit", "journal", "layout", "metrics", "scriptfile", "scriptspec", "slurm", "tomltable"},
+    {
+        "bandit",
+        "journal",
+        "lab",
+        "layout",
+        "metrics",
+        "scriptfile",
+        "scriptspec",
+        "slurm",
+        "tomltable",
+    },
+    {"clusterkeys"},
+    {"clustermerge"},
     {"campaign", "clusters", "queue", "workloads"},
+    {"clusterchoice", "partitions"},
     {"directives", "executor", "explain", "gather", "passlines", "safety"},
     {"passes", "render", "status", "tables"},
     {"worker"},
@@ -68,21 +81,21 @@ FENCES: dict[str, set[str]] = {
     "scipy": {"bandit", "workloads"},
     "numpy": {"bandit", "metrics", "tables", "workloads"},
     "pyarrow": {"tables"},
-    "filelock": {"queue", "worker"},
+    "filelock": {"lab", "queue", "worker"},
     "jinja2": {"render"},
     "typer": {"cli"},
     "rich": {"cli"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
-    "subprocess": {"crew", "pool", "slurm", "workloads"},
+    "subprocess": {"crew", "lab", "pool", "slurm", "workloads"},
     "fcntl": set(),
     "multiprocessing": set(),
     "pickle": set(),
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": set(),
+    "socket": {"lab"},
 }
 
 # What makes a name or makes it last: two modules know how, and tests fail them there.

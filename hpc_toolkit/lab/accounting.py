@@ -1,0 +1,92 @@
+"""The accounting of a lab: a MariaDB on a socket of its own, and slurmdbd before it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.lab.config import CLUSTER_NAME
+from hpc_toolkit.lab.daemons import daemon_environment, failure, start, user_name
+from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.packages import program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.lab.daemons import Host
+
+_READY_S = 90.0
+_PAUSE_S = 0.05
+
+
+def start_database(host: Host) -> None:
+    """Make an empty database and start it: reached by its socket alone, by this user alone.
+
+    Raises:
+        HpcToolkitError: it does not start.
+    """
+    paths = host.paths
+    user = user_name()
+    data = f"--datadir={paths.database}/data"
+    install = [
+        "mariadb-install-db",
+        "--no-defaults",
+        data,
+        f"--user={user}",
+        "--auth-root-authentication-method=socket",
+        f"--auth-root-socket-user={user}",
+        "--skip-test-db",
+    ]
+    start(host, "mariadb-install-db", install, log="mariadb-install").wait()
+    server = [
+        "mariadbd",
+        "--no-defaults",
+        data,
+        f"--user={user}",
+        "--skip-networking",
+        f"--socket={paths.database_socket}",
+        f"--pid-file={paths.run}/mariadbd.pid",
+        f"--log-error={paths.log('mariadbd')}",
+        # A trial's database is thrown away with the lab: it need not survive a power loss.
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-buffer-pool-size=32M",
+        "--skip-log-bin",
+    ]
+    # It stays in the foreground of a shell that goes: nobody waits for it, as for a daemon.
+    shell = ["sh", "-c", '"$@" & ', "lab", program(server[0]), *server[1:]]
+    start(host, "mariadbd", shell, log="mariadbd").wait()
+    _wait(host, "mariadbd", paths.database_socket.exists)
+
+
+def start_slurmdbd(host: Host) -> None:
+    """Start slurmdbd and make the lab's cluster known to it.
+
+    Raises:
+        HpcToolkitError: it does not start.
+    """
+    start(host, "slurmdbd", ["slurmdbd"], log="slurmdbd").wait()
+    _wait(host, "slurmdbd", lambda: _add_cluster(host))
+
+
+def _add_cluster(host: Host) -> bool:
+    """Whether slurmdbd took the cluster; it knows nothing while it makes its tables."""
+    done = subprocess.run(
+        [program("sacctmgr"), "--immediate", "add", "cluster", CLUSTER_NAME],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=daemon_environment(host.paths),
+        check=False,
+    )
+    return done.returncode == 0
+
+
+def _wait(host: Host, name: str, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _READY_S
+    while not ready():
+        alive = any(one.name == name for one in members(host.paths.token, host.node))
+        if not alive or time.monotonic() > deadline:
+            how = "does not answer" if alive else "ended"
+            what = f"{name} {how}"
+            raise failure(what, host.paths.log(name))
+        time.sleep(_PAUSE_S)

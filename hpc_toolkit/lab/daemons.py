@@ -1,0 +1,177 @@
+"""Daemons of a lab: each started in namespaces of its own, so that it is a host by itself.
+
+In its UTS and mount namespace a daemon has the host name of its node, and a hosts file in which
+every name of the lab is 127.0.0.1. Slurm listens on what its host name means, hence there alone.
+An ordinary user gets these namespaces inside a user namespace (see user_namespaces(7)).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.config import CONTROL
+from hpc_toolkit.lab.packages import program, search_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.lab.settings import LabPaths
+
+_START_S = 60.0
+_TAIL_LINES = 15
+
+# Arguments: hosts file, host name, directory of devices, then the command. Slurm wants character
+# devices as GPUs: each file there becomes /dev/null, for which nobody needs to be root.
+_ENTER = """
+set -eu
+mount --bind "$1" /etc/hosts
+hostname "$2"
+for device in "$3"/*; do
+  if [ -f "$device" ]; then mount --bind /dev/null "$device"; fi
+done
+shift 3
+exec "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host of the lab, as its processes see it."""
+
+    paths: LabPaths
+    start: str
+    """Which start of the lab; its hosts files are named so, and a later start removes them."""
+    node: str = CONTROL
+
+    def command(self, argv: list[str]) -> list[str]:
+        """``argv`` as a command that runs on this host."""
+        hosts = self.paths.hosts_file(self.start, self.node)
+        enter = ["sh", "-c", _ENTER, "lab", str(hosts), self.node, str(self.paths.devices)]
+        if os.geteuid() == 0:
+            return ["unshare", "--uts", "--mount", *enter, *argv]
+        own = ["unshare", "--user", "--map-current-user", "--keep-caps", "--uts", "--mount"]
+        # What mounts needed, the daemons and their jobs must not keep.
+        drop = ["setpriv", "--inh-caps=-all", "--ambient-caps=-all", "--"]
+        return [*own, *enter, *drop, *argv]
+
+
+def user_name() -> str:
+    """Who the daemons run as: the name, or the number of a user who has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def daemon_environment(paths: LabPaths) -> dict[str, str]:
+    """What daemons see of the environment: nothing of the shell that started them."""
+    return {
+        "PATH": search_path(),
+        "LC_ALL": "C.UTF-8",
+        "SLURM_CONF": str(paths.slurm_conf),
+        "MYSQL_UNIX_PORT": str(paths.database_socket),
+    }
+
+
+def namespace_refusal(host: Host) -> str:
+    """Why no process can be made a host of its own here; "" if it can."""
+    done = subprocess.run(
+        host.command(["true"]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=daemon_environment(host.paths),
+        check=False,
+    )
+    return "" if done.returncode == 0 else " ".join(done.stderr.split())
+
+
+@dataclass(slots=True)
+class Starting:
+    """A daemon, or a program that prepares one, that was started and not yet waited for."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    output: Path
+    """What it says before it has its log."""
+
+    def wait(self) -> None:
+        """Return once it has gone to the background.
+
+        Raises:
+            HpcToolkitError: it failed; with the end of its log.
+        """
+        try:
+            code = self.process.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            code = -1
+        if code != 0:
+            what = f"{self.name} did not start"
+            raise failure(what, self.log, self.output)
+
+
+def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
+    """Start a program that ends when it is done, or goes to the background by itself."""
+    output = host.paths.logs / f"{log}.start"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            host.command([program(argv[0]), *argv[1:]]),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=host.paths.root,
+            env=daemon_environment(host.paths),
+            umask=0o022,
+            start_new_session=True,
+        )
+    return Starting(name, host.paths.log(log), process, output)
+
+
+def start_munged(host: Host) -> Starting:
+    """The lab's own munged: whoever lacks its key is nobody here."""
+    paths = host.paths
+    argv = [
+        "munged",
+        # munged wants every directory above its files open to all users; here few are.
+        "--force",
+        f"--socket={paths.munge_socket}",
+        f"--key-file={paths.munge_private}/key",
+        f"--seed-file={paths.munge_private}/seed",
+        f"--pid-file={paths.run}/munged.pid",
+        f"--log-file={paths.log('munged')}",
+    ]
+    return start(host, "munged", argv, log="munged")
+
+
+def start_slurmctld(host: Host) -> Starting:
+    """The controller, with no memory of earlier jobs."""
+    argv = ["slurmctld", "-c", "-f", str(host.paths.slurm_conf)]
+    return start(host, "slurmctld", argv, log="slurmctld")
+
+
+def start_slurmd(host: Host) -> Starting:
+    """The daemon of one node."""
+    argv = ["slurmd", "-N", host.node, "-f", str(host.paths.slurm_conf)]
+    return start(host, f"slurmd of {host.node}", argv, log=f"slurmd-{host.node}")
+
+
+def failure(what: str, *logs: Path) -> HpcToolkitError:
+    """An error with the last lines of the first log that says something."""
+    for log in logs:
+        try:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        if lines:
+            tail = "\n  ".join(lines[-_TAIL_LINES:])
+            return HpcToolkitError(f"{what}:\n  {tail}", hint=f"all of it is in {log}")
+    return HpcToolkitError(what, hint=f"its log {logs[0]} is empty")

@@ -1,0 +1,101 @@
+"""The processes of a lab: told by a mount that all of them inherit, and ended one and all.
+
+Every daemon is started in a mount namespace where a hosts file of the lab covers /etc/hosts. The
+name of that file holds the lab's token and the node; /proc/PID/mountinfo shows it for the daemon,
+its jobs and whatever those start, whichever session, parent or environment they give themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_toolkit.errors import HpcToolkitError
+
+_KILL_S = 20.0
+_PAUSE_S = 0.02
+# A chain of processes that fork and exit can slip through one look, not through three.
+_EMPTY_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of a lab."""
+
+    pid: int
+    node: str
+    """n1, n2 ..., or localhost for the daemons that belong to no node."""
+    name: str
+    """The command's name, as the kernel has it (at most 15 bytes)."""
+
+
+def members(token: str, node: str | None = None) -> list[Member]:
+    """The processes of a lab that live now, or those of one of its nodes.
+
+    A process that is created during the look may be missing.
+    """
+    mark = re.compile(rf"/{re.escape(token)}\.[0-9a-f]+\.([a-z0-9]+)(?:/+deleted)? ")
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        # Processes end while we look; zombies have no mounts; those of other users may be closed.
+        with contextlib.suppress(OSError):
+            mounts = Path("/proc", entry, "mountinfo").read_text(errors="replace")
+            match = mark.search(mounts)
+            if match and node in (None, match[1]):
+                name = Path("/proc", entry, "comm").read_text(errors="replace").strip()
+                found.append(Member(int(entry), match[1], name))
+    return found
+
+
+def kill_members(token: str, node: str | None = None, *, name: str | None = None) -> int:
+    """Kill the processes of a lab, or of one node, or those of one name, until none is left.
+
+    Returns how many were killed.
+
+    Raises:
+        HpcToolkitError: some do not end within 20 s, or belong to another user.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + _KILL_S
+    empty = 0
+    while empty < _EMPTY_LOOKS:
+        left = [one for one in members(token, node) if name in (None, one.name)]
+        empty = 0 if left else empty + 1
+        for one in left:
+            _kill(one, token)
+            killed.add(one.pid)
+        if left and time.monotonic() > deadline:
+            named = ", ".join(f"{one.name} ({one.pid})" for one in left[:5])
+            message = f"{len(left)} processes of the lab do not end: {named}"
+            raise HpcToolkitError(message, hint="a disk or a mount may hang; look with ps")
+        if left:
+            time.sleep(_PAUSE_S)
+    return len(killed)
+
+
+def _kill(member: Member, token: str) -> None:
+    """Kill one process; its number may meanwhile belong to another, which is spared."""
+    try:
+        handle = os.pidfd_open(member.pid)
+    except ProcessLookupError:
+        return
+    try:
+        mounts = Path("/proc", str(member.pid), "mountinfo").read_text(errors="replace")
+        if token in mounts:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except PermissionError:
+        message = f"process {member.pid} ({member.name}) belongs to another user"
+        raise HpcToolkitError(
+            message, hint="take the lab down as the user who started it"
+        ) from None
+    except (OSError, ProcessLookupError):
+        return
+    finally:
+        os.close(handle)

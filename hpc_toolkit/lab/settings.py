@@ -1,0 +1,167 @@
+"""What a lab is asked to be, and where its files lie."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_NODES = 256
+MAX_GPUS = 64
+CPUS_PER_NODE = 32
+"""As clusters/lab.toml has it; Slurm counts them, nothing stands behind them."""
+MEM_PER_NODE_MIB = 192_000
+MAX_SOCKET_BYTES = 107
+"""Longest path of a Unix socket: unix(7), sun_path less its final zero."""
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
+# What slurm.conf(5), mount(8) and a shell all take without quotes.
+_PATH = re.compile(r"[A-Za-z0-9/._+@-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class LabSettings:
+    """What a lab is made of."""
+
+    nodes: int = 8
+    gpus_per_node: int = 4
+    """Devices that Slurm hands out; no GPU stands behind them. 0 makes a lab without GPUs."""
+    gpu_type: str = "l40s"
+    accounting: bool = False
+    """Whether slurmdbd and a MariaDB of the lab's own run, so that sacct answers."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a value that cannot be."""
+        for option, value, low, high in (
+            ("--nodes", self.nodes, 1, MAX_NODES),
+            ("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS),
+        ):
+            if not low <= value <= high:
+                message = f"{option}: {value} is outside {low}..{high}"
+                raise ConfigError(message, hint="a lab holds every node on this one machine")
+        if not _GPU_TYPE.fullmatch(self.gpu_type):
+            message = f"--gpu-type: {self.gpu_type!r} is not a type of GPU"
+            raise ConfigError(message, hint="a letter, then letters, digits or _: l40s, a100")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """n1, n2 ..., in order."""
+        return tuple(f"n{number}" for number in range(1, self.nodes + 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as lab.json has them."""
+        return asdict(self)
+
+
+def check_name(name: str) -> str:
+    """``name`` if a lab may have it.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        message = f"--name: {name!r} is no name of a lab"
+        raise ConfigError(message, hint="a small letter, then small letters, digits or -")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class LabPaths:
+    """The files of one lab; no other module joins a path below its directory."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a directory whose name Slurm or a socket cannot hold."""
+        if not self.root.is_absolute() or not _PATH.fullmatch(str(self.root)):
+            message = f"{self.root}: not a directory that Slurm's configuration can name"
+            hint = "give --dir an absolute path of letters, digits and /._+@-"
+            raise ConfigError(message, hint=hint)
+        longest = max(len(str(path)) for path in (self.munge_socket, self.database_socket))
+        if longest > MAX_SOCKET_BYTES:
+            message = f"{self.root}: {longest - MAX_SOCKET_BYTES} bytes too long for a socket in it"
+            raise ConfigError(message, hint="give a shorter directory with --dir")
+
+    @property
+    def token(self) -> str:
+        """What marks every process of this lab, also after its directory is gone."""
+        return f"hpctk-{sha256(str(self.root).encode()).hexdigest()[:16]}"
+
+    @property
+    def record(self) -> Path:
+        return self.root / "lab.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def etc(self) -> Path:
+        return self.root / "etc"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.etc / "slurm.conf"
+
+    @property
+    def hosts(self) -> Path:
+        return self.root / "hosts"
+
+    @property
+    def devices(self) -> Path:
+        return self.root / "dev"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def spool(self) -> Path:
+        return self.root / "spool"
+
+    @property
+    def munge(self) -> Path:
+        return self.root / "munge"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.munge / "socket"
+
+    @property
+    def munge_private(self) -> Path:
+        return self.munge / "private"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "db"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.database / "socket"
+
+    @property
+    def crashed(self) -> Path:
+        """One empty file per node that 'hpctk lab crash' killed."""
+        return self.root / "crashed"
+
+    def hosts_file(self, start: str, node: str) -> Path:
+        """The hosts file that the processes of one node see, in one start of the lab."""
+        return self.hosts / f"{self.token}.{start}.{node}"
+
+    def log(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.log"

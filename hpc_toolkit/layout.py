@@ -92,6 +92,11 @@ class RunPaths:
         return self.root / "control"
 
     @property
+    def jobs(self) -> Path:
+        """What was submitted for this run; absent where nothing was."""
+        return self.root / "jobs"
+
+    @property
     def bandit(self) -> Path:
         return self.root / "bandit"
 

@@ -49,7 +49,7 @@ LAYERS: list[set[str]] = [
     {"campaign", "clusters", "queue", "workloads"},
     {"clusterchoice", "partitions"},
     {"directives", "executor", "explain", "gather", "passlines", "safety"},
-    {"passes", "render", "status", "tables"},
+    {"jobs", "passes", "render", "status", "tables"},
     {"worker"},
     {"pool"},
     {"run"},

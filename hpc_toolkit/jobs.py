@@ -1,0 +1,231 @@
+"""The Slurm jobs of a run: what was submitted for it, and how these jobs stand.
+
+The records are annotations below the run; no decision about items rests on them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.scriptfile import sha256
+from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord, job_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.layout import RunPaths
+
+FORMAT = 1
+ASKED_AGAIN_S = 30.0
+"""How long an answer of Slurm is shown before it is asked again."""
+_MOST_ASKED = 50
+_SETTLED_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedJob:
+    """One job as it was submitted; the content of ``jobs/<job>.json``."""
+
+    job: str
+    """Its id; of an array that of the whole."""
+    cluster: str = ""
+    """The cluster that sbatch named; "" for the only one."""
+    name: str = ""
+    """Its name."""
+    array: str | None = None
+    """What was asked for with ``--array``."""
+    script: str = ""
+    """The script as it was sent, relative to the run."""
+    argv: tuple[str, ...] = ()
+    """The command that submitted it."""
+    cwd: str = ""
+    """The directory of submission."""
+    log: str = ""
+    """Its log in sbatch's notation, relative to ``cwd``."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that had failed for this run and were left out."""
+    submitted: float = 0.0
+    """Epoch seconds, for display."""
+    by: str = ""
+    """Login name of who submitted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """A job of which the run's own files tell."""
+
+    id: str
+    """Its id."""
+    cluster: str
+    """Its cluster, or ""."""
+    since: float
+    """Epoch seconds of its submission or of its first worker, to sort by."""
+    submitted: SubmittedJob | None
+    """How it was submitted; None for a job that only its workers name."""
+
+
+def script_copy(paths: RunPaths, name: str, script: str) -> Path:
+    """Where the copy of a script belongs; equal scripts have one."""
+    return paths.jobs / f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}-{sha256(script)[:12]}.sbatch"
+
+
+def keep_script(paths: RunPaths, name: str, script: str) -> Path:
+    """Copy a script into the run, whole, before it is submitted; the copy's path."""
+    path = script_copy(paths, name, script)
+    paths.jobs.mkdir(exist_ok=True)
+    if files.read_fresh(path) != script.encode():
+        files.replace_file(path, [script.encode()])
+    return path
+
+
+def record_job(paths: RunPaths, job: SubmittedJob) -> None:
+    """Note a job that Slurm has taken.
+
+    Raises:
+        OSError: nothing is noted; the job is in the queue all the same.
+    """
+    data = (json.dumps({"format": FORMAT, **asdict(job)}) + "\n").encode()
+    paths.jobs.mkdir(exist_ok=True)
+    try:
+        files.write_new(paths.jobs / f"{job.job}.json", [data])
+    except FileExistsError:
+        # A cluster that was set up afresh counts from the start again.
+        files.write_new(paths.jobs / f"{job.job}-{sha256(data.decode())[:4]}.json", [data])
+
+
+def read_jobs(paths: RunPaths) -> list[SubmittedJob]:
+    """What was submitted for this run, oldest first; what cannot be read is left out."""
+    found = []
+    for name in files.list_names(paths.jobs):
+        if name.endswith(".json") and not name.startswith("."):
+            job = _decode(files.read_fresh(paths.jobs / name))
+            found += [job] if job is not None else []
+    return sorted(found, key=lambda job: (job.submitted, job.job))
+
+
+def _decode(data: bytes) -> SubmittedJob | None:
+    try:
+        record: dict[str, Any] = json.loads(data)
+        values = {key: record[key] for key in SubmittedJob.__dataclass_fields__ if key in record}
+        for key in ("argv", "excluded"):
+            values[key] = tuple(str(word) for word in values.get(key, ()))
+        job = SubmittedJob(**values)
+        usable = job_id(job.job) and re.fullmatch(r"[\w.-]*", job.cluster) is not None
+        return replace(job, submitted=float(job.submitted)) if usable else None
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def known_jobs(paths: RunPaths) -> list[KnownJob]:
+    """The jobs that the run's own files name, oldest first."""
+    jobs: dict[tuple[str, str], KnownJob] = {}
+    for one in read_jobs(paths):
+        jobs[one.job, one.cluster] = KnownJob(one.job, one.cluster, one.submitted, one)
+    named = {job for job, _ in jobs}
+    for name in files.list_names(paths.workers):
+        if not name.endswith(".json"):
+            continue
+        presence = read_presence(paths.workers / name)
+        job = presence.job if presence is not None else None
+        if presence is None or job is None or job in named or not job_id(job):
+            continue
+        before = jobs.get((job, ""))
+        since = min(presence.started, before.since) if before else presence.started
+        jobs[job, ""] = KnownJob(job, "", since, None)
+    return sorted(jobs.values(), key=lambda job: (job.since, len(job.id), job.id))
+
+
+class JobStates:
+    """How the jobs of a run stand, as often as one may ask."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._ended: dict[tuple[str, str], JobRecord] = {}
+        self._records: list[JobRecord] = []
+        self._asked = float("-inf")
+
+    def read(self, *, timeout_s: float = 5.0, ask: bool = True) -> list[JobRecord]:
+        """One record for every job, oldest first; at most one question each 30 s.
+
+        Never raises for what Slurm does or is not, and takes ``timeout_s`` seconds at most; a job
+        of which it says nothing is ``unknown``. Jobs that ended some time ago are not asked
+        for again, and of very many jobs only the newest.
+        """
+        now = time.monotonic()
+        if now - self._asked < ASKED_AGAIN_S:
+            return self._records
+        self._asked = now
+        jobs = known_jobs(self._paths)
+        open_jobs = [job for job in jobs if (job.id, job.cluster) not in self._ended]
+        answers = _ask(open_jobs[-_MOST_ASKED:], now + timeout_s) if ask and open_jobs else {}
+        self._ended |= {key: record for key, record in answers.items() if _settled(record)}
+        answers |= self._ended
+        why = "only the newest jobs are asked for" if ask else "Slurm was not asked"
+        records = [
+            answers.get((job.id, job.cluster)) or JobRecord(id=job.id, state=UNKNOWN, reason=why)
+            for job in jobs
+        ]
+        # Workers of an array name its elements, which the array's own record sums up.
+        arrays = {job.id for job in jobs if job.submitted is not None}
+        self._records = [one for one in records if not (one.array in arrays and one.array)]
+        return self._records
+
+
+def _settled(record: JobRecord) -> bool:
+    # A job that a node took with it is shown as ended for a moment before it is requeued.
+    return record.ended and record.end is not None and time.time() - record.end > _SETTLED_S
+
+
+def _ask(jobs: list[KnownJob], until: float) -> dict[tuple[str, str], JobRecord]:
+    from hpc_toolkit.slurm import job_states
+
+    found = {}
+    for cluster in dict.fromkeys(job.cluster for job in jobs):
+        ids = [job.id for job in jobs if job.cluster == cluster]
+        left_s = max(0.0, until - time.monotonic())
+        for one, record in job_states(ids, cluster=cluster, timeout_s=left_s).items():
+            found[one, cluster] = record
+    return found
+
+
+def log_files(paths: RunPaths, wanted: str) -> list[Path]:
+    """The logs of a job that exist, by its record, else by what Slurm knows of it; sorted.
+
+    Raises:
+        SlurmError: the job has no record here, and Slurm cannot be asked or has forgotten it.
+    """
+    from pathlib import Path
+
+    records = [job for job in read_jobs(paths) if job.job == wanted.partition("_")[0] and job.log]
+    if records:
+        job = records[-1]
+        return sorted(_expand(Path(job.cwd), job, wanted))
+    from hpc_toolkit.slurm import scontrol_show_job
+
+    outputs = [one.get("StdOut", "") for one in scontrol_show_job(wanted)]
+    return sorted({path for path in map(Path, filter(None, outputs)) if path.is_file()})
+
+
+def _expand(cwd: Path, job: SubmittedJob, wanted: str) -> set[Path]:
+    """Files that fit the pattern; what only Slurm could fill in may be anything."""
+    import glob
+
+    _, _, element = wanted.partition("_")
+    known = {"x": job.name, "j": job.job, "A": job.job, "u": job.by, "a": element}
+    if job.array is not None and "%A" not in job.log:
+        known.pop("j")
+
+    def fill(match: re.Match[str]) -> str:
+        if match[2] == "%":
+            return "%"
+        text = known.get(match[2], "")
+        return glob.escape(text.zfill(int(match[1] or 0)) if text.isdigit() else text) or "*"
+
+    pattern = re.sub(r"%([0-9]*)([A-Za-z%])", fill, glob.escape(job.log))
+    return {path for path in map(cwd.joinpath, glob.glob(pattern, root_dir=cwd)) if path.is_file()}

@@ -1,0 +1,79 @@
+"""Why a job waits: Slurm's words for it (squeue(1), JOB REASON CODES) with what can be done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpc_toolkit.slurmrecords import JobRecord
+
+_SENTENCES = {
+    "AccountNotAllowed": "its account may not use this partition: submit with another --account",
+    "BadConstraints": "no node can give what it asks for: cancel it and ask for less",
+    "BeginTime": "it may not start yet: a requeued job waits about two minutes, --begin as asked",
+    "Cleaning": "Slurm is still cleaning up after its last start",
+    "Dependency": "it waits for another job to end",
+    "DependencyNeverSatisfied": "what it waits for can never happen any more: cancel it",
+    "InactiveLimit": "the system's inactivity limit is reached",
+    "InvalidAccount": "its account is not valid: cancel it and submit with --account",
+    "InvalidQOS": "its quality of service is not valid: cancel it and submit with --qos",
+    "JobArrayTaskLimit": "as many elements of its array run as its '%' allows",
+    "JobHeldAdmin": "an administrator holds it: ask them why",
+    "JobHeldUser": "it is held: 'scontrol release {id}' lets it go",
+    "JobHoldMaxRequeue": "requeued too often and held: 'scontrol release {id}' lets it go",
+    "Licenses": "a license that it asked for is not free",
+    "NodeDown": "a node that it needs is down: wait, or submit without --nodelist",
+    "None": "Slurm has not looked at it yet",
+    "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
+    "PartitionInactive": "its partition is inactive: submit with another --partition",
+    "PartitionNodeLimit": "it wants more nodes than its partition gives: cancel it, ask for less",
+    "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, ask for less",
+    "Priority": "other jobs have a higher priority",
+    "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved: wait, or ask for others",
+    "Reservation": "its reservation has not begun",
+    "ReservationDeleted": "its reservation is gone: cancel it and submit without --reservation",
+    "Resources": "the nodes that it needs are busy",
+}
+_PREFIXES = (
+    ("QOS", "its quality of service allows no more now: wait, or see 'sacctmgr show qos'"),
+    ("Assoc", "its account has used up what it may: wait, or take another --account"),
+    ("MaxGRES", "its user has as much as allowed: wait for own jobs to end"),
+    ("MaxNode", "its user has as much as allowed: wait for own jobs to end"),
+    ("Max", "a limit of the site is reached: wait for own jobs to end"),
+    ("Burst", "its burst buffer is not ready"),
+)
+_STATES = {
+    "REQUEUE_HOLD": "it was requeued and is held: 'scontrol release {id}' lets it go",
+    "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without --reservation",
+    "SPECIAL_EXIT": "it ended in a way that needs a look, and is held: 'scontrol release {id}'",
+}
+
+
+def why_waiting(record: JobRecord) -> str:
+    """One sentence with a remedy where there is one; Slurm's own word where that is not known."""
+    word = record.reason.partition(",")[0].strip("()")
+    if record.state in _STATES and word not in ("JobHeldAdmin", "JobHoldMaxRequeue"):
+        sentence = _STATES[record.state]
+    elif word in _SENTENCES or not word:
+        sentence = _SENTENCES[word or "None"]
+    elif "launch_failed" in word or "launch failed" in word:
+        sentence = "its script could not be started: see 'scontrol show job {id}', then release it"
+    else:
+        found = [text for prefix, text in _PREFIXES if word.startswith(prefix)]
+        sentence = found[0] if found else f"Slurm says {word}"
+    return sentence.replace("{id}", record.id)
+
+
+def is_stuck(record: JobRecord) -> bool:
+    """Whether nothing but a person can let this job start."""
+    word = record.reason.partition(",")[0]
+    return record.waiting and (
+        record.state in _STATES or word.startswith(("JobHeld", "JobHold", *_HOPELESS))
+    )
+
+
+_HOPELESS = (
+    *("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints"),
+    *("Invalid", "AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"),
+)

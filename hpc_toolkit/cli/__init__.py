@@ -29,6 +29,7 @@ COMMANDS = {
     "campaigns": ("run", "conduct"),
     "render": ("render",),
     "clusters": ("cluster",),
+    "scripts": ("preflight", "left"),
     "lab": ("lab",),
 }
 """The module of each command, in the order of the help."""

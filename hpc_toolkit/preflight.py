@@ -1,0 +1,123 @@
+"""Whether this node can do its part of a job: its GPUs, its view of the run, the space there.
+
+Asked once on every node before the ranks start, since what is missing would cost hours later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import __version__
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.layout import RunPaths, read_manifest
+from hpc_toolkit.quantities import format_size
+from hpc_toolkit.ranks import host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_GRANTED = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_FREE_FILES = 1000
+_NVML = "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What one node said."""
+
+    node: str
+    """Its name, as Slurm calls it."""
+    problems: tuple[str, ...]
+    """Why it cannot work; empty where it can."""
+    facts: tuple[str, ...]
+    """What it has."""
+
+    def line(self) -> str:
+        """All of it on one line."""
+        if self.problems:
+            return f"{self.node}: {'; '.join(self.problems)}"
+        return f"{self.node}: ready: {', '.join(self.facts)}"
+
+
+def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
+    """Look at this node.
+
+    Args:
+        run: the run directory that ranks will write to; None: they write to none.
+        gpus: how many GPUs a process must see that is alone on its node.
+        free_bytes: space that must be free below ``run``.
+    """
+    problems: list[str] = []
+    facts = [f"hpctk {__version__}", f"Python {platform.python_version()}"]
+    if gpus:
+        seen = visible_gpus(os.environ)
+        (facts if seen >= gpus else problems).append(f"{seen} of {gpus} GPUs")
+    if run is not None:
+        _check_run(run, free_bytes, problems, facts)
+    return NodeReport(node=host_name(), problems=tuple(problems), facts=tuple(facts))
+
+
+def visible_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs that a process with ``environ`` can use: granted by Slurm, and answering the driver.
+
+    Without NVIDIA's library the grant alone counts; 0 where nothing tells of a GPU.
+    """
+    granted = next((environ[name] for name in _GRANTED if name in environ), None)
+    answering = _answering_gpus()
+    counts = [answering] if answering is not None else []
+    if granted is not None:
+        counts.append(len([gpu for gpu in granted.split(",") if gpu]))
+    return min(counts, default=0)
+
+
+def _answering_gpus() -> int | None:
+    """GPUs of this node that answer NVIDIA's driver; None where there is no driver.
+
+    A GPU that fell off the bus is still listed, and fails when it is asked for its memory
+    (nvmlDeviceGetHandleByIndex_v2 and nvmlDeviceGetMemoryInfo in the NVML reference).
+    """
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    listed, answering = ctypes.c_uint(0), 0
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(listed))
+    for index in range(listed.value):
+        device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+            continue
+        answering += nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+    nvml.nvmlShutdown()
+    return answering
+
+
+def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]) -> None:
+    try:
+        read_manifest(run)
+    except HpcToolkitError as error:
+        problems.append(error.message)
+        return
+    for directory in (RunPaths(run).workers, RunPaths(run).journals):
+        try:
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                file.write(b"x")
+        except OSError as error:
+            problems.append(f"cannot write to {directory}: {error.strerror}")
+            break
+    with suppress(OSError):
+        space = os.statvfs(run)
+        free = space.f_bavail * space.f_frsize
+        where = problems if free < free_bytes else facts
+        where.append(f"{format_size(free)} free for {run}")
+        # Some filesystems count no files.
+        if space.f_files and space.f_favail < _FREE_FILES:
+            problems.append(f"room for {space.f_favail} more files below {run}")

@@ -12,6 +12,7 @@ import typer
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
 
 if TYPE_CHECKING:
+    from hpc_toolkit.campaign import Campaign
     from hpc_toolkit.run import Run
     from hpc_toolkit.summary import Found, Summary
 
@@ -41,7 +42,7 @@ def run_campaign(
     from hpc_toolkit.campaign import read_campaign
     from hpc_toolkit.cli.reading import status_lines
     from hpc_toolkit.cli.working import check_code
-    from hpc_toolkit.crew import make_campaign_run, resume_campaign
+    from hpc_toolkit.crew import resume_campaign
     from hpc_toolkit.run import Run
     from hpc_toolkit.summary import summarize
 
@@ -52,8 +53,7 @@ def run_campaign(
         resume_campaign(found, wanted, update=update)
         check_code(found, strict=False)
     else:
-        path = dict.fromkeys([str(campaign.absolute().parent), str(Path.cwd())])
-        found = make_campaign_run(root, wanted, tuple(path))
+        found = make_run(root, campaign, wanted)
     code = _work(found, workers)
     summary = summarize(found.view, wanted)
     if not as_json:
@@ -61,6 +61,17 @@ def run_campaign(
     if summary is not None:
         print(json.dumps(summary.to_json()) if as_json else "\n".join(summary_lines(summary)))
     sys.exit(code)
+
+
+def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
+    """Make the run of the campaign that ``file`` describes.
+
+    Its workloads are looked for beside the file, and then in the current directory.
+    """
+    from hpc_toolkit.crew import make_campaign_run
+
+    path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
+    return make_campaign_run(root, campaign, tuple(path))
 
 
 def _work(run: Run, workers: int | None) -> int:
@@ -113,12 +124,23 @@ def _standing(summary: Summary) -> str:
     return "found a lesser arm"
 
 
-def conduct(run: RunArgument = None) -> None:
+def conduct(
+    run: RunArgument = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Print the outcome when the campaign is complete.")
+    ] = False,
+) -> None:
     """Be the deciding process of a campaign; it can be killed and started again."""
+    from hpc_toolkit.cli.reading import status_lines
     from hpc_toolkit.conduct import Conductor
     from hpc_toolkit.crew import campaign_of
     from hpc_toolkit.layout import check_trust
+    from hpc_toolkit.summary import summarize
 
     found = open_run(run)
     check_trust(found.root)
-    Conductor(found, campaign_of(found)).run()
+    campaign = campaign_of(found)
+    Conductor(found, campaign).run()
+    outcome = summarize(found.view, campaign) if summary else None
+    if outcome is not None:
+        print("\n".join([*status_lines(found.status()), *summary_lines(outcome)]))

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
 
 _PANEL = "Runs"
+_ATTEMPTS = 3
 
-ItemsOption = Annotated[
-    str,
-    typer.Option("--items", metavar="FILE.jsonl", help="One JSON object a line; - reads stdin."),
-]
+_ITEMS = typer.Option(
+    "--items", metavar="FILE.jsonl", help="One JSON object a line; - reads stdin."
+)
+ItemsOption = Annotated[str, _ITEMS]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +50,13 @@ def read_items(source: str) -> list[Item]:
 
 def init(
     run: GivenRun,
-    items: ItemsOption,
+    items: Annotated[str | None, _ITEMS] = None,
+    campaign: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CAMPAIGN.toml", help="Make the run of a campaign, for a job to work on."
+        ),
+    ] = None,
     workload: Annotated[
         str | None, typer.Option(metavar="MODULE:NAME", help="A function or class to run.")
     ] = None,
@@ -64,7 +71,9 @@ def init(
     group_by: Annotated[
         str | None, typer.Option(metavar="KEY", help="Items of one value are kept together.")
     ] = None,
-    max_attempts: Annotated[int, typer.Option(help="Failures after which an item is failed.")] = 3,
+    max_attempts: Annotated[
+        int, typer.Option(help="Failures after which an item is failed.")
+    ] = _ATTEMPTS,
     timeout: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Longest time of one item, such as 90s, 5min."),
@@ -84,6 +93,13 @@ def init(
     """Make a run: a directory with a list of items and the code that runs them."""
     from hpc_toolkit.run import Run
 
+    if campaign is not None:
+        given = (items, workload, command, option, group_by, timeout, max_failures)
+        _init_campaign(run, campaign, alone=not (open_ or any(given) or max_attempts != _ATTEMPTS))
+        return
+    if items is None:
+        message = "init needs --items FILE.jsonl, or --campaign CAMPAIGN.toml"
+        raise ConfigError(message, hint="- reads the items from stdin")
     made = Run.create(
         run,
         read_items(items),
@@ -97,6 +113,16 @@ def init(
         open_end=open_,
     )
     print(made.root)
+
+
+def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
+    from hpc_toolkit.campaign import read_campaign
+    from hpc_toolkit.cli.campaigns import make_run
+
+    if not alone:
+        message = "--campaign: the file says all that a campaign's run needs"
+        raise ConfigError(message, hint="leave out the other options")
+    print(make_run(Path(run), campaign, read_campaign(campaign)).root)
 
 
 def _parse_options(pairs: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The facts of a site that a job script depends on, read from one TOML file per site.
+"""The facts of a site that a job script depends on, merged from cluster files and variables.
 
 A file states facts and where they come from. Nothing here asks a scheduler, so that a script is the
 same on a laptop and on the login node.
@@ -6,36 +6,41 @@ same on a laptop and on the login node.
 
 from __future__ import annotations
 
-import functools
+import os
 import tomllib
-from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.clusterfiles import cluster_files, files_called, read_table
+from hpc_toolkit.clusterkeys import KEYS
+from hpc_toolkit.clustermerge import MergedFacts
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
-GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
-MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
-
-DEFAULT_OPTIONS = ("time", "cpus_per_task", "mem", "mem_per_cpu", "partition", "qos", "constraint")
-"""sbatch options that a site may give a default in its ``[defaults]`` table."""
+    from hpc_toolkit.clusterfiles import ClusterFile
+    from hpc_toolkit.clusterkeys import ContainerRuntime, GpuRequest, MemStyle
+    from hpc_toolkit.clustermerge import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition of a site."""
+    """One partition of a site. None means: as the cluster, or unknown where it does not say."""
 
     name: str
     """Its name in Slurm."""
-    max_walltime_s: int
-    """Longest job that it accepts, in seconds."""
+    max_walltime_s: int | None = None
+    """Longest job that it accepts, in seconds; None where unknown or without limit."""
     nodes: int | None = None
-    """How many nodes it has; None where unknown."""
+    """How many nodes one job can get there at most."""
+    gpus_per_node: int | None = None
+    """Physical GPUs of a node."""
+    gpu_type: str | None = None
+    """The type in a GPU request."""
+    cpus_per_node: int | None = None
+    """CPUs of a node that a job can have, as Slurm counts them."""
+    mem_per_node_mib: int | None = None
+    """Memory of a node that a job can have, in MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +50,22 @@ class Cluster:
     name: str
     """The name for ``--cluster``; the stem of the file."""
     file: str
-    """Where the facts are written; errors name it."""
+    """Where the facts are written, in the first place; errors name it."""
+    argument: str = ""
+    """What ``--cluster`` takes to find these facts again; empty if they were not found by it."""
+    extends: str | None = None
+    """The cluster whose facts hold where this one says nothing."""
     description: str = ""
     """One line for people."""
     source: str = ""
-    """URL of the page or file that the facts were taken from."""
+    """The page, file or command that the facts were taken from."""
     checked: str = ""
     """Date of that look, ISO 8601."""
     verified: bool = False
-    """Whether a job of ours has run there with these facts."""
+    """Whether a job has run there with these facts."""
+    identify: tuple[tuple[str, str], ...] = ()
+    """By what the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
+    pattern of the host's name."""
     nodes: int | None = None
     """How many nodes one job can get at most."""
     gpus_per_node: int | None = None
@@ -74,8 +86,11 @@ class Cluster:
     """Whether sbatch refuses a job without ``--account``."""
     account_hint: str = ""
     """What an account looks like there."""
+    choose_partition: bool = False
+    """Whether a script names the first partition that fits, where the user names none."""
     partitions: tuple[Partition, ...] = ()
-    """Partitions whose limits are known; the list may be incomplete."""
+    """Partitions whose limits are known, in the order in which they are tried; the list may be
+    incomplete."""
     forbidden_submit_dirs: tuple[str, ...] = ()
     """Directories below which sbatch refuses to take jobs; ``~`` is the home directory."""
     modules: tuple[str, ...] = ()
@@ -92,7 +107,7 @@ class Cluster:
     """Whether scripts need ``bash -l``, so that ``module`` is defined."""
     conda_base: str | None = None
     """Where the site's conda is installed."""
-    container_runtime: Literal["apptainer", "pyxis"] | None = None
+    container_runtime: ContainerRuntime | None = None
     """What runs containers there; None where unknown."""
     binds: tuple[str, ...] = ()
     """Directories that every container sees, ``FROM[:TO[:ro]]``."""
@@ -101,119 +116,117 @@ class Cluster:
     shrink_jobs: bool = False
     """Whether a running job may give nodes back."""
     defaults: tuple[tuple[str, str | int], ...] = ()
-    """Values of DEFAULT_OPTIONS for a script that does not say otherwise."""
+    """Values of sbatch options for a script that does not say otherwise."""
     facts: tuple[tuple[str, str], ...] = ()
     """What else a user should know; shown, never interpreted."""
 
+    origins: tuple[tuple[str, Origin], ...] = ()
+    """Where each key is written, those of a table one by one: ``defaults.time``."""
+
     def written(self, key: str) -> str:
         """Where a fact is written, for an error: ``clusters/lab.toml: gpus_per_node``."""
-        return f"{self.file}: {key}"
+        origins = dict(self.origins)
+        if key in origins:
+            return str(origins[key])
+        files = {origins[one].file for one in origins if one.startswith(f"{key}.")}
+        return f"{', '.join(sorted(files)) or self.file}: {key}"
+
+    def stated(self) -> dict[str, Any]:
+        """The facts without those that nobody stated, and without where they are written."""
+        return {
+            name: value
+            for name, value in _stated(self).items()
+            if name not in ("file", "argument", "origins")
+        }
 
 
 def cluster_names() -> list[str]:
-    """Names of the built-in sites, sorted."""
-    files = [entry.name for entry in _builtin().iterdir()]
-    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+    """Names of the clusters in reach, sorted."""
+    return sorted({found.name for found in cluster_files()})
 
 
 def load_cluster(name: str) -> Cluster:
-    """The site called ``name``: a built-in one, or the path of a TOML file (with "/" or ".toml").
+    """The cluster called ``name``, or the one in a TOML file (a path has "/" or ".toml").
 
-    Raises ConfigError: unknown name, unreadable file, unknown key, value out of range.
+    Merged key by key, later ones winning: the cluster that it extends, its files in the order of
+    ``cluster_files``, variables ``HPCTK_...``. Raises ConfigError: unknown name, unreadable or
+    unsafe file, unknown key, value out of range.
     """
-    if not name.isprintable():
-        msg = f"--cluster: {name!r} holds a control character"
-        raise ConfigError(msg, hint=f"known: {', '.join(cluster_names())}")
-    if "/" in name or name.endswith(".toml"):
-        path = Path(name)
-        return parse_cluster(_read(path, name), file=name, name=path.name.removesuffix(".toml"))
-    if name not in cluster_names():
-        msg = f"--cluster: no cluster is called {name!r}"
-        hint = f"{near_miss(name, cluster_names())}; or give the path of a TOML file"
-        raise ConfigError(msg, hint=hint)
-    file = f"clusters/{name}.toml"
-    return parse_cluster(_read(_builtin() / f"{name}.toml", file), file=file, name=name)
-
-
-@functools.cache
-def _builtin() -> Traversable:
-    return resources.files("hpc_toolkit") / "clusters"
-
-
-def _read(source: Traversable | Path, file: str) -> str:
-    try:
-        return source.read_text(encoding="utf-8")
-    except OSError as error:
-        msg = f"{file}: cannot be read: {error.strerror}"
-        raise ConfigError(msg, hint="'hpctk cluster list' shows the built-in ones") from None
-    except UnicodeDecodeError:
-        msg = f"{file}: is not UTF-8 text"
-        raise ConfigError(msg, hint="a cluster file is TOML") from None
+    merged = MergedFacts()
+    files = _add_files(merged, name, ())
+    merged.add_variables(os.environ)
+    return _build(merged, files[-1].name, file=files[0].file, argument=name)
 
 
 def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
-    """The site that ``text`` describes; ``file`` is what errors call it. Raises ConfigError."""
+    """The site that ``text`` alone describes; ``file`` is what errors call it.
+
+    Raises ConfigError.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         msg = f"{file}: {error}"
         raise ConfigError(msg, hint="a cluster file is TOML") from None
-    values = t.convert(table, _KEYS, file)
-    return Cluster(file=file, name=t.word(name, f"{file}: its name"), **values)
+    merged = MergedFacts()
+    merged.add(table, file)
+    return _build(merged, name, file=file)
 
 
-def _defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
-    if not isinstance(value, dict):
-        raise t.wrong(where, value, "a table")
-    keys: dict[str, t.Key] = {option: (option, t.text) for option in DEFAULT_OPTIONS}
-    keys["cpus_per_task"] = ("cpus_per_task", t.count)
-    return tuple(t.convert(value, keys, where).items())
+def problems(found: ClusterFile) -> list[HpcToolkitError]:
+    """Everything that is wrong with a file; with its cluster as a whole, if the file is right."""
+    try:
+        errors = t.problems(read_table(found), KEYS, found.file)
+        if not errors:
+            load_cluster(found.file if found.layer == "path" else found.name)
+    except HpcToolkitError as error:
+        return [error]
+    return errors
 
 
-def _partitions(value: object, where: str) -> tuple[Partition, ...]:
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise t.wrong(where, value, "a list of [[partitions]] tables")
-    for entry in value:
-        if not {"name", "max_walltime"} <= entry.keys():
-            msg = f"{where}: needs 'name' and 'max_walltime', but has {sorted(entry)}"
-            raise ConfigError(msg, hint="remove the partition if its limit is not known")
-    return tuple(Partition(**t.convert(entry, _PARTITION_KEYS, where)) for entry in value)
+def _add_files(merged: MergedFacts, name: str, extending: tuple[str, ...]) -> list[ClusterFile]:
+    """Add the files of a cluster after those that it extends; return its own."""
+    if name in extending:
+        msg = f"{' extends '.join((*extending, name))}: a circle"
+        raise ConfigError(msg, hint="remove one 'extends'")
+    files = files_called(name)
+    tables = [(read_table(found), found.file) for found in files]
+    # Checked here, since the cluster that it names is looked for before the rest is.
+    bases = [t.word(one["extends"], f"{file}: extends") for one, file in tables if "extends" in one]
+    if bases:
+        _add_files(merged, bases[-1], (*extending, name))
+        merged.forget("identify")
+    for table, file in tables:
+        merged.add(table, file)
+    return files
 
 
-_PARTITION_KEYS: dict[str, t.Key] = {
-    "name": ("name", t.word),
-    "max_walltime": ("max_walltime_s", t.walltime),
-    "nodes": ("nodes", t.count),
-}
+def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> Cluster:
+    """The cluster that the merged facts describe, checked as a whole."""
+    values: dict[str, Any] = {
+        field: tuple(value.items()) if isinstance(value, dict) else value
+        for field, value in merged.values.items()
+    }
+    values["partitions"] = tuple(Partition(**one) for one in values.get("partitions", ()))
+    cluster = Cluster(
+        name=t.word(name, f"{file}: its name"),
+        file=file,
+        argument=argument,
+        origins=tuple(merged.origins.items()),
+        **values,
+    )
+    if cluster.choose_partition and not cluster.partitions:
+        msg = f"{cluster.written('choose_partition')}: there are no [[partitions]]"
+        raise ConfigError(msg, hint="list them, or remove choose_partition")
+    return cluster
 
-_KEYS: dict[str, t.Key] = {
-    "description": ("description", t.text),
-    "source": ("source", t.url),
-    "checked": ("checked", t.date),
-    "verified": ("verified", t.flag),
-    "nodes": ("nodes", t.count),
-    "gpus_per_node": ("gpus_per_node", t.count_or_zero),
-    "gpu_type": ("gpu_type", t.word),
-    "gpu_request": ("gpu_request", t.choice(get_args(GpuRequest))),
-    "cpus_per_node": ("cpus_per_node", t.count),
-    "mem_per_node": ("mem_per_node_mib", t.mem),
-    "mem_style": ("mem_style", t.choice(get_args(MemStyle))),
-    "max_walltime": ("max_walltime_s", t.walltime),
-    "account_required": ("account_required", t.flag),
-    "account_hint": ("account_hint", t.text),
-    "partitions": ("partitions", _partitions),
-    "forbidden_submit_dirs": ("forbidden_submit_dirs", t.texts),
-    "modules": ("modules", t.texts),
-    "setup": ("setup", t.texts),
-    "env": ("env", t.pairs),
-    "node_setup": ("node_setup", t.texts),
-    "nccl": ("nccl", t.pairs),
-    "login_shell": ("login_shell", t.flag),
-    "conda_base": ("conda_base", t.text),
-    "container_runtime": ("container_runtime", t.choice(("apptainer", "pyxis"))),
-    "binds": ("binds", t.texts),
-    "max_array_size": ("max_array_size", t.count),
-    "shrink_jobs": ("shrink_jobs", t.flag),
-    "defaults": ("defaults", _defaults),
-    "facts": ("facts", t.pairs),
-}
+
+def _stated(facts: Any) -> dict[str, Any]:
+    found = {one.name: (getattr(facts, one.name), one.default) for one in fields(facts)}
+    return {
+        name: [_stated(one) if is_dataclass(one) else one for one in value]
+        if isinstance(value, tuple)
+        else value
+        for name, (value, default) in found.items()
+        if value != default
+    }

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.quantities import parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:
@@ -41,6 +42,17 @@ def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str,
     }
 
 
+def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[HpcToolkitError]:
+    """Every error that ``convert`` would raise, one for each wrong key."""
+    found = []
+    for key, value in table.items():
+        try:
+            convert({key: value}, keys, file)
+        except HpcToolkitError as error:
+            found.append(error)
+    return found
+
+
 def wrong(where: str, value: object, wanted: str) -> ConfigError:
     """The error for a value that is not what was wanted."""
     return ConfigError(f"{where}: {value!r} is not {wanted}", hint=f"write {wanted}")
@@ -60,11 +72,11 @@ def word(value: object, where: str) -> str:
     raise wrong(where, value, "a name of letters, digits, '_', '.' and '-'")
 
 
-def url(value: object, where: str) -> str:
-    """A web address."""
-    if isinstance(value, str) and value.isprintable() and value.startswith(("https://", "http://")):
+def path(value: object, where: str) -> str:
+    """An absolute path on one line."""
+    if isinstance(value, str) and value.isprintable() and value.startswith("/"):
         return value
-    raise wrong(where, value, "a URL")
+    raise wrong(where, value, "an absolute path")
 
 
 def date(value: object, where: str) -> str:
@@ -120,12 +132,14 @@ def pairs(value: object, where: str) -> tuple[tuple[str, str], ...]:
     raise wrong(where, value, "a table of texts")
 
 
-def choice(choices: tuple[str, ...]) -> Callable[[Any, str], str]:
-    """A converter for one of ``choices``."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A converter for one of a few words."""
 
-    def convert(value: object, where: str) -> str:
-        if isinstance(value, str) and value in choices:
+    choices: tuple[str, ...]
+    """The words."""
+
+    def __call__(self, value: object, where: str) -> str:
+        if isinstance(value, str) and value in self.choices:
             return value
-        raise wrong(where, value, f"one of {', '.join(choices)}")
-
-    return convert
+        raise wrong(where, value, f"one of {', '.join(self.choices)}")

@@ -1,16 +1,21 @@
-"""The commands that show what is known about clusters."""
+"""The commands that show, check and write what is known about clusters."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.quantities import format_mem, format_walltime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpc_toolkit.clusters import Cluster
 
 _PANEL = "Slurm"
@@ -20,27 +25,45 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(help="Show what is known about clusters.", no_args_is_help=True)
+    group = typer.Typer(help="Show, check and write cluster files.", no_args_is_help=True)
     group.command("list")(list_clusters)
     group.command("show")(show)
+    group.command("validate")(validate)
+    group.command("schema")(schema)
+    group.command("init")(init)
     app.add_typer(group, name="cluster", rich_help_panel=_PANEL)
 
 
 def list_clusters(as_json: JsonOption = False) -> None:
-    """List the built-in clusters."""
+    """List the clusters in reach, and the files that describe each of them."""
+    from hpc_toolkit.clusterfiles import cluster_files
     from hpc_toolkit.clusters import cluster_names, load_cluster
 
-    found = [load_cluster(name) for name in cluster_names()]
+    files = cluster_files()
+    found: list[dict[str, Any]] = []
+    for name in cluster_names():
+        own = [{"layer": one.layer, "file": one.file} for one in files if one.name == name]
+        try:
+            found.append(
+                {"name": name, "description": load_cluster(name).description, "files": own}
+            )
+        except ConfigError as error:
+            found.append({"name": name, "error": error.message, "files": own})
     if as_json:
-        print(json.dumps([{"name": one.name, "description": one.description} for one in found]))
+        print(json.dumps(found))
         return
-    width = max(len(one.name) for one in found)
-    for one in found:
-        print(f"{one.name:<{width}}  {one.description}")
+    rows = [(one["name"], ", ".join(f["layer"] for f in one["files"])) for one in found]
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    for (name, layers), one in zip(rows, found, strict=True):
+        text = one.get("description", f"error: {one.get('error')}")
+        print(f"{name:<{widths[0]}}  {layers:<{widths[1]}}  {text}".rstrip())
 
 
 def show(
     name: Annotated[str, typer.Argument(help="A name of 'hpctk cluster list' or a TOML file.")],
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Print where each fact is written in front of it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show one cluster's facts, their source and when they were checked."""
@@ -48,39 +71,120 @@ def show(
 
     cluster = load_cluster(name)
     if as_json:
-        print(json.dumps(_record(cluster)))
+        origins = {key: str(place) for key, place in cluster.origins}
+        print(json.dumps({**_record(cluster), "origins": origins}))
         return
-    width = max(len(key) for key, _ in _rows(cluster))
-    for key, text in _rows(cluster):
-        print(f"{key:<{width}}  {text}".rstrip())
+    rows = [(_file(cluster, key) if origin else "", key, text) for key, text in _rows(cluster)]
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    for file, key, text in rows:
+        where = f"{file:<{widths[0]}}  " if origin else ""
+        print(f"{where}{key:<{widths[1]}}  {text}".rstrip())
+
+
+def validate(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="TOML files, or names; by default all files in reach."),
+    ] = None,
+) -> None:
+    """Check cluster files, and say every error with its file and key."""
+    from hpc_toolkit.cli import show_error
+    from hpc_toolkit.clusterfiles import cluster_files, files_called
+    from hpc_toolkit.clusters import problems
+
+    files = [one for name in names for one in files_called(name)] if names else cluster_files()
+    wrong = 0
+    for one in files:
+        errors = problems(one)
+        for error in errors:
+            show_error(error)
+        if not errors:
+            print(f"{one.file}: ok")
+        wrong += len(errors)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def schema() -> None:
+    """Print the JSON schema of cluster files, for editors that complete and check them."""
+    from hpc_toolkit.clusterschema import cluster_schema
+
+    print(json.dumps(cluster_schema(), indent=2))
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="How the cluster is to be called.")],
+    from_slurm: Annotated[
+        bool, typer.Option("--from-slurm", help="Ask the Slurm in reach; nothing is submitted.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="Write FILE; - prints. By default a user's file."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a cluster file with what Slurm tells, and comments on what it does not."""
+    from hpc_toolkit.clusterdraft import draft, write_draft
+    from hpc_toolkit.clusterprobe import ask_slurm
+
+    if not from_slurm:
+        msg = "only --from-slurm is known as a source"
+        hint = "without a Slurm in reach, start from 'hpctk cluster schema' or a file of yours"
+        raise ConfigError(msg, hint=hint)
+    text = draft(name, ask_slurm(), dt.date.today())
+    if out == "-":
+        sys.stdout.write(text)
+        return
+    print(write_draft(name, text, out=out, force=force))
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:
     record = asdict(cluster)
-    for key in ("env", "defaults", "facts"):
+    del record["origins"]
+    for key in ("identify", "env", "nccl", "defaults", "facts"):
         record[key] = dict(record[key])
     return record
 
 
+def _file(cluster: Cluster, row: str) -> str:
+    key = "partitions" if row.startswith("partition ") else row
+    return dict(cluster.origins)[key].file
+
+
 def _rows(cluster: Cluster) -> list[tuple[str, str]]:
-    """What the file says, in its own words; what it leaves open is left out."""
-    rows = []
-    for key, value in _record(cluster).items():
+    """What the files say, by their keys; what they leave open is left out."""
+    record, rows = _record(cluster), []
+    for key, _ in cluster.origins:
+        table, _, inner = key.partition(".")
         if key == "partitions":
-            rows += [(f"partition {p['name']}", _limits(p)) for p in value]
-        elif isinstance(value, dict):
-            rows += [(f"{key}.{name}", str(text)) for name, text in value.items()]
-        elif key.endswith("_mib") and value is not None:
-            rows.append((key.removesuffix("_mib"), format_mem(value)))
-        elif key.endswith("_s") and value is not None:
-            rows.append((key.removesuffix("_s"), format_walltime(value)))
-        elif isinstance(value, bool):
-            rows.append((key, "yes" if value else "no"))
-        elif value not in (None, "", ()):
-            rows.append((key, ", ".join(value) if isinstance(value, tuple) else str(value)))
+            rows += [(f"partition {p['name']}", _limits(p)) for p in record["partitions"]]
+        elif inner:
+            rows.append((key, str(record[table][inner])))
+        else:
+            rows.append((key, _shown(record, key)))
     return rows
 
 
+def _shown(record: dict[str, Any], key: str) -> str:
+    if f"{key}_mib" in record:
+        return format_mem(record[f"{key}_mib"])
+    if f"{key}_s" in record:
+        return format_walltime(record[f"{key}_s"])
+    value = record[key]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
 def _limits(partition: dict[str, Any]) -> str:
-    nodes = f", {partition['nodes']} nodes" if partition["nodes"] else ""
-    return f"up to {format_walltime(partition['max_walltime_s'])}{nodes}"
+    gpu = partition["gpu_type"] or "GPUs"
+    said: dict[str, Callable[[Any], str]] = {
+        "max_walltime_s": lambda s: f"up to {format_walltime(s)}",
+        "nodes": lambda n: f"{n} nodes",
+        "gpus_per_node": lambda n: f"{n} {gpu} a node",
+        "cpus_per_node": lambda n: f"{n} CPUs a node",
+        "mem_per_node_mib": lambda mib: f"{format_mem(mib)} a node",
+    }
+    return ", ".join(f(partition[key]) for key, f in said.items() if partition[key] is not None)

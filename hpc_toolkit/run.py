@@ -182,6 +182,11 @@ class Run:
         """How the run stands now; reads only."""
         return read_status(self.view, SystemClock(), given=str(self.root))
 
+    def _repr_html_(self) -> str:
+        from hpc_toolkit.progress import status_html
+
+        return status_html(self.status())
+
     def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
         """One row per item, in the items' order; publishes the table of a complete stage.
 

@@ -53,10 +53,10 @@ LAYERS: list[set[str]] = [
     {"directives", "executor", "explain", "gather", "passlines", "safety"},
     {"surroundings"},
     {"jobs", "passes", "render", "status", "tables"},
-    {"worker"},
+    {"progress", "worker"},
     {"pool"},
     {"run"},
-    {"conduct", "crew"},
+    {"conduct", "crew", "notebook"},
     {"summary"},
     {"cli"},
     {"__main__"},
@@ -88,10 +88,12 @@ FENCES: dict[str, set[str]] = {
     "jinja2": {"render"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "submitit": {"notebook"},
+    "IPython": {"progress"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
-    "subprocess": {"crew", "lab", "pool", "slurm", "workloads"},
+    "subprocess": {"crew", "lab", "notebook", "pool", "slurm", "workloads"},
     "fcntl": set(),
     "multiprocessing": set(),
     "pickle": set(),

@@ -1,0 +1,22 @@
+"""Runs and their workers from a notebook, by submitit: on a cluster, or on this machine alone.
+
+``executor`` makes a submitit executor from a cluster's facts, ``submit_workers`` submits workers of
+a run instead of thousands of functions, ``preview`` shows what would be submitted, and ``watch``
+follows a run. submitit is imported when the first executor is made.
+"""
+
+from __future__ import annotations
+
+from hpc_toolkit.notebook.executors import LOCAL, Resources, executor
+from hpc_toolkit.notebook.jobs import WorkerJobs, watch
+from hpc_toolkit.notebook.workers import preview, submit_workers
+
+__all__ = [
+    "LOCAL",
+    "Resources",
+    "WorkerJobs",
+    "executor",
+    "preview",
+    "submit_workers",
+    "watch",
+]

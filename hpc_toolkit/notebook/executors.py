@@ -1,0 +1,357 @@
+"""A submitit executor from a cluster's facts: the words, limits and refusals of ``hpctk render``.
+
+Every value passes a :class:`~hpc_toolkit.scriptspec.ScriptSpec` first, because submitit writes what
+it is given into the script, newlines included.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from hpc_toolkit import slurm
+from hpc_toolkit.clusterchoice import resolve_cluster
+from hpc_toolkit.clusters import Cluster
+from hpc_toolkit.directives import complete, directives
+from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.pool import visible_gpus
+from hpc_toolkit.quantities import MINUTE_S, parse_walltime
+from hpc_toolkit.scriptspec import ScriptSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import submitit
+
+LOCAL = "local"
+"""The cluster that is this machine: the same calls, without Slurm."""
+
+_YEAR_MIN = 60 * 24 * 365
+_MAX_ARRAY_SIZE = 1001
+"""Slurm's default of MaxArraySize; see slurm.conf(5)."""
+
+_OF_A_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+_SUBMITIT_WORDS = {
+    "name": "job_name",
+    "timeout_min": "time, in minutes or as '4:00:00'",
+    "mem_gb": "mem='480G'",
+    "tasks_per_node": "ntasks_per_node",
+    "additional_parameters": "a word of 'hpctk render'",
+}
+
+
+class Resources(TypedDict, total=False):
+    """What a job asks for, in the words of ``hpctk render``; None leaves it to the cluster."""
+
+    job_name: str | None
+    """Name of the job."""
+    account: str | None
+    """Who pays."""
+    partition: str | None
+    """Comma-separated partitions."""
+    qos: str | None
+    """Quality of service."""
+    reservation: str | None
+    """Comma-separated reservations."""
+    constraint: str | None
+    """Node features."""
+    nodelist: str | None
+    """Nodes that must be used."""
+    exclude: str | None
+    """Nodes that must not be used."""
+    nodes: int | None
+    """Number of nodes."""
+    ntasks_per_node: int | None
+    """Ranks on each node; by default one per GPU."""
+    gpus_per_node: int | None
+    """GPUs on each node."""
+    cpus_per_task: int | None
+    """CPUs of a rank."""
+    mem: str | None
+    """Memory of each node with its unit, such as "480G"; "0" is all of it."""
+    mem_per_cpu: str | None
+    """Memory per CPU."""
+    mem_per_gpu: str | None
+    """Memory per GPU."""
+    exclusive: bool | None
+    """Share the nodes with no other job."""
+    time: str | int | None
+    """Time limit: minutes, or text as sbatch reads it."""
+    requeue: bool | None
+    """Whether the job may start again."""
+    max_restarts: int | None
+    """How often it may do so for its time limit."""
+    comment: str | None
+    """A remark that Slurm keeps."""
+    mail_type: str | None
+    """Events that send mail."""
+    mail_user: str | None
+    """Who gets it."""
+    modules: Sequence[str] | None
+    """Environment modules to load, after the cluster's."""
+    setup: Sequence[str] | None
+    """Commands to run first, after the cluster's; the job ends when one fails."""
+    env: dict[str, str] | None
+    """Variables to export, after the cluster's."""
+
+
+def executor(
+    cluster: str | Cluster | None = None, *, folder: str | Path, **resources: Unpack[Resources]
+) -> submitit.AutoExecutor:
+    """A submitit executor for jobs on ``cluster``; ``submit`` and ``map_array`` as in submitit.
+
+    Submissions leave out what describes the job around this process, and arrays are split where the
+    cluster limits them. Its parameters are fixed; another request is another executor.
+
+    Args:
+        cluster: a name of ``hpctk cluster list``, the path of a TOML file, the facts themselves, or
+            "local": processes on this machine, with the environment and GPUs of this process; of
+            the resources, only ``time`` and ``gpus_per_node`` then mean something. None:
+            ``$HPCTK_CLUSTER``, else the cluster that is recognized here.
+        folder: where submitit keeps scripts, logs and pickles; must be shared with the nodes.
+        resources: see :class:`Resources`.
+
+    Raises:
+        ConfigError, RenderError: a value that no job could have, or that this cluster cannot give.
+    """
+    request = requested(resources)
+    place = _checked_folder(Path(folder))
+    site = resolved(cluster)
+    if site is None:
+        return _local(request, place, gpus=resources.get("gpus_per_node"))
+    full = complete(request, site)
+    _note_folder(place)
+    made = _new("slurm", full, site, place)
+    made.configure(**slurm_parameters(full, site))
+    # Sites that track these keys refuse jobs with one that they do not know.
+    made.parameters["wckey"] = None
+    return made
+
+
+def resolved(cluster: str | Cluster | None) -> Cluster | None:
+    """The facts that ``cluster`` means for :func:`executor`; None for this machine.
+
+    Raises:
+        ConfigError: no such cluster.
+    """
+    if isinstance(cluster, Cluster):
+        return cluster
+    if (cluster or os.environ.get("HPCTK_CLUSTER")) == LOCAL:
+        return None
+    found = resolve_cluster(cluster)
+    sys.stderr.writelines(f"note: {note}\n" for note in found.notes)
+    return found.cluster
+
+
+def requested(resources: Resources) -> ScriptSpec:
+    """The request for a script that these words make.
+
+    Raises:
+        ConfigError, RenderError: an unknown word, or a value that no script could hold.
+    """
+    given: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
+    for word in given:
+        if word not in Resources.__annotations__:
+            msg = f"{word}: no resource of a job is called so"
+            raise ConfigError(msg, hint=_word_hint(word))
+    for word in ("mem", "mem_per_cpu", "mem_per_gpu"):
+        if not isinstance(given.get(word, ""), str):
+            msg = f"{word}: {given[word]!r} has no unit"
+            raise ConfigError(msg, hint="write text with K, M, G or T (powers of 1024): '480G'")
+    if "time" in given:
+        given["time"] = _time_text(given["time"])
+    for word in ("modules", "setup"):
+        if isinstance(given.get(word), str):
+            msg = f"{word}: {given[word]!r} is no list"
+            raise ConfigError(msg, hint=f"write [{given[word]!r}]")
+        given[word] = tuple(given.get(word, ()))
+    given["env"] = tuple(given.get("env", {}).items())
+    # Not resolved: the link in a virtual environment is what makes Python use the environment.
+    return ScriptSpec(python=os.path.abspath(sys.executable), **given)
+
+
+def _word_hint(word: str) -> str:
+    plain = word.removeprefix("slurm_")
+    if plain in _SUBMITIT_WORDS:
+        return f"write {_SUBMITIT_WORDS[plain]}"
+    return near_miss(plain, list(Resources.__annotations__))
+
+
+def _time_text(time: object) -> str:
+    # type(), not isinstance(): True is no time.
+    if type(time) is int or isinstance(time, str):
+        return str(time)
+    msg = f"time: {time!r} is neither minutes nor text"
+    raise ConfigError(msg, hint="write whole minutes, or '4:00:00'")
+
+
+def _checked_folder(folder: Path) -> Path:
+    """The absolute path, if submitit and sbatch can take it and nobody else can write there."""
+    place = folder.expanduser().absolute()
+    text = str(place)
+    if not text.isprintable() or set(text) & set("\"'\\#%"):
+        msg = f"folder: {text!r} cannot be written into a directive"
+        raise RenderError(msg, hint="take one without quotes, backslashes, '#' and '%'")
+    for one in (place, *place.parents):
+        if one.exists():
+            # Pickles are loaded from there, on the nodes and here.
+            if one == place and one.stat().st_mode & 0o002:
+                msg = f"folder: {text!r} is writable by everybody, and what lies there is executed"
+                raise ConfigError(msg, hint=f"take a directory below it, such as {place / 'jobs'}")
+            break
+    return place
+
+
+def _note_folder(place: Path) -> None:
+    own = {"/tmp", "/var/tmp", "/dev/shm", tempfile.gettempdir(), os.environ.get("SLURM_TMPDIR")}  # noqa: S108
+    if any(place.is_relative_to(directory) for directory in own if directory):
+        sys.stderr.write(
+            f"note: folder {place}: if other nodes do not see it, jobs end without a word\n"
+        )
+
+
+def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
+    """submitit's parameters for a complete request."""
+    options = dict(directives(full, site))
+    for name, value in options.items():
+        if value is not None and not value.isprintable():
+            msg = f"--{name}: {value!r} holds a control character"
+            raise RenderError(msg, hint="correct the cluster's file")
+    # Every other option goes by its own name, as it would into a script: submitit would write
+    # memory in other units, know no type of GPU, and let two forms of a GPU request stand.
+    # Without no-kill: a function on several nodes is not whole after one of them is lost.
+    for own in ("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "no-kill"):
+        options.pop(own, None)
+    for own in ("signal", "open-mode", "output"):
+        options.pop(own, None)
+    return {
+        "name": full.job_name,
+        "nodes": full.nodes,
+        "tasks_per_node": full.ntasks_per_node,
+        "cpus_per_task": full.cpus_per_task,
+        # submitit multiplies this number when the time limit comes; text would fail there.
+        "timeout_min": -(-parse_walltime(full.time or "") // MINUTE_S),
+        "slurm_signal_delay_s": int((full.signal or "").rpartition("@")[2]),
+        "slurm_setup": _setup(full, site),
+        # From 22.05 to 23.02 srun ignores SLURM_CPUS_PER_TASK.
+        "slurm_srun_args": [f"--cpus-per-task={full.cpus_per_task}"],
+        # By default no more than 256 elements would run at a time.
+        "slurm_array_parallelism": site.max_array_size or _MAX_ARRAY_SIZE,
+        "slurm_additional_parameters": {
+            name: True if value is None else value for name, value in options.items()
+        },
+    }
+
+
+def _setup(full: ScriptSpec, site: Cluster) -> list[str]:
+    """Lines before the step; submitit's script goes on after a failed one if nothing ends it."""
+    lines = [
+        # After 'sbatch --export=NONE' srun would start its tasks with an empty environment.
+        "export SLURM_EXPORT_ENV=ALL",
+        "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
+    ]
+    env = [*site.nccl, *site.env, *full.env]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in env]
+    commands = [["module", "load", module] for module in (*site.modules, *full.modules)]
+    commands += [shlex.split(line) for line in (*site.setup, *full.setup)]
+    if commands and site.login_shell:
+        lines.append("source /etc/profile")
+    for words in commands:
+        text = shlex.join(words)
+        said = shlex.quote(f"hpctk: setup failed: {text}")
+        lines.append(f"{text} || {{ echo {said} >&2; exit 1; }}")
+    return lines
+
+
+def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.AutoExecutor:
+    if request.nodes > 1:
+        msg = f"nodes: this machine is one node, and {request.nodes} were asked for"
+        raise ConfigError(msg, hint="on a cluster, name it: cluster='generic'")
+    if request.modules or request.setup or request.env:
+        sys.stderr.write("note: modules, setup, env: local jobs have this notebook's environment\n")
+    found = visible_gpus()
+    if gpus is not None and gpus > len(found):
+        sys.stderr.write(f"note: {gpus} GPUs were asked for, and {len(found)} are here\n")
+    used = found if gpus is None else found[:gpus]
+    made = _new("local", request, None, folder)
+    limit_s = parse_walltime(request.time) if request.time else _YEAR_MIN * MINUTE_S
+    made.configure(
+        name=request.job_name,
+        nodes=1,
+        tasks_per_node=request.ntasks_per_node or 1,
+        timeout_min=-(-limit_s // MINUTE_S),
+    )
+    # Not by update_parameters: it takes numbers alone, where CUDA_VISIBLE_DEVICES may hold names.
+    made.parameters.update(gpus_per_node=len(used), visible_gpus=tuple(used))
+    return made
+
+
+def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> Any:
+    limits = {f"{kind}_max_num_timeout": request.max_restarts if request.requeue else 0}
+    try:
+        made = _executor_class()(folder, cluster=kind, **limits)
+    except RuntimeError as error:
+        msg = f"no Slurm here: {error}"
+        raise ConfigError(msg, hint="cluster='local' works on this machine") from error
+    made.request, made.site = request, site
+    return made
+
+
+@functools.cache
+def _executor_class() -> type[Any]:
+    """The class of our executors; made at the first call, since submitit is slow to import."""
+    import submitit
+
+    class SiteExecutor(submitit.AutoExecutor):  # type: ignore[misc] # submitit is not followed
+        """A submitit executor whose parameters come from a checked request."""
+
+        request: ScriptSpec
+        """The request; complete but for a local executor."""
+        site: Cluster | None
+        """The cluster's facts; None for this machine."""
+
+        def configure(self, **parameters: Any) -> None:
+            """Set submitit's parameters, once."""
+            super().update_parameters(**parameters)
+
+        def update_parameters(self, **kwargs: Any) -> None:
+            """Refused: nothing would check the values."""
+            msg = f"{', '.join(kwargs)}: the parameters of this executor are fixed"
+            raise ConfigError(msg, hint="make another one with hpc_toolkit.notebook.executor")
+
+        def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
+            size = (self.site.max_array_size if self.site else None) or _MAX_ARRAY_SIZE
+            jobs: list[Any] = []
+            with _new_job_environment(self.cluster):
+                for first in range(0, len(delayed_submissions), size):
+                    part = delayed_submissions[first : first + size]
+                    jobs += super()._internal_process_submissions(part)
+            return jobs
+
+    return SiteExecutor
+
+
+@contextmanager
+def _new_job_environment(kind: str) -> Iterator[None]:
+    """Take out of this process's environment what a new job must not inherit, for a while."""
+    kept = dict(os.environ)
+    if kind == "slurm":
+        for name in slurm.overriding_variables():
+            sys.stderr.write(f"note: {name} in your environment overrides the request\n")
+        inherited = slurm.clean_environment()
+        foreign = kept.keys() - inherited.keys()
+        if foreign:
+            foreign |= {name for name in kept if name in _OF_A_RANK or name.startswith("SUBMITIT_")}
+        for name in foreign:
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

@@ -1,0 +1,227 @@
+"""Submitted workers of a run: their jobs, found again by the run, followed and cancelled."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files, slurm
+from hpc_toolkit.clock import SystemClock
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.notebook.executors import LOCAL
+from hpc_toolkit.progress import StatusDisplay, status_html
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.run import Run
+from hpc_toolkit.slurmrecords import UNKNOWN
+from hpc_toolkit.status import living_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.status import Status
+
+_LOOK_FIRST_S, _LOOK_LAST_S = 0.2, 2.0
+_ASK_FIRST_S, _ASK_LAST_S = 2.0, 60.0
+_JOBS_SHOWN = 20
+
+
+def watch(run: Run | str | Path, timeout: float | None = None) -> Status:
+    """Show how a run stands until it is complete, or ``timeout`` seconds are over; how it is then.
+
+    Ends for nothing else, since more workers may come. Interrupting it stops no worker.
+    """
+    found = run if isinstance(run, Run) else Run.open(run)
+    return follow(found, timeout, lambda: False, StatusDisplay())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Submission:
+    """What finds the jobs of one call again, as it is kept below the run."""
+
+    cluster: str
+    """submitit's name: ``slurm`` or ``local``."""
+    folder: str
+    """Absolute path of submitit's folder."""
+    jobs: tuple[str, ...]
+    """Job ids; of a local job the process id of its controller."""
+    tasks: int
+    """Tasks of each job, as submitit counts them."""
+    workers: int
+    """Workers of all these jobs."""
+
+    def reopen(self) -> list[Any]:
+        """The jobs as submitit's objects."""
+        import submitit
+
+        kind = submitit.LocalJob if self.cluster == LOCAL else submitit.SlurmJob
+        tasks = range(self.tasks)
+        return [kind(folder=self.folder, job_id=job, tasks=tasks) for job in self.jobs]
+
+
+def submission_folder(run: Run) -> Path:
+    """Where the submissions of a run are noted, and by default submitit keeps its files."""
+    return run.root.absolute() / "submitit"
+
+
+class WorkerJobs:
+    """The jobs in which workers of one run were submitted."""
+
+    def __init__(self, run: Run, jobs: list[Any], *, workers: int) -> None:
+        self.run = run
+        self.jobs = jobs
+        """submitit's jobs; ``results()`` of one waits for it, and tells the ranks' exit codes."""
+        self.workers = workers
+        """How many workers they start together."""
+
+    @classmethod
+    def submitted(cls, run: Run, workers: int, executor: Any, jobs: list[Any]) -> WorkerJobs:
+        """What was just submitted, noted below the run so that it can be found again."""
+        folder = submission_folder(run)
+        folder.mkdir(exist_ok=True)
+        note = _Submission(
+            cluster=executor.cluster,
+            folder=str(executor.folder),
+            jobs=tuple(job.job_id for job in jobs),
+            tasks=jobs[0].num_tasks,
+            workers=workers,
+        )
+        path = folder / f"jobs-{time.time_ns():020d}-{os.urandom(3).hex()}.json"
+        files.write_new(path, [json.dumps(asdict(note)).encode()])
+        return cls(run, jobs, workers=workers)
+
+    @classmethod
+    def open(cls, run: Run | str | Path) -> WorkerJobs:
+        """All jobs that were ever submitted for a run.
+
+        Raises:
+            RunError: there are none.
+        """
+        run = run if isinstance(run, Run) else Run.open(run)
+        found = [
+            _Submission(**json.loads(files.read_fresh(path)))
+            for path in sorted(submission_folder(run).glob("jobs-*.json"))
+        ]
+        if not found:
+            msg = f"{run.root}: no workers were submitted from a notebook"
+            raise RunError(msg, hint="hpc_toolkit.notebook.submit_workers(run, n) does that")
+        jobs = [job for note in found for job in note.reopen()]
+        return cls(run, jobs, workers=sum(note.workers for note in found))
+
+    def states(self) -> dict[str, str]:
+        """The state of every job, by its id: Slurm's words, or "unknown", which is no failure.
+
+        A job with a living worker is ``RUNNING``; Slurm is asked once for all others.
+        """
+        living = self._jobs_of_living_workers()
+        found = {job: "RUNNING" if job in living else UNKNOWN for job in self._in_slurm()}
+        silent = [job for job, state in found.items() if state == UNKNOWN]
+        if silent:
+            found |= {job: record.state for job, record in slurm.job_states(silent).items()}
+        local = {job.job_id: _local_state(job) for job in self._local()}
+        return {job.job_id: {**found, **local}[job.job_id] for job in self.jobs}
+
+    def cancel(self) -> None:
+        """End the jobs; their workers finish their item or give it back first.
+
+        Raises:
+            SlurmError: Slurm did not do it.
+        """
+        for job in self._local():
+            if _local_state(job) == "RUNNING":
+                os.kill(int(job.job_id), signal.SIGTERM)
+        known = slurm.squeue(self._in_slurm())
+        slurm.scancel([job for job, record in known.items() if not record.ended])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is complete, and say whether it is.
+
+        Ends earlier when no job is left, or after ``timeout`` seconds. The jobs work on when this
+        is interrupted.
+        """
+        return follow(self.run, timeout, self._over).complete
+
+    def watch(self, timeout: float | None = None) -> bool:
+        """Like :meth:`wait`, and show meanwhile how the run stands."""
+        return follow(self.run, timeout, self._over, StatusDisplay()).complete
+
+    def _over(self) -> bool:
+        """Whether no job runs or waits any more; False where Slurm does not answer."""
+        if any(_local_state(job) == "RUNNING" for job in self._local()):
+            return False
+        # Of a job that an earlier process started nothing is known but its workers.
+        if any(_local_state(job) == UNKNOWN for job in self._local()) and self._living():
+            return False
+        ids = self._in_slurm()
+        try:
+            known = slurm.squeue(ids)
+        except slurm.SlurmError:
+            return False
+        return all(job not in known or known[job].ended for job in ids)
+
+    def _living(self) -> set[str]:
+        return living_workers(self.run.view, SystemClock())
+
+    def _jobs_of_living_workers(self) -> set[str]:
+        found = (read_presence(self.run.paths.worker(name)) for name in self._living())
+        return {presence.job for presence in found if presence is not None and presence.job}
+
+    def _in_slurm(self) -> list[str]:
+        return [job.job_id for job in self.jobs if not _is_local(job)]
+
+    def _local(self) -> list[Any]:
+        return [job for job in self.jobs if _is_local(job)]
+
+    def __repr__(self) -> str:
+        ids = ", ".join(job.job_id for job in self.jobs[:_JOBS_SHOWN])
+        more = ", ..." if len(self.jobs) > _JOBS_SHOWN else ""
+        return f"WorkerJobs({str(self.run.root)!r}, workers={self.workers}, jobs=[{ids}{more}])"
+
+    def _repr_html_(self) -> str:
+        shown = list(self.states().items())[:_JOBS_SHOWN]
+        rows = "".join(
+            f"<tr><td>{html.escape(job)}</td><td>{html.escape(state)}</td></tr>"
+            for job, state in shown
+        )
+        more = len(self.jobs) - len(shown)
+        rest = f"<div>and {more} more</div>" if more else ""
+        return f"{status_html(self.run.status())}<table>{rows}</table>{rest}"
+
+
+def follow(
+    run: Run,
+    timeout: float | None,
+    over: Callable[[], bool],
+    display: StatusDisplay | None = None,
+) -> Status:
+    """Wait until a run is complete, nothing works on it, or time is up; how it stands then."""
+    start = time.monotonic()
+    look_s, ask_s, ask_at = _LOOK_FIRST_S, _ASK_FIRST_S, start + _ASK_FIRST_S
+    while True:
+        now = time.monotonic()
+        ended = now >= ask_at and over()
+        if now >= ask_at:
+            ask_s = min(2 * ask_s, _ASK_LAST_S)
+            ask_at = now + ask_s
+        status = run.status()
+        if display is not None:
+            display.show(status)
+        late = timeout is not None and now - start >= timeout
+        if status.complete or ended or late:
+            return status
+        time.sleep(look_s)
+        look_s = min(2 * look_s, _LOOK_LAST_S)
+
+
+def _is_local(job: Any) -> bool:
+    return type(job).__name__ == "LocalJob"
+
+
+def _local_state(job: Any) -> str:
+    state = str(job.state)
+    return state if state in ("RUNNING", "FINISHED", "INTERRUPTED") else UNKNOWN

@@ -1,0 +1,211 @@
+"""Workers of a run as submitit jobs: how many in which shape, with which script, and submitted."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import threading
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.layout import check_trust
+from hpc_toolkit.notebook.executors import LOCAL, Resources, requested, resolved
+from hpc_toolkit.notebook.executors import executor as make_executor
+from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
+from hpc_toolkit.notebook.rank import work_rank
+from hpc_toolkit.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.clusters import Cluster
+
+MAX_RANKS = 65536
+"""Most workers of one call; more is a mistake."""
+
+# An array's id alone would mean all of its elements.
+_SETUP = """\
+hpctk_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+hpctk_job=${hpctk_job:-$SLURM_JOB_ID}
+unset HPCTK_DEADLINE
+hpctk_end=${SLURM_JOB_END_TIME:-} # older Slurms do not set it
+if [[ -z $hpctk_end ]]; then
+  hpctk_end=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$hpctk_job" --format=%e)
+fi
+if [[ $hpctk_end =~ ^[0-9]+$ ]]; then export HPCTK_DEADLINE=$hpctk_end; fi"""
+
+_TEARDOWN = """\
+hpctk_rc=$?
+hpctk_left=$({count_left}) || hpctk_left=unknown
+echo "hpctk: the step ended with code $hpctk_rc, items left: $hpctk_left"
+if [[ $hpctk_left == 0 ]]; then exit 0; fi
+# 75: items are left. Above 128: a rank was killed. Any other is an error that would come again.
+if (( hpctk_rc != 75 && hpctk_rc <= 128 )); then exit "$hpctk_rc"; fi
+if (( ${{SLURM_RESTART_COUNT:-0}} >= {restarts} )); then exit 75; fi
+# A cancelled job must stay cancelled: scontrol would requeue it too.
+if [[ $(squeue --noheader --jobs="$hpctk_job" --format=%T) != RUNNING ]]; then exit 75; fi
+trap 'exit 0' TERM # requeueing ends this script
+scontrol requeue "$hpctk_job" || exit 75
+exit 0"""
+
+_COUNT_LEFT = (
+    "import sys; from hpc_toolkit.notebook.rank import items_left; "
+    "sys.stdout.write(str(items_left(sys.argv[1])))"
+)
+
+
+def submit_workers(
+    run: Run | str | Path,
+    n: int,
+    *,
+    executor: Any = None,
+    cluster: str | Cluster | None = None,
+    folder: str | Path | None = None,
+    array: bool = False,
+    **resources: Unpack[Resources],
+) -> WorkerJobs:
+    """Submit ``n`` workers of a run: one job of ``n`` ranks, or an array of small jobs.
+
+    A job starts again while items are left, as a rendered script does. What is pickled is one
+    function of this package and the run's path.
+
+    Args:
+        run: the run, or its directory, which the nodes must see.
+        n: number of workers; with GPUs one for each, unless the resources say otherwise.
+        executor: from :func:`hpc_toolkit.notebook.executor`; None: made from what follows.
+        cluster: as for ``executor``.
+        folder: as for ``executor``; by default ``submitit`` below the run.
+        array: submit jobs of one node each, which start and end independently of each other.
+        resources: as for ``executor``; ``nodes`` follows from ``n`` where it is left out.
+
+    Raises:
+        ConfigError, RenderError: ``n`` workers cannot be had in this way.
+        RunError: others could change what the run executes.
+        SlurmError: Slurm refused the job.
+    """
+    run = run if isinstance(run, Run) else Run.open(run)
+    warning = check_trust(run.root)
+    if warning:
+        sys.stderr.write(f"warning: {warning}\n")
+    if type(n) is not int or not 1 <= n <= MAX_RANKS:
+        msg = f"n: {n!r} is no number of workers"
+        raise ConfigError(msg, hint=f"a whole number from 1 to {MAX_RANKS}")
+    if executor is None:
+        site = resolved(cluster)
+        place = folder if folder is not None else submission_folder(run)
+        if site is not None:
+            resources = _shape(n, resources, array=array)
+        executor = make_executor(LOCAL if site is None else site, folder=place, **resources)
+    elif resources or cluster is not None or folder is not None:
+        msg = "executor: has its cluster, folder and resources already"
+        raise ConfigError(msg, hint="give them to hpc_toolkit.notebook.executor")
+    return WorkerJobs.submitted(run, n, executor, _submit(run, n, executor, array=array))
+
+
+def preview(executor: Any, run: Run | str | Path | None = None) -> str:
+    """The script that submitit would give to sbatch, ending in a newline.
+
+    Args:
+        executor: any executor of submitit.
+        run: show what ``submit_workers(run, ...)`` would send; None: what ``submit`` would.
+
+    Raises:
+        HpcToolkitError: this version of submitit does not tell.
+    """
+    import submitit
+
+    inner = getattr(executor, "_executor", executor)
+    try:
+        with nullcontext() if run is None else _for_workers(executor, run):
+            command = inner._submitit_command_str
+            text = inner._make_submission_file_text(command, "preview")
+    except (AttributeError, TypeError) as error:
+        msg = f"submitit {submitit.__version__} does not tell what it would submit: {error}"
+        raise HpcToolkitError(
+            msg, hint="submitit 1.5.4 does; jobs can be submitted all the same"
+        ) from error
+    if not text:
+        return f"# processes on this machine; nothing is given to sbatch\n{command}\n"
+    return f"{text.rstrip()}\n"
+
+
+def _shape(n: int, resources: Resources, *, array: bool) -> Resources:
+    """``resources`` with as many nodes and ranks on each as make ``n``, or one node of an array."""
+    # A wrong type is refused before it is calculated with.
+    requested(resources)
+    ranks, nodes = resources.get("ntasks_per_node"), resources.get("nodes")
+    gpus = resources.get("gpus_per_node")
+    if array:
+        nodes, ranks = nodes or 1, ranks or gpus or 1
+    elif nodes is None:
+        ranks = ranks or gpus or n
+        nodes = max(1, n // ranks)
+    else:
+        ranks = ranks or max(1, n // nodes)
+    return {**resources, "nodes": nodes, "ntasks_per_node": ranks}
+
+
+def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
+    root = str(run.root.absolute())
+    with _for_workers(executor, run):
+        if executor.cluster == LOCAL:
+            with _interrupts_ignored():
+                return [executor.submit(work_rank, root, n)]
+        request = executor.request
+        ranks = request.nodes * request.ntasks_per_node
+        if n % ranks or (n != ranks and not array):
+            msg = f"n: {n} workers are not {request.nodes} nodes x {request.ntasks_per_node} ranks"
+            hint = "change n, nodes or ntasks_per_node; array=True makes several jobs of that shape"
+            raise ConfigError(msg, hint=hint)
+        if n == ranks:
+            return [executor.submit(work_rank, root)]
+        return list(executor.map_array(work_rank, [root] * (n // ranks)))
+
+
+@contextmanager
+def _for_workers(executor: Any, run: Run | str | Path) -> Iterator[None]:
+    """Let ``executor`` submit workers of ``run`` for a while, and what it did before afterwards."""
+    if not hasattr(executor, "request"):
+        msg = f"executor: {type(executor).__name__} has no checked request"
+        raise ConfigError(msg, hint="make it with hpc_toolkit.notebook.executor")
+    root = run.root if isinstance(run, Run) else Path(run)
+    kept = dict(executor.parameters)
+    if executor.cluster == LOCAL:
+        executor.parameters["tasks_per_node"] = 1
+    else:
+        executor.parameters.update(_worker_parameters(executor, str(root.absolute())))
+    try:
+        yield
+    finally:
+        executor.parameters.clear()
+        executor.parameters.update(kept)
+
+
+def _worker_parameters(executor: Any, root: str) -> dict[str, Any]:
+    old, request = executor.parameters, executor.request
+    count_left = shlex.join([request.python, "-c", _COUNT_LEFT, root])
+    restarts = request.max_restarts if request.requeue else 0
+    # A rank that finds nothing leaves, a lost node or rank costs what it held: the others work on.
+    going_on = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
+    return {
+        "setup": [*old["setup"], _SETUP],
+        "teardown": [_TEARDOWN.format(count_left=count_left, restarts=restarts)],
+        "srun_args": [*old["srun_args"], *going_on],
+        "additional_parameters": {**old["additional_parameters"], "no-kill": True},
+    }
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Start processes that do not hear a notebook's interrupts: they reach the kernel's group."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

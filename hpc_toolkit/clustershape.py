@@ -100,7 +100,7 @@ def gpus_of(gres: str) -> tuple[int, str | None]:
 def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
     with_gpus = Counter({shape: n for shape, n in shapes.items() if shape.gpus})
     ((shape, count),) = (with_gpus or shapes).most_common(1)
-    others = [f"{n} other nodes: {one}" for one, n in shapes.most_common() if one != shape]
+    others = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
     limits = [
         f"{key}={record[key]}" for key, all_ in _EVERYBODY.items() if record.get(key, all_) != all_
     ]

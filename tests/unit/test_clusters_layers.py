@@ -1,0 +1,297 @@
+"""Cluster files of later layers win key by key, and every value knows where it is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit.clusterfiles import cluster_files, user_directory
+from hpc_toolkit.clusterkeys import DEFAULT_OPTIONS
+from hpc_toolkit.clustermerge import VARIABLES
+from hpc_toolkit.clusters import cluster_names, load_cluster
+from hpc_toolkit.errors import ConfigError
+
+
+class Layers:
+    """Directories of the layers, empty at first, and the current directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.directories = {
+            "site": root / "site",
+            "user": root / "config" / "hpctk" / "clusters",
+            "project": root / "here" / "clusters",
+        }
+        for directory in self.directories.values():
+            directory.mkdir(parents=True)
+
+    def write(self, layer: str, name: str, text: str) -> str:
+        """Write a file; return what errors call it."""
+        path = self.directories[layer] / f"{name}.toml"
+        path.write_text(text, encoding="utf-8")
+        return f"./clusters/{name}.toml" if layer == "project" else str(path)
+
+
+@pytest.fixture
+def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layers:
+    made = Layers(tmp_path)
+    for name in [name for name in os.environ if name.startswith("HPCTK_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HPCTK_SITE_CLUSTERS", str(made.directories["site"]))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path / "here")
+    return made
+
+
+def test_later_layers_win_key_by_key_and_each_key_knows_its_file(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = layers.write("site", "lab", "nodes = 20\ncpus_per_node = 20\ngpu_type = 'a'")
+    user = layers.write("user", "lab", "cpus_per_node = 30\ngpu_type = 'b'")
+    project = layers.write("project", "lab", "gpu_type = 'c'\n[defaults]\nqos = 'high'")
+    monkeypatch.setenv("HPCTK_QOS", "low")
+
+    lab = load_cluster("lab")
+
+    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type) == (20, 30, "c")
+    assert lab.gpus_per_node == 4
+    assert lab.written("gpus_per_node") == "clusters/lab.toml: gpus_per_node"
+    assert lab.written("nodes") == f"{site}: nodes"
+    assert lab.written("cpus_per_node") == f"{user}: cpus_per_node"
+    assert lab.written("gpu_type") == f"{project}: gpu_type"
+    assert lab.written("defaults.qos") == "$HPCTK_QOS"
+    assert dict(lab.defaults)["qos"] == "low"
+
+
+def test_tables_are_merged_key_by_key_and_lists_are_replaced(layers: Layers) -> None:
+    layers.write("site", "lab", "modules = ['a', 'b']\n[env]\nA = '1'\nB = '1'")
+    user = layers.write("user", "lab", "modules = ['c']\n[env]\nB = '2'\n[defaults]\nqos = 'q'")
+
+    lab = load_cluster("lab")
+
+    assert lab.modules == ("c",)
+    assert dict(lab.env) == {"A": "1", "B": "2"}
+    assert dict(lab.defaults) == {"time": "0:30:00", "qos": "q"}
+    assert lab.written("defaults") == f"{user}, clusters/lab.toml: defaults"
+    assert lab.written("defaults.time") == "clusters/lab.toml: defaults.time"
+
+
+def test_partitions_of_a_later_layer_replace_all_earlier_ones(layers: Layers) -> None:
+    user = layers.write("user", "lab", "[[partitions]]\nname = 'own'")
+
+    lab = load_cluster("lab")
+
+    assert [one.name for one in lab.partitions] == ["own"]
+    assert lab.written("partitions") == f"{user}: partitions"
+
+
+@pytest.mark.parametrize("layer", ["site", "user", "project"])
+def test_a_new_name_is_a_new_cluster(layers: Layers, layer: str) -> None:
+    file = layers.write(layer, "mine", "nodes = 3")
+
+    assert "mine" in cluster_names()
+    assert (load_cluster("mine").nodes, load_cluster("mine").file) == (3, file)
+    assert load_cluster("mine").argument == "mine"
+
+
+@pytest.mark.usefixtures("layers")
+def test_without_layers_there_are_the_builtin_files_only() -> None:
+    assert {one.layer for one in cluster_files()} == {"built-in"}
+
+
+def test_the_project_is_the_current_directory_and_none_above(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.write("project", "mine", "nodes = 3")
+    below = layers.directories["project"].parent / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+
+    assert "mine" not in cluster_names()
+
+
+def test_a_project_file_equal_to_the_builtin_one_is_no_layer(layers: Layers) -> None:
+    builtin = next(one for one in cluster_files() if one.name == "lab")
+    layers.write("project", "lab", builtin.source.read_text(encoding="utf-8"))
+
+    assert load_cluster("lab").written("nodes") == "clusters/lab.toml: nodes"
+
+
+def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.write("project", "lab", "nodes = 3")
+    layers.write("user", "lab", "cpus_per_node = 5")
+    monkeypatch.setenv("HPCTK_ACCOUNT", "me")
+
+    lab = load_cluster("./clusters/lab.toml")
+
+    assert (lab.nodes, lab.cpus_per_node, lab.defaults) == (3, None, (("account", "me"),))
+    assert lab.argument == "./clusters/lab.toml"
+
+
+def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(
+    layers: Layers,
+) -> None:
+    layers.write("site", "lab", "cpus_per_node = 20")
+    user = layers.write("user", "big", "extends = 'lab'\nnodes = 100\n[facts]\nnote = 'x'")
+
+    big = load_cluster("big")
+
+    assert (big.name, big.nodes, big.cpus_per_node, big.gpu_type) == ("big", 100, 20, "l40s")
+    assert big.identify == ()
+    assert big.file == user
+    assert big.written("gpu_type") == "clusters/lab.toml: gpu_type"
+    assert {"note", "accounting"} <= dict(big.facts).keys()
+
+
+def test_extends_in_a_circle_is_refused(layers: Layers) -> None:
+    layers.write("user", "a", "extends = 'b'")
+    layers.write("user", "b", "extends = 'a'")
+
+    with pytest.raises(ConfigError, match="a extends b extends a: a circle"):
+        load_cluster("a")
+
+
+def test_extends_of_nothing_gives_the_near_miss(layers: Layers) -> None:
+    layers.write("user", "a", "extends = 'killarny'")
+
+    with pytest.raises(ConfigError, match="no cluster is called 'killarny'") as caught:
+        load_cluster("a")
+
+    assert "did you mean 'killarney'?" in caught.value.hint
+
+
+def test_a_broken_layer_is_an_error_of_its_file(layers: Layers) -> None:
+    file = layers.write("user", "lab", "nodes = 'many'")
+
+    with pytest.raises(ConfigError, match=f"{file}: nodes: 'many'"):
+        load_cluster("lab")
+
+
+@pytest.mark.usefixtures("layers")
+def test_every_option_with_a_default_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(VARIABLES.values()) == set(DEFAULT_OPTIONS)
+    for variable, option in VARIABLES.items():
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, "7")
+            value = dict(load_cluster("generic").defaults)[option]
+            assert value == (7 if option == "cpus_per_task" else "7"), variable
+
+
+@pytest.mark.usefixtures("layers")
+def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTK_TIME", "")
+
+    assert load_cluster("lab").written("defaults.time") == "clusters/lab.toml: defaults.time"
+
+
+@pytest.mark.usefixtures("layers")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("HPCTK_CPUS_PER_TASK", "four"), ("HPCTK_CPUS_PER_TASK", "0"), ("HPCTK_QOS", "a\nb")],
+)
+def test_a_variable_that_is_no_value_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(ConfigError, match=rf"\${variable}: "):
+        load_cluster("lab")
+
+
+def test_a_later_memory_option_takes_the_place_of_the_earlier_one(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.write("user", "generic", "[defaults]\nmem = '5G'")
+    assert set(dict(load_cluster("generic").defaults)) >= {"mem"}
+    assert "mem_per_cpu" not in dict(load_cluster("generic").defaults)
+
+    monkeypatch.setenv("HPCTK_MEM_PER_GPU", "20G")
+
+    assert "mem" not in dict(load_cluster("generic").defaults)
+    assert load_cluster("generic").written("defaults.mem_per_gpu") == "$HPCTK_MEM_PER_GPU"
+
+
+@pytest.mark.parametrize("layer", ["site", "user", "project"])
+def test_a_file_that_everybody_may_write_is_refused(layers: Layers, layer: str) -> None:
+    layers.write(layer, "lab", "setup = ['curl -sS example.org/x']")
+    (layers.directories[layer] / "lab.toml").chmod(0o666)
+
+    with pytest.raises(ConfigError, match=r"lab\.toml: everybody may write it") as caught:
+        load_cluster("lab")
+
+    assert caught.value.hint.startswith("chmod o-w ")
+
+
+def test_a_file_in_a_directory_that_everybody_may_write_is_refused(layers: Layers) -> None:
+    layers.write("project", "lab", "nodes = 2")
+    layers.directories["project"].chmod(0o777)
+
+    with pytest.raises(ConfigError, match="everybody may write it"):
+        load_cluster("lab")
+    with pytest.raises(ConfigError, match="everybody may write it"):
+        load_cluster("./clusters/lab.toml")
+
+
+def test_a_sticky_directory_is_no_risk_for_a_file_of_ones_own(layers: Layers) -> None:
+    layers.write("project", "lab", "nodes = 2")
+    layers.directories["project"].chmod(0o1777)
+
+    assert load_cluster("lab").nodes == 2
+
+
+def test_a_link_is_as_safe_as_the_directory_that_it_leads_to(
+    layers: Layers, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "x.toml").write_text("nodes = 2", encoding="utf-8")
+    (layers.directories["user"] / "lab.toml").symlink_to(shared / "x.toml")
+    assert load_cluster("lab").nodes == 2
+
+    shared.chmod(0o777)
+
+    with pytest.raises(ConfigError, match="everybody may write it"):
+        load_cluster("lab")
+
+
+def test_a_project_file_of_another_user_is_read_only_where_its_path_is_given(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.write("project", "lab", "nodes = 2")
+    path = layers.directories["project"] / "lab.toml"
+    if os.getuid() == 0:
+        os.chown(path, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+
+    with pytest.raises(ConfigError, match="belongs to another user") as caught:
+        load_cluster("lab")
+    assert load_cluster("./clusters/lab.toml").nodes == 2
+    assert "--cluster ./clusters/lab.toml" in caught.value.hint
+
+
+@pytest.mark.usefixtures("layers")
+def test_a_site_directory_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTK_SITE_CLUSTERS", "/nowhere/clusters")
+
+    with pytest.raises(ConfigError, match="HPCTK_SITE_CLUSTERS: '/nowhere/clusters' is no"):
+        load_cluster("lab")
+
+
+def test_the_users_directory_follows_xdg_and_ignores_a_relative_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+
+    assert user_directory() == Path("/home/me/.config/hpctk/clusters")
+
+
+def test_hidden_files_and_other_endings_are_no_cluster_files(layers: Layers) -> None:
+    for name in (".lab.toml.swp", ".hidden.toml", "notes.md"):
+        (layers.directories["user"] / name).write_text("?", encoding="utf-8")
+
+    assert {one.layer for one in cluster_files()} == {"built-in"}

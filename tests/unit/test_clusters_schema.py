@@ -1,0 +1,158 @@
+"""The JSON schema says what the reader says, so that an editor and hpctk agree."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.resources
+import tomllib
+from typing import Any
+
+import jsonschema
+import pytest
+
+from hpc_toolkit.clusterdraft import draft
+from hpc_toolkit.clusterkeys import KEYS
+from hpc_toolkit.clusters import cluster_names, parse_cluster
+from hpc_toolkit.clusterschema import cluster_schema
+from hpc_toolkit.errors import ConfigError
+from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED
+
+VALIDATOR = jsonschema.Draft7Validator(cluster_schema(), format_checker=jsonschema.FormatChecker())
+
+GOOD = [
+    "nodes = 1",
+    "gpus_per_node = 0",
+    "gpu_type = 'l40s'",
+    "mem_per_node = '192000M'",
+    "mem_per_node = '1T'",
+    "mem_per_node = '100GiB'",
+    "max_walltime = '7-00:00:00'",
+    "max_walltime = '1-12'",
+    "max_walltime = '90'",
+    "max_walltime = '0:30'",
+    "checked = 2026-01-19",
+    "verified = true",
+    "extends = 'lab'",
+    "choose_partition = true\npartitions = [{name = 'a_b+c@d.e', nodes = 1}]",
+    "partitions = [{name = 'a', max_walltime = '5', gpus_per_node = 2, gpu_type = 'x'}]",
+    "identify = {env = 'A=b c', hostname = 'login*', slurm_cluster = 'x'}",
+    "binds = ['/a', '/a:/b', '/a b:/c:ro']",
+    "forbidden_submit_dirs = ['~', '~/x', '/home']",
+    "conda_base = '/opt/conda'",
+    "container_runtime = 'pyxis'",
+    "env = {A = 'x'}",
+    "nccl = {NCCL_IB_HCA = 'mlx5', FI_CXI_RX_MATCH_MODE = 'software'}",
+    "defaults = {time = '5', cpus_per_task = 4, account = 'a'}",
+    "facts = {anything = 'läuft'}",
+    "setup = ['source /opt/env.sh']",
+    "modules = ['cuda/12.4']",
+    "source = 'hpctk cluster init x --from-slurm'",
+    "account_hint = 'aip-x'\naccount_required = true",
+    "cpus_per_node = 64",
+    "description = ''",
+    "login_shell = true",
+    "shrink_jobs = false",
+    "max_array_size = 1001",
+    "node_setup = ['cp /data/env.tar /tmp']",
+]
+
+BAD = [
+    "nods = 1",
+    "nodes = 0",
+    "nodes = 1.5",
+    "nodes = true",
+    "nodes = 1048577",
+    "gpus_per_node = -1",
+    "gpu_type = 'a b'",
+    "gpu_request = 'gpu'",
+    "mem_style = 'none at all'",
+    "mem_per_node = '0'",
+    "mem_per_node = '0G'",
+    "mem_per_node = '480 G'",
+    "mem_per_node = 480",
+    "max_walltime = '90m'",
+    "max_walltime = '0:00'",
+    "max_walltime = '1-0:0:0:0'",
+    "checked = '19 January'",
+    "verified = 'yes'",
+    "extends = '../lab'",
+    "partitions = [{nodes = 1}]",
+    "partitions = [{name = 'a b'}]",
+    "partitions = [{name = 'a', nods = 1}]",
+    "partitions = {name = 'a'}",
+    "identify = {env = 'A'}",
+    "identify = {host = 'x'}",
+    "binds = ['a']",
+    "binds = ['/a:/b:rx']",
+    "binds = '/a'",
+    "forbidden_submit_dirs = ['home']",
+    "forbidden_submit_dirs = ['~me']",
+    "conda_base = 'conda'",
+    "container_runtime = 'docker'",
+    "env = {A = 1}",
+    "nccl = {LD_PRELOAD = 'x'}",
+    "defaults = {tiem = '5'}",
+    "defaults = {cpus_per_task = '4'}",
+    "facts = {a = {b = 'c'}}",
+    "setup = 'x'",
+    'description = "a\\u001bb"',
+    'modules = ["a\\nb"]',
+]
+
+
+def accepted_by_schema(text: str) -> bool:
+    return not list(VALIDATOR.iter_errors(as_json(tomllib.loads(text))))
+
+
+def as_json(table: dict[str, Any]) -> dict[str, Any]:
+    """As editors hand it on: TOML's dates are text in JSON."""
+    return {key: v.isoformat() if isinstance(v, dt.date) else v for key, v in table.items()}
+
+
+def accepted_by_reader(text: str) -> bool:
+    try:
+        parse_cluster(text, file="site.toml", name="site")
+    except ConfigError:
+        return False
+    return True
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft7Validator.check_schema(cluster_schema())
+
+
+@pytest.mark.parametrize("name", ["generic", "killarney", "lab"])
+def test_every_builtin_file_is_valid(name: str) -> None:
+    source = importlib.resources.files("hpc_toolkit") / "clusters" / f"{name}.toml"
+
+    assert name in cluster_names()
+    assert accepted_by_schema(source.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("told", [OLD_LINEAR, ROUTED, MIXED], ids=["old", "routed", "mixed"])
+def test_every_draft_is_valid(told: Any) -> None:
+    assert accepted_by_schema(draft("site", told, dt.date(2026, 11, 21)))
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_what_the_reader_accepts_the_schema_accepts(text: str) -> None:
+    assert accepted_by_reader(text)
+    assert accepted_by_schema(text)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_the_schema_has_words_for_both_refuse(text: str) -> None:
+    assert not accepted_by_reader(text)
+    assert not accepted_by_schema(text)
+
+
+def test_every_key_is_in_the_schema_with_a_description_and_tried_above() -> None:
+    properties = cluster_schema()["properties"]
+
+    assert set(properties) == set(KEYS)
+    assert all(one["description"] for one in properties.values())
+    inner = properties["partitions"]["items"]["properties"]
+    assert inner["max_walltime"]["description"].startswith("Longest job that it accepts")
+    assert properties["nodes"]["description"] == "How many nodes one job can get at most."
+    tried = {line.split()[0] for text in GOOD + BAD for line in text.splitlines()}
+    assert set(KEYS) <= tried

@@ -253,30 +253,32 @@ def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str
     return jobs
 
 
+def sbatch_argv(
+    script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
+) -> list[str]:
+    """The command that submits ``script``, an absolute path, with its arguments."""
+    return ["sbatch", "--parsable", *options, str(script), *arguments]
+
+
 def sbatch(
-    script: Path,
-    arguments: Sequence[str] = (),
+    argv: Sequence[str],
     *,
-    options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> tuple[str, str]:
-    """Submit ``script``; (job id, cluster or "").
+    """Submit by a command of :func:`sbatch_argv`; (job id, cluster or "").
 
     Args:
-        script: an absolute path.
-        arguments: of the script.
-        options: of sbatch, beside ``--parsable``.
+        argv: the command.
         environ: what sbatch passes on to the job; by default :func:`clean_environment`.
-        cwd: the job's directory.
+        cwd: the directory of submission; by default this one.
 
     Raises:
         SlurmError: it was refused, or sbatch did not answer: the job may then be queued all the
             same.
     """
-    argv = sbatch_argv(script, arguments, options=options)
+    given = clean_environment() if environ is None else environ
     try:
-        given = clean_environment() if environ is None else environ
         done = run(argv, timeout_s=SUBMIT_S, environ=given, cwd=cwd)
     except SlurmError as error:
         hint = f"{error.hint}; if it ran, 'squeue --me' tells whether the job was taken"
@@ -290,31 +292,18 @@ def sbatch(
     return found
 
 
-def sbatch_argv(
-    script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
-) -> list[str]:
-    """The command that :func:`sbatch` runs."""
-    return ["sbatch", "--parsable", *options, str(script), *arguments]
+def start_estimate(argv: Sequence[str]) -> str:
+    """When and where a job of a command of :func:`sbatch_argv` would start: ``to start at ...``.
 
-
-def start_estimate(
-    script: Path,
-    arguments: Sequence[str] = (),
-    *,
-    options: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
-) -> str:
-    """What ``sbatch --test-only`` says of where and when the job would start.
-
-    It checks resources, not the script.
+    By ``sbatch --test-only``, which checks resources, not the script, and submits nothing.
 
     Raises:
         SlurmError: no answer, or Slurm would refuse the job.
     """
-    argv = ["sbatch", "--test-only", *options, str(script), *arguments]
-    done = run(argv, timeout_s=ASK_S, environ=clean_environment() if environ is None else environ)
+    tested = [argv[0], "--test-only", *argv[1:]]
+    done = run(tested, timeout_s=ASK_S, environ=clean_environment())
     if done.code:
-        raise failure(argv, done)
+        raise failure(tested, done)
     lines = (done.stderr or done.stdout).splitlines()
     found = [re.sub(r".*?(to start at)", r"\1", line) for line in lines if "to start at" in line]
     return found[-1] if found else ""

@@ -28,6 +28,7 @@ COMMANDS = {
     "reading": ("status", "gather", "explain", "logs"),
     "campaigns": ("run", "conduct"),
     "render": ("render",),
+    "submit": ("submit", "cancel"),
     "clusters": ("cluster",),
     "scripts": ("preflight", "left"),
     "lab": ("lab",),

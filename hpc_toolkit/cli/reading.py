@@ -17,9 +17,10 @@ from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.quantities import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.run import Run
+    from hpc_toolkit.slurmrecords import JobRecord
     from hpc_toolkit.status import Status
 
 _PANEL = "Look"
@@ -39,10 +40,17 @@ def status(
         bool, typer.Option("--watch", help="Show again every 2 s until done.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if items failed.")] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm about the run's jobs, if any.")
+    ] = True,
 ) -> None:
-    """Show how a run stands: counts, workers, rate, time left, failures, why nothing moves."""
+    """Show how a run stands: counts, workers, rate, time left, failures, why nothing moves.
+
+    Where Slurm does not answer within 5 s, the state of its jobs is unknown.
+    """
     import os
 
+    from hpc_toolkit.jobs import JobStates
     from hpc_toolkit.layout import all_runs
 
     runs = all_runs()
@@ -50,15 +58,16 @@ def status(
         _overview(runs, as_json=as_json)
         return
     found = open_run(run)
+    jobs = JobStates(found.paths)
     now = found.status()
-    _show(now, as_json=as_json)
+    _show(now, jobs.read(ask=slurm), as_json=as_json)
     while watch and not now.complete:
         gc.enable()
         time.sleep(_WATCH_S)
         now = found.status()
         if sys.stdout.isatty() and not as_json:
             sys.stdout.write("\x1b[2J\x1b[H")
-        _show(now, as_json=as_json)
+        _show(now, jobs.read(ask=slurm), as_json=as_json)
     if check and any(counts.failed for counts in now.stages.values()):
         sys.exit(1)
 
@@ -86,15 +95,20 @@ def _overview(runs: list[Path], *, as_json: bool) -> None:
         print(f"{one.run:<{width}}  {done}/{total} done  {failed} failed  {state}")
 
 
-def _show(now: Status, *, as_json: bool) -> None:
+def _show(now: Status, jobs: list[JobRecord], *, as_json: bool) -> None:
+    from hpc_toolkit.cli.joblines import job_json, why
+
+    now.reason = why(now, jobs)
     if as_json:
-        print(json.dumps(now.to_json()), flush=True)
+        print(json.dumps({**now.to_json(), "jobs": job_json(jobs)}), flush=True)
         return
-    print("\n".join(status_lines(now)), flush=True)
+    print("\n".join(status_lines(now, jobs)), flush=True)
 
 
-def status_lines(now: Status) -> list[str]:
+def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
     """A run's status as people read it."""
+    from hpc_toolkit.cli.joblines import job_lines
+
     lines = [f"{now.run}: {_headline(now)}"]
     width = max(len(name) for name in now.stages)
     for name, counts in now.stages.items():
@@ -111,6 +125,7 @@ def status_lines(now: Status) -> list[str]:
     crew += [f"{now.workers.dead} dead"] if now.workers.dead else []
     crew += [f"{now.deaths} deaths seen"] if now.deaths else []
     lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
+    lines += job_lines(jobs)
     if now.reason:
         lines.append(f"  why       {now.reason}")
     lines += [f"  failure   {one['items']} x {one['error']}" for one in now.failures]
@@ -229,11 +244,17 @@ def logs(
     item: Annotated[
         str | None, typer.Option(help="An item's number from 0, or a part of its JSON.")
     ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="ID", help="The log of a Slurm job of this run.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what items wrote: all of a worker's log, or what one item wrote in each attempt."""
+    """Print what items wrote: all of a worker's log, or what one item wrote in each attempt.
+
+    With --job what Slurm wrote for a job: its script's own words, and errors of its start.
+    """
     found = open_run(run)
-    for part in _log_parts(found, worker, item):
+    for part in _log_parts(found, worker, item) if job is None else _job_logs(found, job):
         if as_json:
             text = part.path.read_bytes()[part.start : part.end].decode(errors="replace")
             print(json.dumps({"log": part.title, "text": text}))
@@ -269,3 +290,18 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
         known = ", ".join(path.stem for path in paths[:10])
         raise ConfigError(message, hint=f"there are: {known}" if known else "none has begun")
     yield from (_LogPart(path, path.stem) for path in chosen)
+
+
+def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
+    from hpc_toolkit.jobs import known_jobs, log_files
+
+    known = [one.id for one in known_jobs(run.paths)]
+    if job.partition("_")[0] not in known:
+        message = f"no job of {run.root} has the id {job!r}"
+        hint = f"there are: {', '.join(known[-10:])}" if known else "none is known"
+        raise ConfigError(message, hint=hint)
+    paths = log_files(run.paths, job)
+    if not paths:
+        message = f"job {job} has no log yet"
+        raise ConfigError(message, hint="Slurm writes it from the job's start on")
+    yield from (_LogPart(path, str(path)) for path in paths)

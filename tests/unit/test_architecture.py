@@ -31,8 +31,9 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
     {"__version__", "clock", "errors", "processes", "ranks"},
-    {"allowlist", "attempts", "clusterfiles", "files", "quantities", "slurmrecords"},
-    {"environment"},
+    {"allowlist", "arrays", "attempts", "clusterfiles", "files", "quantities", "slurmrecords"},
+    {"environment", "grammar", "passthrough"},
+    {"scriptrules"},
     {
         "bandit",
         "journal",
@@ -52,18 +53,18 @@ LAYERS: list[set[str]] = [
     {"clusterdraft"},
     {"directives", "executor", "explain", "gather", "passlines", "safety"},
     {"surroundings"},
-    {"jobs", "passes", "render", "status", "tables"},
-    {"progress", "worker"},
+    {"failednodes", "jobs", "passes", "render", "status", "tables"},
+    {"cancellation", "progress", "worker"},
     {"pool"},
     {"run"},
-    {"conduct", "crew", "notebook"},
-    {"summary"},
+    {"conduct", "crew", "notebook", "submission"},
+    {"submit", "summary"},
     {"cli"},
     {"__main__"},
 ]
 
 QUEUE_LAYERS: list[set[str]] = [
-    {"durations", "presence", "units"},
+    {"control", "durations", "presence", "units"},
     {"affinity", "claims", "items", "leases", "state"},
     {"log"},
     {"view"},
@@ -93,7 +94,7 @@ FENCES: dict[str, set[str]] = {
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
-    "subprocess": {"crew", "lab", "notebook", "pool", "slurm", "workloads"},
+    "subprocess": {"crew", "lab", "notebook", "pool", "slurm", "witness", "workloads"},
     "fcntl": set(),
     "multiprocessing": set(),
     "pickle": set(),

@@ -388,7 +388,7 @@ def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     programs.add("sbatch", f"env > {tmp_path}/env; echo 5")
 
-    assert slurm.sbatch(tmp_path / "x.sbatch") == ("5", "")
+    assert slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch")) == ("5", "")
     said = (tmp_path / "env").read_text().splitlines()
     assert "LC_ALL=de_DE.UTF-8" in said
     assert not [line for line in said if line.startswith("SLURM_TIME_FORMAT")]
@@ -399,7 +399,9 @@ def test_a_refusal_of_sbatch_is_told_in_its_words(programs: Programs, tmp_path: 
     programs.add("sbatch", answer("sbatch", "", code=1, stderr=said))
 
     with pytest.raises(SlurmError, match="submission failed: Invalid account") as caught:
-        slurm.sbatch(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"])
+        slurm.sbatch(
+            slurm.sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"])
+        )
     assert f"sbatch --parsable --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
 
 
@@ -409,7 +411,7 @@ def test_a_submission_without_an_id_is_not_taken_for_one(
     programs.add("sbatch", answer("sbatch", "Your job is important to us"))
 
     with pytest.raises(SlurmError, match="printed no job id, but 'Your job"):
-        slurm.sbatch(tmp_path / "x.sbatch")
+        slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch"))
 
 
 INSIDE = {

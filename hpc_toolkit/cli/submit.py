@@ -1,0 +1,222 @@
+"""Commands that send jobs to Slurm and take them back: submit, cancel.
+
+Annotations are objects here, not text as elsewhere: typer would compile each of them again
+whenever a command starts.
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_toolkit.cli.arguments import GivenRun, open_run
+from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, add_script_command, requested
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.slurmrecords import JobRecord
+    from hpc_toolkit.submission import Submission
+
+_PANEL = "Slurm"
+_AFTER_EACH = "afterany"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    add_script_command(app, submit, panel=_PANEL)
+    app.command(rich_help_panel=_PANEL)(cancel)
+
+
+def submit(
+    template: str | None,
+    *,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Send N jobs; with --dependency singleton or afterany one after the other.",
+        ),
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
+    ] = False,
+    exclude_failed: Annotated[
+        bool,
+        typer.Option(
+            "--exclude-failed/--no-exclude-failed",
+            help="Leave out nodes that failed for this run within a day.",
+        ),
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Submit for a run that is complete or paused, too.")
+    ] = False,
+    **given: Any,
+) -> None:
+    """Render a job script, submit it, and print the job's id.
+
+    In place of TEMPLATE a script may be named, with a "/" or ending in .sbatch: it is sent as it
+    is, with --run as its argument.
+    """
+    from dataclasses import replace
+
+    from hpc_toolkit.slurm import overriding_variables
+
+    for name in overriding_variables():
+        text = f"warning: {name} in the environment overrides what the script says; see sbatch(1)"
+        print(text, file=sys.stderr)
+    chain = given.get("dependency") == _AFTER_EACH
+    if chain:
+        given["dependency"] = None
+        if jobs == 1:
+            message = "--dependency afterany: after which job?"
+            raise ConfigError(message, hint="afterany:JOB; or --jobs N, for a chain of new ones")
+    own = template is not None and ("/" in template or template.endswith(".sbatch"))
+    make = _of_script if own else _of_request
+    found = make(template, given, force=force, exclude_failed=exclude_failed)
+    if jobs > 1 and any(script.array for script in found.scripts):
+        message = "--jobs: an array is many jobs already"
+        raise ConfigError(message, hint="leave one of --jobs and --array out")
+    submission = replace(found, copies=jobs, chain=chain)
+    for note in submission.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if dry_run:
+        _show(submission)
+        return
+    from hpc_toolkit.submit import send
+
+    for job in send(submission):
+        print(job.job, flush=True)
+
+
+def _of_request(
+    template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
+) -> "Submission":
+    from hpc_toolkit.submission import of_request
+    from hpc_toolkit.submit import check_directory, check_run, without_failed_nodes
+
+    kind = template or DEFAULT_TEMPLATE
+    run = None
+    if kind != "command":
+        run = open_run(given.get("run"))
+        if given.get("chdir"):
+            # The job would look for it there.
+            given["run"] = str(run.root.absolute())
+        elif not given.get("run"):
+            given["run"] = str(run.root)
+    spec, site, _ = requested(template, given)
+    check_directory(site, Path.cwd())
+    if run is not None:
+        check_run(run, force=force)
+    submission = of_request(spec, site, kind, run=run, cwd=Path.cwd())
+    if not exclude_failed or spec.nodelist:
+        return submission
+    return without_failed_nodes(
+        submission, exclude=spec.exclude, nodes=spec.nodes, most_nodes=site.nodes
+    )
+
+
+def _of_script(
+    template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
+) -> "Submission":
+    from dataclasses import replace
+
+    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.submission import embedded_request, of_script, read_script
+    from hpc_toolkit.submit import check_run, without_failed_nodes
+
+    path = Path(template or "")
+    others = [
+        name
+        for name, value in given.items()
+        if value not in (None, (), []) and name not in ("run", "dependency")
+    ]
+    if others:
+        message = f"--{others[0].replace('_', '-')}: {path} is sent as it is"
+        raise ConfigError(message, hint="render it anew, or edit it; --run and --dependency work")
+    request = embedded_request(read_script(path))
+    named = given.get("run") or request.get("run")
+    run = open_run(named) if named else None
+    if run is not None:
+        check_run(run, force=force)
+    submission = of_script(path, run=run, cwd=Path.cwd())
+    if not given.get("run"):
+        submission = replace(submission, arguments=())
+    if given.get("dependency"):
+        spec = ScriptSpec(python=sys.executable, dependency=given["dependency"])
+        submission = replace(submission, options=(f"--dependency={spec.dependency}",))
+    if not exclude_failed or request.get("nodelist"):
+        return submission
+    return without_failed_nodes(
+        submission, exclude=request.get("exclude"), nodes=int(request.get("nodes", 1))
+    )
+
+
+def _show(submission: "Submission") -> None:
+    """The commands on stderr, the script on stdout, and what Slurm says to it."""
+    import shutil
+
+    for number in range(submission.copies):
+        before = "JOB" if number else ""
+        for script in submission.scripts:
+            words = submission.argv(script, f"<{before}>" if before else "")
+            print(f"would run: {shlex.join(words)}", file=sys.stderr)
+    print(f"in: {Path.cwd()}", file=sys.stderr)
+    print(f"log: {submission.cwd / submission.log}", file=sys.stderr)
+    for script in submission.scripts:
+        sys.stdout.write(script.text)
+    if shutil.which("sbatch"):
+        print(f"Slurm: {_estimate(submission)}", file=sys.stderr)
+
+
+def _estimate(submission: "Submission") -> str:
+    import tempfile
+
+    from hpc_toolkit.slurm import SlurmError, sbatch_argv, start_estimate
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "script.sbatch")
+        path.write_text(submission.scripts[0].text, encoding="utf-8")
+        options = submission.options
+        try:
+            return start_estimate(sbatch_argv(path, submission.arguments, options=options))
+        except SlurmError as error:
+            return error.message
+
+
+def cancel(
+    run: GivenRun,
+    *,
+    job: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only this job; may be repeated.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+) -> None:
+    """Cancel the jobs of a run that are still in Slurm's queue, and print their ids.
+
+    Exits with 1 if there are none.
+    """
+    from hpc_toolkit.cancellation import cancel_jobs, cancelable_jobs
+
+    found = cancelable_jobs(open_run(run).paths, only=job)
+    if not found:
+        message = f"no job of {run} is in the queue"
+        raise HpcToolkitError(message, hint="'hpctk status' shows the jobs that it knows")
+    for one in found:
+        print(f"job {_described(one.record)}", file=sys.stderr)
+    if not yes:
+        if not sys.stdin.isatty():
+            message = "cancelling was not confirmed"
+            raise ConfigError(message, hint="--yes cancels without asking")
+        typer.confirm("Cancel them?", abort=True, err=True)
+    cancel_jobs(found)
+    for one in found:
+        print(one.record.id)
+
+
+def _described(record: "JobRecord") -> str:
+    where = f" on {record.nodes}" if record.nodes else ""
+    return f"{record.id} {record.name}: {record.state}{where}"

@@ -1,0 +1,192 @@
+"""What is to be sent to Slurm, made from a request or from a script; nothing is sent yet."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.arrays import split_array
+from hpc_toolkit.directives import log_pattern
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.jobs import script_copy
+from hpc_toolkit.slurm import SlurmError, max_array_size, sbatch_argv
+
+if TYPE_CHECKING:
+    from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.scriptspec import ScriptSpec
+
+_REQUEST = re.compile(r"^# hpctk-spec: sha256:\S+ (\{.*\})$", re.MULTILINE)
+_LETTERS = {"J": "job-name", "o": "output", "D": "chdir", "a": "array"}
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script to submit."""
+
+    text: str
+    """All of it."""
+    path: Path
+    """Where it lies, or is written to where no run keeps a copy; absolute."""
+    array: str | None = None
+    """What it asks for with ``--array``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What is to be sent."""
+
+    name: str
+    """The jobs' name."""
+    scripts: tuple[Script, ...]
+    """Several where an array was split."""
+    log: str
+    """The log in sbatch's notation, relative to ``cwd``."""
+    cwd: Path
+    """The jobs' directory, absolute."""
+    run: Run | None = None
+    """The run that the jobs work on; None for a program of its own."""
+    arguments: tuple[str, ...] = ()
+    """The scripts' arguments."""
+    options: tuple[str, ...] = ()
+    """Options of sbatch; they override the scripts' directives."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that are left out since they failed; ``options`` says so to sbatch."""
+    copies: int = 1
+    """How often each script is submitted."""
+    chain: bool = False
+    """Whether each job starts when the one before it has ended, however it ended."""
+    notes: tuple[str, ...] = ()
+    """What the user should know, a line each."""
+
+    def place(self, script: Script) -> Path:
+        """The file that sbatch gets."""
+        if self.run is None:
+            return script.path
+        return script_copy(self.run.paths, self.name, script.text).absolute()
+
+    def argv(self, script: Script, before: str = "") -> list[str]:
+        """The command that submits ``script`` as the next one after job ``before``."""
+        chained = [f"--dependency=afterany:{before}"] if self.chain and before else []
+        options = [*self.options, *chained]
+        return sbatch_argv(self.place(script), self.arguments, options=options)
+
+
+def of_request(
+    spec: ScriptSpec, cluster: Cluster, template: str, *, run: Run | None, cwd: Path
+) -> Submission:
+    """One job of a request, or an array, or several where it has more elements than Slurm takes.
+
+    Raises:
+        RenderError: the cluster cannot give it.
+    """
+    from hpc_toolkit.render import render_script
+
+    folder, notes = cwd / "slurm", []
+    limit = _array_limit(cluster) if spec.array is not None else None
+    if spec.array is None or limit is None:
+        scripts = [
+            Script(render_script(spec, cluster, template), folder / f"{spec.job_name}.sbatch")
+        ]
+        scripts = [replace(scripts[0], array=spec.array)]
+    else:
+        chunks = split_array(spec.array, limit)
+        scripts = []
+        for chunk in chunks:
+            part = replace(spec, array=chunk.array, array_offset=spec.array_offset + chunk.offset)
+            suffix = f"-{chunk.offset}" if len(chunks) > 1 else ""
+            path = folder / f"{spec.job_name}{suffix}.sbatch"
+            scripts.append(Script(render_script(part, cluster, template), path, chunk.array))
+        if len(chunks) > 1:
+            each = ", and % holds for each of them" if "%" in spec.array else ""
+            notes.append(
+                f"{spec.array} is sent as {len(chunks)} arrays, since an index is at most "
+                f"{limit - 1} here{each}"
+            )
+    return Submission(
+        name=spec.job_name,
+        scripts=tuple(scripts),
+        log=log_pattern(spec),
+        cwd=Path(spec.chdir) if spec.chdir else cwd,
+        run=run,
+        notes=tuple(notes),
+    )
+
+
+def of_script(path: Path, *, run: Run | None, cwd: Path) -> Submission:
+    """A script as it is; ``run`` becomes its argument.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    text = read_script(path)
+    found = _directives(text)
+    name = found.get("job-name", path.stem)
+    plain = "slurm-%A_%a.out" if "array" in found else "slurm-%j.out"
+    return Submission(
+        name=name,
+        scripts=(Script(text, path.absolute(), found.get("array")),),
+        log=found.get("output", plain),
+        cwd=cwd / found.get("chdir", ""),
+        run=run,
+        arguments=(str(run.root),) if run is not None else (),
+    )
+
+
+def read_script(path: Path) -> str:
+    """The text of a script.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        message = f"{path}: {why}"
+        raise ConfigError(message, hint="a template has no '/' and no '.sbatch'") from error
+
+
+def embedded_request(script: str) -> dict[str, Any]:
+    """What a rendered script was asked to be: ``template``, ``cluster`` and fields; or nothing."""
+    match = _REQUEST.search(script)
+    try:
+        found = json.loads(match[1]) if match else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _directives(script: str) -> dict[str, str]:
+    """The options of the ``#SBATCH`` lines by their long names; those with a value only."""
+    found: dict[str, str] = {}
+    for line in script.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break  # sbatch looks no further
+        if not line.startswith("#SBATCH"):
+            continue
+        try:
+            words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        except ValueError:
+            continue
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            if match := re.fullmatch(r"--([a-z-]+)=(.*)", word):
+                found[match[1]] = match[2]
+            elif word.startswith("--"):
+                found[word[2:]] = following
+            elif match := re.fullmatch(r"-([JoDa])(.*)", word):
+                found[_LETTERS[match[1]]] = match[2] or following
+    return found
+
+
+def _array_limit(cluster: Cluster) -> int | None:
+    if cluster.max_array_size is not None:
+        return cluster.max_array_size
+    try:
+        return max_array_size()
+    except SlurmError:
+        return None

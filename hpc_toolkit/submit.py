@@ -1,0 +1,179 @@
+"""From a submission to jobs in Slurm's queue: what is checked before, and what is kept of it.
+
+The run keeps a copy of the script, and that copy is what sbatch gets. A crash between sbatch and
+the job's record loses the record alone: the job's workers name their job themselves.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import slurm
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.failednodes import MOST, failed_nodes
+from hpc_toolkit.jobs import JobStates, SubmittedJob, keep_script, record_job
+from hpc_toolkit.layout import check_trust
+from hpc_toolkit.safety import pause_reason
+from hpc_toolkit.scriptfile import log_directory, write_script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.submission import Script, Submission
+
+
+def check_run(run: Run, *, force: bool = False) -> None:
+    """Refuse a run on which a job would do nothing, unless ``force`` is set.
+
+    Raises:
+        RunError: it is complete, paused, or not to be trusted.
+    """
+    warning = check_trust(run.root)
+    if warning:
+        sys.stderr.write(f"warning: {warning}\n")
+    status = run.status()
+    if force:
+        return
+    if status.complete:
+        message = f"{run.root} is complete: nothing is left for a job to do"
+        raise RunError(message, hint="'hpctk retry' makes failed items pending; --force submits")
+    reasons = [reason for reason in map(pause_reason, run.view.stages.values()) if reason]
+    if reasons:
+        message = f"{run.root} is paused: {reasons[0]}; a job would end at once"
+        raise RunError(message, hint="mend the cause and 'hpctk retry'; --force submits")
+
+
+def check_directory(cluster: Cluster, directory: Path) -> None:
+    """Refuse to submit from where the site takes no jobs.
+
+    Raises:
+        ConfigError: names the fact and where it is written.
+    """
+    for name in cluster.forbidden_submit_dirs:
+        if not directory.resolve().is_relative_to(Path(name).expanduser().resolve()):
+            continue
+        message = f"{cluster.name} takes no jobs from below {name}, and this is {directory}"
+        where = cluster.written("forbidden_submit_dirs")
+        raise ConfigError(message, hint=f"submit from another directory ({where})")
+
+
+def without_failed_nodes(
+    submission: Submission,
+    *,
+    exclude: str | None = None,
+    nodes: int = 1,
+    most_nodes: int | None = None,
+) -> Submission:
+    """The submission without the nodes that failed for its run within a day, and why in its notes.
+
+    Args:
+        submission: for a run that was just read.
+        exclude: what the script leaves out already, which sbatch would forget.
+        nodes: how many nodes a job needs.
+        most_nodes: how many the cluster has; None if unknown.
+    """
+    run = submission.run
+    if run is None:
+        return submission
+    found = failed_nodes(run.view, JobStates(run.paths).read())
+    names = list(found)[:MOST]
+    if not names:
+        return submission
+    if most_nodes is not None and most_nodes - len(names) < nodes:
+        note = f"{', '.join(names)} failed, but without them there are not enough nodes"
+        return replace(submission, notes=(*submission.notes, note))
+    notes = [f"{name} is left out (--no-exclude-failed takes it): {found[name]}" for name in names]
+    option = f"--exclude={','.join([*([exclude] if exclude else []), *names])}"
+    return replace(
+        submission,
+        options=(*submission.options, option),
+        excluded=tuple(names),
+        notes=(*submission.notes, *notes),
+    )
+
+
+def send(submission: Submission) -> Iterator[SubmittedJob]:
+    """Submit, and yield each job when Slurm has taken it; what was yielded is in the queue.
+
+    Raises:
+        HpcToolkitError: sbatch refused, the run cannot keep the script, the logs have no place, or
+            an edited script is in the way; nothing more is submitted then.
+    """
+    _make_log_directory(submission)
+    before = ""
+    for _ in range(submission.copies):
+        for script in submission.scripts:
+            job = _send_one(submission, script, before)
+            before = job.job
+            yield job
+
+
+def _make_log_directory(submission: Submission) -> None:
+    logs = submission.cwd / log_directory(submission.log)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"--output: cannot make {logs}: {error.strerror}"
+        hint = "a job that cannot write its log ends at once; name another place"
+        raise ConfigError(message, hint=hint) from error
+
+
+def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJob:
+    run = submission.run
+    _write(submission, script)
+    argv = submission.argv(script, before)
+    try:
+        number, cluster = slurm.sbatch(argv)
+    except slurm.SlurmError as error:
+        if submission.excluded:
+            hint = f"{error.hint}; --no-exclude-failed takes {', '.join(submission.excluded)} again"
+            raise slurm.SlurmError(error.message, hint=hint) from error
+        raise
+    job = SubmittedJob(
+        job=number,
+        cluster=cluster,
+        name=submission.name,
+        array=script.array,
+        script=f"jobs/{submission.place(script).name}",
+        argv=tuple(argv),
+        cwd=str(submission.cwd),
+        log=submission.log,
+        excluded=submission.excluded,
+        submitted=round(time.time(), 3),
+        by=_user(),
+    )
+    if run is not None:
+        try:
+            record_job(run.paths, job)
+        except OSError as error:
+            # It is in the queue and will work; to fail now would hide its id.
+            sys.stderr.write(f"warning: job {number} is not noted in {run.paths.jobs}: {error}\n")
+    return job
+
+
+def _write(submission: Submission, script: Script) -> None:
+    """Put the script where sbatch gets it."""
+    if submission.run is None:
+        if not script.path.exists() or script.path.read_text(encoding="utf-8") != script.text:
+            write_script(script.path, script.text)
+        return
+    try:
+        keep_script(submission.run.paths, submission.name, script.text)
+    except OSError as error:
+        message = f"cannot keep the script in {submission.run.paths.jobs}: {error.strerror}"
+        raise RunError(message, hint="check its permissions and the free space") from error
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.control import DeathNotice
 from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s, lock_is_free
 from hpc_toolkit.queue.presence import (
     DRAINING,
@@ -270,3 +271,111 @@ def test_a_mix_of_two_presences_cannot_be_read(paths: RunPaths) -> None:
 
     assert unreadable > 0
     assert read_presence(paths.worker("absent")) is None
+
+
+def in_job(paths: RunPaths, clock: ManualClock, *, restart: int = 0) -> Liveness:
+    return Liveness(
+        paths, clock, host="here", boot="boot", lease_s=LEASE_S, job="17", restart=restart
+    )
+
+
+def notice_of(worker: PresenceFile, explained: str = "node failure") -> DeathNotice:
+    presence = worker.presence
+    return DeathNotice(worker=presence.worker, heartbeat=presence.heartbeat, explained=explained)
+
+
+def test_i3_a_notice_of_slurm_is_a_death_long_before_the_lease(
+    paths: RunPaths, observer: Liveness
+) -> None:
+    worker = begin(paths, job="17")
+    assert observer.verdict("w").alive
+
+    observer.take_notice(notice_of(worker))
+
+    verdict = observer.verdict("w")
+    assert (verdict.alive, verdict.evidence, verdict.explained) == (False, "slurm", "node failure")
+    assert verdict.host == "elsewhere"
+
+
+def test_i5_a_heart_that_beats_on_refutes_a_notice(paths: RunPaths, observer: Liveness) -> None:
+    worker = begin(paths, job="17")
+    observer.take_notice(notice_of(worker))
+    assert not observer.verdict("w").alive
+
+    worker.update()
+
+    assert observer.verdict("w").alive
+
+
+def test_a_job_that_started_again_has_lost_its_workers_of_before(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    observer = in_job(paths, clock, restart=1)
+    begin(paths, "before", job="17", restart=0)
+    begin(paths, "now", job="17", restart=1)
+    begin(paths, "other", job="18", restart=0)
+
+    verdicts = {name: observer.verdict(name) for name in observer.names()}
+
+    assert {name: verdict.alive for name, verdict in verdicts.items()} == {
+        "before": False,
+        "now": True,
+        "other": True,
+    }
+    assert (verdicts["before"].evidence, verdicts["before"].explained) == ("slurm", "requeue")
+
+
+def test_what_slurm_said_explains_a_death_that_was_seen_by_its_lock(
+    paths: RunPaths, observer: Liveness
+) -> None:
+    worker = begin(paths, host="here", job="17")
+    observer.take_notice(notice_of(worker, "preemption"))
+
+    verdict = observer.verdict("w")
+
+    assert (verdict.evidence, verdict.explained) == ("lock", "preemption")
+
+
+def test_only_silent_workers_of_jobs_are_asked_about(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    begin(paths, "silent", job="17", interval_s=10.0)
+    begin(paths, "slow", job="17", interval_s=20.0)
+    begin(paths, "laptop", job=None, interval_s=10.0)
+    begin(paths, "left", job="17", state=FINISHED)
+    beats = begin(paths, "beats", job="17", interval_s=10.0)
+    for seconds in (0, 26):
+        clock.advance(seconds)
+        beats.update()
+        for name in observer.names():
+            observer.verdict(name)
+
+    assert [presence.worker for presence in observer.silent(missed=2.5)] == ["silent"]
+
+
+def test_the_lowest_living_rank_of_a_job_speaks_for_it(paths: RunPaths, clock: ManualClock) -> None:
+    observer = in_job(paths, clock)
+    files = {
+        rank: begin(paths, f"w{rank}", job="17", rank=rank, interval_s=10.0) for rank in range(3)
+    }
+    begin(paths, "other", job="18", rank=0)
+
+    def look() -> list[int]:
+        for name in observer.names():
+            observer.verdict(name)
+        return [rank for rank in files if observer.speaks(rank, missed=2.5)]
+
+    assert look() == [0]
+    clock.advance(26)
+    for rank in (1, 2):
+        files[rank].update()
+    assert look() == [0, 1], "rank 0 may be dead"
+    files[0].update()
+    assert look() == [0]
+
+
+def test_nobody_speaks_outside_a_job(paths: RunPaths, observer: Liveness) -> None:
+    begin(paths)
+    observer.verdict("w")
+
+    assert not observer.speaks(0, missed=2.5)

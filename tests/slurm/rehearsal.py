@@ -1,0 +1,255 @@
+"""A run on the lab: made, submitted and disturbed by the command line, and measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpc_toolkit.journal import decode_line
+from hpc_toolkit.queue.presence import read_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.lab.lab import Lab
+
+T = TypeVar("T")
+
+LAYERS = 12
+"""Items of one group."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is rehearsed."""
+
+    groups: int
+    """Checkpoints; each has LAYERS items."""
+    seconds: float
+    """Length of an item."""
+    limit_s: float = 240.0
+    """After so long the scenario is taken for stuck."""
+
+    @property
+    def items(self) -> int:
+        return self.groups * LAYERS
+
+
+SMALL = Size(groups=96, seconds=0.25)
+FULL = Size(groups=432, seconds=0.25)
+"""3 sizes of a model x 144 checkpoints x 12 layers."""
+
+
+def wait_until(condition: Callable[[], T], what: str, *, limit_s: float = 120.0) -> T:
+    """Wait until a condition is true and give what it gave; the limit guards against hanging."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
+        time.sleep(0.1)
+    return found
+
+
+class CpuClock:
+    """The share of this machine's cores that was busy, from /proc/stat (proc(5))."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    @staticmethod
+    def _read() -> tuple[int, int]:
+        fields = [int(text) for text in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]
+
+    def share(self) -> float:
+        total, idle = (now - then for now, then in zip(self._read(), self._start, strict=True))
+        return 1 - idle / max(1, total)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the files of a run say of it."""
+
+    items: int
+    done_lines: Counter[tuple[str, int]]
+    """How many done lines each item has."""
+    ended: list[tuple[float, str]]
+    """Epoch seconds and worker of every done line, in time's order."""
+    claimed: list[tuple[float, str]]
+    """The same of every claim."""
+    deaths: list[dict[str, Any]]
+    workers: dict[str, dict[str, Any]]
+
+    @property
+    def span_s(self) -> float:
+        """From the first claim to the last result."""
+        return self.ended[-1][0] - self.claimed[0][0]
+
+    def efficiency(self, seconds: float, ranks: int) -> float:
+        return self.items * seconds / (ranks * self.span_s)
+
+    @property
+    def evidence(self) -> Counter[tuple[str, str]]:
+        """Deaths by what they were seen by and what explains them."""
+        return Counter((line["evidence"], line["explained"]) for line in self.deaths)
+
+    def workers_of(self, *, host: str | None = None, job: str | None = None) -> set[str]:
+        return {
+            name
+            for name, presence in self.workers.items()
+            if host in (None, presence["host"]) and job in (None, presence["job"])
+        }
+
+
+@dataclass
+class Rehearsal:
+    """One run in a directory of its own, on one lab."""
+
+    lab: Lab
+    cwd: Path
+    environ: dict[str, str] = field(default_factory=dict)
+    """What is added to the environment of every command."""
+
+    @property
+    def run(self) -> Path:
+        return self.cwd / "run"
+
+    @property
+    def python(self) -> str:
+        return sys.executable
+
+    def call(self, *argv: object) -> str:
+        """A program that must succeed; its stdout."""
+        done = subprocess.run(
+            [str(word) for word in argv],
+            cwd=self.cwd,
+            env={**self.lab.environment(), **self.environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, f"{argv} ended with {done.returncode}: {done.stderr}"
+        return done.stdout
+
+    def hpctk(self, *words: object) -> str:
+        return self.call(sys.executable, "-m", "hpc_toolkit", *words)
+
+    def init(self, size: Size, *words: object) -> None:
+        """A run of Sleep items, sealed."""
+        lines = [
+            json.dumps({"checkpoint": f"step{group}", "layer": layer, "seconds": size.seconds})
+            for group in range(size.groups)
+            for layer in range(LAYERS)
+        ]
+        (self.cwd / "items.jsonl").write_text("\n".join(lines))
+        sleep = "hpc_toolkit.workloads.synthetic:Sleep"
+        self.hpctk(
+            *("init", self.run, "--workload", sleep, "--items", "items.jsonl"),
+            *("--group-by", "checkpoint", *words),
+        )
+
+    def render(self, template: str = "work-queue", **options: object) -> Path:
+        """A script for the lab; the options are those of ``hpctk render``."""
+        words: list[object] = ["--cluster", "lab"]
+        for name, value in {"time": "10:00", "mem": "10G", "cpus_per_task": 2, **options}.items():
+            words += [f"--{name.replace('_', '-')}", value]
+        return self.cwd / self.hpctk("render", template, *words).strip()
+
+    def sbatch(self, *argv: object) -> str:
+        """The id of the new job."""
+        return self.call("sbatch", "--parsable", *argv).strip()
+
+    def state(self, job: str) -> str:
+        """Slurm's word; "" once it forgot the job."""
+        return self.call("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T")[
+            :-1
+        ]
+
+    def exit_code(self, job: str) -> str:
+        """``code:signal`` of a job that ended."""
+        shown = self.call("scontrol", "--oneliner", "show", "job", job)
+        return next(word for word in shown.split() if word.startswith("ExitCode=")).partition("=")[
+            2
+        ]
+
+    def log(self) -> str:
+        """All that the jobs' scripts printed."""
+        logs = sorted((self.cwd / "slurm" / "logs").glob("*.out"))
+        return "\n".join(path.read_text(errors="replace") for path in logs)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.hpctk("status", self.run, "--json", "--no-slurm"))
+        return found
+
+    def done(self) -> int:
+        return sum(b'"done"' in line for _, line in self._lines())
+
+    def wait_for_done(self, number: int, *, limit_s: float = 120.0) -> None:
+        """Until so many results are in the journals."""
+        wait_until(lambda: self.done() >= number, f"{number} results", limit_s=limit_s)
+
+    def wait_for_end(self, *jobs: str, limit_s: float) -> None:
+        """Until these jobs ended for good."""
+
+        def over() -> bool:
+            return all(self.state(job) in ENDED for job in jobs)
+
+        wait_until(over, f"the end of {jobs}; log:\n{self.log()}", limit_s=limit_s)
+
+    def rows(self) -> list[dict[str, Any]]:
+        self.hpctk("gather", self.run, "-o", "rows.jsonl")
+        return [json.loads(line) for line in (self.cwd / "rows.jsonl").read_text().splitlines()]
+
+    def measure(self) -> Measured:
+        """Read everything that the run's workers left."""
+        done: Counter[tuple[str, int]] = Counter()
+        ended, deaths = [], []
+        for worker, line in self._lines():
+            record = decode_line(line)
+            assert record is not None
+            if record["type"] == "done":
+                done[record["unit"].partition("-")[0], record["item"]] += 1
+                ended.append((record["at"], worker))
+            elif record["type"] == "death":
+                deaths.append(record)
+        claims = [
+            (os.lstat(path).st_mtime, os.readlink(path))
+            for path in self.run.glob("stages/*/claims/*.lock")
+        ]
+        found = [read_presence(path) for path in self.run.glob("workers/*.json")]
+        presences = [asdict(one) for one in found if one is not None]
+        return Measured(
+            items=len(done),
+            done_lines=done,
+            ended=sorted(ended),
+            claimed=sorted(claims),
+            deaths=deaths,
+            workers={presence["worker"]: presence for presence in presences},
+        )
+
+    def _lines(self) -> Iterator[tuple[str, bytes]]:
+        for path in self.run.glob("journals/*.jsonl"):
+            for line in path.read_bytes().split(b"\n")[:-1]:
+                yield path.stem, line
+
+
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", ""}
+
+
+def check_whole(rehearsal: Rehearsal, size: Size) -> Measured:
+    """Nothing is lost, each item has one result, and no attempt was burnt."""
+    rows = rehearsal.rows()
+    found = rehearsal.measure()
+    assert len(rows) == size.items
+    assert {row["state"] for row in rows} == {"done"}
+    assert {row["attempts"] for row in rows} == {1}
+    assert len({json.dumps(row["item"]) for row in rows}) == size.items
+    assert set(found.done_lines.values()) == {1}
+    return found

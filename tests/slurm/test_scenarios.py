@@ -1,0 +1,293 @@
+"""A work queue on 8 nodes x 4 GPUs of a real Slurm, disturbed in the ways that clusters have.
+
+Every node has its own host name here, so a death is seen by the evidence that a cluster would give,
+and each test says by which. All results must be there once, and no attempt may be burnt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.lab.members import members
+from tests.slurm.rehearsal import (
+    FULL,
+    SMALL,
+    CpuClock,
+    Measured,
+    Rehearsal,
+    Size,
+    check_whole,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.slurm.conftest import LabUnderTest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+RANKS = 32
+SIZES = [
+    pytest.param(SMALL, id="small"),
+    pytest.param(FULL, id="full", marks=pytest.mark.soak),
+]
+sized = pytest.mark.parametrize("size", SIZES)
+
+
+@pytest.fixture
+def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Iterator[Rehearsal]:
+    yield Rehearsal(lab.lab, tmp_path)
+    lab.clear()
+
+
+def start(rehearsal: Rehearsal, size: Size, **options: object) -> str:
+    """A job of 32 ranks on 8 nodes that works on a new run; returns when all ranks work."""
+    rehearsal.init(size)
+    script = rehearsal.render(nodes=8, gpus_per_node=4, **options)
+    job = rehearsal.sbatch(script, rehearsal.run)
+    wait_until(lambda: len(rehearsal.measure().claimed) >= RANKS, "32 claims")
+    return job
+
+
+def report(name: str, size: Size, found: Measured, **facts: object) -> None:
+    shown = ", ".join(f"{key} {value}" for key, value in facts.items())
+    evidence = {" ".join(key).strip(): number for key, number in found.evidence.items()}
+    print(
+        f"\n{name}: {size.items} items of {size.seconds} s, {len(found.workers)} workers,"
+        f" first claim to last result {found.span_s:.1f} s, deaths {evidence or 0}, {shown}"
+    )
+
+
+def first_of(found: Measured, workers: set[str]) -> float:
+    """When the first of these workers had its first result."""
+    return min(at for at, worker in found.ended if worker in workers)
+
+
+@sized
+def test_seed_shape_keeps_32_ranks_busy(rehearsal: Rehearsal, size: Size) -> None:
+    rehearsal.init(size)
+    script = rehearsal.render(nodes=8, gpus_per_node=4)
+    cpu = CpuClock()
+
+    job = rehearsal.sbatch(script, rehearsal.run)
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    share = cpu.share()
+    found = check_whole(rehearsal, size)
+    efficiency = found.efficiency(size.seconds, RANKS)
+    report("seed shape", size, found, efficiency=f"{efficiency:.3f}", cpu=f"{share:.0%}")
+    hosts = Counter(presence["host"] for presence in found.workers.values())
+    assert hosts == dict.fromkeys((f"n{number}" for number in range(1, 9)), 4)
+    assert sorted(presence["rank"] for presence in found.workers.values()) == list(range(RANKS))
+    assert rehearsal.exit_code(job) == "0:0"
+    assert not found.deaths
+    # A start of 32 interpreters on 2 cores weighs more in a short run.
+    assert efficiency >= (0.90 if size is FULL else 0.6)
+
+
+@sized
+def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size) -> None:
+    job = start(rehearsal, size)
+    gaps = []
+    for part in (0.3, 0.6):
+        rehearsal.wait_for_done(int(part * size.items))
+        before = set(rehearsal.measure().workers)
+        preempted = time.time()
+        rehearsal.sbatch(
+            *("--partition=urgent", "--nodes=8", "--exclusive", "--mem=0", "--time=1"),
+            *("--output=/dev/null", "--wrap=true"),
+        )
+        wait_until(lambda known=before: len(rehearsal.measure().workers) == len(known) + RANKS, "")
+        gaps.append((preempted, before))
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    later = [
+        first_of(found, {n for n in found.workers if n not in before}) - at for at, before in gaps
+    ]
+    report("preempted twice", size, found, back_after_s=[round(gap, 1) for gap in later])
+    assert rehearsal.log().count("DUE TO PREEMPTION") >= 2
+    # Slurm sends SIGTERM first, so every rank gives its unit back: nobody's death has to be seen.
+    assert not found.deaths
+    assert {p["restart"] for p in found.workers.values()} == {0, 1, 2}
+    assert {p["state"] for p in found.workers.values()} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(Size(64, 1.5), id="small"),
+        pytest.param(Size(432, 0.5), id="full", marks=pytest.mark.soak),
+    ],
+)
+def test_lost_node_is_seen_by_slurm_and_the_other_28_ranks_never_stop(
+    rehearsal: Rehearsal, size: Size
+) -> None:
+    job = start(rehearsal, size)
+    lost_at = time.time()
+    rehearsal.lab.crash("n3")
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    lost = found.workers_of(host="n3")
+    last_death = max(line["at"] for line in found.deaths)
+    pauses = longest_pauses(found, set(found.workers) - lost)
+    report(
+        "lost node",
+        size,
+        found,
+        whole_after_s=round(last_death - lost_at, 1),
+        longest_pause_s=f"{pauses:.2f}",
+    )
+    assert found.evidence == {("slurm", "node failure"): 4}
+    assert {line["worker"] for line in found.deaths} == lost
+    assert len(found.workers) == RANKS, "the job went on without a restart"
+    assert pauses < size.seconds + 2.0
+    assert rehearsal.exit_code(job) == "0:0"
+
+
+def longest_pauses(found: Measured, workers: set[str]) -> float:
+    """The longest time that one of these workers was without a result, until the last unit."""
+    ended: dict[str, list[float]] = {}
+    last_claim = max(at for at, _ in found.claimed)
+    for at, worker in found.ended:
+        if worker in workers and at <= last_claim:
+            ended.setdefault(worker, []).append(at)
+    return max(b - a for times in ended.values() for a, b in pairwise(times))
+
+
+@sized
+def test_lost_slurmd_leaves_its_ranks_at_work(rehearsal: Rehearsal, size: Size) -> None:
+    job = start(rehearsal, size)
+    killed_at = time.time()
+    rehearsal.lab.crash("n3", daemon_only=True)
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    after = sum(at > killed_at for at, w in found.ended if w in found.workers_of(host="n3"))
+    report("lost slurmd", size, found, results_of_its_ranks_afterwards=after)
+    assert after > 0
+    assert not found.deaths
+    assert len(found.workers) == RANKS
+
+
+def test_killed_rank_is_seen_by_its_lock_on_its_own_node(rehearsal: Rehearsal) -> None:
+    size = Size(SMALL.groups, 0.5)
+    job = start(rehearsal, size)
+    victim = next(iter(rehearsal.measure().workers_of(host="n5")))
+    killed_at = time.time()
+    os.kill(rehearsal.measure().workers[victim]["pid"], signal.SIGKILL)
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    (death,) = found.deaths
+    report("killed rank", size, found, whole_after_s=round(death["at"] - killed_at, 1))
+    assert (death["worker"], death["evidence"], death["explained"]) == (victim, "lock", "")
+    taker = {worker for at, worker in found.claimed if at > killed_at}
+    assert taker & found.workers_of(host="n5"), "only its own node can see the lock"
+
+
+def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:
+    size = Size(SMALL.groups, 0.25)
+    rehearsal.init(size)
+    work = f"{rehearsal.python} -m hpc_toolkit work {rehearsal.run} --lease 12s"
+    job = rehearsal.sbatch(
+        *("--nodes=8", "--ntasks-per-node=4", "--mem=1G", "--time=5", "--output=job.out"),
+        f"--wrap=srun --kill-on-bad-exit=0 --wait=0 {work}",
+    )
+    wait_until(lambda: len(rehearsal.measure().claimed) >= RANKS, "32 claims")
+    frozen = [
+        one.pid
+        for one in members(rehearsal.lab.paths.token, "n3")
+        if one.name.startswith("python") or "hpc_toolkit" in one.name
+    ]
+    frozen_at = time.time()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: rehearsal.status()["complete"], "completion", limit_s=size.limit_s)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = rehearsal.measure()
+    rows = rehearsal.rows()
+    report("frozen node", size, found, whole_after_s=round(found.deaths[-1]["at"] - frozen_at, 1))
+    assert found.evidence == {("lease", ""): 4}
+    assert {line["host"] for line in found.deaths} == {"n3"}
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
+    assert len(rows) == size.items
+
+
+@pytest.mark.parametrize(
+    ("size", "minutes", "jobs"),
+    [
+        pytest.param(Size(72, 1.5), 1, 2, id="small"),
+        pytest.param(Size(432, 1.6, 900.0), 2, 3, id="full", marks=pytest.mark.soak),
+    ],
+)
+def test_time_limit_is_met_by_draining_and_requeueing(
+    rehearsal: Rehearsal, size: Size, minutes: int, jobs: int
+) -> None:
+    job = start(rehearsal, size, time=str(minutes))
+    rehearsal.wait_for_end(job, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    starts = {
+        restart: {n for n, p in found.workers.items() if p["restart"] == restart}
+        for restart in {p["restart"] for p in found.workers.values()}
+    }
+    times = {r: [at for at, w in found.ended if w in names] for r, names in starts.items()}
+    gaps = [round(min(times[r + 1]) - max(times[r]), 1) for r in range(len(times) - 1)]
+    report("time limit", size, found, jobs=len(starts), back_after_s=gaps)
+    assert len(starts) >= jobs
+    assert not found.deaths, "every rank left before Slurm ended it"
+    assert rehearsal.exit_code(job) == "0:0"
+    assert "DUE TO TIME LIMIT" not in rehearsal.log()
+
+
+@sized
+def test_cancelled_job_stays_cancelled_and_a_new_one_goes_on(
+    rehearsal: Rehearsal, size: Size
+) -> None:
+    job = start(rehearsal, size)
+    rehearsal.wait_for_done(size.items // 4)
+    cancelled_at = time.time()
+    rehearsal.call("scancel", job)
+    rehearsal.wait_for_end(job, limit_s=60)
+    left = size.items - rehearsal.done()
+    again = rehearsal.sbatch("slurm/work-queue.sbatch", rehearsal.run)
+    rehearsal.wait_for_end(again, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    gap = first_of(found, found.workers_of(job=again)) - cancelled_at
+    report("cancelled", size, found, left=left, back_after_s=round(gap, 1))
+    assert rehearsal.state(job) == "CANCELLED"
+    assert left > 0
+    assert {p["restart"] for p in found.workers.values()} == {0}
+    assert not found.deaths
+
+
+@sized
+def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
+    rehearsal.init(size)
+    script = rehearsal.render(nodes=4, gpus_per_node=4)
+
+    jobs = [rehearsal.sbatch(script, rehearsal.run) for _ in range(2)]
+    rehearsal.wait_for_end(*jobs, limit_s=size.limit_s)
+
+    found = check_whole(rehearsal, size)
+    shares = [sum(worker in found.workers_of(job=job) for _, worker in found.ended) for job in jobs]
+    report("two jobs", size, found, items_of_each=shares)
+    assert min(shares) > size.items / 4
+    assert not found.deaths

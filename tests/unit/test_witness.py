@@ -1,0 +1,174 @@
+"""What Slurm's words say of silent workers, and how seldom it is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import witness
+from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
+from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord, NodeRecord
+from hpc_toolkit.witness import Witness, judge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SILENT = Presence(
+    worker="n3-1-a", host="n3", boot="b", pid=1, rank=8, job="17", restart=1, heartbeat=5
+)
+
+
+def said(state: str, *, restarts: int | None = 1) -> dict[str, JobRecord]:
+    return {"17": JobRecord(id="17", state=state, restarts=restarts)}
+
+
+@pytest.mark.parametrize(
+    ("state", "explained"),
+    [
+        ("PREEMPTED", "preemption"),
+        ("TIMEOUT", "time limit"),
+        ("DEADLINE", "time limit"),
+        ("NODE_FAIL", "node failure"),
+        ("CANCELLED", "cancel"),
+        ("PENDING", "requeue"),
+        ("REQUEUED", "requeue"),
+        ("OUT_OF_MEMORY", ""),
+        ("FAILED", ""),
+        ("COMPLETED", ""),
+    ],
+)
+def test_a_job_that_ended_is_a_death_explained_in_our_words(state: str, explained: str) -> None:
+    (notice,) = judge([SILENT], said(state), {})
+
+    assert (notice.worker, notice.heartbeat, notice.explained) == ("n3-1-a", 5, explained)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", UNKNOWN])
+def test_a_job_that_may_run_proves_nothing(state: str) -> None:
+    assert judge([SILENT], said(state), {}) == []
+
+
+@pytest.mark.parametrize("restarts", [None, 0, 1])
+def test_a_running_job_that_started_no_more_often_proves_nothing(restarts: int | None) -> None:
+    assert judge([SILENT], said("RUNNING", restarts=restarts), {}) == []
+
+
+def test_a_job_that_started_again_lost_its_workers_of_before() -> None:
+    (notice,) = judge([SILENT], said("RUNNING", restarts=2), {})
+
+    assert notice.explained == "requeue"
+
+
+@pytest.mark.parametrize(
+    ("node", "dead"),
+    [
+        (NodeRecord(name="n3", state="DOWN"), True),
+        (NodeRecord(name="n3", state="ALLOCATED", flags=frozenset({"NOT_RESPONDING"})), True),
+        (NodeRecord(name="n3", state="MIXED"), False),
+        (NodeRecord(name="n3", state="MIXED", flags=frozenset({"DRAIN"})), False),
+        (NodeRecord(name="n3", state=UNKNOWN), False),
+    ],
+)
+def test_a_lost_node_is_a_death_although_the_job_runs(node: NodeRecord, dead: bool) -> None:
+    notices = judge([SILENT], said("RUNNING"), {"n3": node})
+
+    assert [notice.explained for notice in notices] == (["node failure"] if dead else [])
+
+
+def test_slurm_that_says_nothing_proves_nothing() -> None:
+    assert judge([SILENT], {}, {}) == []
+
+
+def test_question_writes_what_slurm_said_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.make([])
+    found: dict[str, dict[str, Any]] = {
+        "a": {},
+        "left": {"state": FINISHED},
+        "local": {"job": None},
+    }
+    for name, changes in found.items():
+        fields = {"job": "17", "restart": 1, **changes}
+        PresenceFile(
+            paths.worker(name),
+            Presence(worker=name, host="n3", boot="b", pid=1, rank=0, **fields),
+        )
+    monkeypatch.setattr(witness, "job_states", lambda ids, **_: said("PREEMPTED"))
+    monkeypatch.setattr(witness, "node_states", lambda names, **_: {})
+
+    assert witness.main([str(tmp_path), "a", "left", "local", "missing"]) == 0
+
+    _, notices = ControlReader(paths).poll()
+    assert [(one.worker, one.explained) for one in notices] == [("a", "preemption")]
+
+
+class FakeChild:
+    """A question that is answered when the test says so."""
+
+    asked: list[list[str]]
+
+    def __init__(self, argv: list[str], **_: Any) -> None:
+        self.code: int | None = None
+        type(self).asked.append(argv[4:])
+        type(self).last = self
+
+    last: FakeChild
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
+    FakeChild.asked = []
+    monkeypatch.setattr("hpc_toolkit.witness.subprocess.Popen", FakeChild)
+    return FakeChild
+
+
+def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
+    tmp_path: Path, questions: type[FakeChild]
+) -> None:
+    clock = ManualClock()
+    asking = Witness(tmp_path, clock)
+    times: list[int] = []
+    for second in range(1200):
+        asking.ask(["a"])
+        if len(questions.asked) > len(times):
+            times.append(second)
+            questions.last.code = 0
+        clock.advance(1)
+
+    assert times == [0, 30, 90, 210, 450, 930]
+
+
+def test_a_new_silence_is_asked_about_at_once(tmp_path: Path, questions: type[FakeChild]) -> None:
+    asking = Witness(tmp_path, ManualClock())
+    asking.ask(["a"])
+    questions.last.code = 0
+
+    asking.ask(["a", "b"])
+
+    assert questions.asked == [["a"], ["a", "b"]]
+
+
+def test_one_question_at_a_time(tmp_path: Path, questions: type[FakeChild]) -> None:
+    clock = ManualClock()
+    asking = Witness(tmp_path, clock)
+    asking.ask(["a"])
+    clock.advance(3600)
+
+    asking.ask(["a", "b"])
+
+    assert len(questions.asked) == 1
+
+
+def test_nothing_is_asked_without_a_silence(tmp_path: Path, questions: type[FakeChild]) -> None:
+    Witness(tmp_path, ManualClock()).ask([])
+
+    assert questions.asked == []

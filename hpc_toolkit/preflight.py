@@ -58,7 +58,9 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
     facts = [f"hpctk {__version__}", f"Python {platform.python_version()}"]
     if gpus:
         seen = visible_gpus(os.environ)
-        (facts if seen >= gpus else problems).append(f"{seen} of {gpus} GPUs")
+        if seen < gpus:
+            problems.append(f"only {seen} of {gpus} GPUs are there")
+        facts.append(f"{seen} GPUs")
     if run is not None:
         _check_run(run, free_bytes, problems, facts)
     return NodeReport(node=host_name(), problems=tuple(problems), facts=tuple(facts))
@@ -116,8 +118,9 @@ def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]
     with suppress(OSError):
         space = os.statvfs(run)
         free = space.f_bavail * space.f_frsize
-        where = problems if free < free_bytes else facts
-        where.append(f"{format_size(free)} free for {run}")
+        if free < free_bytes:
+            problems.append(f"only {format_size(free)} are free for {run}")
+        facts.append(f"{format_size(free)} free for {run}")
         # Some filesystems count no files.
         if space.f_files and space.f_favail < _FREE_FILES:
             problems.append(f"room for {space.f_favail} more files below {run}")

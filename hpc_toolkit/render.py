@@ -9,29 +9,26 @@ import functools
 import json
 import re
 import shlex
-from dataclasses import asdict
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 
 from hpc_toolkit import __version__
-from hpc_toolkit.allowlist import setup_words
-from hpc_toolkit.directives import complete, directives
+from hpc_toolkit.directives import complete, directive_text, directives
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.scriptfile import sha256, sign
 from hpc_toolkit.scriptspec import command_line, spec_json
+from hpc_toolkit.surroundings import surroundings
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
     from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.directives import Directive
     from hpc_toolkit.scriptspec import ScriptSpec
 
 _SUFFIX = ".sbatch.j2"
-_BASE = f"base{_SUFFIX}"
-_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
+_PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
 
 
 class _Marked(str):
@@ -55,41 +52,59 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     if template not in template_names():
         msg = f"no template is called {template!r}"
         raise RenderError(msg, hint=near_miss(template, template_names()))
+    _check_template(spec, template)
     full = complete(spec, cluster)
+    options = directives(full, cluster)
     request = spec_json(spec, template=template, cluster=cluster.name)
     values = {
         "version": __version__,
-        "command": command_line(spec, template=template, cluster=_cluster_argument(cluster)),
+        "command": command_line(spec, template=template, cluster=cluster.argument or cluster.file),
         "template": template,
-        "template_sha256": sha256(_source(_BASE) + _source(template + _SUFFIX)),
+        "template_sha256": sha256("".join(_lineage(template + _SUFFIX))),
         "cluster": cluster.name,
-        "cluster_sha256": _facts_sha256(cluster),
+        "cluster_sha256": sha256(json.dumps(cluster.stated(), sort_keys=True)),
         "doubt": "" if cluster.verified or not cluster.source else " (facts not verified)",
         "spec_sha256": sha256(request),
         "spec_json": request,
-        "directives": directives(full, cluster),
+        "directives": options,
         "job_name": full.job_name,
         "python": full.python,
         "run": full.run or "",
-        "env": [*cluster.env, *full.env],
-        "modules": [*cluster.modules, *full.modules],
-        "setup": [setup_words(line, "--setup") for line in (*cluster.setup, *full.setup)],
+        "program": full.command,
+        "array": full.array,
+        "array_offset": full.array_offset,
         "requeue": full.requeue,
         "max_restarts": full.max_restarts,
+        "around": surroundings(full, cluster, options),
     }
     return sign(_environment().get_template(template + _SUFFIX).render(values))
 
 
-def _cluster_argument(cluster: Cluster) -> str:
-    # A built-in file has a name of its own; another one is found by its path only.
-    return cluster.name if cluster.file == f"clusters/{cluster.name}.toml" else cluster.file
+def _check_template(spec: ScriptSpec, template: str) -> None:
+    """Refuse what the template would leave out of the script, and what it cannot do without."""
+    if template == "command" and not spec.command:
+        msg = "the template command needs a program"
+        hint = "write it after --: hpctk render command --nodes 2 -- python train.py"
+        raise RenderError(msg, hint=hint)
+    if spec.command and template != "command":
+        msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
+        raise RenderError(msg, hint="the template command runs any program")
+    if template == "command" and spec.run is not None:
+        msg = "--run: the template command works on no run"
+        raise RenderError(msg, hint="name it among the program's arguments")
+    if template == "array" and spec.array is None:
+        msg = "--array: the template array needs it"
+        raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
+    if spec.array is not None and template not in {"array", "command"}:
+        msg = f"--array: the template {template} is one job"
+        raise RenderError(msg, hint="the templates array and command can be arrays")
 
 
-def _facts_sha256(cluster: Cluster) -> str:
-    facts = asdict(cluster)
-    # The path of the file differs between machines, what it says does not.
-    del facts["file"]
-    return sha256(json.dumps(facts, sort_keys=True))
+def _lineage(file: str) -> list[str]:
+    """The text of a template and of those that it extends, itself last."""
+    text = _source(file)
+    parent = _PARENT.match(text)
+    return [*(_lineage(parent[1]) if parent else []), text]
 
 
 @functools.cache
@@ -119,9 +134,10 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         sh=lambda text: _Marked(shlex.quote(text)),
+        quoted=_quoted,
         sh_words=lambda words: _Marked(shlex.join(words)),
         text=_comment_text,
-        directive=_directive,
+        directive=lambda option: _Marked(directive_text(option)),
     )
     return environment
 
@@ -133,24 +149,15 @@ def _refuse_unmarked(value: Any) -> Any:
     raise RenderError(msg, hint="use |sh, |sh_words, |directive or |text")
 
 
+def _quoted(text: str) -> _Marked:
+    """Text in quotes, also where none are needed: ``job=date`` reads like a slip."""
+    word = shlex.quote(text)
+    return _Marked(word if word != text else f"'{text}'")
+
+
 def _comment_text(text: str) -> _Marked:
     """Text for a comment or a name: it stays on its line."""
     if not text.isprintable():
         msg = f"template: {text!r} would not stay on one line"
         raise RenderError(msg, hint="remove the control characters")
     return _Marked(text)
-
-
-def _directive(option: Directive) -> _Marked:
-    """``--name=value`` as sbatch reads it from a ``#SBATCH`` line.
-
-    sbatch groups words with quotes, drops backslashes and cuts at a ``#``; how these act inside
-    quotes differs between versions (src/sbatch/opt.c), so none of them is let through.
-    """
-    name, value = option
-    if value is None:
-        return _comment_text(f"--{name}")
-    if not value.isprintable() or set(value) & set("\"'\\#"):
-        msg = f"--{name}: {value!r} cannot be written into a directive"
-        raise RenderError(msg, hint="remove quotes, backslashes, '#' and control characters")
-    return _Marked(f"--{name}={value}" if _PLAIN.fullmatch(value) else f'--{name}="{value}"')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,8 @@ import typer
 from hpc_toolkit.quantities import format_duration
 
 if TYPE_CHECKING:
-    from hpc_toolkit.lab.lab import Lab, LabStatus
+    from hpc_toolkit.lab.lab import Lab
+    from hpc_toolkit.lab.status import LabStatus
 
 _PANEL = "Slurm"
 
@@ -36,7 +38,9 @@ def register(app: typer.Typer) -> None:
         group.command()(command)
     group.command("list")(list_labs)
     group.command(context_settings=rest)(sinfo)
-    group.command(context_settings={**rest, "allow_interspersed_args": False})(run)
+    command_line = {**rest, "allow_interspersed_args": False}
+    group.command(context_settings=command_line)(run)
+    group.command("exec", context_settings=command_line)(execute)
     app.add_typer(group, name="lab", rich_help_panel=_PANEL)
 
 
@@ -72,9 +76,8 @@ def up(
     began = time.monotonic()
     started = lab.up(settings)
     took = format_duration(time.monotonic() - began)
-    gpus = f" with {gpus_per_node} {gpu_type} each" if gpus_per_node else ""
     when = f"up after {took}" if started else "already up"
-    print(f"{nodes} nodes{gpus}, {when}: {lab.paths.root}")
+    print(f"{settings.words}, {when}: {lab.paths.root}")
     which = _which(name, directory)
     print(f'  eval "$(hpctk lab env{which})"')
     print("  sinfo")
@@ -94,6 +97,29 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
     lab = _lab(name, directory)
     lab.check_up()
     print(f"export SLURM_CONF={shlex.quote(str(lab.paths.slurm_conf))}")
+    host = socket.gethostname()
+    if not _is_loopback(host):
+        note = f"note: {host} is not 127.0.0.1 here, so srun and salloc work below"
+        print(f"{note} 'hpctk lab exec{_which(name, directory)}' alone", file=sys.stderr)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return socket.gethostbyname(host) == "127.0.0.1"
+    except OSError:
+        return False
+
+
+def execute(
+    command: Annotated[list[str], typer.Argument(help="A command and its arguments.")],
+    name: NameOption = "lab",
+    directory: DirOption = None,
+) -> None:
+    """Run a command inside a lab, such as an interactive srun or a shell."""
+    lab = _lab(name, directory)
+    argv = lab.inside(command)
+    sys.stdout.flush()
+    os.execvpe(argv[0], argv, lab.environment())  # noqa: S606 - no shell is meant
 
 
 def sinfo(context: typer.Context, name: NameOption = "lab", directory: DirOption = None) -> None:
@@ -149,10 +175,10 @@ def list_labs(as_json: JsonOption = False) -> None:
 
 
 def _line(now: LabStatus) -> str:
-    shape = f", {now.settings.nodes} nodes, port {now.port}" if now.settings else ""
+    shape = f", {now.settings.words}, port {now.port}" if now.settings else ""
     lost = f", crashed: {', '.join(now.crashed)}" if now.crashed else ""
     gone = f", gone: {', '.join(now.gone)}" if now.gone and now.state != "down" else ""
-    return f"{now.state}{shape}{lost}{gone}  {now.directory}"
+    return f"{now.state}{shape}{lost}{gone}  {now.paths.root}"
 
 
 def crash(

@@ -27,11 +27,11 @@ def database_port(settings: LabSettings, port: int) -> int:
 
 
 def first_job_id(epoch_s: float) -> int:
-    """The number of a lab's first job: its second of start, so that no two labs share numbers.
+    """The number of a lab's first job, from the time of its start in tenths of a second.
 
-    A log named after its job is then never that of a job of an earlier lab.
+    Two labs hardly ever share a number, so a log named after its job is no earlier lab's.
     """
-    return int(epoch_s) % _JOB_IDS + 1
+    return int(epoch_s * 10) % _JOB_IDS + 1
 
 
 def slurm_conf(

@@ -39,6 +39,10 @@ exec "$@"
 """
 
 
+class NamespaceError(HpcToolkitError):
+    """This machine does not let a process of this user be a host of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A host of the lab, as its processes see it."""
@@ -78,8 +82,12 @@ def daemon_environment(paths: LabPaths) -> dict[str, str]:
     }
 
 
-def namespace_refusal(host: Host) -> str:
-    """Why no process can be made a host of its own here; "" if it can."""
+def check_namespaces(host: Host) -> None:
+    """Return if a process can be made a host of its own here.
+
+    Raises:
+        NamespaceError: it cannot, and why.
+    """
     done = subprocess.run(
         host.command(["true"]),
         stdin=subprocess.DEVNULL,
@@ -89,7 +97,11 @@ def namespace_refusal(host: Host) -> str:
         env=daemon_environment(host.paths),
         check=False,
     )
-    return "" if done.returncode == 0 else " ".join(done.stderr.split())
+    if done.returncode != 0:
+        why = " ".join(done.stderr.split())
+        message = f"no process can be made a host of its own here: {why}"
+        hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel that lets users have namespaces"
+        raise NamespaceError(message, hint=hint)
 
 
 @dataclass(slots=True)

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.05
 _PAUSE_S = 0.5
-_ENDED = {
+ENDED = {
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL",
     "DEADLINE", "OUT_OF_MEMORY", "REVOKED",
 }  # fmt: skip
+"""States that a job does not leave again."""
+
 # scontrol's one line per record: KEY=VALUE, where values may hold spaces but keys begin large.
 _FIELD = {
     key: re.compile(rf"(?:^| ){key}=(.*?)(?= [A-Z][A-Za-z:/]*=|\s*$)")
@@ -72,7 +74,7 @@ def run_script(
             records = parse_records(lab.ask("scontrol", "show", "job", "-o", job))
             for log in dict.fromkeys(log for one in records for log in one.logs):
                 read[log] = _show_more(log, read.get(log, 0), show)
-            if records and all(one.state in _ENDED for one in records):
+            if records and all(one.state in ENDED for one in records):
                 worst = max(records, key=lambda one: one.code)
                 return JobEnd(job, worst.state, worst.code, time.monotonic() - began)
             time.sleep(pause)

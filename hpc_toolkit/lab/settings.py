@@ -51,6 +51,13 @@ class LabSettings:
             raise ConfigError(message, hint="a letter, then letters, digits or _: l40s, a100")
 
     @property
+    def words(self) -> str:
+        """The settings as people say them: ``8 nodes with 4 l40s each``."""
+        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
+        gpus = f" with {self.gpus_per_node} {self.gpu_type} each" if self.gpus_per_node else ""
+        return nodes + gpus + (" and accounting" if self.accounting else "")
+
+    @property
     def node_names(self) -> tuple[str, ...]:
         """n1, n2 ..., in order."""
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))

@@ -1,0 +1,55 @@
+"""Slurm's commands, pointed at a lab and at nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.packages import program
+
+if TYPE_CHECKING:
+    from hpc_toolkit.lab.settings import LabPaths
+
+# What an outer Slurm, or options meant for one, would change about a command given to the lab.
+_FOREIGN = (
+    "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_",
+    "SCONTROL_", "PMI_", "PMIX_",
+)  # fmt: skip
+
+
+def environment(paths: LabPaths) -> dict[str, str]:
+    """This process's environment for commands that shall speak with the lab."""
+    own = {key: text for key, text in os.environ.items() if not key.startswith(_FOREIGN)}
+    return {**own, "SLURM_CONF": str(paths.slurm_conf)}
+
+
+def ask(paths: LabPaths, *argv: str) -> str:
+    """What a Slurm command prints when the lab answers it.
+
+    Raises:
+        HpcToolkitError: it fails.
+    """
+    done = subprocess.run(
+        [program(argv[0]), *argv[1:]],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment(paths),
+        check=False,
+    )
+    if done.returncode != 0:
+        message = f"{argv[0]}: {' '.join(done.stderr.split())}"
+        raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
+    return done.stdout
+
+
+def node_states(paths: LabPaths) -> dict[str, str]:
+    """The state of every node in sinfo's words; none while slurmctld does not answer."""
+    try:
+        text = ask(paths, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T")
+    except HpcToolkitError:
+        return {}
+    return dict(line.split() for line in text.splitlines())

@@ -1,0 +1,81 @@
+"""How a lab stands, as its record and the kernel tell it: no daemon is asked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.lab.config import CONTROL
+from hpc_toolkit.lab.directory import read_record
+from hpc_toolkit.lab.members import members
+
+if TYPE_CHECKING:
+    from hpc_toolkit.lab.settings import LabPaths, LabSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LabStatus:
+    """How a lab stands."""
+
+    state: str
+    """``up``; ``broken``: some of its daemons are gone; ``down``: no process is left."""
+    paths: LabPaths
+    settings: LabSettings | None
+    """None where no lab is recorded."""
+    port: int | None
+    """The first of its ports."""
+    processes: int
+    crashed: tuple[str, ...]
+    """Nodes that were crashed on purpose and not restored."""
+    gone: tuple[str, ...]
+    """Daemons that should run and do not, such as ``slurmd of n3``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as ``--json`` prints it."""
+        return {
+            "state": self.state,
+            "directory": str(self.paths.root),
+            "slurm_conf": str(self.paths.slurm_conf),
+            "settings": self.settings.to_json() if self.settings else None,
+            "port": self.port,
+            "processes": self.processes,
+            "crashed": list(self.crashed),
+            "gone": list(self.gone),
+        }
+
+
+def status_of(paths: LabPaths) -> LabStatus:
+    """How the lab in a directory stands. Writes nothing."""
+    record = read_record(paths)
+    found = members(paths.token)
+    crashed = _crashed(paths)
+    gone: tuple[str, ...] = ()
+    if record is not None:
+        present = {(one.node, one.name) for one in found}
+        wanted = _daemons(record.settings, crashed)
+        gone = tuple(f"{name} of {node}" for node, name in wanted if (node, name) not in present)
+    whole = record is not None and record.ready and not gone
+    return LabStatus(
+        state="up" if whole else "broken" if found else "down",
+        paths=paths,
+        settings=record.settings if record else None,
+        port=record.port if record else None,
+        processes=len(found),
+        crashed=crashed,
+        gone=gone,
+    )
+
+
+def _crashed(paths: LabPaths) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(paths.crashed)))
+    except FileNotFoundError:
+        return ()
+
+
+def _daemons(settings: LabSettings, crashed: tuple[str, ...]) -> list[tuple[str, str]]:
+    """(node, command) of every daemon that should run."""
+    names = ["munged", "slurmctld", *(["mariadbd", "slurmdbd"] if settings.accounting else [])]
+    nodes = [node for node in settings.node_names if node not in crashed]
+    return [(CONTROL, name) for name in names] + [(node, "slurmd") for node in nodes]

@@ -1,0 +1,49 @@
+"""A real Slurm for the tests below: 8 nodes with 4 GPUs each, taken down at the end."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.lab.daemons import NamespaceError
+from hpc_toolkit.lab.packages import install_command, missing_programs
+from tests.slurm.reallab import LabUnderTest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LabUnderTest"]
+
+
+@pytest.fixture(scope="session")
+def lab_directory() -> Iterator[Path]:
+    """A short directory: paths of sockets have at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="hpctk-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def lab(lab_directory: Path) -> Iterator[LabUnderTest]:
+    """The lab of this session; tests that change it by more than jobs start their own."""
+    missing = missing_programs(accounting=False)
+    if missing:
+        pytest.skip(f"no Slurm here: {install_command(missing)}")
+    started = LabUnderTest(lab_directory / "lab")
+    try:
+        started.up()
+    except NamespaceError as error:
+        pytest.skip(error.message)
+    try:
+        yield started
+    finally:
+        started.down()
+
+
+@pytest.fixture(autouse=True)
+def _settled_lab(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "lab" in request.fixturenames:
+        request.getfixturevalue("lab").clear()

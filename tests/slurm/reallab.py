@@ -1,0 +1,126 @@
+"""A real Slurm for the tests: a lab of their own, and what they ask of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.lab.directory import lab_paths
+from hpc_toolkit.lab.jobs import ENDED, JobRecord, parse_records
+from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab.settings import LabSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTINGS = LabSettings(nodes=8, gpus_per_node=4)
+# Variables of whoever runs the tests that the programs under test would obey.
+_FOREIGN = ("HPCTK_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "CUDA_VISIBLE_DEVICES")
+
+
+class LabUnderTest:
+    """A lab in a directory, with the commands of Slurm pointed at it."""
+
+    def __init__(self, directory: Path, settings: LabSettings = SETTINGS) -> None:
+        self.settings = settings
+        self.lab = Lab(lab_paths("lab", directory))
+
+    @property
+    def directory(self) -> Path:
+        return self.lab.paths.root
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.lab.paths.slurm_conf
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.settings.node_names
+
+    @property
+    def env(self) -> dict[str, str]:
+        """This environment less what speaks of another Slurm, with the lab's SLURM_CONF."""
+        own = self.lab.environment()
+        return {key: text for key, text in own.items() if not key.startswith(_FOREIGN)}
+
+    def up(self) -> None:
+        self.lab.up(self.settings)
+
+    def down(self) -> None:
+        self.lab.down()
+
+    def run(
+        self,
+        *argv: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 100,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command that speaks with the lab; ``env`` is added to its environment."""
+        done = subprocess.run(
+            [str(word) for word in argv],
+            cwd=cwd,
+            env={**self.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        if check:
+            assert done.returncode == 0, f"{argv}: exit {done.returncode}: {done.stderr}"
+        return done
+
+    def sbatch(
+        self, *argv: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> str:
+        """Submit; the job's id."""
+        return self.run("sbatch", "--parsable", *argv, cwd=cwd, env=env).stdout.strip()
+
+    def scontrol(self, *argv: str) -> str:
+        return self.run("scontrol", *argv).stdout
+
+    def records(self, job: str) -> list[JobRecord]:
+        """What Slurm knows of a job, one record per task of an array."""
+        return parse_records(self.scontrol("show", "job", "-o", job))
+
+    def state(self, job: str) -> str:
+        """PENDING, RUNNING, COMPLETED ...; of the first task of an array."""
+        return self.records(job)[0].state
+
+    def wait_for(self, job: str, *states: str, timeout_s: float = 60) -> JobRecord:
+        """The job once it is in one of ``states``; without any, once it has ended for good.
+
+        Fails at once when the job ended otherwise: what it waits for cannot come any more.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            record = self.records(job)[0]
+            if record.state in (states or ENDED):
+                return record
+            over = record.state in ENDED or time.monotonic() > deadline
+            assert not over, f"job {job} is {record.state}:\n{self.output(record)}"
+            time.sleep(0.05)
+
+    def output(self, record: JobRecord) -> str:
+        """What a job has written so far."""
+        found = [log.read_text(errors="replace") for log in record.logs if log.exists()]
+        return "".join(found)
+
+    def clear(self) -> None:
+        """End all jobs and bring all nodes back: the next test finds the lab as it was."""
+        self.run("scancel", "--full", "--user", str(os.geteuid()))
+        for node in self.lab.status().crashed:
+            self.lab.restore(node)
+        deadline = time.monotonic() + 60
+        while (text := self.run("sinfo", "-hN", "-p", "main", "-o", "%T").stdout.split()) != [
+            "idle"
+        ] * len(self.nodes):
+            assert time.monotonic() < deadline, f"nodes are not idle: {text}"
+            if any("down" in state or "drain" in state for state in text):
+                self.run("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume",
+                         check=False)  # fmt: skip
+            time.sleep(0.05)

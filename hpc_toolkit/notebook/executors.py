@@ -23,6 +23,7 @@ from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 from hpc_toolkit.pool import visible_gpus
 from hpc_toolkit.quantities import MINUTE_S, parse_walltime
 from hpc_toolkit.scriptspec import ScriptSpec
+from hpc_toolkit.submit import check_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -126,6 +127,7 @@ def executor(
     site = resolved(cluster)
     if site is None:
         return _local(request, place, gpus=resources.get("gpus_per_node"))
+    check_directory(site, Path.cwd())
     full = complete(request, site)
     _note_folder(place)
     made = _new("slurm", full, site, place)
@@ -329,13 +331,26 @@ def _executor_class() -> type[Any]:
         def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
             size = (self.site.max_array_size if self.site else None) or _MAX_ARRAY_SIZE
             jobs: list[Any] = []
-            with _new_job_environment(self.cluster):
-                for first in range(0, len(delayed_submissions), size):
-                    part = delayed_submissions[first : first + size]
-                    jobs += super()._internal_process_submissions(part)
+            try:
+                with _new_job_environment(self.cluster):
+                    for first in range(0, len(delayed_submissions), size):
+                        part = delayed_submissions[first : first + size]
+                        jobs += super()._internal_process_submissions(part)
+            except submitit.core.utils.FailedJobError as error:
+                raise _refused(str(error), jobs) from error
             return jobs
 
     return SiteExecutor
+
+
+def _refused(said: str, jobs: list[Any]) -> slurm.SlurmError:
+    """The error for a submission that sbatch did not take; ``jobs`` were taken before."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    hint = "it is the script of hpc_toolkit.notebook.preview that was refused"
+    if jobs:
+        arrays = ", ".join(dict.fromkeys(job.job_id.partition("_")[0] for job in jobs))
+        hint = f"{len(jobs)} elements were taken before, and run: scancel {arrays}"
+    return slurm.SlurmError(f"sbatch: {'; '.join(lines[:5])}", hint=hint)
 
 
 @contextmanager

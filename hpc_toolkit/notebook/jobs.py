@@ -6,13 +6,16 @@ import html
 import json
 import os
 import signal
+import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files, slurm
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import RunError
+from hpc_toolkit.jobs import SubmittedJob, record_job
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.progress import StatusDisplay, status_html
 from hpc_toolkit.queue.presence import read_presence
@@ -55,6 +58,29 @@ class _Submission:
     workers: int
     """Workers of all these jobs."""
 
+    def write(self, run: Run) -> None:
+        """Note it, for :meth:`WorkerJobs.open` and for ``hpctk status``.
+
+        Raises:
+            OSError: it is not noted, or not for both.
+        """
+        path = submission_folder(run) / f"jobs-{time.time_ns():020d}-{os.urandom(3).hex()}.json"
+        path.parent.mkdir(exist_ok=True)
+        files.write_new(path, [json.dumps(asdict(self)).encode()])
+        if self.cluster == LOCAL:
+            return
+        elements = Counter(job.partition("_")[0] for job in self.jobs)
+        for job, count in elements.items():
+            array = f"0-{count - 1}" if f"{job}_0" in self.jobs else None
+            record = SubmittedJob(
+                job=job,
+                array=array,
+                cwd=self.folder,
+                log="%A_%a_0_log.out" if array else "%j_0_log.out",
+                submitted=round(time.time(), 3),
+            )
+            record_job(run.paths, record)
+
     def reopen(self) -> list[Any]:
         """The jobs as submitit's objects."""
         import submitit
@@ -82,8 +108,6 @@ class WorkerJobs:
     @classmethod
     def submitted(cls, run: Run, workers: int, executor: Any, jobs: list[Any]) -> WorkerJobs:
         """What was just submitted, noted below the run so that it can be found again."""
-        folder = submission_folder(run)
-        folder.mkdir(exist_ok=True)
         note = _Submission(
             cluster=executor.cluster,
             folder=str(executor.folder),
@@ -91,8 +115,11 @@ class WorkerJobs:
             tasks=jobs[0].num_tasks,
             workers=workers,
         )
-        path = folder / f"jobs-{time.time_ns():020d}-{os.urandom(3).hex()}.json"
-        files.write_new(path, [json.dumps(asdict(note)).encode()])
+        try:
+            note.write(run)
+        except OSError as error:
+            # They are in the queue and will work; to fail now would hide their ids.
+            sys.stderr.write(f"warning: jobs {', '.join(note.jobs)} are not noted: {error}\n")
         return cls(run, jobs, workers=workers)
 
     @classmethod

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.layout import check_trust
 from hpc_toolkit.notebook.executors import LOCAL, Resources, requested, resolved
 from hpc_toolkit.notebook.executors import executor as make_executor
@@ -83,13 +83,16 @@ def submit_workers(
 
     Raises:
         ConfigError, RenderError: ``n`` workers cannot be had in this way.
-        RunError: others could change what the run executes.
+        RunError: the run is complete, or others could change what it executes.
         SlurmError: Slurm refused the job.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     warning = check_trust(run.root)
     if warning:
         sys.stderr.write(f"warning: {warning}\n")
+    if run.status().complete:
+        msg = f"{run.root} is complete: nothing is left for workers to do"
+        raise RunError(msg, hint="run.retry() makes failed items pending")
     if type(n) is not int or not 1 <= n <= MAX_RANKS:
         msg = f"n: {n!r} is no number of workers"
         raise ConfigError(msg, hint=f"a whole number from 1 to {MAX_RANKS}")

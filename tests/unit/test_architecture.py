@@ -58,8 +58,9 @@ LAYERS: list[set[str]] = [
     {"worker"},
     {"pool"},
     {"run"},
-    {"conduct", "crew", "notebook", "submission"},
+    {"conduct", "crew", "submission"},
     {"submit", "summary"},
+    {"notebook"},
     {"cli"},
     {"__main__"},
 ]

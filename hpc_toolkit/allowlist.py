@@ -14,13 +14,27 @@ from hpc_toolkit.errors import RenderError
 _PATH_MAX = 4096
 _SHOWN_CHARS = 120
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
-_WORDS = re.compile(f"{_WORD}(,{_WORD}){{0,31}}")
-_HOSTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,4095}")
-_VALUE = re.compile(r".{0,32768}")
-_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}")
-_SETUP = re.compile(r"[\w@%+=:,./ '\"-]{1,4096}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_WORDS = f"{_WORD}(,{_WORD}){{0,31}}"
+_FEATURES = r"[A-Za-z0-9_\[(][A-Za-z0-9_.&|,*:=()\[\]-]{0,255}"
+_HOSTS = r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,4095}"
+# What may follow a percent sign that Slurm replaces: a width, and a letter.
+_FILLED = "[0-9]*[A-Za-z%]"
+# Slurm takes a backslash as "fill in nothing" and drops it.
+_LOG = r"(?!~/|-$)(?:[^\\%]|%(?![0-9]*[A-Za-z%])|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
+_LOG_WANTED = "a path with sbatch's %x, %j, %u, ... and without backslashes; %% is a percent sign"
+_LICENSE = r"[A-Za-z0-9_][\w.+-]{0,127}(@[\w.-]{1,64})?(:[0-9]{1,9})?"
+_GPU_BIND = (
+    r"(verbose,)?(closest|none|(single|per_task):[1-9][0-9]{0,2}"
+    r"|map_gpu:[0-9]{1,3}(,[0-9]{1,3}){0,255}"
+    r"|mask_gpu:(0x)?[0-9A-Fa-f]{1,32}(,(0x)?[0-9A-Fa-f]{1,32}){0,255})"
+)
+_GRES = r"(?!gpu\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[KMGT]?)?"
+_VALUE = r".{0,32768}"
+_MODULE = r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}"
+_SETUP = r"[\w@%+=:,./ '\"-]{1,4096}"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$", re.IGNORECASE)
+_OURS = ("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX")
 _SHELL_VARIABLES = frozenset(
     {"BASH_ENV", "ENV", "IFS", "BASHOPTS", "SHELLOPTS", "PS4", "UID", "EUID", "PPID"}
 )
@@ -29,49 +43,93 @@ _SHELL_KEYWORDS = frozenset(
     | {"done", "in", "function", "time", "coproc"}
 )
 
+
+def _some_of(*words: str) -> str:
+    one = "|".join(words)
+    return f"(?:{one})(?:,(?:{one})){{0,15}}"
+
+
 COUNTS = {
     "nodes": (1, 65536),
+    "ntasks": (1, 2**28),
     "ntasks_per_node": (1, 4096),
+    "ntasks_per_gpu": (1, 512),
     "gpus_per_node": (0, 128),
     "cpus_per_task": (1, 4096),
+    "cpus_per_gpu": (1, 4096),
+    "segment": (1, 65535),
+    "nice": (-2147483645, 2147483645),
+    "array_offset": (0, 2**31),
     "max_restarts": (0, 1000),
 }
 """Lowest and highest number of a field; the highest is above every machine that Slurm runs."""
 
 PATTERNS = {
     "job_name": (
-        re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
+        r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
         "at most 64 letters, digits, '.', '_' and '-'",
     ),
-    "account": (re.compile(_WORD), "one account name"),
+    "account": (_WORD, "one account name"),
     "partition": (_WORDS, "partition names, separated by commas"),
-    "qos": (re.compile(_WORD), "one name of a quality of service"),
+    "qos": (_WORD, "one name of a quality of service"),
     "reservation": (_WORDS, "reservation names, separated by commas"),
-    "constraint": (
-        re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.&|,*:=()\[\]-]{0,255}"),
-        "node features joined by & or |",
-    ),
+    "constraint": (_FEATURES, "node features joined by & or |"),
+    "prefer": (_FEATURES, "node features joined by & or |"),
     "nodelist": (_HOSTS, "host names such as n1,n[3-5]"),
     "exclude": (_HOSTS, "host names such as n1,n[3-5]"),
     "signal": (
-        re.compile(r"B:USR1@[1-9][0-9]{0,4}"),
+        r"B:USR1@[1-9][0-9]{0,4}",
         "B:USR1@SECONDS, the one signal that the script's trap waits for",
     ),
-    "output": (
-        re.compile(r"[\w./](?:[\w./ +=@,:-]|%[0-9]{0,2}[ujxNtnsAaJb]){0,1023}(?<!/)"),
-        "a path of letters, digits, spaces and ./_+=@,:- with sbatch's %x, %j, %u, ...",
+    "output": (_LOG, _LOG_WANTED),
+    "error": (_LOG, _LOG_WANTED),
+    "comment": (".{1,256}", "at most 256 printable characters"),
+    "wckey": (_WORD, "one workload characterization key"),
+    "licenses": (
+        rf"{_LICENSE}(,{_LICENSE}){{0,31}}|{_LICENSE}(\|{_LICENSE}){{0,31}}",
+        "NAME[@SERVER][:COUNT], joined by ',' for all or by '|' for any of them",
     ),
-    "comment": (
-        re.compile(r"[\w./:;,@%+=() -]{1,256}"),
-        "at most 256 letters, digits, spaces and ./:;,@%+=()-",
+    "gpu_type": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a type of GPU such as l40s"),
+    "gpu_bind": (
+        _GPU_BIND,
+        "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST",
+    ),
+    "gres": (
+        rf"{_GRES}(,{_GRES}){{0,15}}",
+        "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node asks for GPUs",
+    ),
+    "gres_flags": (
+        # The second pair came with 23.11.
+        _some_of(
+            *("disable-binding", "enforce-binding"),
+            *("multiple-tasks-per-sharing", "one-task-per-sharing"),
+        ),
+        "enforce-binding, disable-binding, one-task-per-sharing or multiple-tasks-per-sharing",
+    ),
+    "network": (r"[A-Za-z0-9_][\w.,:=+-]{0,255}", "the switch plugin's words"),
+    "open_mode": ("append|truncate", "append or truncate"),
+    "priority": ("TOP|[0-9]{1,9}", "a number or TOP"),
+    "propagate": (
+        _some_of(
+            *("ALL", "NONE", "AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE"),
+            *("NPROC", "RSS", "STACK"),
+        ),
+        "ALL, NONE, or limits such as CORE,MEMLOCK",
     ),
     "mail_type": (
-        re.compile(r"[A-Z_0-9]{1,32}(,[A-Z_0-9]{1,32}){0,15}"),
+        _some_of(
+            *("NONE", "ALL", "BEGIN", "END", "FAIL", "REQUEUE", "INVALID_DEPEND", "STAGE_OUT"),
+            *("TIME_LIMIT", "TIME_LIMIT_50", "TIME_LIMIT_80", "TIME_LIMIT_90", "ARRAY_TASKS"),
+        ),
         "events such as END,FAIL",
     ),
-    "mail_user": (re.compile(_WORD), "one mail address"),
-    "run": (re.compile(f"[^-].{{0,{_PATH_MAX - 1}}}"), "a run's path; ./-x for one called -x"),
-    "python": (re.compile(f"/.{{1,{_PATH_MAX - 1}}}"), "the absolute path of an interpreter"),
+    "mail_user": (_WORD, "one mail address"),
+    "chdir": (
+        rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
+        "a directory in full, without a backslash or what Slurm reads as %j or %x",
+    ),
+    "run": (f"[^-].{{0,{_PATH_MAX - 1}}}", "a run's path; ./-x for one called -x"),
+    "python": (f"/.{{1,{_PATH_MAX - 1}}}", "the absolute path of an interpreter"),
 }
 """The whole-value pattern of a field, and what to write instead."""
 
@@ -105,7 +163,7 @@ def check_module(name: object, where: str) -> None:
 def check_variable(name: str, value: str, where: str) -> None:
     """Raise RenderError for a variable that is not the user's to set, or that holds a secret."""
     _check(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
-    if name.startswith(("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE")) or name in _SHELL_VARIABLES:
+    if name.startswith(_OURS) or name in _SHELL_VARIABLES:
         raise refusal(where, name, "a name that neither Slurm, the shell nor this script sets")
     if _SECRET.search(name):
         msg = f"{where}: {name} looks like a secret, and others may read the script"
@@ -130,6 +188,6 @@ def setup_words(line: object, where: str) -> list[str]:
     return words
 
 
-def _check(value: object, pattern: re.Pattern[str], wanted: str, where: str) -> None:
-    if not isinstance(value, str) or not value.isprintable() or not pattern.fullmatch(value):
+def _check(value: object, pattern: str, wanted: str, where: str) -> None:
+    if not isinstance(value, str) or not value.isprintable() or not re.fullmatch(pattern, value):
         raise refusal(where, value, wanted)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.grammar import parse_array, parse_moment, parse_switches
+from hpc_toolkit.limits import check_limits
+from hpc_toolkit.partitions import check_partitions, choose_partition, for_partition
+from hpc_toolkit.passthrough import split_passed
 from hpc_toolkit.quantities import (
     HOUR_S,
     format_mem,
@@ -13,10 +19,13 @@ from hpc_toolkit.quantities import (
     parse_mem_mib,
     parse_walltime,
 )
-from hpc_toolkit.scriptspec import ScriptSpec, check_environment
+from hpc_toolkit.shares import MEMORY, cpus, cpus_share, memory_mib, memory_share, ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.scriptspec import ScriptSpec
 
 Directive = tuple[str, str | None]
 """A long option of sbatch without its dashes, and its value; None for an option without one."""
@@ -25,198 +34,221 @@ FALLBACK_TIME = "1:00:00"
 FALLBACK_SIGNAL_S = 300
 """How long before the time limit the ranks start to drain, where the limit is an hour or more."""
 
-_MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
+LOG = "slurm/logs/%x-%j.out"
+ARRAY_LOG = "slurm/logs/%x-%A_%a.out"
+"""The log of an array's element: %j would be another number for each of them."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
+_BLANKED = re.compile("hetjob|packjob", re.IGNORECASE)
 
 
 def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
     """``spec`` with every value that the script needs, and which ``cluster`` can give.
 
-    Precedence: the request, the cluster's defaults, shares of the cluster's node.
+    Precedence: the request, the cluster's defaults, shares of the node of its partition.
     Raises RenderError for a request beyond a limit, naming the limit and its file.
     """
-    check_environment(cluster.modules, cluster.setup, cluster.env, where=f"{cluster.file}: ")
-    full = _with_defaults(spec, cluster)
-    full = replace(full, ntasks_per_node=full.ntasks_per_node or full.gpus_per_node or 1)
-    full = replace(full, cpus_per_task=full.cpus_per_task or _cpus_share(full, cluster))
-    if not any(getattr(full, name) for name in _MEMORY):
-        full = replace(full, **_memory_share(full, cluster))
-    full = replace(full, time=format_walltime(parse_walltime(full.time or FALLBACK_TIME)))
-    full = replace(full, signal=full.signal or _signal(_time_s(full)))
-    _check_request(full, cluster)
-    _check_limits(full, cluster)
-    _check_partitions(full, cluster)
+    check_environment(
+        modules=cluster.modules,
+        setup=cluster.setup,
+        node_setup=cluster.node_setup,
+        env=(*cluster.env, *cluster.nccl),
+        bind=cluster.binds,
+        where=f"{cluster.file}: ",
+    )
+    full, sources = _with_defaults(spec, cluster)
+    full = replace(
+        full,
+        time=format_walltime(parse_walltime(full.time or FALLBACK_TIME)),
+        output=log_pattern(full),
+        **_ranks(full, cluster),
+    )
+    full = _with_partition(full, cluster)
+    site = _site(full, cluster)
+    if not full.cpus_per_gpu:
+        full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
+    if not _memory(full):
+        full = replace(full, **memory_share(full, site))
+    if not full.signal and not full.command:
+        # A program that does not know the signal would be ended by it.
+        shortest = full.time_min or full.time or FALLBACK_TIME
+        full = replace(full, signal=_signal(parse_walltime(shortest)))
+    check_limits(full, site, sources)
+    names = tuple(full.partition.split(",")) if full.partition else ()
+    check_partitions(cluster, names, **_needs(full, cpus(full), memory_mib(full)))
     return full
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     """The ``#SBATCH`` options of a complete request, in the order in which a script shows them."""
-    options: list[tuple[str, object]] = [
-        ("job-name", full.job_name),
-        ("comment", full.comment),
-        ("account", full.account),
-        ("partition", full.partition),
-        ("qos", full.qos),
-        ("reservation", full.reservation),
-        ("constraint", full.constraint),
-        ("nodelist", full.nodelist),
-        ("exclude", full.exclude),
-        ("nodes", full.nodes),
-        ("ntasks-per-node", full.ntasks_per_node),
-        *_gpu_directives(full, cluster),
-        ("cpus-per-task", full.cpus_per_task),
-        *((name.replace("_", "-"), getattr(full, name)) for name in _MEMORY),
-        ("exclusive", full.exclusive),
-        ("time", full.time),
-        ("signal", full.signal),
-        # A site may set JobRequeue to either, so the script always says which.
-        ("requeue" if full.requeue else "no-requeue", True),
-        # A lost node costs the items that its ranks held, not the other nodes' work.
-        ("no-kill", True),
-        # A requeued job would otherwise empty the log of its first attempt.
-        ("open-mode", "append"),
-        ("output", full.output),
-        ("mail-type", full.mail_type),
-        ("mail-user", full.mail_user),
+    names = ["job-name", "comment", "wckey", "account", "partition", "qos", "reservation"]
+    names += ["constraint", "prefer", "nodelist", "exclude", "licenses", "nodes", "ntasks"]
+    names += ["ntasks-per-node"]
+    options = [(name, _value(full, name)) for name in names]
+    options += _gpu_directives(full, _site(full, cluster))
+    names = ["gpu-bind", "gres-flags", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu"]
+    names += ["mem-per-gpu", "tmp", "network", "exclusive", "oversubscribe", "spread-job"]
+    names += ["switches", "segment", "time", "time-min", "begin", "deadline", "signal", "array"]
+    names += ["dependency"]
+    options += [(name, _value(full, name)) for name in names]
+    if full.dependency:
+        # Without it a job whose dependency can never be met stays pending for ever.
+        options.append(("kill-on-invalid-dep", "yes" if full.kill_on_invalid_dep else "no"))
+    # A site may set JobRequeue to either, so the script always says which.
+    options.append(("requeue" if full.requeue else "no-requeue", True))
+    # A lost node costs the items that its ranks held, not the other nodes' work. Any other program
+    # is started again as a whole.
+    options.append(("no-kill", not full.command))
+    names = ["hold", "priority", "nice", "open-mode", "output", "error", "chdir", "get-user-env"]
+    options += [
+        (name, _value(full, name)) for name in (*names, "propagate", "mail-type", "mail-user")
     ]
-    return [
+    given = [
         (name, None if value is True else str(value))
         for name, value in options
         if value is not None and value is not False
     ]
+    return [*given, *(split_passed(text, "--sbatch") for text in full.sbatch)]
 
 
-def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
-    has_memory = any(getattr(spec, name) for name in _MEMORY)
-    missing: dict[str, Any] = {
-        name: value
-        for name, value in cluster.defaults
-        if getattr(spec, name) is None and not (has_memory and name in _MEMORY)
+def directive_text(option: Directive) -> str:
+    """``--name=value`` as sbatch reads it from a ``#SBATCH`` line. Raises RenderError.
+
+    In double quotes, with a backslash before ``"``, ``\\`` and ``#``, every printable text is read
+    exactly: run on 22.05, and get_argument of src/sbatch/opt.c is the same in all releases from
+    17.11 to 26.05. Outside of quotes a space would end the value, and a ``#`` the line; single
+    quotes and ``$`` mean nothing inside. Up to 20.11 the words below were blanked in any value.
+    """
+    name, value = option
+    if value is None:
+        return f"--{name}"
+    if not value.isprintable() or _BLANKED.search(value):
+        msg = f"--{name}: {value!r} cannot be written into a directive"
+        raise RenderError(msg, hint="remove control characters, and the words hetjob and packjob")
+    if _PLAIN.fullmatch(value):
+        return f"--{name}={value}"
+    quoted = re.sub(r'(["\\#])', r"\\\1", value)
+    return f'--{name}="{quoted}"'
+
+
+def log_pattern(spec: ScriptSpec) -> str:
+    """The log's path in sbatch's notation."""
+    return spec.output or (ARRAY_LOG if spec.array else LOG)
+
+
+_CANONICAL: dict[str, Callable[[str], str]] = {
+    "time-min": lambda text: format_walltime(parse_walltime(text)),
+    "begin": lambda text: parse_moment(text, "--begin").text,
+    "deadline": lambda text: parse_moment(text, "--deadline").text,
+    "array": lambda text: parse_array(text, "--array").text,
+    "switches": lambda text: parse_switches(text, "--switches"),
+    "mem": lambda text: format_mem(parse_mem_mib(text, zero=True)),
+    "mem-per-cpu": lambda text: format_mem(parse_mem_mib(text)),
+    "mem-per-gpu": lambda text: format_mem(parse_mem_mib(text)),
+    "tmp": lambda text: format_mem(parse_mem_mib(text)),
+}
+
+
+def _value(full: ScriptSpec, name: str) -> Any:
+    value = getattr(full, name.replace("-", "_"))
+    return _CANONICAL[name](value) if name in _CANONICAL and value is not None else value
+
+
+def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
+    """``spec`` with the cluster's defaults for what it leaves open, and where these are written."""
+    sources = {}
+    for name, value in cluster.defaults:
+        given = getattr(spec, name) is not None
+        rivals = name in MEMORY and _memory(spec)
+        rivals = rivals or (name == "cpus_per_task" and spec.cpus_per_gpu is not None)
+        if given or rivals:
+            continue
+        sources[name] = cluster.written(f"defaults.{name}")
+        field: dict[str, Any] = {name: value}
+        try:
+            spec = replace(spec, **field)
+        except HpcToolkitError as error:
+            msg = f"{sources[name]}: {error.message}"
+            raise RenderError(msg, hint=error.hint) from None
+    return spec, sources
+
+
+def _memory(spec: ScriptSpec) -> bool:
+    return any(getattr(spec, name) for name in MEMORY)
+
+
+def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
+    """The fields that say how many ranks a node has, and which of its GPUs they see."""
+    gpus = full.gpus_per_node
+    if full.ntasks_per_gpu:
+        # Not the option of that name: 22.05 then allocates the CPUs of one rank to all of a GPU's.
+        return {
+            "ntasks_per_node": gpus * full.ntasks_per_gpu,
+            "ntasks_per_gpu": None,
+            "gpu_bind": f"single:{full.ntasks_per_gpu}",
+        }
+    even = full.ntasks is None or full.ntasks % full.nodes == 0
+    fields: dict[str, Any] = {}
+    if full.ntasks_per_node is None and even:
+        spread = full.ntasks // full.nodes if full.ntasks else None
+        fields["ntasks_per_node"] = spread or gpus or 1
+    if full.isolate_gpus:
+        # Nor --gpus-per-task: with a type, the ranks of 22.05 see no GPU at all.
+        per_rank = _gpus_of_rank(replace(full, **fields), "--isolate-gpus gives each its own")
+        isolated = cluster.gpu_request == "gpus-per-task"
+        fields["isolate_gpus"] = False
+        fields["gpu_bind"] = None if isolated else f"per_task:{per_rank}"
+    return fields
+
+
+def _gpus_of_rank(full: ScriptSpec, why: str) -> int:
+    per_rank, rest = divmod(full.gpus_per_node, ranks(full))
+    if rest or not per_rank:
+        gpus, count = full.gpus_per_node, ranks(full)
+        msg = f"--gpus-per-node: {gpus} GPUs cannot be shared evenly by {count} ranks"
+        raise RenderError(msg, hint=why)
+    return per_rank
+
+
+def _with_partition(full: ScriptSpec, cluster: Cluster) -> ScriptSpec:
+    if full.partition or not cluster.choose_partition:
+        return full
+    asked_cpus = cpus(full) if full.cpus_per_task or full.cpus_per_gpu else None
+    asked_mib = memory_mib(full) if _memory(full) else None
+    chosen = choose_partition(cluster, **_needs(full, asked_cpus, asked_mib))
+    return replace(full, partition=chosen.name)
+
+
+def _needs(full: ScriptSpec, cpus: int | None, mem_mib: int | None) -> dict[str, Any]:
+    return {
+        "nodes": full.nodes,
+        "gpus_per_node": full.gpus_per_node,
+        "cpus": cpus,
+        "mem_mib": mem_mib,
+        "time_s": parse_walltime(full.time or FALLBACK_TIME),
+        "gpu_type": full.gpu_type,
     }
-    try:
-        return replace(spec, **missing)
-    except HpcToolkitError as error:
-        msg = f"{cluster.written('defaults')}: {error.message}"
-        raise RenderError(msg, hint=error.hint) from None
 
 
-def _cpus_share(full: ScriptSpec, cluster: Cluster) -> int:
-    ranks = full.ntasks_per_node or 1
-    if not (cluster.cpus_per_node and cluster.gpus_per_node and full.gpus_per_node):
-        return 1
-    return max(1, cluster.cpus_per_node * full.gpus_per_node // cluster.gpus_per_node // ranks)
-
-
-def _memory_share(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
-    """The memory that belongs to the requested part of a node, in the form that the site wants."""
-    total, cpus, gpus = cluster.mem_per_node_mib, cluster.cpus_per_node, cluster.gpus_per_node
-    if total is None or cluster.mem_style == "none":
-        return {}
-    if gpus and full.gpus_per_node:
-        per_node, per_gpu = total * full.gpus_per_node // gpus, total // gpus
-    elif cpus:
-        per_node, per_gpu = total * _cpus(full) // cpus, None
-    else:
-        return {}
-    if cluster.mem_style == "mem-per-gpu" and per_gpu:
-        return {"mem_per_gpu": format_mem(per_gpu)}
-    if cluster.mem_style == "mem":
-        return {"mem": format_mem(max(1, per_node))}
-    return {"mem_per_cpu": format_mem(max(1, per_node // _cpus(full)))}
+def _site(full: ScriptSpec, cluster: Cluster) -> Cluster:
+    """The facts of the one partition that the job names, else those of the whole cluster."""
+    named = [partition for partition in cluster.partitions if partition.name == full.partition]
+    return for_partition(cluster, named[0]) if named else cluster
 
 
 def _signal(time_s: int) -> str:
     return f"B:USR1@{FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)}"
 
 
-def _gpu_directives(full: ScriptSpec, cluster: Cluster) -> list[tuple[str, object]]:
-    gpus, kind = full.gpus_per_node, f"{cluster.gpu_type}:" if cluster.gpu_type else ""
+def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
+    """The GPUs in the one form of the site, and the other resources of a node."""
+    gpus, kind = full.gpus_per_node, full.gpu_type or site.gpu_type
+    typed = f"{kind}:" if kind else ""
     if not gpus:
-        return []
-    if cluster.gpu_request == "gres":
-        return [("gres", f"gpu:{kind}{gpus}")]
-    if cluster.gpu_request == "gpus-per-node":
-        return [("gpus-per-node", f"{kind}{gpus}")]
-    ranks = full.ntasks_per_node or 1
-    if gpus % ranks:
-        msg = f"--gpus-per-node: {gpus} GPUs cannot be shared evenly by {ranks} ranks"
-        raise RenderError(msg, hint=f"{cluster.written('gpu_request')} asks for GPUs per task")
-    return [("gpus-per-task", f"{kind}{gpus // ranks}")]
-
-
-def _cpus(full: ScriptSpec) -> int:
-    return (full.ntasks_per_node or 1) * (full.cpus_per_task or 1)
-
-
-def _time_s(full: ScriptSpec) -> int:
-    return parse_walltime(full.time or FALLBACK_TIME)
-
-
-def _memory_mib(full: ScriptSpec) -> int:
-    """Memory of one node that the request comes to, in MiB; 0 for all of it."""
-    if full.mem_per_cpu:
-        return parse_mem_mib(full.mem_per_cpu) * _cpus(full)
-    if full.mem_per_gpu:
-        return parse_mem_mib(full.mem_per_gpu) * full.gpus_per_node
-    return parse_mem_mib(full.mem or "0", zero=True)
-
-
-def _check_request(full: ScriptSpec, cluster: Cluster) -> None:
-    if cluster.account_required and not full.account:
-        written = cluster.written("account_required")
-        msg = f"--account: {cluster.name} takes no job without one ({written} = true)"
-        raise RenderError(msg, hint=f"--account {cluster.account_hint or 'NAME'}")
-    if full.mem_per_gpu and not full.gpus_per_node:
-        msg = "--mem-per-gpu: the job asks for no GPU"
-        raise RenderError(msg, hint="use --mem or --mem-per-cpu, or --gpus-per-node")
-    warning_s = int((full.signal or "@0").rpartition("@")[2])
-    if warning_s >= _time_s(full):
-        msg = f"--signal: {warning_s} s before the end do not fit into --time {full.time}"
-        raise RenderError(msg, hint="warn later, or ask for more time")
-
-
-def _check_limits(full: ScriptSpec, cluster: Cluster) -> None:
-    cpus = "--ntasks-per-node x --cpus-per-task"
-    for label, key, wanted, limit, shown in (
-        ("--nodes", "nodes", full.nodes, cluster.nodes, str),
-        ("--gpus-per-node", "gpus_per_node", full.gpus_per_node, cluster.gpus_per_node, str),
-        (cpus, "cpus_per_node", _cpus(full), cluster.cpus_per_node, str),
-        (
-            "memory per node",
-            "mem_per_node",
-            _memory_mib(full),
-            cluster.mem_per_node_mib,
-            format_mem,
-        ),
-        ("--time", "max_walltime", _time_s(full), cluster.max_walltime_s, format_walltime),
-    ):
-        if limit is not None and wanted > limit:
-            msg = (
-                f"{label}: {shown(wanted)} is more than {cluster.name} has"
-                f" ({cluster.written(key)} = {shown(limit)})"
-            )
-            hint = f"ask for at most {shown(limit)}, or correct the file where it is wrong"
-            raise RenderError(msg, hint=hint)
-
-
-def _check_partitions(full: ScriptSpec, cluster: Cluster) -> None:
-    # A job beyond its partition's limits is no error for Slurm: it stays pending for ever.
-    names = full.partition.split(",") if full.partition else None
-    known = {partition.name for partition in cluster.partitions}
-    if not known or (names is not None and not known.issuperset(names)):
-        return
-    of_job = [p for p in cluster.partitions if names is None or p.name in names]
-    long_enough = [p for p in of_job if p.max_walltime_s >= _time_s(full)]
-    if any(p.nodes is None or p.nodes >= full.nodes for p in long_enough):
-        return
-    limits = ", ".join(
-        f"{p.name} {format_walltime(p.max_walltime_s)}"
-        + (f" on {p.nodes} nodes" if p.nodes else "")
-        for p in of_job
-    )
-    msg = (
-        f"no partition of {cluster.name} gives {full.nodes} nodes for {full.time}"
-        f" ({cluster.written('partitions')}: {limits})"
-    )
-    raise RenderError(
-        msg, hint="ask for less time and let the job requeue itself, or for fewer nodes"
-    )
+        return [("gres", full.gres)]
+    if site.gpu_request == "gres":
+        return [("gres", ",".join(filter(None, (f"gpu:{typed}{gpus}", full.gres))))]
+    if site.gpu_request == "gpus-per-node":
+        return [("gpus-per-node", f"{typed}{gpus}"), ("gres", full.gres)]
+    per_rank = _gpus_of_rank(full, f"{site.written('gpu_request')} asks for GPUs per task")
+    return [("gpus-per-task", f"{typed}{per_rank}"), ("gres", full.gres)]

@@ -7,21 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
-from hpc_toolkit.allowlist import (
-    COUNTS,
-    PATTERNS,
-    check_count,
-    check_module,
-    check_text,
-    check_variable,
-    refusal,
-    setup_words,
-)
-from hpc_toolkit.errors import RenderError
-from hpc_toolkit.quantities import parse_mem_mib, parse_walltime
+from hpc_toolkit.errors import RenderError, near_miss
+from hpc_toolkit.scriptrules import asked, check_request, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,46 +29,113 @@ class ScriptSpec:
     """Comma-separated partitions; many sites choose by the time limit."""
     qos: str | None = None
     """Quality of service."""
+    wckey: str | None = None
+    """Workload characterization key."""
     reservation: str | None = None
     """Comma-separated reservations."""
     constraint: str | None = None
     """Node features, in sbatch's notation."""
+    prefer: str | None = None
+    """Node features that are better than others (Slurm 22.05)."""
     nodelist: str | None = None
     """Nodes that must be in the allocation, in Slurm's notation ``n[1-4]``."""
     exclude: str | None = None
     """Nodes that must not."""
+    licenses: str | None = None
+    """Licenses that the job holds."""
     nodes: int = 1
     """Number of nodes."""
+    ntasks: int | None = None
+    """Ranks in all; by default ``ntasks_per_node`` on each node."""
     ntasks_per_node: int | None = None
     """Ranks on each node; by default one per GPU, or one where there is none."""
+    ntasks_per_gpu: int | None = None
+    """Ranks that share one GPU and see no other."""
     gpus_per_node: int = 0
     """GPUs on each node."""
+    gpu_type: str | None = None
+    """Their type, where it is not the cluster's."""
+    isolate_gpus: bool = False
+    """Whether a rank sees its own GPUs alone; without it each sees those of its node."""
+    gpu_bind: str | None = None
+    """Which GPUs a rank sees, in sbatch's notation."""
+    gres: str | None = None
+    """Generic resources of each node other than GPUs."""
+    gres_flags: str | None = None
+    """How they are bound to CPUs."""
     cpus_per_task: int | None = None
     """CPUs of each rank; by default its share of the node's."""
+    cpus_per_gpu: int | None = None
+    """CPUs per GPU, shared by the ranks of a node."""
     mem: str | None = None
     """Memory of each node as sbatch writes it; "0" is all of it. One of the three mem options."""
     mem_per_cpu: str | None = None
     """Memory per CPU."""
     mem_per_gpu: str | None = None
     """Memory per GPU."""
-    exclusive: bool = False
-    """Whether to share the nodes with no other job."""
+    tmp: str | None = None
+    """Local disk of each node."""
+    network: str | None = None
+    """What the switch plugin is told."""
+    exclusive: bool | str = False
+    """Whether to share the nodes with no other job: True, or with none of another "user", "mcs"
+    label or "topo" block (Slurm 24.05)."""
+    oversubscribe: bool = False
+    """Whether others may use the same CPUs."""
+    spread_job: bool = False
+    """Whether to take as many nodes as possible."""
+    switches: str | None = None
+    """``COUNT[@TIME]``: at most so many leaf switches, and how long to wait for that."""
+    segment: int | None = None
+    """Nodes of one block each, in a block topology (Slurm 24.05)."""
     time: str | None = None
     """Time limit in Slurm's grammar."""
+    time_min: str | None = None
+    """Shortest limit that Slurm may lower ``time`` to in order to start earlier."""
+    begin: str | None = None
+    """When the job may start."""
+    deadline: str | None = None
+    """By when it must have ended; Slurm removes a job that cannot."""
     signal: str | None = None
     """``B:USR1@seconds``: when the script is warned of the time limit (up to a minute earlier)."""
     requeue: bool = True
     """Whether the job may start again: by Slurm after a failure, by itself while items are left."""
     max_restarts: int = 10
     """After how many restarts the script stops requeueing itself."""
-    output: str = "slurm/logs/%x-%j.out"
-    """The log's path in sbatch's notation, relative to the directory of submission."""
+    array: str | None = None
+    """Indices of a job array, ``0-99%8``."""
+    array_offset: int = 0
+    """What the script adds to its index: a long list of indices takes several arrays."""
+    dependency: str | None = None
+    """Which jobs must have started or ended, ``afterok:17``."""
+    kill_on_invalid_dep: bool = True
+    """Whether a job is cancelled whose dependency cannot be met any more, or stays pending."""
+    hold: bool = False
+    """Whether to wait until scontrol releases the job."""
+    priority: str | None = None
+    """Priority of the job, for operators of Slurm."""
+    nice: int | None = None
+    """How much lower its priority is than it could be."""
+    output: str | None = None
+    """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
+    error: str | None = None
+    """A log of its own for stderr."""
+    open_mode: str = "append"
+    """Whether a requeued job appends to its log or empties it."""
     comment: str | None = None
     """A remark that Slurm keeps with the job."""
     mail_type: str | None = None
     """Comma-separated events that send mail."""
     mail_user: str | None = None
     """Who gets it."""
+    chdir: str | None = None
+    """Directory that the job works in; by default the directory of submission."""
+    get_user_env: bool = False
+    """Whether Slurm makes the environment of a login for the job."""
+    propagate: str | None = None
+    """Resource limits to take along."""
+    sbatch: tuple[str, ...] = ()
+    """``NAME[=VALUE]``: options of sbatch that have no field here."""
     run: str | None = None
     """The run directory; the script's first argument overrides it."""
     python: str
@@ -105,35 +162,7 @@ class ScriptSpec:
     """Program and arguments of the ``command`` template, word by word."""
 
     def __post_init__(self) -> None:
-        unset = {field.name for field in fields(self) if field.default is None}
-        unset = {name for name in unset if getattr(self, name) is None}
-        for name in COUNTS.keys() - unset:
-            check_count(getattr(self, name), name, option(name))
-        for name in PATTERNS.keys() - unset:
-            check_text(getattr(self, name), name, option(name))
-        for name in ("exclusive", "requeue"):
-            if not isinstance(getattr(self, name), bool):
-                raise refusal(option(name), getattr(self, name), "true or false")
-        if self.time is not None:
-            parse_walltime(self.time, where="--time")
-        _check_memory(self)
-        check_environment(self.modules, self.setup, self.env)
-
-
-def option(field: str) -> str:
-    """The command-line option of a field."""
-    return {"modules": "--module"}.get(field, f"--{field.replace('_', '-')}")
-
-
-def asked(spec: ScriptSpec) -> dict[str, Any]:
-    """The fields of ``spec`` that are not the default, in the order of the class."""
-    values = {field.name: getattr(spec, field.name) for field in fields(ScriptSpec)}
-    standard = {field.name: field.default for field in fields(ScriptSpec)}
-    return {
-        name: value
-        for name, value in values.items()
-        if standard[name] is MISSING or value != standard[name]
-    }
+        check_request(self)
 
 
 def spec_json(spec: ScriptSpec, *, template: str, cluster: str) -> str:
@@ -141,43 +170,39 @@ def spec_json(spec: ScriptSpec, *, template: str, cluster: str) -> str:
     return json.dumps({"template": template, "cluster": cluster, **asked(spec)}, ensure_ascii=True)
 
 
+def spec_values(embedded: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a line of ``spec_json`` asks for, for ``ScriptSpec(**values)``.
+
+    Raises RenderError for a field that this version does not know.
+    """
+    values = {key: value for key, value in embedded.items() if key not in ("template", "cluster")}
+    known = [field.name for field in fields(ScriptSpec)]
+    for name, value in values.items():
+        if name not in known:
+            msg = f"its request has a field {name!r} that this version does not know"
+            raise RenderError(msg, hint=near_miss(name, known))
+        if isinstance(value, list):
+            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return values
+
+
 def command_line(spec: ScriptSpec, *, template: str, cluster: str) -> str:
     """The command that renders this script again, quoted for a shell."""
     argv = ["hpctk", "render", template, "--cluster", cluster]
-    for name, value in asked(spec).items():
+    values = asked(spec)
+    words = values.pop("command", ())
+    for name, value in values.items():
         if name == "env":
             argv += [part for key, text in value for part in (option(name), f"{key}={text}")]
         elif isinstance(value, tuple):
             argv += [part for text in value for part in (option(name), text)]
+        elif name == "kill_on_invalid_dep":
+            argv += [option(name), "yes" if value else "no"]
         elif isinstance(value, bool):
             argv.append(option(name) if value else option(name).replace("--", "--no-", 1))
+        elif name in ("exclusive", "propagate", "nice"):
+            # A bare one is an option as well, so the value may not be a word of its own.
+            argv.append(f"{option(name)}={value}")
         else:
             argv += [option(name), str(value)]
-    return shlex.join(argv)
-
-
-def check_environment(
-    modules: tuple[str, ...],
-    setup: tuple[str, ...],
-    env: tuple[tuple[str, str], ...],
-    *,
-    where: str = "",
-) -> None:
-    """Raise RenderError unless these may go into a script; ``where`` is a prefix for the error."""
-    for module in modules:
-        check_module(module, f"{where}{option('modules')}")
-    for line in setup:
-        setup_words(line, f"{where}{option('setup')}")
-    for name, value in env:
-        check_variable(name, value, f"{where}{option('env')}")
-
-
-def _check_memory(spec: ScriptSpec) -> None:
-    given = [
-        name for name in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec, name) is not None
-    ]
-    for name in given:
-        parse_mem_mib(getattr(spec, name), where=option(name), zero=name == "mem")
-    if len(given) > 1:
-        msg = f"{' and '.join(map(option, given))} exclude each other"
-        raise RenderError(msg, hint="Slurm takes one memory option")
+    return shlex.join([*argv, "--", *words] if words else argv)

@@ -49,11 +49,12 @@ def render(
 
 
 def _write(spec: "ScriptSpec", script: str, *, out: str | None, force: bool) -> None:
+    from hpc_toolkit.directives import log_pattern
     from hpc_toolkit.scriptfile import log_directory, write_script
 
     path = Path(out) if out else Path("slurm", f"{spec.job_name}.sbatch")
     write_script(path, script, force=force)
-    logs = log_directory(spec.output)
+    logs = log_directory(log_pattern(spec))
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:

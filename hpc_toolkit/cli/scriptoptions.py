@@ -1,7 +1,7 @@
-"""The options of a job script, told once for every command that renders one.
+"""Commands that render a job script: all of them take the options of ``optiontable``.
 
-They are made from a table, and not from the parameters of a function: typer would look at each
-annotation twice whenever such a command starts, which takes longer than rendering the script.
+The options are made from a table, and not from the parameters of a function: typer would look at
+each annotation twice whenever such a command starts, which takes longer than rendering the script.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from hpc_toolkit.cli.optiontable import NUMBERS, PANELS
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,89 +21,11 @@ if TYPE_CHECKING:
 
     import typer
 
+    from hpc_toolkit.cli.optiontable import Option
     from hpc_toolkit.clusters import Cluster
     from hpc_toolkit.scriptspec import ScriptSpec
 
 DEFAULT_TEMPLATE = "work-queue"
-DEFAULT_CLUSTER = "generic"
-
-
-class Option(NamedTuple):
-    """One option; its name is the field's of ScriptSpec with dashes."""
-
-    name: str
-    """The parameter's name: the field's, or a singular of it."""
-    help: str
-    """One line for people."""
-    metavar: str = "TEXT"
-    """What the value is called; "N" for a whole number, "" for an option without a value."""
-    repeated: bool = False
-    """Whether it may be given more than once."""
-    without: str | None = None
-    """The value that the bare option stands for; None where a value is needed. As in sbatch, the
-    value then follows an equals sign."""
-
-
-def _flag(name: str, help_text: str) -> Option:
-    return Option(name, help_text, "")
-
-
-def _many(name: str, help_text: str, metavar: str = "TEXT") -> Option:
-    return Option(name, f"{help_text}; may be repeated.", metavar, repeated=True)
-
-
-PANELS: dict[str, tuple[Option, ...]] = {
-    "Resources": (
-        Option("nodes", "Number of nodes; by default 1.", "N"),
-        Option("gpus_per_node", "GPUs on each node; by default none.", "N"),
-        Option("ntasks_per_node", "Ranks on each node; by default one per GPU.", "N"),
-        Option("cpus_per_task", "CPUs of a rank; by default its share.", "N"),
-        Option("mem", "Memory of each node ('480G'); 0 is all of it.", "SIZE"),
-        Option("mem_per_cpu", "Memory per CPU.", "SIZE"),
-        Option("mem_per_gpu", "Memory per GPU.", "SIZE"),
-        _flag("exclusive", "Share the nodes with no other job."),
-    ),
-    "Time": (
-        Option("time", "Time limit, as sbatch reads it ('90' is minutes).", "TIME"),
-        Option("signal", "B:USR1@SECONDS: when the ranks start to finish."),
-        _flag("requeue/no-requeue", "Start again while items are left."),
-        Option("max_restarts", "How often it may do so; by default 10.", "N"),
-    ),
-    "Placement": (
-        Option(
-            "cluster",
-            "Whose limits and notation: a name of 'hpctk cluster list' or a TOML file.",
-        ),
-        Option("account", "Who pays."),
-        Option("partition", "Comma-separated partitions."),
-        Option("qos", "Quality of service."),
-        Option("reservation", "Comma-separated reservations."),
-        Option("constraint", "Node features."),
-        Option("nodelist", "Nodes that must be used."),
-        Option("exclude", "Nodes that must not be used."),
-    ),
-    "Job and its log": (
-        Option("job_name", "Name of job and script; by default TEMPLATE."),
-        Option("output", "The log; by default slurm/logs/%x-%j.out."),
-        Option("comment", "A remark that Slurm keeps."),
-        Option("mail_type", "Events that send mail."),
-        Option("mail_user", "Who gets it."),
-    ),
-    "Environment": (
-        Option("run", "The run; the script's argument overrides it."),
-        Option("python", "Interpreter on the nodes; by default this one.", "FILE"),
-        _many("module", "Load this module"),
-        Option("conda", "Activate this conda environment: a name or an absolute path."),
-        Option("venv", "Use this virtual environment.", "DIR"),
-        Option("container", "Run the ranks in this image."),
-        _many("bind", "Show this directory to the container", "FROM[:TO[:ro]]"),
-        _many("env", "Export this variable", "NAME=VALUE"),
-        _many("setup", "Run this command first", "COMMAND"),
-        _many("node_setup", "Run this command first, once on every node", "COMMAND"),
-        _many("teardown", "Run this command at the end", "COMMAND"),
-    ),
-}
-"""Every option, by the panel of the help that shows it."""
 
 
 class ScriptCommand(TyperCommand):
@@ -138,24 +61,48 @@ def add_script_command(
     app.command(name, cls=ScriptCommand, rich_help_panel=panel)(function)
 
 
-def requested(template: str | None, given: dict[str, Any]) -> tuple[ScriptSpec, Cluster, str]:
+def requested(
+    template: str | None, given: dict[str, Any], *, base: dict[str, Any] | None = None
+) -> tuple[ScriptSpec, Cluster, str]:
     """The request that the options make, the cluster's facts, and the script.
 
-    ``given`` holds the parameters of a command; None and empty ones count as not given.
-    Raises ConfigError or RenderError.
+    ``given`` holds the parameters of a command; None and empty ones count as not given, and are
+    taken from ``base``, the fields of another request with ``cluster`` and ``template``. Says on
+    stderr how the cluster was found. Raises ConfigError or RenderError.
     """
-    from hpc_toolkit.clusters import load_cluster
+    from hpc_toolkit.clusterchoice import resolve_cluster
     from hpc_toolkit.render import render_script
     from hpc_toolkit.scriptspec import ScriptSpec
 
-    kind = template or DEFAULT_TEMPLATE
-    values = _fields(given)
-    site = load_cluster(values.pop("cluster", DEFAULT_CLUSTER))
-    # Not resolved: the link in a virtual environment is what makes Python use the environment.
-    values.setdefault("python", os.path.abspath(sys.executable))
+    values = _over(base or {}, _fields(given))
+    kind = template or values.get("template", DEFAULT_TEMPLATE)
+    found = resolve_cluster(values.get("cluster"))
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    values = {name: value for name, value in values.items() if name not in ("cluster", "template")}
+    if "python" not in values:
+        values["python"] = _python(values)
     values.setdefault("job_name", kind)
     spec = ScriptSpec(**values)
-    return spec, site, render_script(spec, site, kind)
+    return spec, found.cluster, render_script(spec, found.cluster, kind)
+
+
+def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``values`` instead of its own, and without what they exclude."""
+    if not base:
+        return values
+    from hpc_toolkit.scriptrules import RIVALS
+
+    replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
+    return {**{name: base[name] for name in base if name not in replaced}, **values}
+
+
+def _python(values: dict[str, Any]) -> str:
+    from hpc_toolkit.environment import default_python
+
+    surroundings = {name: values.get(name) for name in ("conda", "venv", "container")}
+    # Not resolved: the link in a virtual environment is what makes Python use the environment.
+    return default_python(**surroundings) or os.path.abspath(sys.executable)
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
@@ -165,9 +112,23 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
         values["modules"] = values.pop("module")
     if "env" in values:
         values["env"] = [_variable(text) for text in values["env"]]
+    if "gpus_per_node" in values:
+        values |= _gpus(values["gpus_per_node"])
+    for name in ("exclusive", "kill_on_invalid_dep"):
+        if values.get(name) in ("yes", "no"):
+            values[name] = values[name] == "yes"
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    """Count and, where it is given, type of ``[TYPE:]N``."""
+    kind, colon, count = text.rpartition(":")
+    if not (count.isascii() and count.isdecimal() and len(count) < 10) or (colon and not kind):
+        msg = f"--gpus-per-node: {text!r} is no number of GPUs"
+        raise ConfigError(msg, hint="write 4, or l40s:4 for a type that is not the cluster's")
+    return {"gpus_per_node": int(count)} | ({"gpu_type": kind} if kind else {})
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -203,7 +164,7 @@ def _parameter(option: Option, panel: str) -> TyperOption:
     name = option.name.partition("/")[0]
     return TyperOption(
         param_decls=[name, declared],
-        type=int if option.metavar == "N" else None if not option.metavar else str,
+        type=int if option.metavar in NUMBERS else str if option.metavar else None,
         is_flag=True if not option.metavar else None,
         default=None,
         multiple=option.repeated,

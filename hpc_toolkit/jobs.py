@@ -173,7 +173,7 @@ class JobStates:
         ]
         # Workers of an array name its elements, which the array's own record sums up.
         arrays = {job.id for job in jobs if job.submitted is not None}
-        self._records = [one for one in records if not (one.array in arrays and one.array)]
+        self._records = [one for one in records if one.array not in arrays or one.id == one.array]
         return self._records
 
 

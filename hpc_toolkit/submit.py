@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import slurm
@@ -19,11 +18,13 @@ from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.failednodes import MOST, failed_nodes
 from hpc_toolkit.jobs import JobStates, SubmittedJob, keep_script, record_job
 from hpc_toolkit.layout import check_trust
+from hpc_toolkit.limits import forbidden
 from hpc_toolkit.safety import pause_reason
 from hpc_toolkit.scriptfile import log_directory, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from hpc_toolkit.clusters import Cluster
     from hpc_toolkit.run import Run
@@ -57,12 +58,9 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
     Raises:
         ConfigError: names the fact and where it is written.
     """
-    for name in cluster.forbidden_submit_dirs:
-        if not directory.resolve().is_relative_to(Path(name).expanduser().resolve()):
-            continue
-        message = f"{cluster.name} takes no jobs from below {name}, and this is {directory}"
-        where = cluster.written("forbidden_submit_dirs")
-        raise ConfigError(message, hint=f"submit from another directory ({where})")
+    reason = forbidden(cluster, directory)
+    if reason is not None:
+        raise ConfigError(reason, hint="submit from another directory")
 
 
 def without_failed_nodes(

@@ -95,6 +95,8 @@ def submit(
 def _of_request(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> "Submission":
+    from dataclasses import replace
+
     from hpc_toolkit.submission import of_request
     from hpc_toolkit.submit import check_directory, check_run, without_failed_nodes
 
@@ -107,7 +109,13 @@ def _of_request(
             given["run"] = str(run.root.absolute())
         elif not given.get("run"):
             given["run"] = str(run.root)
+    array = given.get("array")
+    if array:
+        # The whole may have indices that no script of this cluster can.
+        given["array"] = "0"
     spec, site, _ = requested(template, given)
+    if array:
+        spec = replace(spec, array=array)
     check_directory(site, Path.cwd())
     if run is not None:
         check_run(run, force=force)

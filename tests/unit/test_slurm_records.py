@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,6 @@ import pytest
 from hpc_toolkit import slurm
 from hpc_toolkit.slurm import SlurmError
 from hpc_toolkit.slurmrecords import (
-    SQUEUE_FIELDS,
     UNKNOWN,
     JobRecord,
     by_id,
@@ -25,16 +22,10 @@ from hpc_toolkit.slurmrecords import (
     parse_state,
     parse_time,
 )
+from tests.fakeslurm import Programs, squeue_line
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def squeue_line(**cells: str) -> str:
-    """A line of squeue as --Format pads and cuts it."""
-    standard = {"JobID": "7", "ArrayJobID": "7", "JobArrayID": "7", "State": "RUNNING"}
-    row = {name: "N/A" for name, _ in SQUEUE_FIELDS} | standard | cells
-    return "".join(f"{row[name]:<{width}}"[:width] for name, width in SQUEUE_FIELDS)
 
 
 PENDING = squeue_line(
@@ -240,40 +231,13 @@ def test_what_is_no_job_id_is_none(text: str) -> None:
     assert all(job_id(good) for good in ("1", "123_4", "123+1"))
 
 
-class Programs:
-    """Stand-ins for Slurm's programs, on a PATH of their own."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def add(self, name: str, script: str) -> None:
-        path = self.root / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-    def calls(self, name: str) -> list[str]:
-        path = self.root / f"{name}.calls"
-        return path.read_text().splitlines() if path.exists() else []
-
-
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    # A Slurm that is installed here must not answer.
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("cat", "env", "sleep"):
-        (tools / name).symlink_to(shutil.which(name) or "missing")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{tools}")
-    return Programs(tmp_path)
-
-
-def answer(name: str, text: str, *, code: int = 0, stderr: str = "") -> str:
-    said = f"cat >&2 <<'E'\n{stderr}\nE\n" if stderr else ""
-    return f'echo "$*" >> "$0.calls"\n{said}cat <<\'E\'\n{text}\nE\nexit {code}'
+    return Programs(tmp_path, monkeypatch)
 
 
 def test_all_jobs_are_asked_for_in_one_call(programs: Programs) -> None:
-    programs.add("squeue", answer("squeue", PENDING))
+    programs.answer("squeue", PENDING)
 
     found = slurm.squeue(["7", "8", "9_1", "7"])
 
@@ -284,21 +248,21 @@ def test_all_jobs_are_asked_for_in_one_call(programs: Programs) -> None:
 
 def test_an_id_that_is_gone_is_no_error(programs: Programs) -> None:
     gone = "slurm_load_jobs error: Invalid job id specified"
-    programs.add("squeue", answer("squeue", "", code=1, stderr=gone))
+    programs.answer("squeue", "", code=1, stderr=gone)
 
     assert slurm.squeue(["7"]) == {}
 
 
 def test_nothing_is_asked_for_no_job(programs: Programs) -> None:
-    programs.add("squeue", answer("squeue", PENDING))
+    programs.answer("squeue", PENDING)
 
     assert slurm.squeue([]) == slurm.squeue(["--all", "; rm -rf /"]) == {}
     assert programs.calls("squeue") == []
 
 
 def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -> None:
-    programs.add("squeue", answer("squeue", PENDING))
-    programs.add("sacct", answer("sacct", SACCT))
+    programs.answer("squeue", PENDING)
+    programs.answer("sacct", SACCT)
 
     found = slurm.job_states(["7", "10", "99"])
 
@@ -311,9 +275,9 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -
 
 def test_a_site_without_accounting_is_normal(programs: Programs) -> None:
     gone = "slurm_load_jobs error: Invalid job id specified"
-    programs.add("squeue", answer("squeue", "", code=1, stderr=gone))
+    programs.answer("squeue", "", code=1, stderr=gone)
     disabled = "Slurm accounting storage is disabled"
-    programs.add("sacct", answer("sacct", "", code=1, stderr=disabled))
+    programs.answer("sacct", "", code=1, stderr=disabled)
 
     assert slurm.sacct(["7"]) == {}
     assert slurm.job_states(["7"])["7"].state == UNKNOWN
@@ -330,7 +294,7 @@ def test_without_slurm_every_job_is_unknown(programs: Programs) -> None:
 def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs) -> None:
     # A site's wrapper: what it started keeps the pipe open after the wrapper was killed.
     programs.add("squeue", "sleep 60 & echo $! > $0.child; sleep 60")
-    programs.add("sacct", answer("sacct", SACCT))
+    programs.answer("sacct", SACCT)
     began = time.monotonic()
 
     found = slurm.job_states(["10"], timeout_s=0.3)
@@ -355,7 +319,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_an_error_tells_what_was_run_and_what_it_said(programs: Programs) -> None:
-    programs.add("squeue", answer("squeue", "", code=1, stderr="Unable to contact controller"))
+    programs.answer("squeue", "", code=1, stderr="Unable to contact controller")
 
     with pytest.raises(SlurmError, match="squeue: Unable to contact controller") as caught:
         slurm.squeue(["7"])
@@ -396,19 +360,17 @@ def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
 
 def test_a_refusal_of_sbatch_is_told_in_its_words(programs: Programs, tmp_path: Path) -> None:
     said = "sbatch: error: Batch job submission failed: Invalid account"
-    programs.add("sbatch", answer("sbatch", "", code=1, stderr=said))
+    programs.answer("sbatch", "", code=1, stderr=said)
 
     with pytest.raises(SlurmError, match="submission failed: Invalid account") as caught:
-        slurm.sbatch(
-            slurm.sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"])
-        )
+        slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]))
     assert f"sbatch --parsable --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
 
 
 def test_a_submission_without_an_id_is_not_taken_for_one(
     programs: Programs, tmp_path: Path
 ) -> None:
-    programs.add("sbatch", answer("sbatch", "Your job is important to us"))
+    programs.answer("sbatch", "Your job is important to us")
 
     with pytest.raises(SlurmError, match="printed no job id, but 'Your job"):
         slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch"))
@@ -445,7 +407,7 @@ def test_outside_a_job_the_environment_is_the_users() -> None:
 
 
 def test_nodes_of_strange_names_are_not_asked_for(programs: Programs) -> None:
-    programs.add("scontrol", answer("scontrol", NODES, code=1))
+    programs.answer("scontrol", NODES, code=1)
 
     found = slurm.node_states(["n1", "n99", "-n", "n1 n2"])
 

@@ -1,0 +1,67 @@
+"""Stand-ins for Slurm's programs, and what real ones print: for versions that are not installed."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.slurmrecords import SQUEUE_FIELDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def squeue_line(**cells: str) -> str:
+    """A line of squeue as --Format pads and cuts it."""
+    standard = {"JobID": "7", "ArrayJobID": "7", "JobArrayID": "7", "State": "RUNNING"}
+    row = {name: "N/A" for name, _ in SQUEUE_FIELDS} | standard | cells
+    return "".join(f"{row[name]:<{width}}"[:width] for name, width in SQUEUE_FIELDS)
+
+
+def pending_line(job: str = "7", **cells: str) -> str:
+    """A pending job called work-queue."""
+    standard = {
+        "State": "PENDING",
+        "RestartCnt": "0",
+        "SubmitTime": "1795250914",
+        "Partition": "main",
+        "Reason": "Priority",
+        "NodeList": "",
+        "Name": "work-queue",
+        "exit_code": "0",
+    }
+    ids = {"JobID": job, "ArrayJobID": job, "JobArrayID": job}
+    return squeue_line(**{**standard, **ids, **cells})
+
+
+class Programs:
+    """Scripts of a test on a PATH of their own; a Slurm that is installed does not answer."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        tools = root / "tools"
+        tools.mkdir()
+        for name in ("cat", "env", "sleep"):
+            (tools / name).symlink_to(shutil.which(name) or "missing")
+        monkeypatch.setenv("PATH", f"{root}:{tools}")
+        for name in ("SLURM_JOB_ID", "SLURM_CONF", "SBATCH_ACCOUNT"):
+            monkeypatch.delenv(name, raising=False)
+
+    def add(self, name: str, script: str) -> None:
+        """A program as a shell script."""
+        path = self.root / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def answer(self, name: str, text: str, *, code: int = 0, stderr: str = "") -> None:
+        """A program that always says the same, and notes how it was called."""
+        said = f"cat >&2 <<'E'\n{stderr}\nE\n" if stderr else ""
+        self.add(name, f'echo "$*" >> "$0.calls"\n{said}cat <<\'E\'\n{text}\nE\nexit {code}')
+
+    def calls(self, name: str) -> list[str]:
+        """The arguments of each call of a program that answers."""
+        path = self.root / f"{name}.calls"
+        return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,434 @@
+"""'hpctk submit': what is checked, kept, sent and printed, with a stand-in for sbatch."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.jobs import SubmittedJob, read_jobs, record_job
+from hpc_toolkit.slurm import SlurmError
+from tests.fakeslurm import Programs, pending_line
+from tests.toyrun import ToyRun
+
+# Counts its jobs from 101, says what a site's wrapper says, and keeps what it was called with.
+SBATCH = """\
+n=$(( $(cat "$0.count" 2>/dev/null || echo 100) + 1 )); echo $n > "$0.count"
+echo "$*" >> "$0.calls"
+echo "sbatch: lua: welcome" >&2; echo "Hello 2026"; echo "$n"
+"""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run below an empty directory, with no cluster recognized."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HPCTK_CLUSTER", "generic")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("HPCTK_RUN", raising=False)
+    return here
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    found = Programs(folder, monkeypatch)
+    found.add("sbatch", SBATCH)
+    return found
+
+
+@pytest.fixture
+def run(elsewhere: Path) -> ToyRun:
+    (elsewhere / "runs").mkdir()
+    return ToyRun(Path("runs/a"))
+
+
+def call(*arguments: str, **settings: Any) -> Result:
+    app = typer.Typer()
+    submit_commands.register(app)
+    return CliRunner().invoke(app, ["submit", *arguments], **settings)
+
+
+def refused(*arguments: str) -> HpcToolkitError:
+    error = call(*arguments).exception
+    assert isinstance(error, HpcToolkitError), repr(error)
+    return error
+
+
+def sent(programs: Programs) -> list[list[str]]:
+    return [shlex.split(line) for line in programs.calls("sbatch")]
+
+
+def test_submit_prints_the_id_alone_and_notes_the_job(run: ToyRun, programs: Programs) -> None:
+    result = call("--nodes", "2", "--run", "runs/a")
+
+    assert (result.exit_code, result.stdout) == (0, "101\n")
+    ((parsable, script),) = sent(programs)
+    assert parsable == "--parsable"
+    assert Path(script).parent == run.paths.jobs.absolute()
+    assert "#SBATCH --nodes=2\n" in Path(script).read_text()
+    assert Path("slurm/logs").is_dir()
+    assert not list(Path("slurm").glob("*.sbatch"))
+    (job,) = read_jobs(run.paths)
+    assert (job.job, job.name, job.array, job.excluded) == ("101", "work-queue", None, ())
+    assert job.script == f"jobs/{Path(script).name}"
+    assert job.argv == ("sbatch", "--parsable", script)
+    assert (job.cwd, job.log) == (str(Path.cwd()), "slurm/logs/%x-%j.out")
+    assert abs(job.submitted - time.time()) < 60
+
+
+def test_the_only_run_is_meant_where_none_is_named(run: ToyRun, programs: Programs) -> None:
+    assert call().stdout == "101\n"
+
+    ((_, script),) = sent(programs)
+    assert '"run": "runs/a"' in Path(script).read_text()
+    assert read_jobs(run.paths)
+
+
+def test_without_a_run_nothing_is_submitted(programs: Programs) -> None:
+    assert "which run?" in refused().message
+    assert "is not a run" in refused("--run", "runs/missing").message
+    assert sent(programs) == []
+
+
+def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs) -> None:
+    programs.add("sbatch", 'echo "$*" >> "$0.calls"; echo "sbatch: Job 5 to start at X" >&2')
+
+    result = call("--nodes", "2", "--dry-run")
+
+    assert result.stdout.startswith("#!/bin/bash\n")
+    assert "#SBATCH --nodes=2\n" in result.stdout
+    copy = next(word for word in result.stderr.split() if word.endswith(".sbatch"))
+    assert f"would run: sbatch --parsable {copy}\n" in result.stderr
+    assert "Slurm: to start at X\n" in result.stderr
+    ((test_only, *_),) = sent(programs)
+    assert test_only == "--test-only"
+    assert not run.paths.jobs.exists()
+    assert not Path("slurm").exists()
+
+    programs.add("sbatch", SBATCH)
+    call("--nodes", "2")
+    assert sent(programs)[-1] == ["--parsable", copy]
+    assert Path(copy).read_text() == result.stdout
+
+
+def test_a_dry_run_needs_no_slurm(run: ToyRun, programs: Programs) -> None:
+    (programs.root / "sbatch").unlink()
+
+    result = call("--dry-run")
+
+    assert (result.exit_code, run.paths.jobs.exists()) == (0, False)
+    assert "Slurm" not in result.stderr
+
+
+def test_a_chain_is_jobs_that_wait_for_each_other(run: ToyRun, programs: Programs) -> None:
+    assert call("--jobs", "3", "--dependency", "afterany").stdout == "101\n102\n103\n"
+
+    options = [words[1:-1] for words in sent(programs)]
+    assert options == [[], ["--dependency=afterany:101"], ["--dependency=afterany:102"]]
+    assert [job.job for job in read_jobs(run.paths)] == ["101", "102", "103"]
+
+
+def test_a_singleton_chain_is_the_scripts_own_directive(run: ToyRun, programs: Programs) -> None:
+    assert call("--jobs", "2", "--dependency", "singleton").stdout == "101\n102\n"
+
+    first, second = sent(programs)
+    assert first == second
+    assert "#SBATCH --dependency=singleton\n" in Path(first[-1]).read_text()
+
+
+def test_a_chain_of_one_job_is_refused(run: ToyRun, programs: Programs) -> None:
+    assert refused("--dependency", "afterany").hint.startswith("afterany:JOB")
+    assert sent(programs) == []
+    assert not run.paths.jobs.exists()
+
+
+def test_an_array_beyond_slurms_limit_is_split(run: ToyRun, programs: Programs) -> None:
+    Path("small.toml").write_text("max_array_size = 100\n[defaults]\ntime = '5'\n")
+
+    result = call("array", "--array", "0-249%9", "--cluster", "small.toml")
+
+    assert result.stdout == "101\n102\n103\n"
+    assert "sent as 3 arrays, since an index is at most 99 here, and % holds" in result.stderr
+    scripts = [Path(words[-1]).read_text() for words in sent(programs)]
+    assert [line for text in scripts for line in text.splitlines() if "--array=" in line] == [
+        "#SBATCH --array=0-99%9",
+        "#SBATCH --array=0-99%9",
+        "#SBATCH --array=0-49%9",
+    ]
+    assert [job.array for job in read_jobs(run.paths)] == ["0-99%9", "0-99%9", "0-49%9"]
+
+
+def test_the_limit_of_arrays_is_asked_from_slurm(run: ToyRun, programs: Programs) -> None:
+    programs.answer("scontrol", "ClusterName = x\nMaxArraySize            = 101")
+
+    assert call("array", "--array", "0-100").stdout == "101\n"
+    assert call("array", "--array", "0-101").stdout == "102\n103\n"
+    assert len(read_jobs(run.paths)) == 3
+
+
+def test_arrays_and_chains_exclude_each_other(run: ToyRun, programs: Programs) -> None:
+    message = refused("array", "--array", "0-9", "--jobs", "2").message
+
+    assert message == "--jobs: an array is many jobs already"
+    assert sent(programs) == []
+    assert not run.paths.jobs.exists()
+
+
+def test_a_complete_run_is_refused_unless_forced(run: ToyRun, programs: Programs) -> None:
+    worker = run.worker("w")
+    worker.claim(run.unit_name(0))
+    for item in range(4):
+        worker.attempt(item)
+
+    assert refused().message == "runs/a is complete: nothing is left for a job to do"
+    assert sent(programs) == []
+    assert call("--force").stdout == "101\n"
+
+
+def test_a_paused_run_is_refused_unless_forced(elsewhere: Path, programs: Programs) -> None:
+    (elsewhere / "runs").mkdir()
+    run = ToyRun(Path("runs/a"), 30, unit=30)
+    worker = run.worker("w")
+    worker.claim(run.unit_name(0))
+    for item in range(20):
+        worker.attempt(item, "failed")
+
+    error = refused()
+
+    assert error.message.startswith("runs/a is paused: the first 20 items")
+    assert "retry" in error.hint
+    assert sent(programs) == []
+    assert call("--force").stdout == "101\n"
+
+
+def test_a_run_that_others_could_change_is_refused(run: ToyRun, programs: Programs) -> None:
+    run.root.chmod(0o777)
+
+    assert "writable by everybody" in refused().message
+    assert sent(programs) == []
+
+
+def test_a_forbidden_directory_is_refused(run: ToyRun, programs: Programs, elsewhere: Path) -> None:
+    text = f"forbidden_submit_dirs = ['{elsewhere.parent}']\n[defaults]\ntime = '5'\n"
+    Path("strict.toml").write_text(text)
+
+    error = refused("--cluster", "strict.toml")
+
+    assert f"takes no jobs from below {elsewhere.parent}" in error.message
+    assert "strict.toml: forbidden_submit_dirs" in error.message
+    assert sent(programs) == []
+    assert run.root.exists()
+
+
+def test_logs_without_a_place_are_refused(run: ToyRun, programs: Programs) -> None:
+    Path("file").touch()
+
+    assert "cannot make" in refused("--output", "file/logs/%j.out").message
+    assert sent(programs) == []
+    assert not read_jobs(run.paths)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "$(reboot)", "a;b", "--x", "a b", "é"])
+def test_hostile_names_are_refused(run: ToyRun, programs: Programs, name: str) -> None:
+    assert refused(f"--job-name={name}").message.startswith("--job-name: ")
+    assert sent(programs) == []
+    assert not run.paths.jobs.exists()
+
+
+def test_what_sbatch_refuses_is_told_and_not_noted(run: ToyRun, programs: Programs) -> None:
+    said = "sbatch: error: invalid partition specified: x"
+    programs.answer("sbatch", "", code=1, stderr=said)
+
+    error = refused("--partition", "x")
+
+    assert isinstance(error, SlurmError)
+    assert error.message == f"sbatch: {said}"
+    assert read_jobs(run.paths) == []
+
+
+def test_a_chain_that_breaks_has_printed_what_is_queued(run: ToyRun, programs: Programs) -> None:
+    programs.add("sbatch", SBATCH.replace('echo "$n"', 'echo "$n"; [ $n -lt 102 ]'))
+
+    result = call("--jobs", "3", "--dependency", "afterany")
+
+    assert result.stdout == "101\n"
+    assert isinstance(result.exception, SlurmError)
+    assert [job.job for job in read_jobs(run.paths)] == ["101"]
+
+
+def test_variables_that_override_the_script_are_named(
+    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "other")
+
+    result = call()
+
+    assert "warning: SBATCH_ACCOUNT in the environment overrides" in result.stderr
+    assert result.stdout == "101\n"
+    assert read_jobs(run.paths)
+
+
+def test_inside_a_job_its_variables_stay_out(
+    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.add("sbatch", 'env > "$0.env"; echo 5')
+    for name in ("SLURM_JOB_ID", "SLURM_CPU_BIND", "SBATCH_ACCOUNT", "PMI_RANK"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+
+    result = call()
+
+    assert (result.stdout, "SBATCH_ACCOUNT" in result.stderr) == ("5\n", False)
+    lines = (programs.root / "sbatch.env").read_text().splitlines()
+    names = {line.partition("=")[0] for line in lines}
+    assert {name for name in names if name.startswith(("SLURM", "SBATCH", "PMI"))} == {"SLURM_CONF"}
+    assert read_jobs(run.paths)
+
+
+def failing_node(run: ToyRun, name: str, host: str, at: float) -> None:
+    """A worker whose death on ``host`` the failure of that node explains."""
+    dead = run.worker(name, host=host, job="7", at=at)
+    dead.claim(run.unit_name(0))
+    heir = run.worker(f"heir-{name}")
+    heir.claim(run.unit_name(0), 2)
+    heir.death(item=0, generation=1, worker=name, host=host, explained="node failure")
+
+
+def test_a_node_that_failed_is_left_out_and_that_is_said(run: ToyRun, programs: Programs) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+
+    result = call("--nodes", "2", "--exclude", "n7")
+
+    assert result.stdout == "101\n"
+    note = "n3 is left out (--no-exclude-failed takes it): it failed under worker w of job 7"
+    assert f"note: {note}\n" in result.stderr
+    ((_, option, _),) = sent(programs)
+    assert option == "--exclude=n7,n3"
+    assert read_jobs(run.paths)[0].excluded == ("n3",)
+
+
+def test_a_node_that_failed_is_taken_again_on_request(run: ToyRun, programs: Programs) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+
+    result = call("--no-exclude-failed")
+
+    assert ("n3" in result.stderr, len(sent(programs)[0])) == (False, 2)
+
+
+def test_a_failure_of_another_day_is_forgotten(run: ToyRun, programs: Programs) -> None:
+    failing_node(run, "w", "n3", time.time() - 90000)
+
+    assert "n3" not in call().stderr
+    assert len(sent(programs)[0]) == 2
+
+
+def test_a_node_that_is_asked_for_by_name_is_taken(run: ToyRun, programs: Programs) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+
+    call("--nodelist", "n3")
+
+    assert len(sent(programs)[0]) == 2
+
+
+def test_nodes_that_are_needed_are_not_left_out(run: ToyRun, programs: Programs) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    Path("small.toml").write_text("nodes = 2\n[defaults]\ntime = '5'\n")
+
+    result = call("--nodes", "2", "--cluster", "small.toml")
+
+    assert "n3 failed, but without them there are not enough nodes" in result.stderr
+    assert len(sent(programs)[0]) == 2
+
+
+def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Programs) -> None:
+    ended = str(int(time.time()) - 60)
+    line = pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended)
+    programs.answer("squeue", line)
+    programs.answer("scontrol", "n5")
+    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+
+    result = call()
+
+    assert "note: n5 is left out" in result.stderr
+    assert "job 7 ended with NODE_FAIL" in result.stderr
+    assert sent(programs)[0][1] == "--exclude=n5"
+
+
+def test_of_the_nodes_of_a_lost_job_those_that_are_down_are_left_out(
+    run: ToyRun, programs: Programs
+) -> None:
+    ended = str(int(time.time()) - 60)
+    programs.answer("squeue", pending_line("7", State="NODE_FAIL", NodeList="x", EndTime=ended))
+    programs.add(
+        "scontrol",
+        'case "$*" in *hostnames*) printf "n1\\nn2\\n";; '
+        '*) printf "NodeName=n1 State=IDLE X=1\\nNodeName=n2 State=DOWN* X=1\\n";; esac',
+    )
+    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+
+    call()
+
+    assert sent(programs)[0][1] == "--exclude=n2"
+
+
+def test_a_script_is_sent_as_it_is(run: ToyRun, programs: Programs) -> None:
+    text = "#!/bin/bash\n#SBATCH -J mine -o out/%j.log\n#SBATCH --nodes=2\necho $1\n"
+    Path("own.sbatch").write_text(text)
+
+    result = call("own.sbatch", "--run", "runs/a", "--dependency", "afterok:5")
+
+    assert result.stdout == "101\n"
+    ((_, option, script, argument),) = sent(programs)
+    assert (option, argument) == ("--dependency=afterok:5", "runs/a")
+    assert Path(script).read_text() == text
+    assert Path("out").is_dir()
+    (job,) = read_jobs(run.paths)
+    assert (job.name, job.log) == ("mine", "out/%j.log")
+
+
+def test_a_rendered_script_knows_its_run(run: ToyRun, programs: Programs) -> None:
+    call("--nodes", "2")
+    edited = Path(sent(programs)[0][-1]).read_text().replace("nodes=2", "nodes=3")
+    Path("edited.sbatch").write_text(edited)
+
+    assert call("edited.sbatch").stdout == "102\n"
+
+    assert len(sent(programs)[1]) == 2
+    assert Path(sent(programs)[1][-1]).read_text() == edited
+    assert len(read_jobs(run.paths)) == 2
+
+
+def test_a_script_without_a_run_is_sent_from_where_it_lies(programs: Programs) -> None:
+    Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
+
+    assert call("./own.sbatch").stdout == "101\n"
+
+    assert sent(programs) == [["--parsable", str(Path("own.sbatch").absolute())]]
+    assert [path.name for path in Path().iterdir()] == ["own.sbatch"]
+
+
+def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:
+    Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
+
+    assert refused("own.sbatch", "--nodes", "2").message == "--nodes: own.sbatch is sent as it is"
+    assert "No such file" in refused("missing.sbatch").message
+    assert sent(programs) == []
+
+
+def test_a_program_of_its_own_needs_no_run(programs: Programs) -> None:
+    assert call("command", "--nodes", "2", "--", "echo", "a b").stdout == "101\n"
+
+    ((_, script),) = sent(programs)
+    assert script == str(Path("slurm/command.sbatch").absolute())
+    assert "'a b'" in Path(script).read_text()

@@ -1,0 +1,66 @@
+"""Arrays with more elements than Slurm takes are split, and no index is lost or made up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.arrays import Chunk, split_array
+from hpc_toolkit.errors import RenderError
+
+
+def indices(array: str) -> list[int]:
+    """What sbatch makes of a list, sorted."""
+    found: set[int] = set()
+    for part in array.partition("%")[0].split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        found |= set(range(int(first), int(last or first) + 1, int(step or 1)))
+    return sorted(found)
+
+
+def test_an_array_that_fits_is_left_alone() -> None:
+    assert split_array("0-999%50", 1000) == [Chunk("0-999%50", 0)]
+    assert split_array("3,1,7-9:2", 10) == [Chunk("3,1,7-9:2", 0)]
+
+
+def test_an_array_that_does_not_fit_is_split() -> None:
+    assert split_array("0-2500%50", 1000) == [
+        Chunk("0-999%50", 0),
+        Chunk("0-999%50", 1000),
+        Chunk("0-500%50", 2000),
+    ]
+    assert split_array("5,4990-5010", 1000) == [
+        Chunk("5", 0),
+        Chunk("990-999", 4000),
+        Chunk("0-10", 5000),
+    ]
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 200), st.integers(1, 50)), min_size=1
+    ),
+    limit=st.integers(1, 120),
+)
+def test_the_parts_of_an_array_are_the_array(parts: list[tuple[int, int, int]], limit: int) -> None:
+    array = ",".join(f"{first}-{first + more}:{step}" for first, more, step in parts)
+
+    chunks = split_array(array, limit)
+
+    found = [index + chunk.offset for chunk in chunks for index in indices(chunk.array)]
+    assert sorted(found) == indices(array)
+    assert all(max(indices(chunk.array)) < limit for chunk in chunks)
+
+
+@pytest.mark.parametrize("array", ["", "x", "5-1", "1-9:0", "1,,2", "-1", "1-2-3", "0-9;rm", "1 2"])
+def test_what_is_no_list_of_indices_is_refused(array: str) -> None:
+    with pytest.raises(RenderError, match="is no list of indices"):
+        split_array(array, 1000)
+
+
+def test_an_array_of_millions_is_refused_with_a_way_out() -> None:
+    with pytest.raises(RenderError, match="more than 1000 arrays") as caught:
+        split_array("0-99999999", 1000)
+    assert "run" in caught.value.hint

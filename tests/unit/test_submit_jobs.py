@@ -1,0 +1,442 @@
+"""The jobs of a run: noted below it, shown in its status, found again in Slurm, and cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hpc_toolkit import jobs as jobs_module
+from hpc_toolkit.cli import reading
+from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.jobs import (
+    JobStates,
+    SubmittedJob,
+    keep_script,
+    known_jobs,
+    log_files,
+    read_jobs,
+    record_job,
+)
+from hpc_toolkit.pending import is_stuck, why_waiting
+from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.slurm import SlurmError
+from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord
+from tests.fakeslurm import Programs, pending_line
+from tests.toyrun import tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.toyrun import ToyRun
+
+JOB = SubmittedJob(
+    job="7",
+    name="work-queue",
+    script="jobs/work-queue-0.sbatch",
+    argv=("sbatch", "--parsable", "/x y"),
+    cwd="/scratch",
+    log="logs/%x-%j.out",
+    excluded=("n3",),
+    submitted=100.0,
+    by="u",
+)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    return Programs(tmp_path, monkeypatch)
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    reading.register(app)
+    submit_commands.register(app)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refused(*arguments: str) -> HpcToolkitError:
+    error = call(*arguments).exception
+    assert isinstance(error, HpcToolkitError), error
+    return error
+
+
+def test_a_job_is_read_as_it_was_noted(toy: ToyRun) -> None:
+    record_job(toy.paths, JOB)
+
+    assert read_jobs(toy.paths) == [JOB]
+    assert json.loads((toy.root / "jobs/7.json").read_text())["format"] == 1
+
+
+def test_a_run_without_submissions_has_no_jobs(toy: ToyRun) -> None:
+    assert not toy.paths.jobs.exists()
+    assert known_jobs(toy.paths) == []
+
+
+def test_an_id_that_comes_again_keeps_both_notes(toy: ToyRun) -> None:
+    later = replace(JOB, submitted=200.0)
+
+    record_job(toy.paths, JOB)
+    record_job(toy.paths, later)
+
+    assert read_jobs(toy.paths) == [JOB, later]
+    (known,) = known_jobs(toy.paths)
+    assert known.submitted == later
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"job": "--all"}',
+        '{"job": 7}',
+        '{"job": "7", "cluster": "a b"}',
+        '{"job": "7", "submitted": "yesterday"}',
+        '{"job": "7", "argv": 5}',
+    ],
+)
+def test_a_damaged_note_is_left_out(toy: ToyRun, content: str) -> None:
+    record_job(toy.paths, JOB)
+    (toy.paths.jobs / "8.json").write_text(content)
+
+    assert read_jobs(toy.paths) == [JOB]
+
+
+def test_a_note_of_a_newer_version_is_read(toy: ToyRun) -> None:
+    toy.paths.jobs.mkdir()
+    (toy.paths.jobs / "8.json").write_text('{"format": 1, "job": "8", "color": "red"}')
+
+    assert [job.job for job in read_jobs(toy.paths)] == ["8"]
+
+
+def test_equal_scripts_have_one_copy(toy: ToyRun) -> None:
+    first = keep_script(toy.paths, "a b/c", "#!/bin/bash\n")
+    second = keep_script(toy.paths, "a b/c", "#!/bin/bash\n")
+
+    assert first == second
+    assert first.read_text() == "#!/bin/bash\n"
+    assert first.name.startswith("a_b_c-")
+    assert os.listdir(toy.paths.jobs) == [first.name]
+
+
+def test_a_copy_that_a_crash_cut_is_written_again(toy: ToyRun) -> None:
+    path = keep_script(toy.paths, "x", "#!/bin/bash\ntrue\n")
+    path.write_text("#!/bin")
+
+    assert keep_script(toy.paths, "x", "#!/bin/bash\ntrue\n").read_text() == "#!/bin/bash\ntrue\n"
+
+
+def test_workers_name_the_jobs_that_were_submitted_by_hand(toy: ToyRun) -> None:
+    record_job(toy.paths, JOB)
+    toy.worker("a", job="7", started=150.0)
+    toy.worker("b", job="9", started=50.0)
+    toy.worker("c", job="9", started=60.0)
+    toy.worker("d", job=None)
+    toy.worker("e", job="; rm -rf /")
+
+    assert [(job.id, job.since) for job in known_jobs(toy.paths)] == [("9", 50.0), ("7", 100.0)]
+
+
+def test_status_asks_slurm_nothing_where_no_job_is_known(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line())
+
+    result = call("status", str(toy.root), "--json")
+
+    assert json.loads(result.stdout)["jobs"] == []
+    assert programs.calls("squeue") == []
+
+
+def test_i7_status_shows_jobs_and_changes_nothing_below_the_run(
+    toy: ToyRun, programs: Programs
+) -> None:
+    programs.answer("squeue", pending_line(StartTime=str(int(time.time()) + 60)))
+    record_job(toy.paths, JOB)
+    before = tree(toy.root)
+
+    result = call("status", str(toy.root))
+
+    assert "  job 7         PENDING (Priority), starts about " in result.stdout
+    assert "no worker is alive, and job 7 waits: other jobs have a higher priority" in result.stdout
+    assert len(programs.calls("squeue")) == 1
+    assert tree(toy.root) == before
+
+
+def test_the_json_of_a_job_has_what_the_contract_says(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line(RestartCnt="2", EndTime="N/A"))
+    record_job(toy.paths, JOB)
+
+    (job,) = json.loads(call("status", str(toy.root), "--json").stdout)["jobs"]
+
+    assert job == {
+        "id": "7",
+        "state": "PENDING",
+        "reason": "Priority",
+        "nodes": "",
+        "restarts": 2,
+        "start": None,
+        "end": None,
+    }
+
+
+def test_no_slurm_asks_nothing_and_knows_nothing(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line())
+    record_job(toy.paths, JOB)
+
+    (job,) = json.loads(call("status", str(toy.root), "--json", "--no-slurm").stdout)["jobs"]
+
+    assert (job["id"], job["state"], job["reason"]) == ("7", UNKNOWN, "Slurm was not asked")
+    assert programs.calls("squeue") == []
+
+
+def test_status_without_slurm_says_unknown(toy: ToyRun, programs: Programs) -> None:
+    assert not (programs.root / "squeue").exists()
+    record_job(toy.paths, JOB)
+
+    result = call("status", str(toy.root))
+
+    assert result.exit_code == 0
+    assert "  job 7         unknown (cannot run squeue: No such file or directory)" in result.stdout
+    assert "why       no worker is alive: start some" in result.stdout
+
+
+def test_the_run_itself_asks_no_slurm(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line())
+    record_job(toy.paths, JOB)
+
+    assert toy.run.status().reason.startswith("no worker is alive: start some")
+    assert programs.calls("squeue") == []
+
+
+def test_watching_asks_slurm_every_30_s_at_most(
+    toy: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs.answer("squeue", pending_line())
+    record_job(toy.paths, JOB)
+    states = JobStates(toy.paths)
+    clock = {"now": 0.0}
+    monkeypatch.setattr("hpc_toolkit.jobs.time.monotonic", lambda: clock["now"])
+
+    asked = []
+    for clock["now"] in (1000.0, 1002.0, 1029.0, 1031.0):
+        assert [record.state for record in states.read()] == ["PENDING"]
+        asked.append(len(programs.calls("squeue")))
+    assert asked == [1, 1, 1, 2]
+
+
+def test_a_job_that_ended_long_ago_is_not_asked_for_again(
+    toy: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lately = str(int(time.time()) - 5)
+    lines = [
+        pending_line("7", State="COMPLETED", EndTime="1000", Name="a"),
+        pending_line("8", State="NODE_FAIL", EndTime=lately, Name="a"),
+    ]
+    programs.answer("squeue", "\n".join(lines))
+    record_job(toy.paths, JOB)
+    record_job(toy.paths, replace(JOB, job="8"))
+    states = JobStates(toy.paths)
+    states.read()
+    monkeypatch.setattr(jobs_module, "ASKED_AGAIN_S", 0.0)
+
+    found = states.read()
+
+    first, second = programs.calls("squeue")
+    assert "--jobs=7,8 " in first
+    assert "--jobs=8 " in second
+    assert [record.state for record in found] == ["COMPLETED", "NODE_FAIL"]
+
+
+def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> None:
+    lines = [
+        pending_line("70", ArrayJobID="70", JobArrayID="70_2"),
+        pending_line("71", ArrayJobID="70", JobArrayID="70_1", State="RUNNING", NodeList="n1"),
+    ]
+    programs.answer("squeue", "\n".join(lines))
+    record_job(toy.paths, replace(JOB, job="70", array="1-2"))
+    toy.worker("a", job="71")
+
+    result = call("status", str(toy.root))
+
+    assert [line for line in result.stdout.splitlines() if line.startswith("  job ")] == [
+        "  job 70        RUNNING on n1, of its elements 1 PENDING, 1 RUNNING"
+    ]
+
+
+def test_of_many_jobs_those_that_may_still_work_are_shown(toy: ToyRun, programs: Programs) -> None:
+    ended = [pending_line(str(n), State="COMPLETED", EndTime="1000") for n in range(11, 30)]
+    programs.answer("squeue", "\n".join([pending_line("10"), *ended]))
+    for number in range(10, 30):
+        record_job(toy.paths, replace(JOB, job=str(number), submitted=float(number)))
+
+    result = call("status", str(toy.root))
+
+    shown = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("  job ")]
+    assert shown == ["10", *map(str, range(23, 30))]
+    assert "and 12 more" in result.stdout
+
+
+def test_a_living_worker_leaves_the_reason_alone(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line())
+    record_job(toy.paths, JOB)
+    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
+    toy.worker("w", **here).claim(toy.unit_name(0))
+
+    assert "why" not in call("status", str(toy.root)).stdout
+
+
+def test_a_job_with_nodes_and_no_workers_points_to_its_log(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line(State="RUNNING", NodeList="n1"))
+    record_job(toy.paths, JOB)
+
+    assert "'hpctk logs --job 7' tells why not" in call("status", str(toy.root)).stdout
+
+
+def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs: Programs) -> None:
+    lines = [pending_line("7", Reason="JobHeldUser"), pending_line("8", Reason="Resources")]
+    programs.answer("squeue", "\n".join(lines))
+    for number in "78":
+        record_job(toy.paths, replace(JOB, job=number))
+
+    assert "job 8 waits: the nodes that it needs are busy" in call("status", str(toy.root)).stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words", "stuck"),
+    [
+        ("PENDING", "JobHeldUser", "'scontrol release 7'", True),
+        ("PENDING", "JobHoldMaxRequeue", "'scontrol release 7'", True),
+        ("PENDING", "DependencyNeverSatisfied", "cancel it", True),
+        ("PENDING", "PartitionTimeLimit", "ask for less", True),
+        ("PENDING", "BeginTime", "two minutes", False),
+        ("PENDING", "ReqNodeNotAvail,_UnavailableNodes:n[1-4]", "down, drained", False),
+        ("PENDING", "AssocGrpCPUMinutesLimit", "another --account", False),
+        ("PENDING", "QOSMaxJobsPerUserLimit", "quality of service", False),
+        ("PENDING", "", "has not looked at it", False),
+        ("PENDING", "Brand_New_Reason", "Slurm says Brand_New_Reason", False),
+        ("REQUEUE_HOLD", "None", "requeued and is held", True),
+        ("SPECIAL_EXIT", "", "needs a look", True),
+        ("PENDING", "launch_failed_requeued_held", "could not be started", False),
+    ],
+)
+def test_a_reason_becomes_a_sentence_with_a_remedy(
+    state: str, reason: str, words: str, stuck: bool
+) -> None:
+    record = JobRecord(id="7", state=state, reason=reason)
+
+    assert words in why_waiting(record)
+    assert "{id}" not in why_waiting(record)
+    assert is_stuck(record) is stuck
+
+
+def test_a_log_is_found_by_the_pattern_of_its_job(toy: ToyRun, tmp_path: Path) -> None:
+    folder = tmp_path / "a [b] %j"
+    folder.mkdir()
+    log = folder / "work-queue-7.out"
+    log.write_text("hello\n")
+    (folder / "work-queue-71.out").write_text("another\n")
+    record_job(toy.paths, replace(JOB, cwd=str(folder), log="%x-%j.out"))
+
+    assert log_files(toy.paths, "7") == [log]
+    result = call("logs", str(toy.root), "--job", "7")
+    assert (result.stdout, result.stderr) == ("hello\n", f"--- {log}\n")
+
+
+def test_logs_of_an_array_are_its_elements(toy: ToyRun, tmp_path: Path) -> None:
+    for element in (1, 2, 12):
+        (tmp_path / f"x-7_{element}.out").write_text(str(element))
+    (tmp_path / "x-8_1.out").write_text("another")
+    array = replace(JOB, name="x", array="1-12", cwd=str(tmp_path), log="%x-%A_%a.out")
+    record_job(toy.paths, array)
+
+    assert len(log_files(toy.paths, "7")) == 3
+    assert [path.read_text() for path in log_files(toy.paths, "7_2")] == ["2"]
+
+
+def test_the_log_of_another_job_is_refused(toy: ToyRun) -> None:
+    record_job(toy.paths, JOB)
+
+    error = refused("logs", str(toy.root), "--job", "8")
+
+    assert isinstance(error, ConfigError)
+    assert error.hint == "there are: 7"
+
+
+def test_a_job_without_a_log_says_so(toy: ToyRun, tmp_path: Path) -> None:
+    record_job(toy.paths, replace(JOB, cwd=str(tmp_path)))
+
+    assert refused("logs", str(toy.root), "--job", "7").message == "job 7 has no log yet"
+
+
+def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
+    toy: ToyRun, programs: Programs
+) -> None:
+    lines = [
+        pending_line("7"),
+        pending_line("8", State="COMPLETED"),
+        # An id given anew by a cluster that was set up afresh.
+        pending_line("9", Name="somebody-elses"),
+    ]
+    programs.answer("squeue", "\n".join(lines))
+    programs.answer("scancel", "")
+    for number in "789":
+        record_job(toy.paths, replace(JOB, job=number))
+
+    result = call("cancel", str(toy.root), "--yes")
+
+    assert (result.exit_code, result.stdout) == (0, "7\n")
+    assert programs.calls("scancel") == ["7"]
+    assert len(programs.calls("squeue")) == 1
+
+
+def test_cancel_of_a_run_without_queued_jobs_fails(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line("7", State="COMPLETED"))
+    programs.answer("scancel", "")
+    record_job(toy.paths, JOB)
+
+    error = refused("cancel", str(toy.root), "--yes")
+
+    assert error.exit_code == 1
+    assert error.message == f"no job of {toy.root} is in the queue"
+    assert programs.calls("scancel") == []
+
+
+def test_cancel_takes_one_job_by_its_id(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", "\n".join([pending_line("7"), pending_line("8")]))
+    programs.answer("scancel", "")
+    for number in "78":
+        record_job(toy.paths, replace(JOB, job=number))
+
+    assert call("cancel", str(toy.root), "--job", "8", "--yes").stdout == "8\n"
+    assert programs.calls("scancel") == ["8"]
+    assert "its jobs: 7, 8" in refused("cancel", str(toy.root), "--job", "99", "--yes").hint
+    assert programs.calls("scancel") == ["8"]
+
+
+def test_cancel_without_a_terminal_wants_yes(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line("7"))
+    programs.answer("scancel", "")
+    record_job(toy.paths, JOB)
+
+    assert refused("cancel", str(toy.root)).hint == "--yes cancels without asking"
+    assert programs.calls("scancel") == []
+
+
+def test_cancel_without_slurm_is_an_error(toy: ToyRun, programs: Programs) -> None:
+    assert not (programs.root / "squeue").exists()
+    record_job(toy.paths, JOB)
+
+    error = refused("cancel", str(toy.root), "--yes")
+
+    assert isinstance(error, SlurmError)
+    assert error.message == "cannot run squeue: No such file or directory"

@@ -124,7 +124,7 @@ class Rehearsal:
     def python(self) -> str:
         return sys.executable
 
-    def call(self, *argv: object) -> str:
+    def call(self, *argv: object, timeout_s: float = 120) -> str:
         """A program that must succeed; its stdout."""
         done = subprocess.run(
             [str(word) for word in argv],
@@ -132,14 +132,14 @@ class Rehearsal:
             env={**self.lab.environment(), **self.environ},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout_s,
             check=False,
         )
         assert done.returncode == 0, f"{argv} ended with {done.returncode}: {done.stderr}"
         return done.stdout
 
-    def hpctk(self, *words: object) -> str:
-        return self.call(sys.executable, "-m", "hpc_toolkit", *words)
+    def hpctk(self, *words: object, timeout_s: float = 120) -> str:
+        return self.call(sys.executable, "-m", "hpc_toolkit", *words, timeout_s=timeout_s)
 
     def init(self, size: Size, *words: object) -> None:
         """A run of Sleep items, sealed."""
@@ -158,13 +158,19 @@ class Rehearsal:
     def render(self, template: str = "work-queue", **options: object) -> Path:
         """A script for the lab; the options are those of ``hpctk render``."""
         words: list[object] = ["--cluster", "lab"]
-        for name, value in {"time": "10:00", "mem": "10G", "cpus_per_task": 2, **options}.items():
+        for name, value in {"time": "30:00", "mem": "10G", "cpus_per_task": 2, **options}.items():
             words += [f"--{name.replace('_', '-')}", value]
         return self.cwd / self.hpctk("render", template, *words).strip()
 
     def sbatch(self, *argv: object) -> str:
         """The id of the new job."""
         return self.call("sbatch", "--parsable", *argv).strip()
+
+    def preempt(self, *options: str) -> str:
+        """A short job of the partition that takes nodes from others; its id."""
+        return self.sbatch(
+            *("--partition=urgent", "--time=1", "--output=/dev/null", "--wrap=true", *options)
+        )
 
     def state(self, job: str) -> str:
         """Slurm's word; "" once it forgot the job."""

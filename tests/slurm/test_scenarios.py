@@ -102,10 +102,7 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
         rehearsal.wait_for_done(int(part * size.items))
         before = set(rehearsal.measure().workers)
         preempted = time.time()
-        rehearsal.sbatch(
-            *("--partition=urgent", "--nodes=8", "--exclusive", "--mem=0", "--time=1"),
-            *("--output=/dev/null", "--wrap=true"),
-        )
+        rehearsal.preempt("--nodes=8", "--exclusive", "--mem=0")
         wait_until(lambda known=before: len(rehearsal.measure().workers) == len(known) + RANKS, "")
         gaps.append((preempted, before))
     rehearsal.wait_for_end(job, limit_s=size.limit_s)

@@ -1,0 +1,113 @@
+"""A campaign as one Slurm job, both stages, preempted while the bandit waits for several arms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.conduct import SEARCH, read_decisions
+from hpc_toolkit.run import Run
+from tests.integration.realrun import REPOSITORY
+from tests.integration.test_campaign import CAMPAIGN
+from tests.slurm.rehearsal import Rehearsal, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.slurm.conftest import LabUnderTest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a campaign's log says of its search."""
+
+    asked: list[str]
+    """Arms that the policy chose, in order."""
+    told: int
+    """How many of them it has the results of."""
+
+    @classmethod
+    def of(cls, run: Path) -> Searched:
+        if not (run / "run.json").exists():
+            return cls([], 0)
+        stage = Run.open(run).view.stages["tasks"]
+        stage.poll_log()
+        decisions = read_decisions(list(stage.log.segments.values()))
+        asked = [arm for one in decisions if one["why"] == SEARCH for arm in one["arms"]]
+        return cls(asked, sum(len(one["tells"]) for one in decisions))
+
+    @property
+    def pending(self) -> int:
+        return len(self.asked) - self.told
+
+
+def toy(cwd: Path) -> tuple[Path, dict[str, object]]:
+    """A campaign of 48 arms whose tasks take up to half a second."""
+    shutil.copy(REPOSITORY / "tests/integration/toy_campaign.py", cwd)
+    (cwd / "toy.toml").write_text(CAMPAIGN)
+    return cwd / "toy.toml", {"nodes": 3, "ntasks_per_node": 2}
+
+
+def demo(cwd: Path) -> tuple[Path, dict[str, object]]:
+    """The campaign of ``make demo``."""
+    for name in ("mini-pythia.toml", "mini_pythia.py"):
+        shutil.copy(REPOSITORY / "examples" / name, cwd)
+    return cwd / "mini-pythia.toml", {"nodes": 2, "ntasks_per_node": 1}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(toy, id="toy"),
+        pytest.param(demo, id="demo", marks=[pytest.mark.soak, pytest.mark.torch]),
+    ],
+)
+def test_preempted_campaign_asks_for_the_same_arms_as_an_undisturbed_one(
+    lab: LabUnderTest, tmp_path: Path, make: Callable[[Path], tuple[Path, dict[str, object]]]
+) -> None:
+    rehearsal = Rehearsal(lab.lab, tmp_path, {"TOY_SLOWEST_S": "0.5"})
+    file, options = make(tmp_path)
+    began = time.monotonic()
+    rehearsal.hpctk("run", file, "--workers", 2, "--run", "undisturbed", timeout_s=900)
+    undisturbed_s = time.monotonic() - began
+    rehearsal.hpctk("init", rehearsal.run, "--campaign", file)
+    script = rehearsal.render("campaign", **options)
+
+    began = time.monotonic()
+    job = rehearsal.sbatch(script, rehearsal.run)
+    wait_until(
+        lambda: (now := Searched.of(rehearsal.run)).told >= 2 and now.pending >= 2,
+        "two tells and two arms pending",
+        limit_s=900,
+    )
+    at = Searched.of(rehearsal.run)
+    rehearsal.preempt(*("--nodes=8", "--exclusive", "--mem=0"))
+    rehearsal.wait_for_end(job, limit_s=900)
+
+    found, wanted = Searched.of(rehearsal.run), Searched.of(tmp_path / "undisturbed")
+    measured = rehearsal.measure()
+    print(
+        f"\ncampaign: {len(found.asked)} arms in {time.monotonic() - began:.0f} s"
+        f" (undisturbed, 2 local workers: {undisturbed_s:.0f} s), preempted after"
+        f" {at.told} tells with {at.pending} arms pending"
+    )
+    assert rehearsal.exit_code(job) == "0:0", rehearsal.log()
+    assert rehearsal.log().count("DUE TO PREEMPTION") >= 1
+    assert {presence["restart"] for presence in measured.workers.values()} == {0, 1}
+    assert at.pending >= 2
+    assert len(at.asked) < len(wanted.asked), "the search was over before the preemption"
+    assert found.asked == wanted.asked
+    assert not measured.deaths
+    status = rehearsal.status()
+    assert status["complete"]
+    rows = rehearsal.rows()
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
+    assert len({json.dumps(row["item"]) for row in rows}) == len(rows)

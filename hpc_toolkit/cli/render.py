@@ -4,6 +4,7 @@ Annotations are objects here, not text as elsewhere: typer would compile each of
 whenever the command starts.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.scriptoptions import add_script_command, requested
+from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.drift import Drift
     from hpc_toolkit.scriptspec import ScriptSpec
 
 _PANEL = "Slurm"
+_CHECKING = "Scripts that are there"
 _NOTE = "note: "
 
 
@@ -33,6 +37,34 @@ def render(
         typer.Option("-o", "--out", metavar="FILE", help="Write FILE; - prints the script."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an edited script.")] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Render this script again; further options replace its own.",
+            rich_help_panel=_CHECKING,
+        ),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Tell whether the named scripts, or slurm/*.sbatch, are still what would be "
+            "rendered; exit with 1 if not.",
+            rich_help_panel=_CHECKING,
+        ),
+    ] = False,
+    diff: Annotated[
+        bool,
+        typer.Option(
+            "--diff", help="With --check, show the difference.", rich_help_panel=_CHECKING
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="With --check, print JSON.", rich_help_panel=_CHECKING),
+    ] = False,
     **given: Any,
 ) -> None:
     """Write a job script and print its path, for sbatch "$(hpctk render --nodes 8 ...)".
@@ -40,34 +72,83 @@ def render(
     The options bear sbatch's names; --output is the log of the job, -o the file that this command
     writes (slurm/JOB-NAME.sbatch).
     """
-    spec, site, script = requested(template, given)
+    if check:
+        words = given.pop("command") or ()
+        _check([word for word in (template, *words) if word], given, diff=diff, as_json=as_json)
+        return
+    if diff or as_json:
+        msg = "--diff and --json belong to --check"
+        raise ConfigError(msg, hint="add --check, or leave them out")
+    spec, site, script = requested(template, given, base=_embedded(source) if source else None)
     _show_notes(site)
     if out == "-":
         sys.stdout.write(script)
         return
-    _write(spec, script, out=out, force=force)
+    path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
+    _write(spec, script, path, force=force)
 
 
-def _write(spec: "ScriptSpec", script: str, *, out: str | None, force: bool) -> None:
+def _embedded(source: str) -> dict[str, Any]:
+    """What a script was rendered from."""
+    from hpc_toolkit.drift import read_script
+    from hpc_toolkit.scriptfile import read_header
+    from hpc_toolkit.scriptspec import spec_values
+
+    header = read_header(read_script(Path(source)), source)
+    known = {"template": header.template, "cluster": header.cluster}
+    return {**spec_values(header.request), **known}
+
+
+def _write(spec: "ScriptSpec", script: str, path: Path, *, force: bool) -> None:
     from hpc_toolkit.directives import log_pattern
     from hpc_toolkit.scriptfile import log_directory, write_script
 
-    path = Path(out) if out else Path("slurm", f"{spec.job_name}.sbatch")
     write_script(path, script, force=force)
-    logs = log_directory(log_pattern(spec))
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        # Not an error: the path may exist on the cluster only.
-        print(f"{_NOTE}{logs}: {error.strerror}; without it the job ends at once", file=sys.stderr)
+    for pattern in filter(None, (log_pattern(spec), spec.error)):
+        logs = Path(spec.chdir or "") / log_directory(pattern)
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            # Not an error: the path may exist on the cluster only.
+            text = f"{_NOTE}{logs}: {error.strerror}; without it the job ends at once"
+            print(text, file=sys.stderr)
     print(path)
 
 
 def _show_notes(site: "Cluster") -> None:
+    from hpc_toolkit.limits import forbidden
+
     if site.source and not site.verified:
         note = f"{_NOTE}{site.file}: facts not verified, from {site.source} ({site.checked})"
         print(note, file=sys.stderr)
-    here = Path.cwd()
-    for directory in site.forbidden_submit_dirs:
-        if here.is_relative_to(Path(directory).expanduser()):
-            print(f"{_NOTE}{site.name} takes no jobs from below {directory}", file=sys.stderr)
+    reason = forbidden(site, Path.cwd())
+    if reason:
+        print(f"{_NOTE}{reason}", file=sys.stderr)
+
+
+def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
+    from hpc_toolkit.drift import check_drift
+
+    extra = [name for name, value in given.items() if value not in (None, (), [])]
+    if extra:
+        msg = f"--{extra[0].replace('_', '-')}: --check renders what each script asks for"
+        raise ConfigError(msg, hint="leave it out; --from FILE renders with other options")
+    paths = [Path(word) for word in words] or sorted(Path("slurm").glob("*.sbatch"))
+    if not paths:
+        msg = "no script is in slurm/"
+        raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")
+    found = [check_drift(path) for path in paths]
+    if as_json:
+        print(json.dumps([_record(one, diff=diff) for one in found]))
+    else:
+        for one in found:
+            print(f"{one.file}: {'; '.join(one.reasons) or 'up to date'}")
+            if diff:
+                sys.stdout.write(one.difference())
+    if any(one.reasons for one in found):
+        raise typer.Exit(1)
+
+
+def _record(one: "Drift", *, diff: bool) -> dict[str, Any]:
+    record = {"file": one.file, "up_to_date": not one.reasons, "reasons": list(one.reasons)}
+    return record | ({"diff": one.difference()} if diff else {})

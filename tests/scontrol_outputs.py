@@ -113,7 +113,7 @@ ROUTED = facts(
         parameters="CR_CORE_MEMORY",
     ),
     [
-        _partition("cpubase_b1", ExclusiveTopo="NO", MaxTime="03:00:00"),
+        _partition("cpubase_b1", Default="YES", ExclusiveTopo="NO", MaxTime="03:00:00"),
         _partition("gpubase_l40s_b1", ExclusiveTopo="NO", MaxTime="03:00:00"),
         _partition("gpubase_h100_b1", ExclusiveTopo="NO", MaxTime="UNLIMITED"),
         _partition("private", AllowAccounts="lab-a,lab-b", DenyQos="low", MaxTime="7-00:00:00"),
@@ -135,7 +135,7 @@ ROUTED = facts(
         ),
     ],
 )
-"""Slurm 25.05 with a submission plugin that routes jobs, several kinds of nodes, no default."""
+"""Slurm 25.05 with a submission plugin that routes jobs, and several kinds of nodes."""
 
 MIXED = facts(
     _CONFIG.format(
@@ -156,7 +156,7 @@ MIXED = facts(
         _new_node("a1", 64, 256000, "gpu:4", "batch,preempt"),
         _new_node("a2", 64, 256000, "gpu:4", "batch,preempt"),
         _new_node("b1", 128, 512000, "gpu:a100:4,gpu:a100_1g.10gb:8", "preempt"),
-        _new_node("z1", 128, 512000, "(null)", "batch"),
+        *(_new_node(f"z{i}", 128, 512000, "(null)", "batch") for i in range(3)),
     ],
 )
 """Slurm 23.11 with untyped and partitioned GPUs, and nodes without any in the same partition."""

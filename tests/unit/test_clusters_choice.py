@@ -103,13 +103,15 @@ def test_the_slurm_in_reach_is_better_evidence_than_a_variable(
 
 
 def test_slurms_own_files_are_read_where_no_variable_names_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = tmp_path / "slurm.conf"
     second.write_text("ClusterName=One-2\n", encoding="utf-8")
     monkeypatch.setattr(clusterchoice, "CONFIG_FILES", (str(tmp_path / "none"), str(second)))
 
     assert slurm_cluster_name({}) == "one-2"
+    identified(here, "mine", "slurm_cluster = 'ONE-2'")
+    assert resolve_cluster(None).cluster.name == "mine"
     assert slurm_cluster_name({"SLURM_CONF": "/nowhere"}) == ""
 
 
@@ -161,7 +163,10 @@ def test_a_misspelt_variable_is_named_with_the_right_one(name: str, meant: str) 
 
 @pytest.mark.parametrize(
     "name",
-    ["HPCTK_ACCOUNT", "HPCTK_RUN", "HPCTK_HOST", "HPCTK_DEADLINE", "HPCTK_FORBID_SKIP", "ACOUNT"],
+    [
+        *("HPCTK_ACCOUNT", "HPCTK_RUN", "HPCTK_HOST", "HPCTK_DEADLINE", "HPCTK_FORBID_SKIP"),
+        *("HPCTK_SCORES_CSV", "HPCTK_TIMEOUT", "HPCTK_MEMORY", "HPCTK_ITEM", "ACOUNT"),
+    ],
 )
 def test_other_variables_are_left_alone(name: str) -> None:
     assert misspelt_variables({name: "x"}) == []

@@ -91,7 +91,7 @@ def test_a_partition_is_chosen_where_slurm_does_not_route_and_the_default_is_fir
 
     assert [one.name for one in site.partitions] == ["batch", "preempt"]
     assert site.choose_partition
-    assert "# the default partition\n# other nodes: 1 x 126 CPUs, 500G" in text
+    assert "# the default partition\n# other nodes: 3 x 126 CPUs, 500G" in text
     assert "PreemptMode=REQUEUE: jobs here may have to give way" in text
 
 

@@ -1,0 +1,255 @@
+"""submit, status, logs and cancel on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.lab.settings import LabSettings
+from tests.slurm.reallab import LabUnderTest
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SMALL = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")
+
+
+class Desk:
+    """A directory in which a user calls hpctk."""
+
+    def __init__(self, lab: LabUnderTest, cwd: Path) -> None:
+        self.lab = lab
+        self.cwd = cwd
+
+    def call(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "hpc_toolkit", *words]
+        return self.lab.run(*argv, cwd=self.cwd, check=check)
+
+    def init(self, items: int = 4, seconds: float = 0.01, *, name: str = "a") -> str:
+        lines = [json.dumps({"seconds": seconds, "n": n}) for n in range(items)]
+        (self.cwd / "items.jsonl").write_text("\n".join(lines))
+        sleep = "hpc_toolkit.workloads.synthetic:Sleep"
+        run = f"runs/{name}"
+        self.call("init", run, "--workload", sleep, "--items", "items.jsonl")
+        return run
+
+    def submit(self, *words: str | Path) -> list[str]:
+        """The ids; stdout must hold nothing else."""
+        ids = self.call("submit", *words).stdout.splitlines()
+        assert all(re.fullmatch("[0-9]+", one) for one in ids), ids
+        return ids
+
+    def jobs(self, run: str) -> dict[str, Any]:
+        status = json.loads(self.call("status", run, "--json").stdout)
+        return {job["id"]: job for job in status["jobs"]}
+
+
+@pytest.fixture
+def desk(lab: LabUnderTest, tmp_path: Path) -> Desk:
+    return Desk(lab, tmp_path)
+
+
+def test_a_job_is_submitted_shown_and_cancelled(desk: Desk) -> None:
+    run = desk.init()
+    (job,) = desk.submit(*SMALL, "--run", run, "--hold")
+
+    text = desk.call("status", run).stdout
+
+    assert f"  job {job:<9} PENDING (JobHeldUser)\n" in text
+    assert f"and job {job} waits: it is held: 'scontrol release {job}' lets it go" in text
+    cancelled = desk.call("cancel", run, "--yes")
+    assert cancelled.stdout == f"{job}\n"
+    assert desk.jobs(run)[job]["state"] == "CANCELLED"
+    again = desk.call("cancel", run, "--yes", check=False)
+    assert (again.returncode, again.stderr.splitlines()[0]) == (
+        1,
+        f"error: no job of {run} is in the queue",
+    )
+
+
+def test_a_submitted_job_does_the_work_and_its_log_is_found(desk: Desk) -> None:
+    run = desk.init(8)
+    (job,) = desk.submit(*SMALL, "--run", run, "--nodes", "2", "--gpus-per-node", "2")
+    desk.lab.wait_for(job, "COMPLETED")
+
+    status = json.loads(desk.call("status", run, "--json").stdout)
+
+    assert (status["complete"], status["stages"]["items"]["done"]) == (True, 8)
+    shown = desk.jobs(run)[job]
+    assert (shown["state"], shown["restarts"]) == ("COMPLETED", 0)
+    assert shown["end"] - shown["start"] < 60
+    assert re.fullmatch(r"n\[\d-\d\]|n\d,n\d|n\[\d,\d\]", shown["nodes"])
+    assert f"work-queue[{job}.0] run={run}" in desk.call("logs", run, "--job", job).stdout
+    (copy,) = (desk.cwd / run / "jobs").glob("*.sbatch")
+    assert desk.lab.scontrol("show", "job", job).count(str(copy)) >= 1
+    refused = desk.call("submit", *SMALL, "--run", run, check=False)
+    assert refused.returncode == 1
+    assert "is complete: nothing is left" in refused.stderr
+
+
+def test_cancel_leaves_jobs_of_others_alone(desk: Desk) -> None:
+    mine, other = desk.init(name="mine"), desk.init(name="other")
+    (first,) = desk.submit(*SMALL, "--run", mine, "--hold")
+    (second,) = desk.submit(*SMALL, "--run", other, "--hold")
+
+    desk.call("cancel", mine, "--yes")
+
+    assert desk.jobs(mine)[first]["state"] == "CANCELLED"
+    assert desk.jobs(other)[second]["state"] == "PENDING"
+
+
+def test_a_job_submits_a_job_that_inherits_nothing_of_it(desk: Desk) -> None:
+    # srun ends with an error where both kinds of memory limit are in its environment.
+    outer, inner = desk.cwd / "outer.sbatch", desk.cwd / "inner.sbatch"
+    hpctk = shlex.join([sys.executable, "-m", "hpc_toolkit", "submit", str(inner)])
+    options = "--mem-per-cpu=100M --cpus-per-task=3 --output=outer.out"
+    outer.write_text(f"#!/bin/bash\n#SBATCH {options}\n{hpctk} > inner.id\n")
+    inner.write_text("#!/bin/bash\n#SBATCH --mem=200M --output=inner.out\nset -e\nsrun env\n")
+    (job,) = desk.submit(outer)
+    desk.lab.wait_for(job, "COMPLETED")
+
+    inner_job = (desk.cwd / "inner.id").read_text().strip()
+
+    desk.lab.wait_for(inner_job, "COMPLETED")
+    seen = (desk.cwd / "inner.out").read_text().splitlines()
+    assert f"SLURM_JOB_ID={inner_job}" in seen
+    assert not [line for line in seen if line.startswith("SLURM_MEM_PER_CPU=")]
+
+
+def test_a_job_submits_a_job_for_a_run(desk: Desk) -> None:
+    run = desk.init()
+    inner = shlex.join([sys.executable, "-m", "hpc_toolkit", "submit", *SMALL, "--run", run])
+    outer = desk.cwd / "outer.sbatch"
+    outer.write_text(f"#!/bin/bash\n#SBATCH --mem=100M --output=outer.out\n{inner} > inner.id\n")
+    (job,) = desk.submit(outer)
+    desk.lab.wait_for(job, "COMPLETED")
+
+    desk.lab.wait_for((desk.cwd / "inner.id").read_text().strip(), "COMPLETED")
+
+    assert json.loads(desk.call("status", run, "--json").stdout)["complete"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dependency", ["singleton", "afterany"])
+def test_a_chain_runs_in_order(desk: Desk, dependency: str) -> None:
+    record = desk.cwd / "order"
+    program = (
+        f'echo "begin $SLURM_JOB_ID" >> {record}; sleep 0.3; echo "end $SLURM_JOB_ID" >> {record}'
+    )
+    words = ("--jobs", "3", "--dependency", dependency, "--no-requeue")
+    jobs = desk.submit("command", *SMALL, *words, "--", "bash", "-c", program)
+    for job in jobs:
+        desk.lab.wait_for(job, "COMPLETED")
+
+    lines = record.read_text().splitlines()
+
+    assert lines == [f"{what} {job}" for job in jobs for what in ("begin", "end")]
+
+
+@pytest.mark.slow
+def test_a_split_array_runs_every_index_once(desk: Desk) -> None:
+    text = 'max_array_size = 3\n[defaults]\ntime = "5"\ncpus_per_task = 1\nmem_per_cpu = "100M"\n'
+    (desk.cwd / "narrow.toml").write_text(text)
+    program = f'touch {desk.cwd}/"index-$HPCTK_ARRAY_INDEX"'
+    words = ("--cluster", "narrow.toml", "--array", "0-7%2")
+
+    jobs = desk.submit("command", *words, "--", "bash", "-c", program)
+
+    assert len(jobs) == 3
+    deadline = time.monotonic() + 60
+    wanted = {f"index-{n}" for n in range(8)}
+    while {path.name for path in desk.cwd.glob("index-*")} != wanted:
+        assert time.monotonic() < deadline, sorted(desk.cwd.glob("index-*"))
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> None:
+    run = desk.init()
+    own = desk.cwd / "own.sbatch"
+    own.write_text(
+        "#!/bin/bash\n#SBATCH --mem=1G --nodelist=n3 --no-requeue --output=own.out\nsleep 300\n"
+    )
+    (job,) = desk.submit(own, "--run", run)
+    desk.lab.wait_for(job, "RUNNING")
+    desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
+    desk.lab.wait_for(job, "NODE_FAIL")
+
+    again = desk.call("submit", *SMALL, "--run", run, "--hold")
+
+    assert (
+        f"note: n3 is left out (--no-exclude-failed takes it): job {job} ended with NODE_FAIL"
+        in (again.stderr)
+    )
+    assert "ExcNodeList=n3\n" in desk.lab.scontrol("show", "job", again.stdout.strip())
+    record = desk.cwd / run / "jobs" / f"{again.stdout.strip()}.json"
+    assert json.loads(record.read_text())["excluded"] == ["n3"]
+    taken = desk.submit(*SMALL, "--run", run, "--hold", "--no-exclude-failed")
+    assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", taken[0])
+
+
+def test_values_reach_slurm_as_they_are_or_not_at_all(desk: Desk) -> None:
+    run = desk.init()
+    comment = "it is $(touch canary); `touch canary` & 50%"
+    (job,) = desk.submit(*SMALL, "--run", run, "--hold", "--comment", comment)
+    assert f"Comment={comment}" in desk.lab.scontrol("show", "job", job)
+    for name in ("$(touch canary)", "a\n#SBATCH --nice=5", "-x", "a b"):
+        refused = desk.call("submit", *SMALL, "--run", run, f"--job-name={name}", check=False)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("error: --job-name: ")
+    assert not (desk.cwd / "canary").exists()
+
+
+@pytest.fixture
+def own_lab(tmp_path: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
+    """A lab whose controller may be stopped."""
+    started = LabUnderTest(lab_directory / "own", LabSettings(nodes=1, gpus_per_node=1))
+    started.up()
+    try:
+        yield started
+    finally:
+        started.down()
+
+
+@pytest.mark.slow
+def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
+    own_lab: LabUnderTest, tmp_path: Path
+) -> None:
+    desk = Desk(own_lab, tmp_path)
+    run = desk.init()
+    (job,) = desk.submit(*SMALL, "--run", run, "--hold")
+    (pid_file,) = re.findall(r"SlurmctldPidFile *= *(\S+)", own_lab.scontrol("show", "config"))
+    with open(pid_file, encoding="ascii") as file:
+        controller = int(file.read())
+
+    def ask() -> tuple[str, str, float]:
+        began = time.monotonic()
+        found = desk.jobs(run)[job]
+        return found["state"], found["reason"], time.monotonic() - began
+
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        state, reason, seconds = ask()
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    assert (state, reason) == ("unknown", "squeue did not answer within 5 s")
+    assert seconds < 8
+
+    os.kill(controller, signal.SIGKILL)
+    state, reason, seconds = ask()
+    assert state == "unknown"
+    assert "squeue" in reason
+    assert seconds < 8
+    text = desk.call("status", run).stdout
+    assert "4 pending" in text
+    assert f"  job {job:<9} unknown (squeue" in text

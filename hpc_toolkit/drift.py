@@ -54,8 +54,14 @@ def check_drift(path: Path) -> Drift:
     Raises RenderError if it cannot be read or is no rendered script.
     """
     script = read_script(path)
-    header = read_header(script, str(path))
-    reasons = ["edited by hand"] if origin(script) == "edited" else []
+    edited = origin(script) == "edited"
+    try:
+        header = read_header(script, str(path))
+    except RenderError as error:
+        if not edited:
+            raise
+        return Drift(file=str(path), reasons=(error.message,), script=script, rendered=None)
+    reasons = ["edited by hand"] if edited else []
     try:
         cluster = load_cluster(header.cluster)
         spec = ScriptSpec(**spec_values(header.request))

@@ -133,10 +133,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
     if extra:
         msg = f"--{extra[0].replace('_', '-')}: --check renders what each script asks for"
         raise ConfigError(msg, hint="leave it out; --from FILE renders with other options")
-    paths = [Path(word) for word in words] or sorted(Path("slurm").glob("*.sbatch"))
-    if not paths:
-        msg = "no script is in slurm/"
-        raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")
+    paths = [Path(word) for word in words] or _own_scripts()
     found = [check_drift(path) for path in paths]
     if as_json:
         print(json.dumps([_record(one, diff=diff) for one in found]))
@@ -147,6 +144,19 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
                 sys.stdout.write(one.difference())
     if any(one.reasons for one in found):
         raise typer.Exit(1)
+
+
+def _own_scripts() -> list[Path]:
+    """The scripts in slurm/ that this command wrote; there may be others beside them."""
+    from hpc_toolkit.drift import read_script
+    from hpc_toolkit.scriptfile import origin
+
+    found = sorted(Path("slurm").glob("*.sbatch"))
+    own = [path for path in found if origin(read_script(path)) != "foreign"]
+    if not own:
+        msg = "slurm/ holds no rendered script"
+        raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")
+    return own
 
 
 def _record(one: "Drift", *, diff: bool) -> dict[str, Any]:

@@ -6,68 +6,185 @@ so that a change of a template shows as a change of scripts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clusters import load_cluster
 from hpc_toolkit.render import render_script
 from hpc_toolkit.scriptspec import ScriptSpec
 
+if TYPE_CHECKING:
+    from hpc_toolkit.clusters import Cluster
+
 PYTHON = "/opt/hpc_toolkit/bin/python"
 
-EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
-    "eight-nodes": ("generic", {"nodes": 8, "gpus_per_node": 4}),
+EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "eight-nodes": ("generic", "work-queue", {"nodes": 8, "gpus_per_node": 4}),
     "cpu-only": (
         "generic",
+        "work-queue",
         {"nodes": 4, "ntasks_per_node": 16, "cpus_per_task": 2, "mem": "120G", "time": "12:00:00"},
     ),
-    "lab": ("lab", {"nodes": 8, "gpus_per_node": 4, "run": "runs/demo"}),
+    "lab": ("lab", "work-queue", {"nodes": 8, "gpus_per_node": 4, "run": "runs/demo"}),
     "killarney": (
         "killarney",
+        "work-queue",
         {"nodes": 8, "gpus_per_node": 4, "account": "aip-example", "run": "runs/pythia"},
     ),
-    "one-gpu": ("killarney", {"gpus_per_node": 1, "account": "aip-example", "time": "0:20:00"}),
+    "one-gpu": (
+        "killarney",
+        "work-queue",
+        {"gpus_per_node": 1, "account": "aip-example", "time": "0:20:00"},
+    ),
+    "campaign": (
+        "lab",
+        "campaign",
+        {"nodes": 2, "gpus_per_node": 4, "run": "runs/pythia", "time": "2:00:00"},
+    ),
+    "array": (
+        "lab",
+        "array",
+        {
+            "array": "0-99:3,200%8",
+            "array_offset": 1000,
+            "gpus_per_node": 1,
+            "time": "10",
+            "run": "runs/pythia",
+            "dependency": "afterok:17:18,singleton",
+            "kill_on_invalid_dep": False,
+        },
+    ),
+    "training": (
+        "site.toml",
+        "command",
+        {
+            "nodes": 2,
+            "gpus_per_node": 4,
+            "ntasks_per_node": 1,
+            "cpus_per_gpu": 8,
+            "mem_per_gpu": "65536M",
+            "gpu_type": "a100",
+            "exclusive": "user",
+            "time": "12:00:00",
+            "venv": "/opt/training",
+            "command": ("python", "train.py", "--name", "it's"),
+        },
+    ),
+    "shared-gpus": (
+        "lab",
+        "work-queue",
+        {"nodes": 2, "gpus_per_node": 2, "ntasks_per_gpu": 2, "run": "runs/small"},
+    ),
+    "own-gpus": (
+        "killarney",
+        "work-queue",
+        {
+            "account": "aip-example",
+            "nodes": 2,
+            "gpus_per_node": 4,
+            "isolate_gpus": True,
+            "gres": "nvme:1",
+            "oversubscribe": True,
+            "run": "runs/small",
+        },
+    ),
+    "uneven": (
+        "lab",
+        "work-queue",
+        {
+            "nodes": 3,
+            "ntasks": 8,
+            "mem": "0",
+            "run": "runs/small",
+            "conda": "/opt/conda/envs/analysis",
+        },
+    ),
+    "container": (
+        "site.toml",
+        "work-queue",
+        {
+            "gpus_per_node": 4,
+            "gpu_bind": "single:1",
+            "container": "/images/tools v2.sif",
+            "bind": ("/data", "/scratch:/work:ro"),
+            "run": "/scratch/runs/pythia",
+        },
+    ),
     "every-option": (
         "generic",
+        "work-queue",
         {
             "account": "physics",
             "partition": "gpu,gpu-long",
             "qos": "normal",
+            "wckey": "layers",
             "reservation": "course",
             "constraint": "[rack1|rack2]&l40s",
+            "prefer": "rack1",
             "nodelist": "n[1-4]",
             "exclude": "n[7,9-12]",
+            "licenses": "ansys@server:2,other",
             "nodes": 2,
             "ntasks_per_node": 8,
             "gpus_per_node": 4,
+            "gres_flags": "enforce-binding",
             "cpus_per_task": 6,
-            "mem_per_gpu": "96G",
+            "mem_per_cpu": "16384M",
+            "tmp": "100G",
+            "network": "single_node_vni",
             "exclusive": True,
+            "spread_job": True,
+            "switches": "1@120",
+            "segment": 2,
             "time": "1-12",
+            "time_min": "90",
+            "begin": "2030-01-31 18:00",
+            "deadline": "2030-02-03",
             "signal": "B:USR1@600",
             "requeue": False,
             "max_restarts": 3,
-            "output": "logs/my jobs/%x-%j.out",
-            "comment": "layers of two models (second try)",
-            "mail_type": "END,FAIL",
+            "hold": True,
+            "priority": "1000",
+            "nice": -5,
+            "output": 'logs/it\'s "mine" #1/%x-%j.out',
+            "error": "logs/errors/%x-%j.err",
+            "open_mode": "truncate",
+            "comment": 'layers of two models ("second" try), 50% #3 \\o/',
+            "mail_type": "END,TIME_LIMIT_80",
             "mail_user": "someone@example.org",
+            "chdir": "/scratch/it's mine/é $HOME",
+            "get_user_env": True,
+            "propagate": "CORE,MEMLOCK",
+            "sbatch": ("contiguous", "acctg-freq=task=30"),
             "run": "/scratch/it's mine/runs/pythia",
             "modules": ("cuda/12.4", "python/3.11"),
             "setup": ("ulimit -c 0", "source '/opt/site settings/env.sh'"),
+            "node_setup": ("mkdir -p /tmp/cache",),
+            "teardown": ("rm -rf /tmp/cache",),
             "env": (("HF_HUB_OFFLINE", "1"), ("GREETING", "it's $5 & more")),
         },
     ),
 }
-"""The cluster and the request of every example; its name is the job's and the file's."""
+"""Cluster, template and request of every example; its name is the job's and the file's."""
+
+
+def load(name: str) -> Cluster:
+    """A built-in cluster, or one that a file beside this one describes."""
+    if not name.endswith(".toml"):
+        return load_cluster(name)
+    # Scripts name it as seen from the top of the repository, on every machine.
+    here = Path(__file__).parent
+    return replace(load_cluster(str(here / name)), argument=f"slurm/examples/{name}")
 
 
 def rendered() -> dict[str, str]:
     """The text of every example by file name."""
     return {
         f"{name}.sbatch": render_script(
-            ScriptSpec(job_name=name, python=PYTHON, **request), load_cluster(cluster)
+            ScriptSpec(job_name=name, python=PYTHON, **request), load(cluster), template
         )
-        for name, (cluster, request) in EXAMPLES.items()
+        for name, (cluster, template, request) in EXAMPLES.items()
     }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.render import template_names
 from hpc_toolkit.scriptfile import origin
 from hpc_toolkit.scriptspec import ScriptSpec
 
@@ -72,11 +73,9 @@ def test_examples_are_clean_for_shellcheck() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_examples_show_every_option() -> None:
-    requests = [request for _, request in _load().EXAMPLES.values()]
+def test_examples_show_every_option_and_every_template() -> None:
+    examples = _load().EXAMPLES.values()
 
-    shown = {name for request in requests for name in request}
-    # Memory has three forms of which a script has one.
-    assert {field.name for field in fields(ScriptSpec)} - shown == {
-        *("job_name", "python", "mem_per_cpu")
-    }
+    shown = {name for _, _, request in examples for name in request}
+    assert {field.name for field in fields(ScriptSpec)} - shown == {"job_name", "python"}
+    assert {template for _, template, _ in examples} == set(template_names())

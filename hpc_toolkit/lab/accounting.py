@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.lab.config import CLUSTER_NAME
-from hpc_toolkit.lab.daemons import daemon_environment, failure, start, user_name
-from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.daemons import daemon_environment, start, user_name, wait_for_daemon
 from hpc_toolkit.lab.packages import program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hpc_toolkit.lab.daemons import Host
-
-_READY_S = 90.0
-_PAUSE_S = 0.05
 
 
 def start_database(host: Host) -> None:
@@ -56,7 +49,7 @@ def start_database(host: Host) -> None:
     # It stays in the foreground of a shell that goes: nobody waits for it, as for a daemon.
     shell = ["sh", "-c", '"$@" & ', "lab", program(server[0]), *server[1:]]
     start(host, "mariadbd", shell, log="mariadbd").wait()
-    _wait(host, "mariadbd", paths.database_socket.exists)
+    wait_for_daemon(host, "mariadbd", paths.database_socket.exists)
 
 
 def start_slurmdbd(host: Host) -> None:
@@ -66,7 +59,7 @@ def start_slurmdbd(host: Host) -> None:
         HpcToolkitError: it does not start.
     """
     start(host, "slurmdbd", ["slurmdbd"], log="slurmdbd").wait()
-    _wait(host, "slurmdbd", lambda: _add_cluster(host))
+    wait_for_daemon(host, "slurmdbd", lambda: _add_cluster(host))
 
 
 def _add_cluster(host: Host) -> bool:
@@ -79,14 +72,3 @@ def _add_cluster(host: Host) -> bool:
         check=False,
     )
     return done.returncode == 0
-
-
-def _wait(host: Host, name: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _READY_S
-    while not ready():
-        alive = any(one.name == name for one in members(host.paths.token, host.node))
-        if not alive or time.monotonic() > deadline:
-            how = "does not answer" if alive else "ended"
-            what = f"{name} {how}"
-            raise failure(what, host.paths.log(name))
-        time.sleep(_PAUSE_S)

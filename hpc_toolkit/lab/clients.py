@@ -41,7 +41,7 @@ def ask(paths: LabPaths, *argv: str) -> str:
         check=False,
     )
     if done.returncode != 0:
-        message = f"{argv[0]}: {' '.join(done.stderr.split())}"
+        message = " ".join(done.stderr.split()) or f"{argv[0]} failed"
         raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
     return done.stdout
 

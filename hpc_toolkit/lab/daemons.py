@@ -10,19 +10,24 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.config import CONTROL
+from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.packages import program, search_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from hpc_toolkit.lab.settings import LabPaths
 
 _START_S = 60.0
+_READY_S = 90.0
+_PAUSE_S = 0.01
 _TAIL_LINES = 15
 
 # Arguments: hosts file, host name, directory of devices, then the command. Slurm wants character
@@ -174,6 +179,21 @@ def start_slurmd(host: Host) -> Starting:
     """The daemon of one node."""
     argv = ["slurmd", "-N", host.node, "-f", str(host.paths.slurm_conf)]
     return start(host, f"slurmd of {host.node}", argv, log=f"slurmd-{host.node}")
+
+
+def wait_for_daemon(host: Host, name: str, ready: Callable[[], bool]) -> None:
+    """Return when a daemon of this host, which is in the background by now, is ready.
+
+    Raises:
+        HpcToolkitError: it ended, or is not ready after 90 s; with the end of its log.
+    """
+    deadline = time.monotonic() + _READY_S
+    while not ready():
+        alive = any(one.name == name for one in members(host.paths.token, host.node))
+        if not alive or time.monotonic() > deadline:
+            what = f"{name} {'does not answer' if alive else 'ended'}"
+            raise failure(what, host.paths.log(name))
+        time.sleep(_PAUSE_S)
 
 
 def failure(what: str, *logs: Path) -> HpcToolkitError:

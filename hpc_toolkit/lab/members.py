@@ -34,24 +34,32 @@ class Member:
     """The command's name, as the kernel has it (at most 15 bytes)."""
 
 
+def member_node(mounts: str, token: str) -> str | None:
+    """The node of a process, by its mountinfo; None if it belongs to no node of this lab."""
+    mark = rf"/{re.escape(token)}\.[0-9a-f]+\.([a-z0-9]+)(?:/+deleted)? "
+    match = re.search(mark, mounts)
+    return match[1] if match else None
+
+
 def members(token: str, node: str | None = None) -> list[Member]:
     """The processes of a lab that live now, or those of one of its nodes.
 
     A process that is created during the look may be missing.
     """
-    mark = re.compile(rf"/{re.escape(token)}\.[0-9a-f]+\.([a-z0-9]+)(?:/+deleted)? ")
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         # Processes end while we look; zombies have no mounts; those of other users may be closed.
         with contextlib.suppress(OSError):
-            mounts = Path("/proc", entry, "mountinfo").read_text(errors="replace")
-            match = mark.search(mounts)
-            if match and node in (None, match[1]):
-                name = Path("/proc", entry, "comm").read_text(errors="replace").strip()
-                found.append(Member(int(entry), match[1], name))
+            own = member_node(_read(entry, "mountinfo"), token)
+            if own is not None and node in (None, own):
+                found.append(Member(int(entry), own, _read(entry, "comm").strip()))
     return found
+
+
+def _read(pid: str, name: str) -> str:
+    return Path("/proc", pid, name).read_text(encoding="utf-8", errors="replace")
 
 
 def kill_members(token: str, node: str | None = None, *, name: str | None = None) -> int:
@@ -87,8 +95,7 @@ def _kill(member: Member, token: str) -> None:
     except ProcessLookupError:
         return
     try:
-        mounts = Path("/proc", str(member.pid), "mountinfo").read_text(errors="replace")
-        if token in mounts:
+        if member_node(_read(str(member.pid), "mountinfo"), token) is not None:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     except PermissionError:
         message = f"process {member.pid} ({member.name}) belongs to another user"

@@ -35,13 +35,14 @@ def free_block(count: int, *, seed: int, last: int | None = None) -> int:
     places = (last - FIRST_PORT + 1) // count
     for step in range(max(places, 0)):
         first = FIRST_PORT + (seed + step) % places * count
-        if all(_is_free(port) for port in range(first, first + count)):
+        if all(is_free(port) for port in range(first, first + count)):
             return first
     message = f"no {count} consecutive free ports between {FIRST_PORT} and {last}"
     raise ConfigError(message, hint="ask for fewer --nodes, or take other labs down")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a daemon could listen on this port of 127.0.0.1 at this moment."""
     # As Slurm binds: connections that linger after their end do not count.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,6 +18,7 @@ from hpc_toolkit.lab.daemons import (
     start_slurmctld,
     start_slurmd,
     user_name,
+    wait_for_daemon,
 )
 from hpc_toolkit.lab.directory import LabRecord, remove_files, write_record
 from hpc_toolkit.lab.members import kill_members
@@ -98,10 +99,17 @@ def _start_daemons(record: LabRecord, control: Host) -> None:
         start_database(control)
         start_slurmdbd(control)
         _check_listeners(record)
+    start_slurmctld(control).wait()
+    # A slurmd that does not reach it tries again after a second.
+    wait_for_daemon(control, "slurmctld", lambda: _listens(record.port))
     hosts = [Host(control.paths, record.start, node) for node in record.settings.node_names]
-    for one in [start_slurmctld(control), *map(start_slurmd, hosts)]:
+    for one in [start_slurmd(host) for host in hosts]:
         one.wait()
     _check_listeners(record)
+
+
+def _listens(port: int) -> bool:
+    return any(one.port == port for one in listeners())
 
 
 def _check_listeners(record: LabRecord) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.lab.directory import lab_paths
-from hpc_toolkit.lab.jobs import ENDED, JobRecord, parse_records
+from hpc_toolkit.lab.jobs import ENDED, JobRecord, job_records
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings
 
@@ -85,7 +85,7 @@ class LabUnderTest:
 
     def records(self, job: str) -> list[JobRecord]:
         """What Slurm knows of a job, one record per task of an array."""
-        return parse_records(self.scontrol("show", "job", "-o", job))
+        return job_records(self.lab, job)
 
     def state(self, job: str) -> str:
         """PENDING, RUNNING, COMPLETED ...; of the first task of an array."""
@@ -112,7 +112,10 @@ class LabUnderTest:
 
     def clear(self) -> None:
         """End all jobs and bring all nodes back: the next test finds the lab as it was."""
-        self.run("scancel", "--full", "--user", str(os.geteuid()))
+        everything = ("--user", str(os.geteuid()))
+        # Jobs that ignore SIGTERM would take KillWait, 30 s.
+        self.run("scancel", "--full", "--signal=KILL", *everything)
+        self.run("scancel", *everything)
         for node in self.lab.status().crashed:
             self.lab.restore(node)
         deadline = time.monotonic() + 60

@@ -1,0 +1,202 @@
+"""The files of a lab are what Slurm is to read, and nothing a user gives can end up elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.lab import config
+from hpc_toolkit.lab.settings import (
+    CPUS_PER_NODE,
+    MAX_SOCKET_BYTES,
+    MEM_PER_NODE_MIB,
+    LabPaths,
+    LabSettings,
+    check_name,
+)
+
+SMALL = LabSettings(nodes=2, gpus_per_node=2, gpu_type="a100")
+PATHS = LabPaths(Path("/tmp/lab"))
+
+SLURM_CONF = """\
+ClusterName=lab
+SlurmctldHost=localhost(127.0.0.1)
+SlurmUser=ada
+SlurmdUser=ada
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket=/tmp/lab/munge/socket,cred_expire=5
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmctldPort=17000
+StateSaveLocation=/tmp/lab/state
+SlurmdSpoolDir=/tmp/lab/spool/%n
+SlurmctldPidFile=/tmp/lab/run/slurmctld.pid
+SlurmdPidFile=/tmp/lab/run/slurmd-%n.pid
+SlurmctldLogFile=/tmp/lab/log/slurmctld.log
+SlurmdLogFile=/tmp/lab/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+MaxArraySize=1001
+KillWait=30
+SlurmctldTimeout=30
+SlurmdTimeout=30
+InactiveLimit=0
+MinJobAge=300
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+PropagateResourceLimitsExcept=MEMLOCK
+MailProg=/bin/true
+FirstJobId=700
+GresTypes=gpu
+NodeName=n[1-2] NodeAddr=127.0.0.1 Port=[17001-17002] CPUs=32 Boards=1 SocketsPerBoard=1 \
+CoresPerSocket=32 ThreadsPerCore=1 RealMemory=192000 Gres=gpu:a100:2
+PartitionName=main Nodes=ALL Default=YES PriorityTier=1 MaxTime=3-00:00:00 State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=3-00:00:00 State=UP
+"""
+
+
+def slurm_conf(settings: LabSettings) -> str:
+    return config.slurm_conf(settings, PATHS, port=17000, user="ada", first_job=700)
+
+
+def test_slurm_conf_is_this_text() -> None:
+    assert slurm_conf(SMALL) == SLURM_CONF
+
+
+def test_gres_conf_names_a_device_for_each_gpu() -> None:
+    assert config.gres_conf(SMALL, PATHS) == (
+        "AutoDetect=off\nNodeName=n[1-2] Name=gpu Type=a100 File=/tmp/lab/dev/gpu[0-1]\n"
+    )
+
+
+def test_a_lab_of_one_node_and_one_gpu_has_no_ranges() -> None:
+    one = LabSettings(nodes=1, gpus_per_node=1)
+
+    assert "NodeName=n1 NodeAddr=127.0.0.1 Port=17001 " in slurm_conf(one)
+    assert config.gres_conf(one, PATHS).endswith("NodeName=n1 Name=gpu Type=l40s "
+                                                 "File=/tmp/lab/dev/gpu0\n")  # fmt: skip
+
+
+def test_a_lab_without_gpus_names_none() -> None:
+    none = LabSettings(nodes=3, gpus_per_node=0)
+
+    assert "gpu" not in slurm_conf(none).casefold()
+    assert config.gres_conf(none, PATHS) == "AutoDetect=off\n"
+
+
+def test_accounting_adds_its_lines_and_its_port() -> None:
+    settings = LabSettings(nodes=2, accounting=True)
+
+    more = set(slurm_conf(settings).splitlines()) - set(slurm_conf(LabSettings(2)).splitlines())
+
+    assert more == {
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=localhost",
+        "AccountingStoragePort=17003",
+        "AccountingStoragePass=/tmp/lab/munge/socket",
+        "JobAcctGatherType=jobacct_gather/linux",
+        "JobAcctGatherFrequency=5",
+    }
+    assert config.ports_needed(settings) == 4
+
+
+def test_slurmdbd_listens_on_loopback_and_speaks_munge() -> None:
+    lines = config.slurmdbd_conf(SMALL, PATHS, port=17000, user="ada").splitlines()
+
+    assert {
+        "AuthType=auth/munge",
+        "AuthInfo=socket=/tmp/lab/munge/socket",
+        "DbdAddr=127.0.0.1",
+        "DbdPort=17003",
+        "CommunicationParameters=NoInAddrAny",
+        "StorageUser=ada",
+    } <= set(lines)
+
+
+def test_hosts_keeps_the_machines_names_but_not_for_nodes() -> None:
+    machine = (
+        "127.0.0.1\tlocalhost\n::1 localhost ip6-localhost # six\n10.0.0.7 n2 n2.site vm\n#x\n"
+    )
+
+    assert config.hosts_text(SMALL, machine).splitlines() == [
+        "127.0.0.1 localhost",
+        "127.0.0.1 n1",
+        "127.0.0.1 n2",
+        "::1 ip6-localhost",
+        "10.0.0.7 n2.site vm",
+    ]
+
+
+@pytest.mark.parametrize("epoch_s", [0.0, 1.7e9, 5_999_999.95, 1.8e12])
+def test_a_first_job_leaves_room_below_slurms_last_number(epoch_s: float) -> None:
+    assert 1 <= config.first_job_id(epoch_s) <= 60_000_000
+
+
+def test_labs_a_second_apart_share_no_job_numbers() -> None:
+    assert config.first_job_id(1001.0) - config.first_job_id(1000.0) == 10
+
+
+def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
+    site, asked = load_cluster("lab"), LabSettings()
+
+    assert (site.nodes, site.gpus_per_node, site.gpu_type) == (8, 4, "l40s")
+    assert (asked.nodes, asked.gpus_per_node, asked.gpu_type) == (8, 4, "l40s")
+    assert (site.cpus_per_node, site.mem_per_node_mib) == (CPUS_PER_NODE, MEM_PER_NODE_MIB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"nodes": 0}, "--nodes: 0 is outside 1..256"),
+        ({"nodes": 257}, "--nodes: 257 is outside"),
+        ({"gpus_per_node": -1}, "--gpus-per-node: -1 is outside 0..64"),
+        ({"gpu_type": "l40s:4\nSlurmUser=x"}, "--gpu-type: .* is not a type of GPU"),
+        ({"gpu_type": "4"}, "--gpu-type: '4' is not"),
+        ({"gpu_type": ""}, "--gpu-type: '' is not"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LabSettings(**settings)  # type: ignore[arg-type] # what a test gives is not checked
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (LabSettings(), "8 nodes with 4 l40s each"),
+        (LabSettings(1, 0), "1 node"),
+        (LabSettings(2, 1, "a100", accounting=True), "2 nodes with 1 a100 each and accounting"),
+    ],
+)
+def test_settings_are_said_in_words(settings: LabSettings, words: str) -> None:
+    assert settings.words == words
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "Lab", "x" * 40, "a\n"])
+def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no name of a lab"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("directory", ["/tmp/a b", "/tmp/a#b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"])
+def test_a_directory_that_slurm_conf_cannot_hold_is_refused(directory: str) -> None:
+    with pytest.raises(ConfigError, match="not a directory that Slurm's configuration can name"):
+        LabPaths(Path(directory))
+
+
+def test_a_directory_too_long_for_a_socket_is_refused_from_the_first_byte_on() -> None:
+    room = MAX_SOCKET_BYTES - len("/munge/socket")
+    longest = Path("/" + "d" * (room - 1))
+
+    assert len(str(LabPaths(longest).munge_socket)) == MAX_SOCKET_BYTES
+    with pytest.raises(ConfigError, match="1 bytes too long for a socket"):
+        LabPaths(Path(f"{longest}d"))

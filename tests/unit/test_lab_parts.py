@@ -1,0 +1,318 @@
+"""Ports, packages, processes, directories and jobs of a lab, without a lab."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.lab import packages
+from hpc_toolkit.lab.clients import environment
+from hpc_toolkit.lab.daemons import failure
+from hpc_toolkit.lab.directory import (
+    LabRecord,
+    lab_paths,
+    labs_home,
+    make_directory,
+    read_record,
+    remove_files,
+    write_record,
+)
+from hpc_toolkit.lab.jobs import parse_records
+from hpc_toolkit.lab.members import member_node
+from hpc_toolkit.lab.ports import FIRST_PORT, Listener, free_block, parse_listeners
+from hpc_toolkit.lab.settings import LabPaths, LabSettings
+from hpc_toolkit.lab.status import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> LabPaths:
+    return LabPaths(tmp_path / "lab")
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one.getsockname()[1]
+
+
+class TestPorts:
+    def test_a_port_that_somebody_listens_on_is_not_free(
+        self, taken: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hpc_toolkit.lab.ports.FIRST_PORT", taken)
+
+        with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
+            free_block(1, seed=0, last=taken)
+
+    def test_a_block_with_a_taken_port_is_passed_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        busy = {FIRST_PORT + 2, FIRST_PORT + 14}
+        monkeypatch.setattr("hpc_toolkit.lab.ports.is_free", lambda port: port not in busy)
+        last = FIRST_PORT + 14
+
+        # Three places for a block of 5; the search goes round from wherever it begins.
+        for seed in range(3):
+            assert free_block(5, seed=seed, last=last) == FIRST_PORT + 5
+
+    def test_a_block_lies_between_the_first_port_and_the_ephemeral_ones(self) -> None:
+        for seed in (0, 1, 12345, 2**32 - 1):
+            first = free_block(10, seed=seed, last=32767)
+            assert first >= FIRST_PORT
+            assert first + 9 <= 32767
+
+    def test_no_place_at_all_is_an_error_not_a_division_by_zero(self) -> None:
+        with pytest.raises(ConfigError, match="no 300 consecutive free ports"):
+            free_block(300, seed=7, last=FIRST_PORT + 10)
+
+    def test_only_sockets_that_listen_count_and_only_127_0_0_1_is_loopback(self) -> None:
+        head = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+        rows = [
+            "0: 0100007F:4268 00000000:0000 0A 00000000:00000000",
+            "1: 00000000:4269 00000000:0000 0A 00000000:00000000",
+            "2: 0100007F:9999 0100007F:4268 01 00000000:00000000",
+            "3: 00000000000000000000000000000000:426A 0:0000 0A 00000000:00000000",
+        ]
+
+        assert parse_listeners(head + "\n".join(rows)) == [
+            Listener(17000, loopback=True),
+            Listener(17001, loopback=False),
+            Listener(17002, loopback=False),
+        ]
+
+
+class TestPackages:
+    def test_missing_programs_are_named_with_the_command_that_installs_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("unshare", "setpriv", "mount", "hostname", "sbatch", "sinfo", "scontrol"):
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setattr(packages, "search_path", lambda: str(tmp_path))
+
+        with pytest.raises(
+            ConfigError, match=r"not installed: slurmctld, slurmd, munged$"
+        ) as caught:
+            packages.check_programs(accounting=False)
+
+        assert caught.value.hint == (
+            "on Debian and Ubuntu, as root: apt-get install --no-install-recommends "
+            "slurmctld slurmd munge slurm-wlm-basic-plugins"
+        )
+
+    def test_accounting_needs_a_database_and_its_plugin(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(packages, "search_path", lambda: str(tmp_path))
+
+        command = packages.install_command(packages.missing_programs(accounting=True))
+
+        assert command == (
+            "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge "
+            "util-linux mount hostname slurmdbd mariadb-server slurm-wlm-basic-plugins "
+            "slurm-wlm-mysql-plugin"
+        )
+
+    def test_daemons_are_found_where_a_users_path_does_not_look(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+
+        assert packages.search_path().split(":") == [
+            *("/nowhere", "/usr/local/sbin", "/usr/sbin", "/sbin")
+        ]
+
+
+class TestMembers:
+    def test_the_mount_tells_the_node_also_when_its_file_is_gone(self, paths: LabPaths) -> None:
+        root = f"/some where/hosts/{paths.token}.0a1b2c3d.n12".replace(" ", "\\040")
+        line = f"723 703 254:0 {root} /etc/hosts rw,relatime - ext4 /dev/vda rw\n"
+
+        assert member_node(line, paths.token) == "n12"
+        assert member_node(line.replace(".n12 ", ".n12//deleted "), paths.token) == "n12"
+        assert member_node(f"1 0 0:1 / / rw - ext4 x\n{line}", paths.token) == "n12"
+
+    def test_another_labs_mount_and_a_mere_mention_tell_nothing(self, paths: LabPaths) -> None:
+        other = LabPaths(Path(f"{paths.root}2"))
+
+        assert other.token != paths.token
+        assert member_node(f"1 2 3:4 /{other.token}.0a.n1 /etc/hosts rw", paths.token) is None
+        assert member_node(f"1 2 3:4 /x /mnt/{paths.token} rw", paths.token) is None
+        assert member_node("", paths.token) is None
+
+
+class TestDirectory:
+    def test_a_lab_lies_below_the_users_state(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", "/home/ada")
+        for state in ("", "relative"):
+            monkeypatch.setenv("XDG_STATE_HOME", state)
+            assert labs_home() == Path("/home/ada/.local/state/hpctk/labs")
+        monkeypatch.setenv("XDG_STATE_HOME", "/var/ada")
+
+        assert lab_paths("second", None).root == Path("/var/ada/hpctk/labs/second")
+
+    def test_a_link_to_a_lab_names_the_same_lab(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+
+        linked = lab_paths("lab", tmp_path / "link" / "lab")
+
+        assert linked == lab_paths("lab", tmp_path / "real" / "lab")
+
+    def test_a_new_directory_is_closed_to_writers(self, paths: LabPaths) -> None:
+        make_directory(paths)
+        make_directory(paths)
+
+        assert paths.root.stat().st_mode & 0o022 == 0
+
+    @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+    def test_a_directory_that_others_may_write_is_refused(self, paths: LabPaths, mode: int) -> None:
+        paths.root.mkdir()
+        paths.root.chmod(mode)
+
+        with pytest.raises(ConfigError, match="others may write there"):
+            make_directory(paths)
+
+    def test_a_directory_below_one_open_to_all_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "open").mkdir()
+        (tmp_path / "open").chmod(0o777)
+
+        with pytest.raises(ConfigError, match="others may replace it, since all may write to"):
+            make_directory(LabPaths(tmp_path / "open/lab"))
+
+    def test_a_directory_with_other_files_is_refused_and_kept(self, paths: LabPaths) -> None:
+        paths.root.mkdir()
+        (paths.root / "thesis.tex").touch()
+
+        with pytest.raises(ConfigError, match=r"holds files that are not a lab's.*thesis\.tex"):
+            make_directory(paths)
+        assert (paths.root / "thesis.tex").exists()
+
+    def test_a_file_in_the_place_of_a_directory_is_refused(self, paths: LabPaths) -> None:
+        paths.root.touch()
+
+        with pytest.raises(ConfigError, match=r"lab: File exists"):
+            make_directory(paths)
+
+    def test_files_of_a_lab_are_removed_and_others_stay(self, paths: LabPaths) -> None:
+        make_directory(paths)
+        write_record(paths, LabRecord(LabSettings(), 17000, "0a", ready=True))
+        paths.spool.mkdir()
+        paths.logs.mkdir()
+        (paths.root / "mine").touch()
+
+        remove_files(paths, keep_logs=True)
+        assert {one.name for one in paths.root.iterdir()} == {"lab.json", "log", "mine"}
+        remove_files(paths)
+        assert {one.name for one in paths.root.iterdir()} == {"mine"}
+
+
+class TestRecord:
+    RECORD = LabRecord(LabSettings(3, 2, "a100", accounting=True), 17040, "0a1b2c3d", ready=True)
+
+    def test_a_record_is_read_as_it_was_written(self, paths: LabPaths) -> None:
+        paths.root.mkdir()
+        write_record(paths, self.RECORD)
+
+        assert read_record(paths) == self.RECORD
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1}', "\xff"])
+    def test_a_record_that_cannot_be_read_is_none(self, paths: LabPaths, text: str) -> None:
+        paths.root.mkdir()
+        paths.record.write_text(text, encoding="latin-1")
+
+        assert read_record(paths) is None
+
+    def test_a_lab_that_lost_its_processes_is_down(self, paths: LabPaths) -> None:
+        paths.root.mkdir()
+        write_record(paths, self.RECORD)
+
+        now = status_of(paths)
+
+        assert (now.state, now.processes, now.settings) == ("down", 0, self.RECORD.settings)
+        assert now.gone[0] == "munged of localhost"
+        assert "slurmdbd of localhost" in now.gone
+        assert "slurmd of n3" in now.gone
+        assert json.loads(json.dumps(now.to_json()))["slurm_conf"] == str(paths.slurm_conf)
+
+    def test_where_there_is_no_lab_nothing_is_gone(self, paths: LabPaths) -> None:
+        now = status_of(paths)
+
+        assert (now.state, now.gone, now.settings) == ("down", (), None)
+
+
+class TestJobs:
+    @staticmethod
+    def row(job: str, state: str, code: int, out: str, err: str) -> str:
+        fields = ((job, 48), (state, 24), (str(code), 16), (out, 4096), (err, 4096))
+        padded = [text.encode() + b" " * (width - len(text.encode())) for text, width in fields]
+        return b"".join(padded).decode() + "\n"
+
+    @pytest.mark.parametrize(
+        ("state", "raw", "code"),
+        [
+            ("COMPLETED", 0, 0),
+            ("FAILED", 7 << 8, 7),
+            ("FAILED", 9, 137),
+            ("TIMEOUT", 0, 1),
+            ("CANCELLED", 15, 143),
+            ("RUNNING", 0, 0),
+        ],
+    )
+    def test_a_jobs_code_is_what_a_shell_would_see(self, state: str, raw: int, code: int) -> None:
+        (found,) = parse_records(self.row("12", state, raw, "/a/log", "/a/log"))
+
+        assert (found.id, found.state, found.code) == ("12", state, code)
+        assert found.logs == (Path("/a/log"),)
+
+    def test_paths_keep_their_spaces_and_accents_and_an_arrays_numbers(self) -> None:
+        text = self.row("12_3", "RUNNING", 0, "/é à/%A_%a x.log", "/dev/null")
+        text += self.row("12_[4-9]", "PENDING", 0, "/é/o", "/é/e")
+
+        first, second = parse_records(text)
+
+        assert first.logs == (Path("/é à/12_3 x.log"),)
+        assert second.logs == (Path("/é/o"), Path("/é/e"))
+
+    def test_what_squeue_should_not_say_is_an_error(self) -> None:
+        with pytest.raises(HpcToolkitError, match="job 12 what is not understood: 'x'"):
+            parse_records(self.row("12", "FAILED", 0, "", "").replace(" 0 ", " x ", 1))
+
+
+def test_a_lab_is_asked_without_the_variables_of_another_slurm(
+    paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_CONF", "SBATCH_PARTITION", "SRUN_CPUS_PER_TASK"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("HOME", "/home/ada")
+
+    told = environment(paths)
+
+    assert {key: told[key] for key in told if key.startswith(("SLURM", "SBATCH", "SRUN"))} == {
+        "SLURM_CONF": str(paths.slurm_conf)
+    }
+    assert told["HOME"] == "/home/ada"
+
+
+def test_a_failure_shows_the_end_of_the_first_log_that_says_something(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "full").write_text("".join(f"line {number}\n" for number in range(100)))
+
+    error = failure("x ended", tmp_path / "none", tmp_path / "empty", tmp_path / "full")
+
+    assert error.message.splitlines()[0] == "x ended:"
+    assert error.message.splitlines()[-1].strip() == "line 99"
+    assert len(error.message.splitlines()) == 16
+    assert str(tmp_path / "full") in error.hint
+    assert "none is empty" in failure("x ended", tmp_path / "none").hint

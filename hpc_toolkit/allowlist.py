@@ -53,7 +53,7 @@ COUNTS = {
     "nodes": (1, 65536),
     "ntasks": (1, 2**28),
     "ntasks_per_node": (1, 4096),
-    "ntasks_per_gpu": (1, 512),
+    "ntasks_per_gpu": (1, 32),
     "gpus_per_node": (0, 128),
     "cpus_per_task": (1, 4096),
     "cpus_per_gpu": (1, 4096),

@@ -128,10 +128,10 @@ def _check_ranks(spec: ScriptSpec) -> None:
     if spec.ntasks is not None and spec.ntasks < spec.nodes:
         msg = f"--ntasks: {spec.ntasks} ranks leave some of {spec.nodes} nodes without any"
         raise RenderError(msg, hint="ask for fewer nodes")
-    most = spec.nodes * (spec.ntasks_per_node or spec.ntasks or 1)
+    most = spec.nodes * (spec.ntasks_per_node or COUNTS["ntasks_per_node"][1])
     if spec.ntasks is not None and spec.ntasks > most:
-        msg = f"--ntasks: {spec.ntasks} are more than --nodes x --ntasks-per-node, which is {most}"
-        raise RenderError(msg, hint="leave out one of the two")
+        msg = f"--ntasks: {spec.ntasks} are more than --nodes x --ntasks-per-node, at most {most}"
+        raise RenderError(msg, hint="leave out --ntasks-per-node, or ask for more nodes")
     if spec.segment and spec.nodes > spec.segment and spec.nodes % spec.segment:
         msg = f"--segment: {spec.nodes} nodes are no multiple of {spec.segment}"
         raise RenderError(msg, hint="ask for a multiple of it")

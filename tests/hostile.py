@@ -1,4 +1,4 @@
-"""Texts that break careless programs, and odd ones that must be accepted where a path may be odd."""
+"""Texts that break careless programs, and odd ones that a path may well be."""
 
 from __future__ import annotations
 

@@ -1,0 +1,321 @@
+"""Whatever is asked for: sbatch and bash read the script as it was meant, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.clusters import Cluster, load_cluster
+from hpc_toolkit.directives import complete, directives
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptrules import RIVALS, option
+from hpc_toolkit.scriptspec import ScriptSpec, spec_values
+from tests.hostile import HOSTILE, ODD_BUT_FINE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PYTHON = "/opt/python"
+GENERIC = replace(load_cluster("generic"), conda_base="/opt/conda", container_runtime="apptainer")
+
+TEXT_FIELDS = [
+    field.name
+    for field in fields(ScriptSpec)
+    if re.fullmatch(r"str( \| None)?|bool \| str", str(field.type))
+]
+LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(field.type)]
+NEEDS: dict[str, dict[str, Any]] = {
+    **{name: {"gpus_per_node": 1} for name in ("mem_per_gpu", "gpu_type", "gpu_bind")},
+    "bind": {"container": "/x.sif"},
+}
+
+
+def spec(**given_fields: Any) -> ScriptSpec:
+    return ScriptSpec(**{"python": PYTHON, **given_fields})
+
+
+def template_of(request: ScriptSpec) -> str:
+    if request.command:
+        return "command"
+    return "array" if request.array else "work-queue"
+
+
+def sbatch_words(line: str, *, escapes_space: bool) -> list[str]:
+    """The arguments that sbatch reads from a line (get_argument in src/sbatch/opt.c).
+
+    The same in all releases from 17.11 to 26.05, but for a backslash before a space: since 24.05 it
+    stands for the space, and before that a space outside of quotes ends the word all the same.
+    """
+    words: list[str] = []
+    rest = line
+    while rest := rest.lstrip():
+        word, quote, position = "", "", 0
+        while position < len(rest) and (quote or not rest[position].isspace()):
+            letter = rest[position]
+            if letter == "\\":
+                position += 1
+                ends = not quote and not escapes_space and rest[position : position + 1].isspace()
+                if not ends:
+                    word += rest[position : position + 1]
+                else:
+                    position -= 1
+            elif quote and letter == quote:
+                quote = ""
+            elif not quote and letter in "\"'":
+                quote = letter
+            elif letter == "#" and not quote:
+                return [*words, word] if word else words
+            else:
+                word += letter
+            position += 1
+        assert not quote, f"sbatch would stop at the open quote of {line!r}"
+        words.append(word)
+        rest = rest[position:]
+    return words
+
+
+def sbatch_options(script: str) -> list[tuple[str, str | None]]:
+    """What sbatch takes from a script: all lines before the first command."""
+    found: list[tuple[str, str | None]] = []
+    for line in script.split("\n")[1:]:
+        if line.startswith("#SBATCH"):
+            old, new = (sbatch_words(line[7:], escapes_space=flag) for flag in (False, True))
+            assert old == new, "read differently by older and newer versions of sbatch"
+            assert len(new) == 1
+            name, equals, value = new[0].removeprefix("--").partition("=")
+            found.append((name, value if equals else None))
+        elif line and not line.startswith("#"):
+            break
+    lines = [line for line in script.split("\n") if line.lstrip().startswith("#SBATCH")]
+    assert len(lines) == len(found), "a directive behind the first command"
+    return found
+
+
+@cache
+def bash_accepts(script: str) -> bool:
+    checked = subprocess.run(
+        ["bash", "-n"], input=script.encode(), check=False, capture_output=True
+    )
+    return checked.returncode == 0 and not checked.stderr
+
+
+def embedded_request(script: str) -> dict[str, Any]:
+    line = next(line for line in script.splitlines() if line.startswith("# hpctk-spec: "))
+    found: dict[str, Any] = json.loads(line.split(" ", 3)[3])
+    return found
+
+
+def assert_reads_back(script: str, request: ScriptSpec) -> None:
+    assert bash_accepts(script)
+    assert sbatch_options(script) == directives(complete(request, GENERIC), GENERIC)
+    assert ScriptSpec(**spec_values(embedded_request(script))) == request
+
+
+def rendered_or_refused(given_fields: dict[str, Any]) -> ScriptSpec | HpcToolkitError:
+    """The request, after its script was held against it; or the error that refused it."""
+    try:
+        request = spec(**given_fields)
+        script = render_script(request, GENERIC, template_of(request))
+    except HpcToolkitError as error:
+        return error
+    assert_reads_back(script, request)
+    return request
+
+
+def hostile_text() -> st.SearchStrategy[str]:
+    fragment = st.sampled_from(
+        [*HOSTILE, "a", "gpu", "n1", "10", "/opt/x", "B:USR1@9", "afterok:1"]
+    )
+    joined = st.lists(fragment, min_size=1, max_size=3).map("".join)
+    return st.one_of(
+        fragment, joined, st.text(max_size=20), st.text("ab1,.-_%/ []@:+", max_size=12)
+    )
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(TEXT_FIELDS), hostile_text())
+def test_any_text_in_any_field_is_refused_or_reads_back(field: str, value: str) -> None:
+    outcome = rendered_or_refused({field: value, **NEEDS.get(field, {})})
+
+    if isinstance(outcome, HpcToolkitError):
+        assert outcome.message.startswith(option(field))
+        assert outcome.message.isprintable()
+        assert outcome.hint
+
+
+@settings(max_examples=250)
+@given(hostile_text(), hostile_text(), st.sampled_from(LIST_FIELDS))
+def test_any_text_in_any_list_is_refused_or_reads_back(first: str, second: str, field: str) -> None:
+    pairs = ((first, second), ("GREETING", second))
+    value = pairs if field == "env" else (first, second)
+
+    outcome = rendered_or_refused({field: value, **NEEDS.get(field, {})})
+
+    if isinstance(outcome, HpcToolkitError):
+        told = {"command": "the program after --"}.get(field, option(field))
+        assert outcome.message.startswith(told)
+        assert outcome.message.isprintable()
+
+
+VALID: dict[str, st.SearchStrategy[Any]] = {
+    "account": st.just("physics"),
+    "partition": st.sampled_from(["gpu", "gpu,gpu-long"]),
+    "constraint": st.sampled_from(["a", "a&b", "[a|b]", "a*2"]),
+    "prefer": st.just("rack1"),
+    "nodelist": st.just("n[1-4],m07"),
+    "licenses": st.sampled_from(["a", "a:2,b@s:3", "a|b"]),
+    "nodes": st.integers(1, 65536),
+    "ntasks": st.integers(1, 10**6),
+    "ntasks_per_node": st.integers(1, 64),
+    "ntasks_per_gpu": st.integers(1, 4),
+    "gpus_per_node": st.integers(0, 16),
+    "gpu_type": st.just("a100"),
+    "isolate_gpus": st.booleans(),
+    "gpu_bind": st.sampled_from(["closest", "map_gpu:0,1", "verbose,single:2", "mask_gpu:0x3,1"]),
+    "gres": st.sampled_from(["nvme:1", "nvme:fast:2,shard:1", "bandwidth:10G"]),
+    "gres_flags": st.sampled_from(["enforce-binding", "disable-binding,one-task-per-sharing"]),
+    "cpus_per_task": st.integers(1, 256),
+    "cpus_per_gpu": st.integers(1, 64),
+    "mem": st.sampled_from(["0", "480G", "1024", "1t"]),
+    "mem_per_cpu": st.sampled_from(["4G", "4096"]),
+    "mem_per_gpu": st.just("64GB"),
+    "tmp": st.just("1T"),
+    "exclusive": st.sampled_from([False, True, "user", "mcs", "topo"]),
+    "oversubscribe": st.booleans(),
+    "spread_job": st.booleans(),
+    "switches": st.sampled_from(["1", "2@30", "1@1-12"]),
+    "segment": st.integers(1, 8),
+    "time": st.integers(1, 10**6).map(str),
+    "time_min": st.integers(1, 100).map(str),
+    "begin": st.sampled_from(["now", "now+2hours", "18:00", "4:30 pm", "tomorrow", "2030-01-31"]),
+    "deadline": st.sampled_from(["now+9weeks", "noon", "2031-01-31T10:00"]),
+    "array": st.sampled_from(["0", "0-99%8", "1,3,5-9:2", "007"]),
+    "array_offset": st.integers(0, 10**6),
+    "dependency": st.sampled_from(
+        ["afterok:1:2", "after:1+5,singleton", "afterany:1_2?aftercorr:3"]
+    ),
+    "kill_on_invalid_dep": st.booleans(),
+    "hold": st.booleans(),
+    "priority": st.sampled_from(["TOP", "100"]),
+    "nice": st.integers(-1000, 1000),
+    "requeue": st.booleans(),
+    "open_mode": st.sampled_from(["append", "truncate"]),
+    "output": st.sampled_from(ODD_BUT_FINE).map(lambda name: f"logs/{name.replace('%', '%%')}/%j"),
+    "error": st.sampled_from(ODD_BUT_FINE).map(lambda name: f"{name.replace('%', '%%')}.err"),
+    "comment": st.sampled_from([text for text in ODD_BUT_FINE if text]),
+    "chdir": st.sampled_from(ODD_BUT_FINE).map(lambda name: f"/x/{name}"),
+    "propagate": st.sampled_from(["ALL", "NONE", "CORE,STACK"]),
+    "mail_type": st.sampled_from(["END", "BEGIN,FAIL,TIME_LIMIT_90"]),
+    "get_user_env": st.booleans(),
+    "sbatch": st.sampled_from([(), ("contiguous",), ("hint=nomultithread", "input=/dev/null")]),
+    "run": st.sampled_from(ODD_BUT_FINE).map(lambda name: f"runs/{name}"),
+    "python": st.sampled_from(ODD_BUT_FINE).map(lambda name: f"/opt/{name}/python"),
+    "env": st.sampled_from(ODD_BUT_FINE).map(lambda text: (("A", text), ("B", ""))),
+}
+
+
+_TOGETHER = "more than|no GPU|shared evenly|leave some|no multiple|cannot end|not after|fit"
+
+
+@settings(max_examples=200)
+@given(st.sets(st.sampled_from(sorted(VALID)), max_size=12), st.data())
+def test_any_valid_request_reads_back_and_renders_the_same_bytes(
+    names: set[str], data: st.DataObject
+) -> None:
+    for rivals in RIVALS:
+        assume(len(names & set(rivals)) < 2)
+    request_fields = {name: data.draw(VALID[name], label=name) for name in sorted(names)}
+    try:
+        request = spec(**request_fields)
+        script = render_script(request, GENERIC, template_of(request))
+    except HpcToolkitError as error:
+        # Each value is fine; only what they come to together may be refused.
+        if not re.search(_TOGETHER, error.message):
+            raise
+        return
+
+    assert_reads_back(script, request)
+    assert render_script(replace(request), replace(GENERIC), template_of(request)) == script
+
+
+@pytest.mark.parametrize("name", ODD_BUT_FINE)
+def test_a_path_may_hold_what_a_shell_would_expand(name: str) -> None:
+    """So that the tests above are not passed by refusing everything."""
+    request = spec(
+        run=f"runs/{name}",
+        python=f"/opt/{name}/python",
+        chdir=f"/data/{name}",
+        output=f"{name.replace('%', '%%')}/%j.out",
+        env=(("A", name),),
+    )
+
+    script = render_script(request, GENERIC)
+
+    assert_reads_back(script, request)
+    assert values_in_bash(script) == {
+        "run": f"runs/{name}",
+        "python": f"/opt/{name}/python",
+        "A": name,
+    }
+
+
+def values_in_bash(script: str, cwd: Path | None = None) -> dict[str, str]:
+    """What bash assigns to the variables that hold what the user gave."""
+    lines = re.findall(r"^(?:export )?(?:run|python|A)=.*$", script, re.MULTILINE)
+    told = 'printf \'%s\\0\' run "$run" python "$python" A "${A-}"'
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*lines, told])],
+        capture_output=True,
+        check=True,
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": "/nowhere"},
+    )
+    words = done.stdout.decode().split("\0")[:-1]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_bash_assigns_hostile_values_and_runs_nothing(tmp_path: Path) -> None:
+    ran = 0
+    for text in HOSTILE:
+        try:
+            request = spec(run=f"r{text}", python=f"/p{text}", env=(("A", text),))
+        except HpcToolkitError:
+            continue
+        found = values_in_bash(render_script(request, GENERIC), tmp_path)
+        assert found == {"run": f"r{text}", "python": f"/p{text}", "A": text}
+        ran += 1
+
+    assert ran > 80
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_field_is_tried() -> None:
+    named = {field.name for field in fields(ScriptSpec)}
+    plain = {name for name in named if name not in TEXT_FIELDS + LIST_FIELDS}
+
+    assert {"job_name", "output", "dependency", "exclusive", "python"} <= set(TEXT_FIELDS)
+    assert {"env", "sbatch", "command", "bind"} <= set(LIST_FIELDS)
+    # Numbers and flags: typer and test_absurd_numbers_are_refused hold them.
+    assert {type(getattr(spec(), name)) for name in plain} <= {int, bool, type(None)}
+
+
+@pytest.mark.parametrize("site", ["lab", "killarney"])
+def test_a_script_asks_for_no_more_than_the_cluster_has(site: str) -> None:
+    cluster: Cluster = load_cluster(site)
+    for gpus in range(1, 5):
+        full = complete(spec(gpus_per_node=gpus, account="a"), cluster)
+
+        assert full.ntasks_per_node == gpus
+        assert (full.ntasks_per_node or 0) * (full.cpus_per_task or 0) <= (
+            cluster.cpus_per_node or 0
+        )

@@ -65,14 +65,24 @@ class Resources(TypedDict, total=False):
     """Node features."""
     nodelist: str | None
     """Nodes that must be used."""
+    prefer: str | None
+    """Node features that are wanted but not needed."""
     exclude: str | None
     """Nodes that must not be used."""
+    licenses: str | None
+    """Licences that the job holds."""
+    wckey: str | None
+    """Key under which the site accounts for the job."""
     nodes: int | None
     """Number of nodes."""
     ntasks_per_node: int | None
     """Ranks on each node; by default one per GPU."""
     gpus_per_node: int | None
     """GPUs on each node."""
+    gpu_type: str | None
+    """Type of the GPUs."""
+    isolate_gpus: bool | None
+    """Whether each rank sees its own GPUs only."""
     cpus_per_task: int | None
     """CPUs of a rank."""
     mem: str | None
@@ -81,10 +91,12 @@ class Resources(TypedDict, total=False):
     """Memory per CPU."""
     mem_per_gpu: str | None
     """Memory per GPU."""
-    exclusive: bool | None
+    exclusive: bool | str | None
     """Share the nodes with no other job."""
     time: str | int | None
     """Time limit: minutes, or text as sbatch reads it."""
+    dependency: str | None
+    """Jobs that must have started or ended before, such as "afterok:123"."""
     requeue: bool | None
     """Whether the job may start again."""
     max_restarts: int | None
@@ -198,9 +210,10 @@ def _checked_folder(folder: Path) -> Path:
     """The absolute path, if submitit and sbatch can take it and nobody else can write there."""
     place = folder.expanduser().absolute()
     text = str(place)
-    if not text.isprintable() or set(text) & set("\"'\\#%"):
+    # Slurm fills in what follows a %, and drops a backslash between submitit's single quotes.
+    if not text.isprintable() or set(text) & set("\\%"):
         msg = f"folder: {text!r} cannot be written into a directive"
-        raise RenderError(msg, hint="take one without quotes, backslashes, '#' and '%'")
+        raise RenderError(msg, hint="take one without '%', backslashes and control characters")
     for one in (place, *place.parents):
         if one.exists():
             # Pickles are loaded from there, on the nodes and here.
@@ -223,9 +236,9 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
     """submitit's parameters for a complete request."""
     options = dict(directives(full, site))
     for name, value in options.items():
-        if value is not None and not value.isprintable():
-            msg = f"--{name}: {value!r} holds a control character"
-            raise RenderError(msg, hint="correct the cluster's file")
+        if value is not None and (not value.isprintable() or "\\" in value):
+            msg = f"--{name}: {value!r} cannot be written into submitit's script"
+            raise RenderError(msg, hint="remove backslashes and control characters")
     # Every other option goes by its own name, as it would into a script: submitit would write
     # memory in other units, know no type of GPU, and let two forms of a GPU request stand.
     # Without no-kill: a function on several nodes is not whole after one of them is lost.

@@ -1,0 +1,60 @@
+"""An sbatch that takes every job and keeps what it was given: for what submitit sends."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+_SBATCH = """\
+#!/bin/sh
+number=$(cat "$0.number" 2>/dev/null || echo 100)
+echo $((number + 1)) > "$0.number"
+cp "$1" "$0.script-$number"
+env > "$0.env-$number"
+[ "$number" -lt "${FAILS_FROM:-1000}" ] || { echo "sbatch: error: too many jobs" >&2; exit 1; }
+echo "Submitted batch job $number"
+"""
+
+
+class KeptJobs:
+    """The jobs that were submitted, numbered from 100; beside it an srun, which submitit wants."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root / "programs"
+        self._root.mkdir()
+        for name, text in (("sbatch", _SBATCH), ("srun", "#!/bin/sh\nexit 1\n")):
+            (self._root / name).write_text(text)
+            (self._root / name).chmod(0o755)
+        for name in list(os.environ):
+            if name.startswith(("SLURM", "SBATCH", "HPCTK")):
+                monkeypatch.delenv(name)
+        monkeypatch.setenv("PATH", f"{self._root}:{os.environ['PATH']}")
+
+    def script(self, number: int = 100) -> str:
+        """The script of one job."""
+        return (self._root / f"sbatch.script-{number}").read_text()
+
+    def environ(self, number: int = 100) -> dict[str, str]:
+        """The environment in which one job was submitted."""
+        lines = (self._root / f"sbatch.env-{number}").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def options(self) -> list[dict[str, str]]:
+        """The directives of every job."""
+        found = sorted(self._root.glob("sbatch.script-*"))
+        return [options(path.read_text()) for path in found]
+
+
+def options(text: str) -> dict[str, str]:
+    """The directives of a script, by name; each is there once."""
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", text, re.MULTILINE)
+    assert len(found) == len(re.findall("^#SBATCH", text, re.MULTILINE))
+    assert len(dict(found)) == len(found)
+    return {name: shlex.split(value)[0] if value else "" for name, value in found}

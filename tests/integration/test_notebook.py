@@ -1,0 +1,209 @@
+"""Workers from a notebook on this machine, by submitit's local executor; and what a rank does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import notebook
+from tests.integration.realrun import Started, lives, rows_by_id, wait_until, workers_of
+from tests.notebooks import EXAMPLE, execute
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.run import Run
+    from tests.integration.realrun import Hpctk
+
+# What submitit's main does before it calls the function.
+RANK = """
+import signal, sys
+for sig in (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR2):
+    signal.signal(sig, lambda *_: print("submitit's own handler", flush=True))
+from hpc_toolkit.notebook.rank import work_rank
+code = work_rank(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)
+print("gave", code, flush=True)
+sys.exit()
+"""
+
+
+def rank(hpctk: Hpctk, run: Run, *workers: int, **env: str) -> Started:
+    """A process that is one rank of a job, or a local job with so many workers."""
+    step = {} if workers else {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}
+    return hpctk.start(run.root.absolute(), *workers, first=RANK, env={**step, **env})
+
+
+def working(run: Run, count: int = 1) -> list[dict[str, Any]]:
+    def busy() -> list[dict[str, Any]]:
+        found = workers_of(run)
+        return found if len(found) >= count and run.status().stages["items"].done else []
+
+    return wait_until(busy, "workers to work")
+
+
+def test_a_rank_is_one_worker_of_its_step(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(3)
+
+    ended = rank(hpctk, run).ended()
+
+    assert (ended.code, ended.out.strip()) == (0, "gave 0")
+    (worker,) = workers_of(run)
+    assert (worker["rank"], worker["job"], worker["done"]) == (3, "9", 3)
+
+
+@pytest.mark.parametrize("sig", [signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_a_step_drains_it(hpctk: Hpctk, sig: signal.Signals) -> None:
+    run = hpctk.make_sleeping(100, 0.05)
+    started = rank(hpctk, run)
+    working(run)
+
+    # As Slurm does: the rank, the worker and its executor get it, each in a group of its own.
+    for pid in hpctk._marked():
+        os.kill(pid, sig)
+    ended = started.ended()
+
+    assert (ended.code, ended.out) == (75, "")
+    status = run.status()
+    assert (status.workers.finished, status.workers.dead, status.deaths) == (1, 0, 0)
+    assert status.stages["items"].leased == 0
+    assert 0 < status.stages["items"].done < 100
+
+
+def test_a_time_limit_of_a_local_job_asks_for_another_start(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(100, 0.05)
+    started = rank(hpctk, run, 2)
+    working(run, 2)
+
+    started.send(signal.SIGUSR2)
+
+    assert started.ended().code == 144  # submitit.local.local.LOCAL_REQUEUE_RETURN_CODE
+
+
+def test_an_error_of_the_workers_is_the_error_of_the_rank(hpctk: Hpctk) -> None:
+    run = hpctk.make([{} for _ in range(30)], "sample_workloads:fail")
+
+    ended = rank(hpctk, run).ended()
+
+    assert ended.code == 1
+    assert "HpcToolkitError" in ended.err
+    assert "ended with exit code 1" in ended.err
+    assert "error: " in ended.err
+
+
+def test_the_workers_leave_when_their_rank_is_killed(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(200, 0.05)
+    started = rank(hpctk, run)
+    (worker,) = working(run)
+
+    started.send(signal.SIGKILL)
+    started.ended()
+
+    wait_until(lambda: not lives(worker["pid"]), "the worker to leave")
+    assert run.status().workers.finished == 1
+
+
+@pytest.fixture
+def local(hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch) -> Hpctk:
+    """Processes that this one starts are looked for at the end, as those of commands are."""
+    for name, value in hpctk.environment().items():
+        monkeypatch.setenv(name, value)
+    return hpctk
+
+
+@pytest.mark.slow
+def test_local_workers_drain_a_run_and_are_found_again(local: Hpctk) -> None:
+    run = local.make_sleeping(20, 0.02)
+
+    jobs = notebook.submit_workers(run, 2, cluster="local")
+
+    assert jobs.states() == {jobs.jobs[0].job_id: "RUNNING"}
+    assert jobs.wait(timeout=60)
+    assert jobs.jobs[0].results() == [0]
+    assert {row["state"] for row in rows_by_id(run).values()} == {"done"}
+    assert len(workers_of(run)) == 2
+    found = notebook.WorkerJobs.open(run)
+    assert (found.states(), found.workers) == ({jobs.jobs[0].job_id: "FINISHED"}, 2)
+
+
+@pytest.mark.slow
+def test_cancelled_local_workers_give_their_items_back(local: Hpctk) -> None:
+    run = local.make_sleeping(1000, 0.05)
+    jobs = notebook.submit_workers(run, 2, cluster="local")
+    working(run, 2)
+
+    jobs.cancel()
+
+    assert jobs.wait(timeout=60) is False
+    status = run.status()
+    assert (status.workers.finished, status.deaths, status.stages["items"].leased) == (2, 0, 0)
+
+
+@pytest.mark.slow
+def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
+    run = local.make_sleeping(60, 0.1)
+    executor: Any = notebook.executor("local", folder=run.root / "submitit", time=1)
+    executor.parameters["signal_delay_s"] = 57  # of a minute, so that it comes early
+
+    jobs = notebook.submit_workers(run, 1, executor=executor)
+
+    assert jobs.wait(timeout=90)
+    workers = workers_of(run)
+    assert len(workers) > 1
+    assert {worker["state"] for worker in workers} == {"finished"}
+    jobs.jobs[0].wait()
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from hpc_toolkit import notebook
+jobs = notebook.submit_workers("run", 1, cluster="local")
+print(jobs.jobs[0].job_id, flush=True)
+try:
+    notebook.watch("run")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+assert jobs.wait(timeout=60)
+print(jobs.jobs[0].result(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_interrupting_the_notebook_stops_no_local_worker(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(60, 0.05)
+    started = hpctk.start(first=INTERRUPTED)
+    working(run)
+
+    # A notebook's interrupt goes to the group of its kernel.
+    os.killpg(started.pid, signal.SIGINT)
+    ended = started.ended()
+
+    assert (ended.code, ended.out.splitlines()[-2:]) == (0, ["interrupted", "0"])
+    assert len(workers_of(run)) == 1
+    assert run.status().deaths == 0
+
+
+@pytest.mark.slow
+def test_the_example_works_on_this_machine(hpctk: Hpctk, tmp_path: Path) -> None:
+    environ = hpctk.environment({"HPCTK_CLUSTER": "local", "CUDA_VISIBLE_DEVICES": "5,7"})
+
+    done = execute(EXAMPLE, tmp_path, environ)
+
+    assert "nothing is given to sbatch" in done.text("preview")
+    assert "workers=2" in done.text("submit")
+    assert "48 of 48 done" in done.html("watch")
+    assert "complete" in done.html("watch")
+    host = os.uname().nodename
+    assert done.text("rows") == repr([(host, "5"), (host, "7")])
+
+
+def test_the_example_is_kept_without_outputs() -> None:
+    cells = json.loads(EXAMPLE.read_text(encoding="utf-8"))["cells"]
+
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)

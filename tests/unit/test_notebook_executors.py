@@ -1,0 +1,462 @@
+"""What submitit would be told: parameters, scripts and the environment. No Slurm is asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import notebook, slurm
+from hpc_toolkit.clusters import Cluster, load_cluster
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.notebook.executors import LOCAL, Resources
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptspec import ScriptSpec
+from tests.fakesbatch import KeptJobs, options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITE = load_cluster("lab")
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJobs:
+    return KeptJobs(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "jobs"
+
+
+def asked(folder: Path, site: Cluster = SITE, **resources: Any) -> dict[str, str]:
+    return options(notebook.preview(notebook.executor(site, folder=folder, **resources)))
+
+
+def test_importing_the_package_imports_no_submitit() -> None:
+    code = "import sys, hpc_toolkit.notebook; sys.exit('submitit' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_resource_is_a_word_of_a_script() -> None:
+    assert set(Resources.__annotations__) <= {field.name for field in fields(ScriptSpec)}
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("site", ["lab", "generic", "killarney"])
+def test_an_executor_asks_for_what_a_rendered_script_asks_for(site: str, folder: Path) -> None:
+    words: dict[str, Any] = {
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "time": "2:00:00",
+        "account": "aip-x",
+        "comment": "a comment of words",
+        "exclude": "n1,n[3-5]",
+        "wckey": "project",
+        "dependency": "afterok:12",
+        "isolate_gpus": True,
+    }
+    cluster = load_cluster(site)
+
+    found = asked(folder, cluster, **words)
+
+    spec = ScriptSpec(python=sys.executable, **words)
+    script = options(render_script(spec, cluster))
+    own = {"signal", "output", "error", "time", "open-mode"}
+    assert {key: value for key, value in found.items() if key not in own} == {
+        key: value for key, value in script.items() if key not in {*own, "no-kill"}
+    }
+    assert found["time"] == "120"
+    assert found["signal"] == "USR2@300"
+    assert found["open-mode"] == "append"
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [("1:00:00", 60), (90, 90), ("90", 90), ("0:00:30", 1), ("1-12", 2160), ("10:01", 11)],
+)
+def test_a_time_limit_reaches_submitit_in_whole_minutes(
+    given: str | int, minutes: int, folder: Path
+) -> None:
+    executor: Any = notebook.executor(SITE, folder=folder, time=given)
+
+    assert executor.parameters["time"] == minutes
+    assert type(executor.parameters["time"]) is int
+    assert options(notebook.preview(executor))["time"] == str(minutes)
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("minutes", [1, 5, 10, 15, 59, 60, 61, 600, 4320])
+def test_the_warning_comes_when_submitit_takes_it_for_a_timeout(minutes: int, folder: Path) -> None:
+    executor: Any = notebook.executor(SITE, folder=folder, time=minutes)
+
+    # submitit.core.job_environment.SignalHandler.has_timed_out; Slurm may be a minute early.
+    guaranteed_s = min(minutes * 60 * 0.8, minutes * 60 - 600)
+    assert minutes * 60 - executor.parameters["signal_delay_s"] - 60 >= guaranteed_s
+
+
+HOSTILE = ["a\n#SBATCH --evil=1", "a\r#SBATCH --evil=1", "a\x00b", "a\x1b[2J", "a\u2028b"]
+TEXTS = sorted(
+    set(Resources.__annotations__)
+    - {"nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "max_restarts"}
+    - {"exclusive", "requeue", "modules", "setup", "env"}
+)
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("value", HOSTILE, ids=repr)
+@pytest.mark.parametrize("word", TEXTS)
+def test_a_control_character_is_refused_in_every_word(word: str, value: str, folder: Path) -> None:
+    resources: Any = {word: value}
+
+    with pytest.raises(HpcToolkitError, match=f"--{word.replace('_', '-')}"):
+        notebook.executor(SITE, folder=folder, **resources)
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"modules": ["cuda\n#SBATCH --evil=1"]},
+        {"setup": ["true\n#SBATCH --evil=1"]},
+        {"setup": ["echo $(touch evil)"]},
+        {"env": {"A": "b\n#SBATCH --evil=1"}},
+        {"env": {"A; touch evil": "b"}},
+    ],
+    ids=str,
+)
+def test_what_surrounds_the_step_is_refused_as_in_a_script(resources: Any, folder: Path) -> None:
+    with pytest.raises(HpcToolkitError, match=r"--(module|setup|env)"):
+        notebook.executor(SITE, folder=folder, **resources)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_fact_with_a_newline_is_refused_where_no_file_was_checked(folder: Path) -> None:
+    site = replace(SITE, gpu_type="l40s\n#SBATCH --evil=1")
+
+    with pytest.raises(HpcToolkitError, match="--gpus-per-node"):
+        notebook.executor(site, folder=folder, gpus_per_node=1)
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [("gres", "gpu:l40s:2"), ("gpus-per-node", "l40s:2"), ("gpus-per-task", "l40s:1")],
+)
+def test_gpus_are_asked_for_in_one_form_alone(form: Any, expected: str, folder: Path) -> None:
+    found = asked(folder, replace(SITE, gpu_request=form), gpus_per_node=2)
+
+    forms = {"gres", "gpus", "gpus-per-node", "gpus-per-task"}
+    assert {key: found[key] for key in forms & set(found)} == {form: expected}
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("word", "value"), [("mem", "480G"), ("mem_per_cpu", "1500M"), ("mem_per_gpu", "64G")]
+)
+def test_memory_keeps_the_unit_that_slurm_reads(word: str, value: str, folder: Path) -> None:
+    site = replace(SITE, mem_per_node_mib=None)
+    resources: Any = {word: value, "gpus_per_node": 1}
+
+    found = asked(folder, site, **resources)
+
+    assert {key: found[key] for key in found if key.startswith("mem")} == {
+        word.replace("_", "-"): value
+    }
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_no_key_is_sent_that_was_not_asked_for(folder: Path) -> None:
+    executor: Any = notebook.executor(SITE, folder=folder)
+
+    assert "wckey" not in notebook.preview(executor)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_srun_is_told_the_cpus_that_it_forgets(folder: Path) -> None:
+    text = notebook.preview(notebook.executor(SITE, folder=folder, cpus_per_task=3))
+
+    assert re.search(r"^srun .*--cpus-per-task=3 ", text, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_command_that_fails_before_the_step_ends_the_job(folder: Path, tmp_path: Path) -> None:
+    site = replace(SITE, env=(("GREETING", "it's $HOME"),))
+    executor = notebook.executor(site, folder=folder, setup=["sh -c 'exit 3'"])
+    text = notebook.preview(executor).replace("srun", 'echo "$GREETING"; echo went on; srun')
+
+    ended = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 1
+    assert "went on" not in ended.stdout
+    assert "hpctk: setup failed: sh -c 'exit 3'" in ended.stderr
+    assert not list(tmp_path.glob("evil"))
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_login_shell_is_made_up_for_where_modules_need_one(folder: Path) -> None:
+    site = replace(SITE, login_shell=True, modules=("cuda/12",), nccl=(("NCCL_IB_HCA", "mlx5"),))
+
+    lines = notebook.preview(notebook.executor(site, folder=folder, gpus_per_node=1)).splitlines()
+
+    load = next(line for line in lines if line.startswith("module load cuda/12 || "))
+    assert lines.index("source /etc/profile") < lines.index(load)
+    assert "export NCCL_IB_HCA=mlx5" in lines
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("word", "value", "hint"),
+    [
+        ("timeout_min", 60, "write time, in minutes"),
+        ("mem_gb", 10, "mem='480G'"),
+        ("slurm_partition", "gpu", "did you mean 'partition'"),
+        ("slurm_additional_parameters", {}, "a word of 'hpctk render'"),
+        ("gpus_per_nod", 4, "did you mean 'gpus_per_node'"),
+        ("signal", "B:USR1@60", "known: "),
+        ("slurm_use_srun", False, "known: "),
+    ],
+)
+def test_a_word_of_submitit_is_refused_with_ours(
+    word: str, value: object, hint: str, folder: Path
+) -> None:
+    resources: Any = {word: value}
+
+    with pytest.raises(ConfigError, match=f"{word}: no resource") as error:
+        notebook.executor(SITE, folder=folder, **resources)
+    assert hint in error.value.hint
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("resources", "match"),
+    [
+        ({"time": True}, "time: True is neither"),
+        ({"time": 1.5}, "time: 1.5 is neither"),
+        ({"mem": 480}, "mem: 480 has no unit"),
+        ({"modules": "cuda"}, "modules: 'cuda' is no list"),
+        ({"nodes": "2"}, "--nodes: '2'"),
+        ({"gpus_per_node": 5}, "--gpus-per-node: 5 is more than lab has"),
+        ({"time": "4-00:00:00"}, "--time"),
+    ],
+    ids=str,
+)
+def test_a_resource_that_no_job_could_have_is_refused(
+    resources: Any, match: str, folder: Path
+) -> None:
+    with pytest.raises(HpcToolkitError, match=match):
+        notebook.executor(SITE, folder=folder, **resources)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_the_parameters_of_an_executor_are_fixed(folder: Path) -> None:
+    executor: Any = notebook.executor(SITE, folder=folder)
+
+    with pytest.raises(ConfigError, match="slurm_time: the parameters"):
+        executor.update_parameters(slurm_time="1:00:00\n#SBATCH --evil=1")
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_site_that_wants_an_account_is_given_one(folder: Path) -> None:
+    with pytest.raises(HpcToolkitError, match="--account"):
+        notebook.executor("killarney", folder=folder, gpus_per_node=4)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_directory_from_which_a_site_takes_no_jobs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site = replace(SITE, forbidden_submit_dirs=(str(tmp_path),))
+
+    with pytest.raises(ConfigError, match="takes no jobs from below"):
+        notebook.executor(site, folder=tmp_path / "jobs")
+
+
+def test_without_slurm_the_hint_is_this_machine(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ConfigError, match="no Slurm here") as error:
+        notebook.executor(SITE, folder=folder)
+    assert "cluster='local'" in error.value.hint
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("name", ["50%", "back\\slash", "new\nline"])
+def test_a_folder_that_slurm_would_read_otherwise_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(HpcToolkitError, match="folder"):
+        notebook.executor(SITE, folder=tmp_path / name)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_an_odd_folder_is_quoted(tmp_path: Path) -> None:
+    place = tmp_path / 'it\'s a "folder" # of $HOME, é'
+
+    assert asked(place)["output"] == f"{place}/%j_0_log.out"
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+
+    with pytest.raises(ConfigError, match="writable by everybody"):
+        notebook.executor(SITE, folder=tmp_path)
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("place", ["/tmp", "/var/tmp", "/dev/shm"])
+def test_a_folder_that_other_nodes_may_not_see_is_named(
+    place: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook.executor(SITE, folder=f"{place}/not-made")
+
+    assert f"note: folder {place}/not-made" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_shared_folder_is_not_remarked_upon(capfd: pytest.CaptureFixture[str]) -> None:
+    notebook.executor(SITE, folder="/srv/not-made")
+
+    assert capfd.readouterr().err == ""
+
+
+def test_a_job_does_not_inherit_the_job_around_the_notebook(
+    sbatch: KeptJobs,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    inherited = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_MEM_PER_CPU": "4096",
+        "SLURM_CPU_BIND": "mask_cpu:0x1",
+        "SBATCH_PARTITION": "other",
+        "SUBMITIT_EXECUTOR": "slurm",
+        "RANK": "3",
+        "MASTER_PORT": "1",
+    }
+    kept = {"SLURM_CONF": "/etc/slurm/slurm.conf", "OWN": "1"}
+    for name, value in {**inherited, **kept}.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+
+    notebook.executor(SITE, folder=folder).submit(int, 1)
+
+    sent = sbatch.environ()
+    assert not set(inherited) & set(sent)
+    assert kept.items() <= sent.items()
+    assert dict(os.environ) == before
+    assert "overrides" not in capfd.readouterr().err
+
+
+def test_a_variable_that_overrides_the_script_is_named(
+    sbatch: KeptJobs,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "aip-x")
+
+    notebook.executor(SITE, folder=folder).submit(int, 1)
+
+    assert "note: SBATCH_ACCOUNT in your environment overrides" in capfd.readouterr().err
+    assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
+
+
+def test_an_array_is_split_where_the_site_limits_it(sbatch: KeptJobs, folder: Path) -> None:
+    executor: Any = notebook.executor(replace(SITE, max_array_size=3), folder=folder)
+
+    jobs = executor.map_array(abs, range(7))
+
+    assert [script.get("array") for script in sbatch.options()] == ["0-2%3", "0-2%3", None]
+    assert [job.job_id for job in jobs] == [
+        *("100_0", "100_1", "100_2", "101_0", "101_1", "101_2", "102"),
+    ]
+    assert [job.submission().args for job in jobs] == [(number,) for number in range(7)]
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_what_was_taken_before_a_refusal_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS_FROM", "102")
+    executor: Any = notebook.executor(replace(SITE, max_array_size=2), folder=folder)
+
+    with pytest.raises(slurm.SlurmError, match="sbatch: sbatch: error: too many jobs") as error:
+        executor.map_array(abs, range(6))
+    assert "4 elements were taken before, and run: scancel 100, 101" in error.value.hint
+
+
+def test_this_machine_is_one_node(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="nodes: this machine is one node"):
+        notebook.executor(LOCAL, folder=folder, nodes=2)
+
+
+def test_the_variable_names_the_cluster_where_none_is_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_CLUSTER", LOCAL)
+
+    assert notebook.executor(folder=folder).cluster == LOCAL
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked_for", "seen", "note"),
+    [
+        ("5,7", None, "5,7", ""),
+        ("5,7", 1, "5", ""),
+        ("GPU-8a,MIG-1", 2, "GPU-8a,MIG-1", ""),
+        ("5,7", 4, "5,7", "note: 4 GPUs were asked for, and 2 are here"),
+        ("", 1, "", "note: 1 GPUs were asked for, and 0 are here"),
+    ],
+)
+def test_local_jobs_see_the_gpus_of_this_process(
+    visible: str,
+    asked_for: int | None,
+    seen: str,
+    note: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    given: dict[str, Any] = {}
+
+    def start(**words: Any) -> None:
+        given.update(words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("submitit.local.local.start_controller", start)
+    executor = notebook.executor(LOCAL, folder=folder, gpus_per_node=asked_for)
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.submit(int, 1)
+
+    assert given["cuda_devices"] == seen
+    assert note in capfd.readouterr().err
+
+
+def test_a_local_job_has_no_time_limit_unless_it_is_given_one(folder: Path) -> None:
+    long: Any = notebook.executor(LOCAL, folder=folder)
+    short: Any = notebook.executor(LOCAL, folder=folder, time="1:30:00")
+
+    assert long.parameters["timeout_min"] == 365 * 24 * 60
+    assert short.parameters["timeout_min"] == 90
+
+
+def test_what_local_jobs_do_not_get_is_said(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    notebook.executor(LOCAL, folder=folder, modules=["cuda"])
+
+    assert "note: modules, setup, env: local jobs have" in capfd.readouterr().err

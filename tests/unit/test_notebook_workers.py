@@ -1,0 +1,305 @@
+"""Workers of a run as submitit jobs: shape, pickles, what is found again. No Slurm is asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import notebook, slurm
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.notebook.executors import LOCAL
+from hpc_toolkit.notebook.rank import items_left, work_rank
+from hpc_toolkit.queue.presence import Presence, PresenceFile
+from hpc_toolkit.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.run import Run
+from hpc_toolkit.slurmrecords import JobRecord
+from tests.fakesbatch import KeptJobs, options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITE = load_cluster("lab")
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJobs:
+    return KeptJobs(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "jobs"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    items: list[dict[str, Any]] = [{"seconds": 0, "id": number} for number in range(4)]
+    return Run.create(tmp_path / "run", items, workload="hpc_toolkit.workloads.synthetic:Sleep")
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_one_function_and_the_path_are_all_that_is_pickled(run: Run) -> None:
+    (job,) = notebook.submit_workers(run, 8, cluster=SITE, gpus_per_node=4).jobs
+
+    sent = job.submission()
+    assert sent.function is work_rank
+    assert (sent.args, sent.kwargs) == ((str(run.root),), {})
+    assert job.num_tasks == 8
+    names = {path.name for path in (run.root / "submitit").glob("*.pkl")}
+    assert names == {"100_submitted.pkl"}
+
+
+@pytest.mark.parametrize(
+    ("n", "resources", "shape"),
+    [
+        (8, {"gpus_per_node": 4}, (2, 4)),
+        (4, {"gpus_per_node": 4}, (1, 4)),
+        (3, {}, (1, 3)),
+        (6, {"nodes": 3}, (3, 2)),
+        (6, {"ntasks_per_node": 2}, (3, 2)),
+        (4, {"nodes": 2, "gpus_per_node": 1}, (2, 2)),
+        (4, {"gpus_per_node": 4, "ntasks_per_node": 2}, (2, 2)),
+    ],
+)
+def test_workers_are_ranks_of_one_job(
+    n: int, resources: Any, shape: tuple[int, int], run: Run, sbatch: KeptJobs
+) -> None:
+    jobs = notebook.submit_workers(run, n, cluster=SITE, **resources)
+
+    (script,) = sbatch.options()
+    assert (int(script["nodes"]), int(script["ntasks-per-node"])) == shape
+    assert len(jobs.jobs) == 1
+
+
+def test_an_array_of_workers_is_jobs_of_one_node(run: Run, sbatch: KeptJobs) -> None:
+    site = replace(SITE, max_array_size=4)
+
+    jobs = notebook.submit_workers(run, 6, cluster=site, gpus_per_node=1, array=True)
+
+    assert [script["array"] for script in sbatch.options()] == ["0-3%4", "0-1%2"]
+    assert {script["nodes"] + script["ntasks-per-node"] for script in sbatch.options()} == {"11"}
+    assert [job.submission().args for job in jobs.jobs] == [(str(run.root),)] * 6
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("n", "how", "match"),
+    [
+        (6, {"gpus_per_node": 4}, "n: 6 workers are not 1 nodes x 4 ranks"),
+        (2, {"gpus_per_node": 4}, "n: 2 workers are not 1 nodes x 4 ranks"),
+        (8, {"nodes": 1, "ntasks_per_node": 4}, "n: 8 workers are not 1 nodes x 4 ranks"),
+        (3, {"gpus_per_node": 2, "array": True}, "n: 3 workers are not"),
+        (0, {}, "n: 0 is no number"),
+        (True, {}, "n: True is no number"),
+        (1.0, {}, "n: 1.0 is no number"),
+        (2, {"nodes": "2"}, "--nodes: '2'"),
+    ],
+    ids=str,
+)
+def test_workers_that_fill_no_nodes_are_refused(n: Any, how: Any, match: str, run: Run) -> None:
+    with pytest.raises(HpcToolkitError, match=match):
+        notebook.submit_workers(run, n, cluster=SITE, **how)
+    assert not (run.root / "submitit").exists()
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_an_executor_of_another_shape_is_refused(run: Run, folder: Path) -> None:
+    executor = notebook.executor(SITE, folder=folder, nodes=2, gpus_per_node=2)
+
+    with pytest.raises(ConfigError, match="n: 3 workers are not 2 nodes x 2 ranks"):
+        notebook.submit_workers(run, 3, executor=executor)
+    with pytest.raises(ConfigError, match="executor: has its cluster"):
+        notebook.submit_workers(run, 4, executor=executor, gpus_per_node=2)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_an_executor_of_somebody_else_is_refused(run: Run, folder: Path) -> None:
+    import submitit
+
+    executor = submitit.AutoExecutor(folder, cluster="slurm")
+
+    with pytest.raises(ConfigError, match="AutoExecutor has no checked request"):
+        notebook.submit_workers(run, 1, executor=executor)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_complete_run_needs_no_workers(run: Run) -> None:
+    assert run.work(1) == 0
+
+    with pytest.raises(RunError, match="is complete"):
+        notebook.submit_workers(run, 1, cluster=SITE)
+
+
+def test_what_is_previewed_is_what_is_sent(run: Run, sbatch: KeptJobs, folder: Path) -> None:
+    executor = notebook.executor(SITE, folder=folder, nodes=2, gpus_per_node=2, time=30)
+
+    shown = notebook.preview(executor, run)
+    notebook.submit_workers(run, 4, executor=executor)
+
+    assert sbatch.script().rstrip() == shown.rstrip()
+    assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_previewing_workers_leaves_the_executor_as_it_was(run: Run, folder: Path) -> None:
+    executor = notebook.executor(SITE, folder=folder)
+    before = notebook.preview(executor)
+
+    assert "--no-kill" in notebook.preview(executor, run)
+    assert notebook.preview(executor) == before
+    assert "--no-kill" not in before
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_workers_go_on_when_one_leaves_or_a_node_is_lost(run: Run, folder: Path) -> None:
+    text = notebook.preview(notebook.executor(SITE, folder=folder), run)
+
+    assert "no-kill" in options(text)
+    (srun,) = re.findall("^srun .*", text, re.MULTILINE)
+    assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(shlex.split(srun))
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("how", "limit"), [({}, 10), ({"max_restarts": 3}, 3), ({"requeue": False}, 0)]
+)
+def test_a_job_starts_again_as_often_as_asked(how: Any, limit: int, run: Run, folder: Path) -> None:
+    text = notebook.preview(notebook.executor(SITE, folder=folder, **how), run)
+
+    assert f"if (( ${{SLURM_RESTART_COUNT:-0}} >= {limit} )); then exit 75; fi" in text
+    assert ("requeue" in options(text)) == (limit > 0)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_another_version_of_submitit_is_named_by_its_preview() -> None:
+    with pytest.raises(HpcToolkitError, match=r"submitit [\d.]+ does not tell"):
+        notebook.preview(object())
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_jobs_are_found_again_by_the_run(run: Run) -> None:
+    first = notebook.submit_workers(run, 2, cluster=SITE, gpus_per_node=2)
+    notebook.submit_workers(run, 2, cluster=SITE, gpus_per_node=1, array=True)
+
+    found = notebook.WorkerJobs.open(run.root)
+
+    assert [job.job_id for job in found.jobs] == ["100", "101_0", "101_1"]
+    assert found.workers == 4
+    assert found.jobs[0].num_tasks == 2
+    assert found.jobs[0].paths.folder == first.jobs[0].paths.folder
+    assert repr(found) == f"WorkerJobs('{run.root}', workers=4, jobs=[100, 101_0, 101_1])"
+
+
+def test_a_run_without_submissions_says_so(run: Run) -> None:
+    with pytest.raises(RunError, match="no workers were submitted"):
+        notebook.WorkerJobs.open(run)
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_job_with_a_living_worker_runs_whatever_slurm_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = notebook.submit_workers(run, 1, cluster=SITE)
+    jobs.jobs += notebook.submit_workers(run, 1, cluster=SITE).jobs
+    questions: list[list[str]] = []
+
+    def answer(ids: list[str]) -> dict[str, JobRecord]:
+        questions.append(list(ids))
+        return {one: JobRecord(id=one, state="PENDING") for one in ids}
+
+    monkeypatch.setattr(slurm, "job_states", answer)
+    presence = Presence(
+        worker="w",
+        host=host_name(),
+        boot=boot_id(),
+        pid=os.getpid(),
+        ticks=process_ticks(os.getpid()),
+        rank=0,
+        job="100",
+    )
+    PresenceFile(run.paths.worker("w"), presence)
+
+    assert jobs.states() == {"100": "RUNNING", "101": "PENDING"}
+    assert questions == [["101"]]
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_jobs_show_themselves_with_everything_escaped(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = notebook.submit_workers(run, 1, cluster=SITE)
+    hostile = "<script>alert(1)</script>"
+    record = JobRecord(id="100", state=hostile)
+    monkeypatch.setattr(slurm, "job_states", lambda ids: dict.fromkeys(ids, record))
+
+    shown = jobs._repr_html_()
+
+    assert hostile not in shown
+    assert "&lt;script&gt;" in shown
+
+
+@pytest.mark.parametrize("clock", [True, False])
+def test_waiting_ends_in_time_or_with_the_last_job(
+    clock: bool, run: Run, sbatch: KeptJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = notebook.submit_workers(run, 1, cluster=SITE)
+    monkeypatch.setattr("hpc_toolkit.notebook.jobs._ASK_FIRST_S", 0.0)
+    ended = {"100": JobRecord(id="100", state="FAILED")}
+    running = {"100": JobRecord(id="100", state="RUNNING")}
+    monkeypatch.setattr(slurm, "squeue", lambda _: running if clock else ended)
+
+    assert jobs.wait(timeout=0.0 if clock else None) is False
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_silence_of_slurm_is_no_end(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = notebook.submit_workers(run, 1, cluster=SITE)
+
+    def silent(_: list[str]) -> dict[str, JobRecord]:
+        message = "squeue did not answer"
+        raise slurm.SlurmError(message)
+
+    monkeypatch.setattr(slurm, "squeue", silent)
+
+    assert jobs._over() is False
+
+
+def test_nothing_is_given_to_sbatch_on_this_machine(folder: Path, run: Run) -> None:
+    assert "nothing is given to sbatch" in notebook.preview(
+        notebook.executor(LOCAL, folder=folder), run
+    )
+
+
+def test_items_left_are_the_pending_ones(run: Run) -> None:
+    before = items_left(str(run.root))
+    run.work(1)
+
+    assert (before, items_left(str(run.root))) == (4, 0)
+
+
+def test_interrupts_are_heard_again_after_a_local_submission(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def submit(*_: object) -> Any:
+        seen.append(signal.getsignal(signal.SIGINT))
+        raise KeyboardInterrupt
+
+    executor: Any = notebook.executor(LOCAL, folder=run.root / "submitit")
+    monkeypatch.setattr(executor, "submit", submit)
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        notebook.submit_workers(run, 1, executor=executor)
+
+    assert seen == [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import sys
 import time
 from pathlib import Path
@@ -97,17 +96,11 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
     lab = _lab(name, directory)
     lab.check_up()
     print(f"export SLURM_CONF={shlex.quote(str(lab.paths.slurm_conf))}")
-    host = socket.gethostname()
-    if not _is_loopback(host):
-        note = f"note: {host} is not 127.0.0.1 here, so srun and salloc work below"
-        print(f"{note} 'hpctk lab exec{_which(name, directory)}' alone", file=sys.stderr)
+    from hpc_toolkit.lab.ports import LOOPBACK, own_address
 
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return socket.gethostbyname(host) == "127.0.0.1"
-    except OSError:
-        return False
+    if (address := own_address()) != LOOPBACK:
+        note = f"note: this machine's name means {address}, where nodes do not find an srun"
+        print(f"{note}; run it by 'hpctk lab exec{_which(name, directory)}'", file=sys.stderr)
 
 
 def execute(

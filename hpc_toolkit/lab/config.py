@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.lab.ports import LOOPBACK
 from hpc_toolkit.lab.settings import CPUS_PER_NODE, MEM_PER_NODE_MIB
 
 if TYPE_CHECKING:
     from hpc_toolkit.lab.settings import LabPaths, LabSettings
 
-LOOPBACK = "127.0.0.1"
-_JOB_IDS = 60_000_000  # Slurm counts to 67 million.
 CLUSTER_NAME = "lab"
 CONTROL = "localhost"
 """The host name that slurmctld, slurmdbd and munged see."""
+_JOB_IDS = 60_000_000  # Slurm counts to 67 million.
 
 
 def ports_needed(settings: LabSettings) -> int:

@@ -136,6 +136,22 @@ class Starting:
             raise failure(what, self.log, self.output)
 
 
+def wait_for_all(starting: list[Starting]) -> None:
+    """Wait for each, then raise what the first one that failed raised.
+
+    Raises:
+        HpcToolkitError: one failed.
+    """
+    failures = []
+    for one in starting:
+        try:
+            one.wait()
+        except HpcToolkitError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
 def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
     """Start a program that ends when it is done, or goes to the background by itself."""
     output = host.paths.logs / f"{log}.start"

@@ -11,7 +11,7 @@ from hpc_toolkit.lab.daemons import Host, start_slurmd
 from hpc_toolkit.lab.directory import LabRecord, make_directory, read_record, remove_files
 from hpc_toolkit.lab.members import kill_members
 from hpc_toolkit.lab.packages import check_programs
-from hpc_toolkit.lab.startup import start_lab, wait_for_nodes
+from hpc_toolkit.lab.startup import end_lab, start_lab, wait_for_nodes
 from hpc_toolkit.lab.status import LabStatus, status_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Lab:
             try:
                 start_lab(self.paths, settings)
             except BaseException:
-                kill_members(self.paths.token)
+                end_lab(self.paths)
                 raise
         return True
 
@@ -61,7 +61,7 @@ class Lab:
         if not self.paths.root.is_dir():
             return kill_members(self.paths.token)
         with self._locked():
-            killed = kill_members(self.paths.token)
+            killed = end_lab(self.paths)
             if self.paths.record.exists():
                 remove_files(self.paths)
             self.paths.lock.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from hpc_toolkit.errors import ConfigError
 
 FIRST_PORT = 17000
+LOOPBACK = "127.0.0.1"
 _LISTEN = "0A"
 _LOOPBACK_HEX = "0100007F"
 
@@ -47,7 +48,7 @@ def is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((LOOPBACK, port))
         except OSError:
             return False
         return True
@@ -59,6 +60,18 @@ def _first_ephemeral() -> int:
         return int(text.split()[0])
     except (OSError, ValueError, IndexError):
         return 32768
+
+
+def own_address() -> str:
+    """What this machine's name means to it; its name where that means nothing.
+
+    srun and salloc listen there, whatever their lab listens on.
+    """
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return name
 
 
 def listeners() -> list[Listener]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from hpc_toolkit.lab.daemons import (
     start_slurmctld,
     start_slurmd,
     user_name,
+    wait_for_all,
     wait_for_daemon,
 )
 from hpc_toolkit.lab.directory import LabRecord, remove_files, write_record
@@ -41,10 +43,7 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     Raises:
         HpcToolkitError: something does not start; with the end of its log.
     """
-    # First the hosts files, then the processes: one that another start was just making has
-    # either seen its file, and is found, or finds none, and ends.
-    remove_files(paths, keep_logs=True)
-    kill_members(paths.token)
+    end_lab(paths)
     remove_files(paths)
     port = free_block(config.ports_needed(settings), seed=int(paths.token[-8:], 16))
     record = LabRecord(settings, port, os.urandom(4).hex(), ready=False)
@@ -55,6 +54,20 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     _start_daemons(record, control)
     wait_for_nodes(paths, settings.node_names, {"idle"})
     write_record(paths, LabRecord(settings, port, record.start, ready=True))
+
+
+def end_lab(paths: LabPaths) -> int:
+    """Kill all processes of a lab, and those that are just becoming its; how many they were.
+
+    The caller holds the lab's lock.
+
+    Raises:
+        HpcToolkitError: a process does not end.
+    """
+    # A process that a start had begun to make finds no hosts file, and ends, or has seen it, and
+    # is found.
+    shutil.rmtree(paths.hosts, ignore_errors=True)
+    return kill_members(paths.token)
 
 
 def _write_files(paths: LabPaths, record: LabRecord) -> None:
@@ -103,8 +116,7 @@ def _start_daemons(record: LabRecord, control: Host) -> None:
     # A slurmd that does not reach it tries again after a second.
     wait_for_daemon(control, "slurmctld", lambda: _listens(record.port))
     hosts = [Host(control.paths, record.start, node) for node in record.settings.node_names]
-    for one in [start_slurmd(host) for host in hosts]:
-        one.wait()
+    wait_for_all([start_slurmd(host) for host in hosts])
     _check_listeners(record)
 
 

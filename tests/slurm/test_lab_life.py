@@ -1,0 +1,477 @@
+"""Labs come up, end wholly, survive their own ruins, and keep to this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.packages import program
+from hpc_toolkit.lab.settings import LabSettings
+from tests.slurm.reallab import LabUnderTest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.lab.members import Member
+
+SMALL = LabSettings(nodes=2, gpus_per_node=1)
+# A grandchild that gives up its session, its parent, its environment and its open files.
+STRAY = """
+srun --overlap env -i sh -c '
+  setsid sh -c "sleep 1000 & echo \\$! >$0.tmp; mv $0.tmp $0" </dev/null >/dev/null 2>&1 &
+' "$1"
+sleep 1000
+"""
+
+
+@pytest.fixture
+def small(lab: LabUnderTest, lab_directory: Path, tmp_path: Path) -> Iterator[LabUnderTest]:
+    """A lab of two nodes beside that of the session, which a test may ruin."""
+    assert lab.lab.status().state == "up"
+    own = LabUnderTest(lab_directory / f"own-{tmp_path.name[-20:]}".lower(), SMALL)
+    yield own
+    own.down()
+    assert not processes_of(own)
+
+
+def hpctk(small: LabUnderTest, command: str, *words: str | Path) -> subprocess.Popen[str]:
+    """``hpctk lab COMMAND`` for a lab, just started."""
+    argv = [sys.executable, "-m", "hpc_toolkit", "lab", command, "--dir", str(small.directory)]
+    return subprocess.Popen(
+        [*argv, *map(str, words)],
+        env=small.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def up(small: LabUnderTest) -> subprocess.Popen[str]:
+    return hpctk(small, "up", "--nodes", "2", "--gpus-per-node", "1")
+
+
+def processes_of(small: LabUnderTest) -> list[Member]:
+    return members(small.lab.paths.token)
+
+
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 30) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def script(directory: Path, text: str, *directives: str) -> Path:
+    path = directory / "job.sh"
+    head = "".join(f"#SBATCH {one}\n" for one in directives)
+    path.write_text(f"#!/bin/bash\n{head}{text}\n")
+    return path
+
+
+def test_down_ends_jobs_and_what_they_started_and_leaves_no_file(
+    small: LabUnderTest, tmp_path: Path
+) -> None:
+    small.up()
+    job = small.sbatch("--nodes=2", "-o", "/dev/null", script(tmp_path, STRAY), tmp_path / "pid")
+    small.wait_for(job, "RUNNING")
+    wait_until((tmp_path / "pid").exists, "the stray process does not start")
+    stray = int((tmp_path / "pid").read_text())
+    before = [one.pid for one in processes_of(small)]
+    assert stray in before
+    port = small.lab.status().port
+    assert port is not None
+
+    small.down()
+
+    assert [pid for pid in (*before, stray) if lives(pid)] == []
+    assert not small.directory.exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_down_where_nothing_runs_is_fine_and_says_so(small: LabUnderTest) -> None:
+    code, out, _ = ended(hpctk(small, "down"))
+
+    assert (code, out) == (0, f"no lab runs in {small.directory}\n")
+    assert not small.directory.exists()
+
+
+def test_down_finds_processes_whose_directory_was_removed(small: LabUnderTest) -> None:
+    small.up()
+    shutil.rmtree(small.directory)
+
+    assert small.lab.down() >= 4
+    assert not processes_of(small)
+
+
+def test_two_labs_side_by_side_do_not_know_each_other(
+    lab: LabUnderTest, small: LabUnderTest, tmp_path: Path
+) -> None:
+    small.up()
+    jobs = [one.sbatch("-o", "/dev/null", "--wrap=sleep 100", cwd=tmp_path) for one in (lab, small)]
+    ports = [one.lab.status().port or 0 for one in (lab, small)]
+    blocks = [set(range(ports[0], ports[0] + 10)), set(range(ports[1], ports[1] + 4))]
+
+    assert not blocks[0] & blocks[1]
+    assert jobs[0] != jobs[1]
+    lab.wait_for(jobs[0], "RUNNING")
+    small.down()
+    assert lab.state(jobs[0]) == "RUNNING"
+    assert lab.lab.status().state == "up"
+
+
+def test_up_of_a_running_lab_leaves_it_alone_and_refuses_other_settings(
+    small: LabUnderTest,
+) -> None:
+    small.up()
+    before = {one.pid for one in processes_of(small)}
+
+    code, out, _ = ended(up(small))
+    assert (code, out.splitlines()[0]) == (
+        0,
+        f"2 nodes with 1 l40s each, already up: {small.directory}",
+    )
+    code, out, err = ended(hpctk(small, "up", "--nodes", "3"))
+    assert (code, out) == (1, "")
+    assert "is up with other settings: 2 nodes with 1 l40s each" in err
+    assert "hpctk lab down" in err
+    assert {one.pid for one in processes_of(small)} == before
+
+
+def test_of_two_ups_at_once_one_starts_the_lab(small: LabUnderTest) -> None:
+    found = [ended(one) for one in [up(small) for _ in range(3)]]
+
+    assert [code for code, _, _ in found] == [0, 0, 0], found
+    first_lines = [out.splitlines()[0] for _, out, _ in found]
+    assert sum("already up" in line for line in first_lines) == 2
+    assert len(processes_of(small)) == 2 + 3  # slurmctld has a helper
+
+
+def test_a_lab_that_lost_daemons_is_cleaned_up_by_the_next_up(
+    small: LabUnderTest, tmp_path: Path
+) -> None:
+    small.up()
+    job = small.sbatch("--nodes=2", "-o", "/dev/null", script(tmp_path, STRAY), tmp_path / "pid")
+    small.wait_for(job, "RUNNING")
+    wait_until((tmp_path / "pid").exists, "the stray process does not start")
+    before = {one.pid for one in processes_of(small)}
+    for one in processes_of(small):
+        if one.name == "slurmctld" or (one.name, one.node) == ("slurmd", "n1"):
+            os.kill(one.pid, signal.SIGKILL)
+
+    wait_until(lambda: small.lab.status().state == "broken", "nobody sees that daemons are gone")
+    assert set(small.lab.status().gone) == {"slurmctld of localhost", "slurmd of n1"}
+    code, out, err = ended(hpctk(small, "env"))
+    assert (code, out) == (1, "")
+    assert "is broken: slurmctld of localhost, slurmd of n1 ended" in err
+
+    code, out, _ = ended(up(small))
+
+    assert code == 0
+    assert "up after" in out
+    assert [pid for pid in before if lives(pid)] == []
+    assert small.run("sinfo", "-h", "-o", "%D %T").stdout.strip() == "2 idle"
+    assert small.run("squeue", "-h").stdout == ""
+
+
+def test_a_lab_of_before_a_reboot_is_started_anew(small: LabUnderTest) -> None:
+    small.up()
+    kept = small.lab.paths.record.read_bytes()
+    small.down()
+    small.directory.mkdir(mode=0o700)
+    (small.directory / "lab.json").write_bytes(kept)
+    (small.directory / "state").mkdir()
+    (small.directory / "state" / "job_state").write_bytes(b"of another boot")
+
+    small.up()
+
+    assert small.lab.status().state == "up"
+
+
+@pytest.mark.parametrize("moment", ["record", "munged", "slurmctld", "slurmd"])
+def test_a_lab_whose_up_was_killed_is_cleaned_up_by_the_next_up(
+    small: LabUnderTest, moment: str
+) -> None:
+    first = up(small)
+
+    def reached() -> bool:
+        if moment == "record":
+            return small.lab.paths.record.exists()
+        return any(one.name == moment for one in processes_of(small))
+
+    while not reached() and first.poll() is None:
+        pass
+    first.kill()
+    ended(first)
+
+    small.up()
+
+    assert small.lab.status().state == "up"
+    names = sorted(one.name for one in processes_of(small))
+    assert names == ["munged", "slurmctld", "slurmd", "slurmd", "slurmscriptd"]
+
+
+def test_up_ends_what_it_started_when_a_daemon_fails(
+    small: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bin/slurmd"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho no slurmd today >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+
+    with pytest.raises(HpcToolkitError, match=r"slurmd of n1 did not start:\n +no slurmd today"):
+        small.up()
+    assert not processes_of(small)
+    fake.write_text("#!/bin/sh\nexit 0\n")
+    with pytest.raises(HpcToolkitError, match=r"slurmd of n[12] ended"):
+        small.up()
+    assert not processes_of(small)
+    assert small.lab.status().state == "down"
+
+
+def test_names_find_labs_and_list_tells_of_each(
+    small: LabUnderTest, lab_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = lab_directory / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+
+    def run(*words: str) -> str:
+        argv = [sys.executable, "-m", "hpc_toolkit", "lab", *words]
+        return small.run(*argv).stdout
+
+    try:
+        run("up", "--name", "second", "--nodes", "1", "--gpus-per-node", "0")
+        (found,) = json.loads(run("list", "--json"))
+        assert (found["name"], found["state"]) == ("second", "up")
+        assert found["directory"] == str(home / "hpctk/labs/second")
+        assert found["settings"]["nodes"] == 1
+        assert run("list").startswith("second  up, 1 node, port ")
+        exported = run("env", "--name", "second")
+        assert exported == f"export SLURM_CONF={found['slurm_conf']}\n"
+        shown = run("sinfo", "--name", "second", "--noheader", "-o", "%N")
+        assert shown.split() == ["n1"]
+    finally:
+        run("down", "--name", "second")
+    assert run("list", "--json") == "[]\n"
+    shutil.rmtree(home)
+
+
+def other_addresses() -> list[str]:
+    """Addresses of this machine besides 127.0.0.1, by which others could reach it."""
+    done = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False)
+    return ["127.0.0.2", *done.stdout.split()]
+
+
+@pytest.mark.slow
+def test_nothing_of_a_lab_listens_but_on_127_0_0_1(small: LabUnderTest, tmp_path: Path) -> None:
+    small = LabUnderTest(small.directory, LabSettings(2, 1, accounting=True))
+    small.up()
+    job = small.sbatch(
+        "--nodes=2", "-o", "/dev/null", script(tmp_path, "srun sleep 100"), cwd=tmp_path
+    )
+    small.wait_for(job, "RUNNING")
+    wait_until(
+        lambda: sum(one.name == "sleep" for one in processes_of(small)) == 2, "no step starts"
+    )
+    ports = ports_of({one.pid for one in processes_of(small)})
+    first = small.lab.status().port
+    assert first is not None
+    assert {first, first + 1, first + 2, first + 3} <= set(ports), "a daemon does not listen"
+    assert len(ports) > 4, "srun and slurmstepd listen as well"
+
+    for port in ports:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        for address in other_addresses():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port), timeout=5)
+
+
+def ports_of(pids: set[int]) -> list[int]:
+    """The TCP ports on which processes listen, by the inodes of their sockets."""
+    inodes = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                inodes[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+    found = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
+            if match and match[1] in inodes:
+                found.add(inodes[match[1]])
+    return sorted(found)
+
+
+def test_the_addresses_tried_do_reach_a_port_that_is_open_to_all() -> None:
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        for address in other_addresses():
+            socket.create_connection((address, server.getsockname()[1]), timeout=5).close()
+
+
+def test_a_lab_that_could_be_reached_from_elsewhere_does_not_stay_up(
+    small: LabUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpc_toolkit.lab import config
+
+    whole = config.slurm_conf
+
+    def open_to_all(*args: object, **kwargs: object) -> str:
+        text = whole(*args, **kwargs)  # type: ignore[arg-type] # passed on as they come
+        return re.sub("CommunicationParameters=.*\n", "", text)
+
+    monkeypatch.setattr(config, "slurm_conf", open_to_all)
+
+    with pytest.raises(HpcToolkitError, match="could be reached from other machines"):
+        small.up()
+    assert not processes_of(small)
+
+
+def test_a_client_with_another_munge_key_is_refused(small: LabUnderTest, tmp_path: Path) -> None:
+    small.up()
+    foreign = small.directory.parent / "foreign"
+    foreign.mkdir(mode=0o711)
+    (foreign / "key").write_bytes(os.urandom(1024))
+    (foreign / "key").chmod(0o600)
+    pid = foreign / "pid"
+    munged = [
+        program("munged"), "--force", f"--socket={foreign}/socket", f"--key-file={foreign}/key",
+        f"--seed-file={foreign}/seed", f"--pid-file={pid}", f"--log-file={foreign}/log",
+    ]  # fmt: skip
+    subprocess.run(munged, check=True)
+    try:
+        own = small.slurm_conf.read_text()
+        conf = tmp_path / "slurm.conf"
+        conf.write_text(own.replace(str(small.lab.paths.munge_socket), f"{foreign}/socket"))
+        (tmp_path / "gres.conf").write_bytes((small.slurm_conf.parent / "gres.conf").read_bytes())
+        for argv in (
+            ["sinfo"],
+            ["sbatch", "--wrap=touch x"],
+            ["scontrol", "shutdown"],
+            ["scontrol", "update", "nodename=n1", "state=down", "reason=x"],
+        ):
+            done = small.run(*argv, env={"SLURM_CONF": str(conf)}, cwd=tmp_path, check=False)
+            assert done.returncode != 0, argv
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGTERM)
+        wait_until(lambda: not pid.exists(), "the foreign munged does not end")
+        shutil.rmtree(foreign)
+    assert small.run("sinfo", "-h", "-o", "%D %T").stdout.strip() == "2 idle"
+    assert small.run("squeue", "-h").stdout == ""
+    assert small.lab.paths.log("slurmctld").read_text().count("Invalid credential") >= 4
+
+
+def test_secrets_of_a_lab_are_its_owners_alone(small: LabUnderTest) -> None:
+    small.up()
+    paths = small.lab.paths
+
+    assert (paths.munge_private / "key").stat().st_mode & 0o777 == 0o600
+    for directory in (paths.munge_private, paths.state, paths.database):
+        assert directory.stat().st_mode & 0o077 == 0
+    for path in small.directory.rglob("*"):
+        assert path.is_socket() or path.is_symlink() or path.lstat().st_mode & 0o022 == 0, path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as only root can")
+def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) -> None:
+    assert lab.env
+    nobody = 65534
+    home = Path("/tmp") / f"hpctk-user-{os.getpid()}"
+    home.mkdir(mode=0o700)
+    os.chown(home, nobody, nobody)
+    own = LabUnderTest(home / "lab", SMALL)
+    job = script(tmp_path, "id -u; hostname; echo $CUDA_VISIBLE_DEVICES; exit 3", "--gpus=1")
+    shutil.copy(job, home / "job.sh")
+
+    def as_user() -> str:
+        os.chdir(home)
+        own.up()
+        found = own.sbatch("-o", home / "log", home / "job.sh", cwd=home)
+        record = own.wait_for(found)
+        text = f"{record.state} {record.code} {own.output(record)}"
+        mode = own.directory.stat().st_mode & 0o777
+        own.down()
+        return f"{' '.join(text.split())} mode {mode:o}"
+
+    try:
+        told = in_a_child(as_user, nobody)
+        assert told == f"FAILED 3 {nobody} n1 0 mode 700"
+    finally:
+        own.down()
+        shutil.rmtree(home)
+
+
+def in_a_child(work: Callable[[], str], uid: int) -> str:
+    """What ``work`` returns in a child of another user; not by exec, which may not be allowed
+    to read this interpreter."""
+    __import__("filelock")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os.write(writer, work().encode())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent shall tell
+            os.write(writer, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        text = told.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_where_no_namespace_can_be_had_up_says_why(small: LabUnderTest) -> None:
+    """The limit of the inner user namespace is its own: nothing outside it changes."""
+    limit = 'echo 0 >/proc/sys/user/max_mnt_namespaces && exec "$@"'
+    outer = ["unshare", "--user", "--map-root-user", "sh", "-c", limit, "sh"]
+    argv = [sys.executable, "-m", "hpc_toolkit", "lab", "up", "--dir", str(small.directory)]
+
+    done = small.run(*outer, *argv, check=False)
+
+    assert done.returncode == 1
+    assert "no process can be made a host of its own here: unshare: " in done.stderr
+    assert "hint: a lab needs root with CAP_SYS_ADMIN" in done.stderr
+    assert not processes_of(small)
+
+
+def test_a_broken_lab_refuses_a_crash_and_unknown_nodes(small: LabUnderTest) -> None:
+    with pytest.raises(ConfigError, match="is not up"):
+        Lab(small.lab.paths).crash("n1")
+    small.up()
+    with pytest.raises(ConfigError, match="the lab has no node 'n7'"):
+        small.lab.crash("n7")
+    with pytest.raises(ConfigError, match=r"the lab has no node '\.\./n1'"):
+        small.lab.restore("../n1")

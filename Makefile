@@ -14,6 +14,7 @@ demo:
 	@$(PY) -m hpc_toolkit run examples/mini-pythia.toml --workers 2
 
 test: lint
+	@.ci/system
 	$(PYTEST) -m "not soak" --durations=10
 
 check: lint
@@ -28,6 +29,7 @@ lint:
 
 soak:
 	@.ci/setup demo,dev
+	@.ci/system
 	$(PYTEST) -m soak --timeout 3600 -s
 
 bench:

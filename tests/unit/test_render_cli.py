@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.cli.optiontable import PANELS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.scriptfile import log_directory, write_script
+from hpc_toolkit.scriptfile import log_directory, read_header, write_script
+from hpc_toolkit.scriptspec import ScriptSpec
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
@@ -53,7 +56,7 @@ def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> 
 def test_render_calls_the_interpreter_that_rendered_it() -> None:
     call("render")
 
-    assert f"\npython={Path(sys.executable).absolute()}\n" in DEFAULT.read_text()
+    assert f"\npython='{Path(sys.executable).absolute()}'\n" in DEFAULT.read_text()
 
 
 def test_render_to_stdout_writes_no_file(elsewhere: Path) -> None:
@@ -127,7 +130,7 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
         "#SBATCH --time=01:30:00",
         "#SBATCH --exclusive",
         "#SBATCH --no-requeue",
-        "run=runs/x",
+        "run='runs/x'",
         "export A=b=c",
         "export B=''",
     ):
@@ -155,6 +158,86 @@ def test_the_command_in_the_header_renders_the_same_bytes() -> None:
 
     assert words[0] == "hpctk"
     assert result.stdout == script
+
+
+@pytest.mark.parametrize("name", [path.name for path in CHECKOUT.glob("slurm/examples/*.sbatch")])
+def test_the_command_of_an_example_asks_for_the_same_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The path of a cluster's file is relative to the checkout.
+    monkeypatch.chdir(CHECKOUT)
+    example = (CHECKOUT / "slurm/examples" / name).read_text(encoding="utf-8")
+
+    again = call("render", "-o", "-", *command_of(example)).stdout
+
+    assert read_header(again, name).request == read_header(example, name).request
+    assert command_of(again) == command_of(example)
+
+
+def command_of(script: str) -> list[str]:
+    """The arguments of 'hpctk render' that a header tells."""
+    return shlex.split(script.splitlines()[3].removeprefix("#"))[2:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (("--gpus-per-node", "a100:2"), ("--gpus-per-node=a100:2",)),
+        (("--exclusive",), ("--exclusive",)),
+        (("--exclusive=user",), ("--exclusive=user",)),
+        (("--nice", "--nodes", "2"), ("--nice=100", "--nodes=2")),
+        (("--nice=-5",), ("--nice=-5",)),
+        (("--propagate",), ("--propagate=ALL",)),
+        (
+            ("--dependency", "singleton", "--kill-on-invalid-dep", "no"),
+            ("--kill-on-invalid-dep=no",),
+        ),
+        (("--sbatch", "contiguous", "--sbatch", "hint=nomultithread"), ("--hint=nomultithread",)),
+        (("--comment", "--nodes"), ("--comment=--nodes",)),
+        (("command", "--nodes", "2", "--", "python", "--exclusive", "-c", "x"), ("--nodes=2",)),
+    ],
+)
+def test_options_are_written_as_for_sbatch(
+    arguments: tuple[str, ...], lines: tuple[str, ...]
+) -> None:
+    script = call("render", "-o", "-", *arguments).stdout
+
+    for line in lines:
+        assert f"\n#SBATCH {line}\n" in script
+
+
+def test_a_program_and_its_options_stand_behind_two_dashes() -> None:
+    script = call("render", "command", "-o", "-", "--", "run it", "--exclusive").stdout
+
+    assert "'run it' --exclusive" in script
+    assert "#SBATCH --exclusive" not in script
+
+
+def test_every_field_has_an_option_and_every_option_a_field() -> None:
+    named = {option.name.partition("/")[0] for group in PANELS.values() for option in group}
+
+    known = {field.name for field in fields(ScriptSpec)}
+    assert named - {"cluster", "module"} == known - {"modules", "command"}
+
+
+def test_the_log_directory_lies_below_the_directory_of_the_job(elsewhere: Path) -> None:
+    call("render", "--chdir", "there", "--output", "a/%j", "--error", "b/c/%j")
+
+    assert (elsewhere / "there/a").is_dir()
+    assert (elsewhere / "there/b/c").is_dir()
+
+
+def test_clusters_complete_their_names() -> None:
+    app = typer.Typer()
+    render_command.register(app)
+    cluster_commands.register(app)
+    words = {"COMP_WORDS": "hpctk render --cluster kil", "COMP_CWORD": "3"}
+
+    found = CliRunner().invoke(
+        app, [], prog_name="hpctk", env={"_HPCTK_COMPLETE": "complete_bash", **words}
+    )
+
+    assert found.stdout.split() == ["killarney"]
 
 
 def test_the_job_name_of_a_script_names_its_file() -> None:
@@ -187,6 +270,11 @@ def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
         (("--cluster", "nowhere"), "no cluster is called 'nowhere'"),
         (("wrok-queue",), "no template is called 'wrok-queue'"),
         (("--env", "A"), "--env: 'A' has no '='"),
+        (("--gpus-per-node", "l40s"), "--gpus-per-node: 'l40s' is no number of GPUs"),
+        (("--gpus-per-node", ":4"), "--gpus-per-node: ':4' is no number of GPUs"),
+        (("--exclusive=node",), "--exclusive: 'node' is not accepted"),
+        (("--kill-on-invalid-dep", "maybe"), "--kill-on-invalid-dep: 'maybe' is not accepted"),
+        (("work-queue", "--", "python"), "the template work-queue runs hpctk"),
     ],
 )
 def test_render_refuses_and_writes_nothing(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_toolkit.clusters import Cluster, Partition, load_cluster
-from hpc_toolkit.directives import complete, directives
+from hpc_toolkit.directives import complete, directive_text, directives, log_pattern
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.limits import forbidden
 from hpc_toolkit.scriptspec import ScriptSpec, command_line, spec_json
 
 PYTHON = "/opt/python"
@@ -143,7 +146,6 @@ def test_time_is_canonical_and_the_warning_fits(time: str, canonical: str, signa
         ({"mem_per_cpu": "10G", "cpus_per_task": 32}, r"320G is more than .*mem_per_node"),
         ({"mem_per_gpu": "60G", "gpus_per_node": 4}, r"240G is more than .*mem_per_node"),
         ({"time": "3-00:00:01"}, r"3-00:00:01 is more than .*max_walltime = 3-00:00:00"),
-        ({"mem_per_gpu": "1G"}, "--mem-per-gpu: the job asks for no GPU"),
         ({"time": "5", "signal": "B:USR1@300"}, "--signal: 300 s before the end do not fit"),
     ],
 )
@@ -173,14 +175,17 @@ def test_a_missing_account_is_refused_where_the_site_needs_one() -> None:
 @pytest.mark.parametrize(
     ("fields", "limit"),
     [
-        ({"nodes": 43, "time": "2-0"}, "gpubase_l40s_b4 3-00:00:00 on 42 nodes"),
-        ({"time": "4:00:00", "partition": "gpubase_l40s_b1"}, "gpubase_l40s_b1 03:00:00"),
+        ({"nodes": 43, "time": "2-0"}, "no partition of killarney gives 43 nodes .* at most 42"),
+        (
+            {"time": "4:00:00", "partition": "gpubase_l40s_b1"},
+            r"04:00:00 is more than .*partitions\.gpubase_l40s_b1\.max_walltime = 03:00:00",
+        ),
     ],
 )
 def test_a_job_that_no_partition_would_ever_start_is_refused(
     fields: dict[str, Any], limit: str
 ) -> None:
-    with pytest.raises(RenderError, match=f"no partition of killarney gives .*{limit}"):
+    with pytest.raises(RenderError, match=limit):
         options(spec(account="aip-x", **fields), KILLARNEY)
 
 
@@ -201,7 +206,7 @@ def test_a_partition_without_a_known_size_takes_any_number_of_nodes() -> None:
 def test_a_bad_default_of_a_site_is_refused_with_its_file() -> None:
     site = Cluster(name="s", file="s.toml", defaults=(("constraint", "a b"),))
 
-    with pytest.raises(RenderError, match=r"s\.toml: defaults: --constraint: 'a b'"):
+    with pytest.raises(RenderError, match=r"s\.toml: defaults\.constraint: --constraint: 'a b'"):
         options(spec(), site)
 
 
@@ -275,6 +280,217 @@ def test_a_long_bad_value_is_shortened_in_the_error() -> None:
         spec(job_name="x" * 5000)
 
     assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mem": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1}, "--mem and --mem-per-gpu exclude"),
+        ({"cpus_per_task": 1, "cpus_per_gpu": 1, "gpus_per_node": 1}, "--cpus-per-gpu exclude"),
+        ({"exclusive": True, "oversubscribe": True}, "--exclusive and --oversubscribe exclude"),
+        ({"exclusive": "user", "oversubscribe": True}, "--exclusive and --oversubscribe exclude"),
+        ({"ntasks_per_node": 1, "ntasks_per_gpu": 1}, "--ntasks-per-node and --ntasks-per-gpu"),
+        ({"isolate_gpus": True, "gpu_bind": "none"}, "--gpu-bind and --isolate-gpus exclude"),
+        ({"mem_per_gpu": "1G"}, "--mem-per-gpu: the job asks for no GPU"),
+        ({"cpus_per_gpu": 2}, "--cpus-per-gpu: the job asks for no GPU"),
+        ({"isolate_gpus": True}, "--isolate-gpus: the job asks for no GPU"),
+        ({"gpu_type": "l40s"}, "--gpu-type: the job asks for no GPU"),
+        ({"gres": "gpu:4"}, "--gres: 'gpu:4' is not accepted"),
+        ({"gres": "nvme:1,gpu:l40s:4"}, "--gres: .* is not accepted"),
+        ({"ntasks": 3, "nodes": 4}, "--ntasks: 3 ranks leave some of 4 nodes without any"),
+        ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "--ntasks: 9 are more than .* most 8"),
+        ({"ntasks": 5000}, "--ntasks: 5000 are more than .* most 4096"),
+        ({"nodes": 5, "segment": 2}, "--segment: 5 nodes are no multiple of 2"),
+        ({"begin": "2030-02-01", "deadline": "2030-01-31"}, "--deadline: .* is not after --begin"),
+        ({"begin": "now+2hours", "deadline": "now+1hour"}, "--deadline: .* is not after --begin"),
+        ({"exclusive": "node"}, "--exclusive: 'node' is not accepted"),
+        ({"sbatch": ("nodes=2",)}, "--sbatch: 'nodes' is not passed through"),
+        ({"sbatch": ("node=2",)}, "--sbatch: sbatch may read 'node' as 'nodelist'"),
+        ({"sbatch": ("N=2",)}, "--sbatch: 'N=2' is not accepted"),
+        ({"sbatch": ("--hint=x",)}, "--sbatch: '--hint=x' is not accepted"),
+        ({"sbatch": ("hint=a", "hint=b")}, "--sbatch: 'hint' is given twice"),
+        ({"sbatch": ("test-only",)}, "--sbatch: 'test-only' is not passed through"),
+        ({"chdir": "a\\b"}, "--chdir: .* is not accepted"),
+        ({"chdir": "x%j"}, "--chdir: .* is not accepted"),
+        ({"chdir": "~/x"}, "--chdir: .* is not accepted"),
+        ({"error": "a\\b"}, "--error: .* is not accepted"),
+        ({"output": "~/x"}, "--output: .* is not accepted"),
+        ({"propagate": "CORES"}, "--propagate: 'CORES' is not accepted"),
+        ({"mail_type": "end"}, "--mail-type: 'end' is not accepted"),
+        ({"priority": "top"}, "--priority: 'top' is not accepted"),
+        ({"open_mode": "w"}, "--open-mode: 'w' is not accepted"),
+        ({"nice": 2**31}, "--nice: .* is not accepted"),
+        ({"gres_flags": "allow-task-sharing"}, "--gres-flags: .* is not accepted"),
+        ({"licenses": "a,b|c"}, "--licenses: .* is not accepted"),
+        ({"gpu_bind": "single:0", "gpus_per_node": 1}, "--gpu-bind: .* is not accepted"),
+    ],
+)
+def test_what_sbatch_would_refuse_or_misread_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(HpcToolkitError, match=message) as caught:
+        spec(**fields)
+
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"time": "1:00:00", "time_min": "2:00:00"}, "--time-min: 2:00:00 is more than --time"),
+        ({"time": "60", "deadline": "now+30minutes"}, "--deadline: a job of 01:00:00 cannot end"),
+        (
+            {"time": "60", "begin": "2030-01-01", "deadline": "2030-01-01T00:30"},
+            "--deadline: a job of 01:00:00 cannot end by 2030-01-01T00:30:00 if it starts at 2030",
+        ),
+    ],
+)
+def test_times_that_cannot_be_kept_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RenderError, match=message):
+        options(spec(**fields))
+
+
+def test_a_shorter_limit_that_fits_the_deadline_is_enough() -> None:
+    found = options(spec(time="60", time_min="20", deadline="now+30minutes"))
+
+    assert (found["time-min"], found["signal"]) == ("00:20:00", "B:USR1@120")
+
+
+def test_a_default_beyond_a_limit_is_refused_with_both_places() -> None:
+    site = Cluster(name="s", file="s.toml", max_walltime_s=3600, defaults=(("time", "2:00:00"),))
+
+    with pytest.raises(RenderError, match=r"s\.toml: defaults\.time: 02:00:00 is more than s has"):
+        options(spec(), site)
+
+
+@pytest.mark.parametrize(
+    ("array", "refused"), [("0-99", False), ("0-100", True), ("5,200%2", True)]
+)
+def test_an_index_beyond_the_largest_array_is_refused(array: str, *, refused: bool) -> None:
+    site = Cluster(name="s", file="s.toml", max_array_size=100)
+
+    if not refused:
+        assert options(spec(array=array), site)["array"] == array
+        return
+    with pytest.raises(RenderError, match=r"more than s has \(s\.toml: max_array_size = 100\)"):
+        options(spec(array=array), site)
+
+
+def test_an_array_has_a_log_for_each_element() -> None:
+    assert options(spec(array="0-9"))["output"] == "slurm/logs/%x-%A_%a.out"
+    assert log_pattern(spec(array="0-9", output="x-%j")) == "x-%j"
+
+
+def test_a_dependency_that_can_never_be_met_cancels_the_job_unless_told() -> None:
+    kept = options(spec(dependency="afterok:1", kill_on_invalid_dep=False))
+
+    assert options(spec(dependency="afterok:1"))["kill-on-invalid-dep"] == "yes"
+    assert kept["kill-on-invalid-dep"] == "no"
+    assert "kill-on-invalid-dep" not in options(spec())
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"ntasks_per_gpu": 2, "gpus_per_node": 2},
+            {"ntasks-per-node": "4", "gpu-bind": "single:2"},
+        ),
+        ({"isolate_gpus": True, "gpus_per_node": 4}, {"gpu-bind": "per_task:1"}),
+        (
+            {"isolate_gpus": True, "gpus_per_node": 4, "ntasks_per_node": 2},
+            {"ntasks-per-node": "2", "gpu-bind": "per_task:2"},
+        ),
+        ({"ntasks": 8, "nodes": 4}, {"ntasks": "8", "ntasks-per-node": "2"}),
+        ({"ntasks": 7, "nodes": 4}, {"ntasks": "7", "ntasks-per-node": None}),
+        ({"gres": "nvme:1", "gpus_per_node": 2}, {"gpus-per-node": "2", "gres": "nvme:1"}),
+        ({"gpu_type": "a100", "gpus_per_node": 2}, {"gpus-per-node": "a100:2"}),
+        ({"cpus_per_gpu": 8, "gpus_per_node": 2}, {"cpus-per-gpu": "8", "cpus-per-task": None}),
+        ({"exclusive": "user"}, {"exclusive": "user"}),
+        ({"switches": "1@90"}, {"switches": "1@01:30:00"}),
+        ({"tmp": "2048"}, {"tmp": "2G"}),
+        ({"sbatch": ("hint=nomultithread",)}, {"hint": "nomultithread"}),
+    ],
+)
+def test_options_that_depend_on_each_other_become_these_directives(
+    fields: dict[str, Any], expected: dict[str, str | None]
+) -> None:
+    found = options(spec(**fields))
+
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_gpus_and_other_resources_share_one_directive_where_the_site_wants_gres() -> None:
+    found = options(spec(account="a", gpus_per_node=2, gres="nvme:1"), KILLARNEY)
+
+    assert found["gres"] == "gpu:l40s:2,nvme:1"
+
+
+def test_a_program_of_ones_own_gets_no_signal_and_is_ended_with_its_node() -> None:
+    own = options(spec(command=("python", "train.py")))
+
+    assert "signal" not in own
+    assert "no-kill" not in own
+    assert options(spec(command=("x",), signal="B:USR1@9"))["signal"] == "B:USR1@9"
+
+
+def test_the_chosen_partition_gives_the_shares_and_is_asked_for() -> None:
+    site = Cluster(
+        name="s",
+        file="s.toml",
+        choose_partition=True,
+        partitions=(
+            Partition(name="small", max_walltime_s=3600, gpus_per_node=2, cpus_per_node=16),
+            Partition(name="large", max_walltime_s=86400, gpus_per_node=4, cpus_per_node=64),
+        ),
+    )
+
+    short, long = (options(spec(gpus_per_node=2, time=time), site) for time in ("60", "120"))
+
+    assert (short["partition"], short["cpus-per-task"]) == ("small", "8")
+    assert (long["partition"], long["cpus-per-task"]) == ("large", "16")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a.b", "--x=a.b"),
+        ("a b", '--x="a b"'),
+        ("it's", '--x="it\'s"'),
+        ('a"b\\c#d', '--x="a\\"b\\\\c\\#d"'),
+        ("", '--x=""'),
+    ],
+)
+def test_a_directive_is_quoted_where_sbatch_needs_it(value: str, text: str) -> None:
+    assert directive_text(("x", value)) == text
+
+
+@pytest.mark.parametrize("value", ["a\nb", "the HetJob", "x packjob"])
+def test_what_no_directive_can_hold_is_refused(value: str) -> None:
+    with pytest.raises(RenderError, match=r"--x: .* cannot be written into a directive"):
+        directive_text(("x", value))
+
+
+@pytest.mark.parametrize(
+    ("directory", "reason"),
+    [
+        (
+            "/home/me/x",
+            r"killarney takes no jobs from below ~ \(clusters/killarney.toml: forb",
+        ),
+        ("/scratch/a%jb", "Slurm does not take '%j' literally"),
+        ("/scratch/a\\b", "in the directory of a log"),
+        ("/scratch/it's 50% done", None),
+    ],
+)
+def test_forbidden_says_why_no_job_should_be_submitted_from_there(
+    directory: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+
+    found = forbidden(KILLARNEY, Path(directory))
+
+    assert found is None if reason is None else re.search(reason, found or "")
 
 
 def test_command_line_names_what_differs_from_the_default() -> None:

@@ -23,6 +23,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("search", settings.get_profile("default"), derandomize=False)
+_SITE = ("HPCTK_", "SLURM", "SBATCH_", "SRUN_", "CC_CLUSTER")
+_OF_THE_TESTS = {"HPCTK_SCORES_CSV", "HPCTK_FORBID_SKIP"}
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
@@ -44,6 +47,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if skipped:
             reporter.write_line(f"{len(skipped)} tests were skipped, which is forbidden here")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def _no_site(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The tests see no cluster file, job or Slurm of whoever starts them."""
+    for name in list(os.environ):
+        if name.startswith(_SITE) and name not in _OF_THE_TESTS:
+            monkeypatch.delenv(name)
+    nothing = tmp_path_factory.getbasetemp() / "no-settings"
+    nothing.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(nothing))
+    monkeypatch.setenv("HPCTK_SITE_CLUSTERS", str(nothing))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ LAYERS: list[set[str]] = [
     {"directives", "executor", "explain", "gather", "passlines", "safety"},
     {"surroundings"},
     {"failednodes", "jobs", "passes", "render", "status", "tables"},
-    {"cancellation", "drift", "progress", "witness"},
+    {"cancellation", "drift", "giveback", "progress", "witness"},
     {"worker"},
     {"pool"},
     {"run"},

@@ -79,6 +79,9 @@ class Surroundings:
     """CPUs that a rank can count on."""
     cpus_per_task: bool
     """Whether Slurm was told the CPUs of a rank, and not those of a GPU."""
+    shrink: bool
+    """Whether nodes with nothing left to do are given back; not where scontrol is out of reach, nor
+    in an array, whose last element it would take for all of them."""
 
 
 def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]) -> Surroundings:
@@ -115,6 +118,7 @@ def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]
         gpu_bound="gpu-bind" in given,
         threads=cpus_of_rank(full),
         cpus_per_task="cpus-per-task" in given,
+        shrink=cluster.shrink_jobs and full.nodes > 1 and not (full.array or runtime),
     )
 
 

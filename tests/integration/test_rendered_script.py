@@ -6,14 +6,12 @@ answer, not that Slurm gives it: that takes a real Slurm.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,17 +38,20 @@ SCONTROL = """
 if [[ $1 == show ]]; then cat "$FAKE_DIR/hosts"; else exit "$(cat "$FAKE_DIR/requeue_code")"; fi
 """
 SQUEUE = """
-case "$*" in *%e) cat "$FAKE_DIR/end" ;; *%T) cat "$FAKE_DIR/state" ;; esac
+case "$*" in
+  *%e) cat "$FAKE_DIR/end" ;;
+  *--Format=State*) echo "$(cat "$FAKE_DIR/state") $(cat "$FAKE_DIR/restarts")" ;;
+esac
 """
 SCANCEL = """
 kill -USR1 "$(cat "$FAKE_DIR/rank.pid")"
 """
-# The interpreter: the worker, the status command, the version, and Python itself for -c.
+# The interpreter: what a node says before the ranks start, the worker, and what is left.
 PYTHON = """
-if [[ $1 == -c ]]; then exec "$REAL_PYTHON" "$@"; fi
 case $3 in
-  --version) echo 'hpctk 0.0-fake' ;;
-  status) cat "$FAKE_DIR/status" ;;
+  preflight) cat "$FAKE_DIR/ready"; exit "$(cat "$FAKE_DIR/preflight_code")" ;;
+  left) cat "$FAKE_DIR/left"; exit "$(cat "$FAKE_DIR/left_code")" ;;
+  conduct) exec "$FAKE_DIR/conduct" ;;
   work)
     env -0 > "$FAKE_DIR/rank.env"
     echo $$ > "$FAKE_DIR/rank.pid"
@@ -76,9 +77,8 @@ class FakeSlurm:
         for name, text in answers.items():
             (self.root / name).write_text(f"{text}\n", encoding="utf-8")
 
-    def left(self, pending: int, *, leased: int = 0, complete: bool = False) -> None:
-        stages = {"items": {"pending": pending, "leased": leased}}
-        self.answer(status=json.dumps({"stages": stages, "complete": complete}))
+    def left(self, count: int, *, complete: bool = False) -> None:
+        self.answer(left=f"{count} {'complete' if complete else 'open'}")
 
     def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
         path = self.root / "slurm_script"
@@ -129,7 +129,6 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     environ = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FAKE_DIR": str(tmp_path),
-        "REAL_PYTHON": sys.executable,
         "SLURM_JOB_ID": "17",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
@@ -139,14 +138,23 @@ def slurm(tmp_path: Path) -> FakeSlurm:
         "TZ": "UTC",
     }
     fake = FakeSlurm(tmp_path, home / "python", environ)
-    fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", end="N/A", work_code=0)
+    fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, end="N/A")
+    fake.answer(work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs")
     fake.left(0, complete=True)
     return fake
 
 
-def script_of(slurm: FakeSlurm, **fields: Any) -> str:
-    spec = ScriptSpec(**{"python": str(slurm.python), "run": "demo", "nodes": 2, **fields})
-    return render_script(spec, load_cluster("generic"))
+def script_of(
+    slurm: FakeSlurm,
+    template: str = "work-queue",
+    site: dict[str, Any] | None = None,
+    **fields: Any,
+) -> str:
+    standard = {"python": str(slurm.python), "job_name": template, "nodes": 2}
+    if template != "command":
+        standard["run"] = "demo"
+    cluster = replace(load_cluster("generic"), **site or {})
+    return render_script(ScriptSpec(**{**standard, **fields}), cluster, template)
 
 
 def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: FakeSlurm) -> None:
@@ -166,9 +174,10 @@ def test_script_says_once_what_runs_where_and_until_when(slurm: FakeSlurm) -> No
 
     _, output = slurm.run(script_of(slurm))
 
-    assert output.count("work-queue[17.2] run=demo nodes=n1 n2 deadline=1900000000") == 1
-    assert output.count("version=hpctk 0.0-fake") == 1
+    said = f"[17.2] run=demo interpreter={slurm.python} nodes=n1 n2 deadline=1900000000"
+    assert output.count(said) == 1
     assert output.count("slurm=slurm 0.0-fake") == 1
+    assert output.count("n1: ready: 4 GPUs") == 1
 
 
 def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
@@ -182,7 +191,7 @@ def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
 
     assert code == 0, output
     assert ["-m", "hpc_toolkit", "work", run] in slurm.calls("python")
-    assert ["-m", "hpc_toolkit", "status", run, "--json"] in slurm.calls("python")
+    assert ["-m", "hpc_toolkit", "left", run] in slurm.calls("python")
     assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
     assert slurm.rank_environ["SETUP"] == "a b"
     assert not list(slurm.root.rglob("canary"))
@@ -241,8 +250,8 @@ def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
         (lambda slurm: slurm.python.unlink(), "error: no interpreter"),
         (lambda slurm: slurm.environ.pop("SLURM_JOB_ID"), "error: this is no Slurm job"),
         (
-            lambda slurm: slurm.python.write_text("#!/bin/bash\nexit 1\n"),
-            "cannot import hpc_toolkit",
+            lambda slurm: slurm.answer(preflight_code=1, ready="n2: no GPU"),
+            "error: a node is not fit for this job: see above",
         ),
     ],
 )
@@ -278,13 +287,13 @@ def test_a_module_is_loaded_although_its_function_uses_unset_variables(slurm: Fa
 
 def test_a_job_that_requeued_itself_exits_0(slurm: FakeSlurm) -> None:
     slurm.answer(work_code=75)
-    slurm.left(3, leased=2)
+    slurm.left(5)
 
     code, output = slurm.run(script_of(slurm))
 
     assert code == 0
     assert slurm.requeued
-    assert "items left: 5" in output
+    assert "items left: 5 (open)" in output
 
 
 @pytest.mark.parametrize(
@@ -328,15 +337,16 @@ def test_a_job_with_items_left_is_requeued_whatever_a_rank_died_of(
         ({"max_restarts": 0}, {}, "0"),
         ({}, {"state": "COMPLETING"}, "0"),
         ({}, {"state": ""}, "0"),
+        ({}, {"state": "RUNNING\nRUNNING"}, "0"),
         ({}, {"requeue_code": 1}, "0"),
     ],
 )
 def test_a_job_that_may_not_start_again_exits_75(
     slurm: FakeSlurm, fields: dict[str, Any], answers: dict[str, Any], restarts: str
 ) -> None:
-    slurm.answer(work_code=75, **answers)
+    slurm.answer(work_code=75, restarts=restarts)
+    slurm.answer(**answers)
     slurm.left(1)
-    slurm.environ["SLURM_RESTART_COUNT"] = restarts
 
     code, output = slurm.run(script_of(slurm, **fields))
 
@@ -348,7 +358,7 @@ def test_a_job_that_may_not_start_again_exits_75(
 def test_without_a_readable_queue_the_exit_code_decides(
     slurm: FakeSlurm, work_code: int, *, requeued: bool
 ) -> None:
-    slurm.answer(work_code=work_code, status="no json")
+    slurm.answer(work_code=work_code, left_code=1)
 
     code, output = slurm.run(script_of(slurm))
 

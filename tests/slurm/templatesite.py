@@ -1,0 +1,129 @@
+"""A directory from which the tests of the templates submit, and what they ask about their jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.lab.jobs import ENDED
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptspec import ScriptSpec
+from tests.slurm.rehearsal import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.slurm.reallab import LabUnderTest
+
+ODD = "o'd d"
+"""A run whose name needs quotes."""
+SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, or an element of an array, as scontrol tells it."""
+
+    id: str
+    element: str
+    """Its index; "" of a job that is no element."""
+    state: str
+    code: int
+    restarts: int
+
+    @property
+    def end(self) -> tuple[str, int, int]:
+        return self.state, self.code, self.restarts
+
+
+def parse_job(line: str) -> Job:
+    found = dict(re.findall(r"(\w+)=(\S*)", line))
+    return Job(
+        id=found["JobId"],
+        element=found.get("ArrayTaskId", ""),
+        state=found["JobState"],
+        code=int(found["ExitCode"].partition(":")[0]),
+        restarts=int(found["Restarts"]),
+    )
+
+
+@dataclass
+class Site:
+    """A directory in which jobs are submitted, with a name that needs quotes."""
+
+    lab: LabUnderTest
+    cwd: Path
+
+    def hpctk(self, *argv: str) -> str:
+        done = self.lab.run(sys.executable, "-m", "hpc_toolkit", *argv, cwd=self.cwd)
+        return done.stdout
+
+    def init(self, count: int, seconds: float, run: str = ODD) -> None:
+        lines = [json.dumps({"item": number, "seconds": seconds}) for number in range(count)]
+        (self.cwd / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        self.hpctk("init", run, "--workload", SLEEP, "--items", "items.jsonl")
+
+    def script(
+        self, template: str = "work-queue", site: dict[str, Any] | None = None, **fields: Any
+    ) -> Path:
+        standard: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 2, "mem": "200M", "time": "10"}
+        standard |= {"python": sys.executable, "job_name": template, "output": "%j.out"}
+        if template != "command":
+            standard["run"] = ODD
+        cluster = replace(load_cluster("generic"), **site or {})
+        text = render_script(ScriptSpec(**{**standard, **fields}), cluster, template)
+        path = self.cwd / f"{template}.sbatch"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def submit(self, template: str = "work-queue", *options: str, **fields: Any) -> str:
+        return self.lab.sbatch(*options, self.script(template, **fields), cwd=self.cwd)
+
+    def jobs(self, job: str) -> list[Job]:
+        """The job, or the elements of the array."""
+        text = self.lab.run("scontrol", "show", "job", "-o", job).stdout
+        return [parse_job(line) for line in text.splitlines() if line]
+
+    def end_of(self, job: str, *, limit_s: float = 60) -> tuple[str, int, int]:
+        """State, exit code and restarts of a job that has ended."""
+
+        def ended() -> bool:
+            return self.jobs(job)[0].state in ENDED
+
+        wait_until(ended, f"the end of job {job}:\n{self.said(job)}", limit_s=limit_s)
+        return self.jobs(job)[0].end
+
+    def said(self, job: str) -> str:
+        """What a job, or all elements of an array, have written so far."""
+        logs = sorted(self.cwd.glob(f"{job}*.out"))
+        return "".join(log.read_text(errors="replace") for log in logs)
+
+    def wait_for_text(self, job: str, text: str, *, times: int = 1) -> None:
+        wait_until(
+            lambda: self.said(job).count(text) >= times,
+            f"{text!r} in:\n{self.said(job)}",
+            limit_s=60,
+        )
+
+    def wait_for_workers(self, number: int, run: str = ODD) -> None:
+        def alive() -> bool:
+            status = json.loads(self.hpctk("status", run, "--json"))
+            return bool(status["workers"]["alive"] >= number)
+
+        wait_until(alive, f"{number} workers", limit_s=60)
+
+    def warn(self, job: str) -> None:
+        """What Slurm does before the time limit (sbatch(1), --signal)."""
+        self.lab.run("scancel", "--batch", "--signal=USR1", job)
+
+    def finished(self, run: str = ODD) -> dict[str, Any]:
+        """The counts of a run that must be whole: every item once, no attempt lost."""
+        status: dict[str, Any] = json.loads(self.hpctk("status", run, "--json"))
+        assert status["complete"]
+        counts: dict[str, Any] = status["stages"]["items"]
+        assert (counts["failed"], counts["retried"], counts["duplicates"]) == (0, 0, 0)
+        return counts

@@ -1,0 +1,260 @@
+"""Every template on a real Slurm: what starts again and what does not, and with which exit code.
+
+Two nodes with two ranks each are enough; the warning is sent by hand where Slurm would send it near
+the time limit, but for one test that waits for the limit.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.slurm.rehearsal import wait_until
+from tests.slurm.templatesite import Site
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.slurm.reallab import LabUnderTest
+
+
+@pytest.fixture
+def site(lab: LabUnderTest, tmp_path: Path) -> Site:
+    cwd = tmp_path / "it's a site"
+    cwd.mkdir()
+    return Site(lab, cwd)
+
+
+# --- work-queue ---
+
+
+def test_a_job_that_was_warned_starts_again_and_then_ends_with_0(site: Site) -> None:
+    site.init(24, 0.5)
+    job = site.submit()
+    site.wait_for_workers(4)
+
+    site.warn(job)
+    ended = site.end_of(job)
+
+    assert ended == ("COMPLETED", 0, 1)
+    assert site.said(job).count("requeueing") == 1
+    assert site.finished()["done"] == 24
+
+
+def test_a_job_that_reaches_its_time_limit_starts_again(site: Site) -> None:
+    site.init(60, 4.0)
+    job = site.submit(time="1", signal="B:USR1@20")
+
+    ended = site.end_of(job, limit_s=200)
+
+    assert ended[:2] == ("COMPLETED", 0)
+    assert ended[2] >= 1
+    assert site.said(job).count("requeueing") == ended[2]
+    assert site.finished()["done"] == 60
+
+
+def test_a_preempted_job_is_requeued_by_slurm_alone(site: Site) -> None:
+    site.init(24, 0.5)
+    job = site.submit(exclusive=True, nodes=8, ntasks_per_node=1)
+    site.wait_for_workers(8)
+
+    urgent = site.lab.sbatch(
+        "--partition=urgent", "--nodes=8", "--exclusive", "--wrap=sleep 1", "--output=/dev/null"
+    )
+    site.lab.wait_for(urgent)
+    ended = site.end_of(job)
+
+    assert ended == ("COMPLETED", 0, 1)
+    assert "requeueing" not in site.said(job)
+    assert site.finished()["done"] == 24
+
+
+def test_a_cancelled_job_stays_cancelled(site: Site) -> None:
+    site.init(400, 0.5)
+    job = site.submit(teardown=("touch torn-down",))
+    site.wait_for_workers(4)
+
+    site.lab.run("scancel", job)
+    ended = site.end_of(job)
+    wait_until(lambda: "step ended" in site.said(job), "the end of the script")
+
+    assert ended == ("CANCELLED", 75, 0)
+    assert "requeueing" not in site.said(job)
+    wait_until((site.cwd / "torn-down").exists, "the teardown")
+    assert site.jobs(job)[0].state == "CANCELLED"
+
+
+@pytest.mark.parametrize("fields", [{"requeue": False}, {"max_restarts": 0}])
+def test_a_job_that_may_not_start_again_says_75(site: Site, fields: dict[str, Any]) -> None:
+    site.init(400, 0.5)
+    job = site.submit(**fields)
+    site.wait_for_workers(4)
+
+    site.warn(job)
+    ended = site.end_of(job)
+
+    assert ended == ("FAILED", 75, 0)
+    assert "items left:" in site.said(job)
+
+
+def test_the_restarts_that_count_are_this_jobs_own(site: Site) -> None:
+    site.init(24, 0.5)
+    # As a job leaves it behind that was restarted and then submitted this one.
+    job = site.submit("work-queue", "--export=ALL,SLURM_RESTART_COUNT=5", max_restarts=1)
+    site.wait_for_workers(4)
+
+    site.warn(job)
+    ended = site.end_of(job)
+
+    assert ended == ("COMPLETED", 0, 1)
+
+
+def test_what_an_outer_job_left_behind_and_export_none_do_no_harm(site: Site) -> None:
+    site.init(8, 0.1)
+    site.init(8, 0.1, run="second")
+    inner = site.script(mem=None, mem_per_cpu="50M", job_name="inner")
+    words = ["--parsable", "--wait"]
+    (site.cwd / "submit.sh").write_text(
+        f"env -u SLURM_EXPORT_ENV {shlex.join(['sbatch', *words, str(inner)])} && "
+        f"{shlex.join(['sbatch', *words, '--export=NONE', str(inner), 'second'])}"
+    )
+    outer = site.lab.sbatch(
+        *("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=l40s:4", "--mem=1G"),
+        *("--distribution=cyclic", "--output=%j.out", "--hint=nomultithread"),
+        "--wrap=srun --nodes=1 --ntasks=1 --cpu-bind=none bash submit.sh",
+        cwd=site.cwd,
+    )
+
+    assert site.end_of(outer) == ("COMPLETED", 0, 0), site.said(outer)
+    assert site.finished()["done"] == 8
+    assert site.finished("second")["done"] == 8
+
+
+def test_a_node_that_lacks_a_gpu_is_named_before_a_rank_starts(site: Site) -> None:
+    site.init(4, 0.1)
+    python = site.cwd / "py thon'"
+    python.write_text(
+        "#!/bin/bash\n[[ $SLURMD_NODENAME != n2 ]] || export CUDA_VISIBLE_DEVICES=0,1,2\n"
+        f'exec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)
+
+    job = site.submit(gpus_per_node=4, ntasks_per_node=4, nodelist="n[1-2]", python=str(python))
+    ended = site.end_of(job)
+
+    assert ended == ("FAILED", 1, 0)
+    assert "n2: only 3 of 4 GPUs are there" in site.said(job)
+    assert "n1: ready: hpctk" in site.said(job)
+    assert "step ended" not in site.said(job)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True},
+        {"gpus_per_node": 4, "ntasks_per_node": 4, "cpus_per_gpu": 2},
+        {"gpus_per_node": 2, "ntasks_per_gpu": 2, "ntasks_per_node": None},
+        {"gpus_per_node": 4, "site": {"gpu_request": "gres", "gpu_type": "l40s"}},
+        {"gpus_per_node": 4, "ntasks_per_node": 4, "site": {"gpu_request": "gpus-per-task"}},
+        {"ntasks": 3, "ntasks_per_node": None},
+    ],
+    ids=" ".join,
+)
+def test_every_way_to_ask_for_gpus_passes_the_checks_of_the_nodes(
+    site: Site, fields: dict[str, Any]
+) -> None:
+    site.init(4, 0.05)
+
+    job = site.submit(**fields)
+    ended = site.end_of(job)
+
+    assert ended[:2] == ("COMPLETED", 0), site.said(job)
+    assert site.finished()["done"] == 4
+
+
+# --- array ---
+
+
+def test_elements_of_an_array_join_one_run_and_start_again_alone(site: Site) -> None:
+    site.init(60, 0.5)
+    job = site.submit("array", array="0-3", nodes=1, ntasks_per_node=1, output="%A_%a.out")
+    site.wait_for_workers(4)
+    # The last element has the number of the whole array.
+    last = next(one for one in site.jobs(job) if one.id == job)
+
+    site.warn(f"{job}_3")
+    wait_until(lambda: {one.state for one in site.jobs(job)} == {"COMPLETED"}, "all elements")
+
+    assert last.element == "3"
+    restarts = {one.element: one.restarts for one in site.jobs(job)}
+    assert restarts == {"0": 0, "1": 0, "2": 0, "3": 1}
+    assert {path.name for path in site.cwd.glob("*.out")} == {f"{job}_{i}.out" for i in range(4)}
+    assert site.finished()["done"] == 60
+
+
+# --- command ---
+
+
+def test_a_program_gets_its_words_its_place_and_the_arrays_index(site: Site) -> None:
+    words = ["it's", "$(touch canary)", "a b"]
+    show = 'printf "<%s>" "$@" "$SLURM_PROCID" "$HPCTK_ARRAY_INDEX"; echo'
+    command = ("bash", "-c", show, "_", *words)
+
+    job = site.submit("command", command=command, array="5", array_offset=1000, ntasks_per_node=1)
+    ended = site.end_of(job)
+
+    assert ended[:2] == ("COMPLETED", 0)
+    for rank in range(2):
+        assert f"{rank}: <it's><$(touch canary)><a b><{rank}><1005>" in site.said(job)
+    assert not (site.cwd / "canary").exists()
+
+
+def test_a_program_that_fails_ends_its_step_and_gives_its_code(site: Site) -> None:
+    job = site.submit(
+        "command", command=("bash", "-c", "(( SLURM_PROCID != 1 )) && sleep 300; exit 3")
+    )
+
+    ended = site.end_of(job)
+
+    assert ended == ("FAILED", 3, 0)
+
+
+def test_a_program_that_asks_for_it_starts_again(site: Site) -> None:
+    program = ("bash", "-c", "(( ${SLURM_RESTART_COUNT:-0} )) || exit 75; echo second")
+    jobs = [site.submit("command", command=program, nodes=1) for _ in range(8)]
+
+    ends = {site.end_of(job) for job in jobs}
+
+    # Several at once, since ending and requeueing could be a race.
+    assert ends == {("COMPLETED", 0, 1)}
+
+
+def test_one_rank_that_asks_to_start_again_speaks_for_those_that_it_ends(site: Site) -> None:
+    ask = "(( ${SLURM_RESTART_COUNT:-0} )) || (( SLURM_PROCID )) || exit 75; "
+    program = ("bash", "-c", f"{ask} (( ${{SLURM_RESTART_COUNT:-0}} )) || sleep 300")
+    job = site.submit("command", command=program)
+
+    assert site.end_of(job) == ("COMPLETED", 0, 1)
+
+
+def test_a_program_that_asks_too_often_ends_with_75(site: Site) -> None:
+    job = site.submit("command", command=("bash", "-c", "exit 75"), nodes=1, max_restarts=1)
+
+    ended = site.end_of(job)
+
+    assert ended == ("FAILED", 75, 1)
+
+
+def test_the_warning_reaches_a_program_that_asked_for_it(site: Site) -> None:
+    program = ("bash", "-c", "trap 'echo saved; exit 0' USR1; echo up; while :; do sleep 0.1; done")
+    job = site.submit("command", command=program, signal="B:USR1@60")
+    wait_until(lambda: site.said(job).count("up") == 4, "all ranks")
+
+    site.warn(job)
+    ended = site.end_of(job)
+
+    assert ended[:2] == ("COMPLETED", 0)
+    assert site.said(job).count("saved") == 4

@@ -1,0 +1,253 @@
+"""sbatch takes every directive that is rendered, and reads in it what was asked for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.directives import directive_text
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptfile import read_header
+from hpc_toolkit.scriptspec import ScriptSpec
+from tests.hostile import HOSTILE, ODD_BUT_FINE
+
+if TYPE_CHECKING:
+    from tests.slurm.reallab import LabUnderTest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "slurm" / "examples").glob("*.sbatch"))
+# It names partitions, licenses and features of another site, and options of newer versions.
+ELSEWHERE = {"every-option"}
+SITE = load_cluster("lab")
+
+
+def of_the_lab(path: Path) -> bool:
+    header = read_header(path.read_text(encoding="utf-8"), path.name)
+    return header.cluster in ("lab", "generic") and path.stem not in ELSEWHERE
+
+
+def script(directory: Path, template: str = "work-queue", **fields: Any) -> Path:
+    """A rendered script that is never started."""
+    spec = ScriptSpec(**{"python": "/opt/python", "run": "x", "hold": True, **fields})
+    path = directory / "x.sbatch"
+    path.write_text(render_script(spec, SITE, template), encoding="utf-8")
+    return path
+
+
+def told(lab: LabUnderTest, job: str) -> str:
+    return lab.scontrol("show", "job", job)
+
+
+OF_THE_LAB = [path for path in EXAMPLES if of_the_lab(path)]
+
+
+@pytest.mark.parametrize("path", OF_THE_LAB, ids=lambda path: path.stem)
+def test_an_example_is_accepted(path: Path, lab: LabUnderTest) -> None:
+    # Jobs that nobody knows are no error of the script.
+    tried = lab.run("sbatch", "--dependency=singleton", "--test-only", path)
+
+    assert "to start at" in tried.stderr
+
+
+def test_the_examples_of_the_lab_show_every_template() -> None:
+    headers = [read_header(path.read_text(encoding="utf-8"), "") for path in OF_THE_LAB]
+
+    assert {header.template for header in headers} >= {"work-queue", "array", "campaign"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"wckey": "k"}, ()),
+        ({"account": "physics"}, ("Account=physics",)),
+        ({"comment": "a b"}, ("Comment=a b",)),
+        ({"partition": "main,urgent"}, ("Partition=main,urgent",)),
+        ({"nodelist": "n[1-2]", "nodes": 2}, ("ReqNodeList=n[1-2]", "NumNodes=2")),
+        ({"exclude": "n[1,3-4]"}, ("ExcNodeList=n[1,3-4]",)),
+        ({"nodes": 3, "ntasks": 8}, ("NumNodes=3", "NumTasks=8")),
+        ({"nodes": 2, "ntasks": 8}, ("NumTasks=8", "NtasksPerN:B:S:C=4:0:*:*")),
+        ({"nodes": 2, "gpus_per_node": 4}, ("TresPerNode=gres:gpu:l40s:4", "NumTasks=8")),
+        ({"gpus_per_node": 2, "ntasks_per_gpu": 2}, ("NumTasks=4", "TresPerNode=gres:gpu:l40s:2")),
+        ({"gpus_per_node": 2, "isolate_gpus": True}, ("NumTasks=2", "TresPerNode=gres:gpu:l40s:2")),
+        ({"gpus_per_node": 2, "gpu_bind": "closest"}, ("TresPerNode=gres:gpu:l40s:2",)),
+        ({"gpus_per_node": 2, "gpu_bind": "map_gpu:0,1"}, ()),
+        ({"gpus_per_node": 2, "gpu_bind": "verbose,mask_gpu:0x1,2"}, ()),
+        ({"gpus_per_node": 2, "gres_flags": "enforce-binding"}, ()),
+        ({"gres_flags": "disable-binding"}, ()),
+        ({"gpus_per_node": 2, "cpus_per_gpu": 4}, ("CpusPerTres=gres:gpu:4",)),
+        ({"gpus_per_node": 2, "mem_per_gpu": "8G"}, ("MemPerTres=gres:gpu:8192",)),
+        ({"mem": "0"}, ("MinMemoryNode=0",)),
+        ({"mem": "8192"}, ("MinMemoryNode=8G",)),
+        ({"mem_per_cpu": "2G"}, ("MinMemoryCPU=2G",)),
+        ({"tmp": "10G"}, ("MinTmpDiskNode=10G",)),
+        ({"network": "single_node_vni"}, ("Network=single_node_vni",)),
+        ({"exclusive": True}, ("OverSubscribe=NO",)),
+        ({"exclusive": "user"}, ("OverSubscribe=USER",)),
+        ({"exclusive": "mcs"}, ("OverSubscribe=MCS",)),
+        ({"oversubscribe": True}, ("OverSubscribe=YES",)),
+        ({"spread_job": True}, ()),
+        ({"switches": "1@2"}, ("Switches=1@00:02:00",)),
+        ({"time": "1-12", "time_min": "90"}, ("TimeLimit=1-12:00:00", "TimeMin=01:30:00")),
+        ({"begin": "2035-01-31 18:00"}, ("EligibleTime=2035-01-31T18:00:00",)),
+        ({"begin": "tomorrow 9:30 am"}, ()),
+        ({"begin": "now+2weeks"}, ()),
+        ({"begin": "elevenses"}, ()),
+        ({"deadline": "2035-02-01"}, ("Deadline=2035-02-01T00:00:00",)),
+        ({"deadline": "tomorrow"}, ()),
+        ({"dependency": "singleton"}, ("Dependency=singleton", "KillOInInvalidDependent=Yes")),
+        (
+            {"dependency": "singleton", "kill_on_invalid_dep": False},
+            ("KillOInInvalidDependent=No",),
+        ),
+        ({"dependency": "after:1+5,afterany:1:2_*"}, ("Dependency=after:1+5", "afterany:2_*")),
+        ({"dependency": "afterok:1?afternotok:2"}, ("afterok:1(unfulfilled)?afternotok:2",)),
+        ({"hold": True}, ("Priority=0", "JobHeldUser")),
+        ({"priority": "1000", "hold": False, "begin": "now+1hour"}, ("Priority=1000",)),
+        ({"nice": -5}, ("Nice=-5",)),
+        ({"nice": 100}, ("Nice=100",)),
+        ({"requeue": False}, ("Requeue=0",)),
+        ({"requeue": True}, ("Requeue=1",)),
+        ({"error": "e-%j"}, ("StdErr=",)),
+        ({"mail_type": "END,TIME_LIMIT_80", "mail_user": "a@example.org"}, ("MailUser=a@exam",)),
+        ({"get_user_env": True}, ()),
+        ({"propagate": "CORE,STACK"}, ()),
+        ({"propagate": "ALL"}, ()),
+        ({"sbatch": ("contiguous", "hint=nomultithread")}, ("Contiguous=1",)),
+        ({"array": "1,3,5-9:2%2"}, ("ArrayTaskId=1,3,5,7,9%2",)),
+    ],
+    ids=lambda fields: ",".join(fields) if isinstance(fields, dict) else "",
+)
+def test_slurm_reads_what_was_asked_for(
+    fields: dict[str, Any], expected: tuple[str, ...], lab: LabUnderTest, tmp_path: Path
+) -> None:
+    template = "array" if "array" in fields else "work-queue"
+    path = script(tmp_path, template, **{"time": "10", **fields})
+
+    job = lab.sbatch(path, cwd=tmp_path)
+
+    shown = told(lab, job)
+    for text in expected:
+        assert text in shown, shown
+
+
+def test_gpus_in_the_form_of_gres_go_with_other_resources(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    site = replace(SITE, gpu_request="gres")
+    spec = ScriptSpec(python="/p", gpus_per_node=2, hold=True)
+    path = tmp_path / "x.sbatch"
+    path.write_text(render_script(spec, site), encoding="utf-8")
+
+    assert "TresPerNode=gres:gpu:l40s:2" in told(lab, lab.sbatch(path, cwd=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({"gpus_per_node": 4}, {"0,1,2,3"}),
+        ({"gpus_per_node": 4, "isolate_gpus": True}, {"0", "1", "2", "3"}),
+        ({"gpus_per_node": 4, "ntasks_per_node": 2, "isolate_gpus": True}, {"0,1", "2,3"}),
+        ({"gpus_per_node": 2, "ntasks_per_gpu": 2, "cpus_per_task": 3}, {"0", "1"}),
+    ],
+    ids=["shared", "isolated", "in pairs", "two ranks on each"],
+)
+def test_ranks_see_the_gpus_that_were_asked_for(
+    fields: dict[str, Any], seen: set[str], lab: LabUnderTest, tmp_path: Path
+) -> None:
+    path = script(tmp_path, nodes=2, mem="1G", hold=False, output="%j.out", **fields)
+    text = path.read_text(encoding="utf-8")
+    step = (
+        "srun --cpus-per-task=$SLURM_CPUS_PER_TASK"
+        " sh -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'\n"
+    )
+    path.write_text(text.partition("\n\n")[0] + f"\n\n{step}", encoding="utf-8")
+
+    job = lab.sbatch(path, cwd=tmp_path)
+    lab.wait_for(job)
+
+    lines = (tmp_path / f"{job}.out").read_text(encoding="utf-8").splitlines()
+    ranks = fields.get("ntasks_per_node") or fields["gpus_per_node"] * fields.get(
+        "ntasks_per_gpu", 1
+    )
+    assert sorted(lines) == sorted(
+        f"{node} {gpus}"
+        for node in ("n1", "n2")
+        for gpus in seen
+        for _ in range(ranks // len(seen))
+    )
+
+
+def test_a_value_is_read_exactly_or_refused(lab: LabUnderTest, tmp_path: Path) -> None:
+    exact = 0
+    for text in (*HOSTILE, *ODD_BUT_FINE):
+        try:
+            path = script(tmp_path, comment=text)
+        except HpcToolkitError:
+            continue
+        job = lab.sbatch(path, cwd=tmp_path)
+        comment = re.search(r"^   Comment=(.*) $", told(lab, job), re.MULTILINE)
+        # A job without a remark has no such line.
+        assert (comment[1] if comment else "") == text
+        exact += 1
+
+    assert exact > 90
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("where", ["chdir", "output", "directory of submission"])
+def test_a_job_runs_in_an_odd_directory_and_logs_there(
+    where: str, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    # All at once: each is a few seconds of waiting otherwise.
+    jobs = {}
+    for name in ODD_BUT_FINE:
+        home = tmp_path / name
+        (home / "logs").mkdir(parents=True)
+        escaped = str(home).replace("%", "%%")
+        given: dict[str, Any] = {
+            "chdir": {"chdir": str(home), "output": "logs/%x-%j"},
+            "output": {"output": f"{escaped}/logs/%x-%j"},
+        }.get(where, {"output": "logs/%x-%j"})
+        try:
+            path = script(tmp_path, job_name="n", hold=False, mem="100M", **given)
+        except HpcToolkitError:
+            assert where == "chdir"
+            assert name == "50% done"
+            continue
+        head = path.read_text(encoding="utf-8").partition("\n\n")[0]
+        path.write_text(f"{head}\n\npwd\n", encoding="utf-8")
+        cwd = home if where == "directory of submission" else tmp_path
+        jobs[lab.sbatch(path, cwd=cwd)] = home
+
+    for job, home in jobs.items():
+        lab.wait_for(job)
+        log = home / "logs" / f"n-{job}"
+        there = tmp_path if where == "output" else home
+        assert log.read_text(encoding="utf-8") == f"{there}\n"
+    assert not list(tmp_path.rglob("canary"))
+
+
+def test_a_directory_that_slurm_would_fill_in_is_why_forbidden_exists(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    home = tmp_path / "a%jb"
+    (home / "logs").mkdir(parents=True)
+    path = script(tmp_path, hold=False, mem="100M", output="logs/%j")
+
+    record = lab.wait_for(lab.sbatch(path, cwd=home))
+
+    assert record.state == "FAILED"
+    assert not list((home / "logs").iterdir())
+
+
+def test_a_directive_of_another_option_keeps_its_value(lab: LabUnderTest, tmp_path: Path) -> None:
+    path = tmp_path / "x.sbatch"
+    lines = [directive_text(("job-name", 'it\'s "mine" \\ #1')), directive_text(("hold", None))]
+    path.write_text("#!/bin/sh\n" + "".join(f"#SBATCH {line}\n" for line in lines) + "true\n")
+
+    assert 'JobName=it\'s "mine" \\ #1\n' in told(lab, lab.sbatch(path, cwd=tmp_path))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit import slurm
+from hpc_toolkit.lab.packages import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 
@@ -253,3 +255,43 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
     text = desk.call("status", run).stdout
     assert "4 pending" in text
     assert f"  job {job:<9} unknown (squeue" in text
+
+
+@pytest.mark.slow
+def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
+    lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = missing_programs(accounting=True)
+    if missing:
+        pytest.skip(f"no accounting here: {install_command(missing)}")
+    kept = LabUnderTest(
+        lab_directory / "kept", LabSettings(nodes=1, gpus_per_node=1, accounting=True)
+    )
+    kept.up()
+    try:
+        plain = ("--mem=1G", "--output=/dev/null")
+        array = kept.sbatch(*plain, "--array=0-2", "--wrap", "true", cwd=tmp_path)
+        gone = kept.sbatch(*plain, "--hold", "--wrap", "true", cwd=tmp_path)
+        again = kept.sbatch(*plain, "--requeue", "--wrap", "sleep 60", cwd=tmp_path)
+        kept.run("scancel", gone)
+        kept.wait_for(again, "RUNNING")
+        kept.scontrol("requeue", again)
+        kept.wait_for(array)
+        monkeypatch.setenv("SLURM_CONF", str(kept.slurm_conf))
+        ids = [array, f"{array}_1", gone, again, "1"]
+
+        deadline = time.monotonic() + 30
+        while True:
+            found = slurm.sacct(ids)
+            states = {one: record.state for one, record in found.items()}
+            settled = {array: "COMPLETED", f"{array}_1": "COMPLETED", gone: "CANCELLED"}
+            if states == {**settled, again: "PENDING"} or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+
+        assert states == {**settled, again: "PENDING"}
+        assert found[array].elements == (("COMPLETED", 3),)
+        assert found[again].restarts == 1
+        assert slurm.job_states(["1"])["1"].state == "unknown"
+    finally:
+        kept.down()

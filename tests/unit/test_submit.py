@@ -72,7 +72,7 @@ def sent(programs: Programs) -> list[list[str]]:
 def test_submit_prints_the_id_alone_and_notes_the_job(run: ToyRun, programs: Programs) -> None:
     result = call("--nodes", "2", "--run", "runs/a")
 
-    assert (result.exit_code, result.stdout) == (0, "101\n")
+    assert (result.exit_code, result.stdout) == (0, "101\n"), repr(result.exception)
     ((parsable, script),) = sent(programs)
     assert parsable == "--parsable"
     assert Path(script).parent == run.paths.jobs.absolute()
@@ -296,13 +296,15 @@ def test_inside_a_job_its_variables_stay_out(
     assert read_jobs(run.paths)
 
 
-def failing_node(run: ToyRun, name: str, host: str, at: float) -> None:
-    """A worker whose death on ``host`` the failure of that node explains."""
+def failing_node(
+    run: ToyRun, name: str, host: str, at: float, explained: str = "node failure"
+) -> None:
+    """A worker that died on ``host``."""
     dead = run.worker(name, host=host, job="7", at=at)
     dead.claim(run.unit_name(0))
     heir = run.worker(f"heir-{name}")
     heir.claim(run.unit_name(0), 2)
-    heir.death(item=0, generation=1, worker=name, host=host, explained="node failure")
+    heir.death(item=0, generation=1, worker=name, host=host, explained=explained)
 
 
 def test_a_node_that_failed_is_left_out_and_that_is_said(run: ToyRun, programs: Programs) -> None:
@@ -324,6 +326,16 @@ def test_a_node_that_failed_is_taken_again_on_request(run: ToyRun, programs: Pro
     result = call("--no-exclude-failed")
 
     assert ("n3" in result.stderr, len(sent(programs)[0])) == (False, 2)
+
+
+@pytest.mark.parametrize("explained", ["", "preempted", "time limit"])
+def test_a_death_that_no_node_explains_leaves_none_out(
+    run: ToyRun, programs: Programs, explained: str
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60, explained)
+
+    assert "n3" not in call().stderr
+    assert len(sent(programs)[0]) == 2
 
 
 def test_a_failure_of_another_day_is_forgotten(run: ToyRun, programs: Programs) -> None:

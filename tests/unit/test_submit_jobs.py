@@ -241,10 +241,11 @@ def test_a_job_that_ended_long_ago_is_not_asked_for_again(
     lines = [
         pending_line("7", State="COMPLETED", EndTime="1000", Name="a"),
         pending_line("8", State="NODE_FAIL", EndTime=lately, Name="a"),
+        pending_line("9", State="RUNNING", EndTime="1000", Name="a"),
     ]
     programs.answer("squeue", "\n".join(lines))
-    record_job(toy.paths, JOB)
-    record_job(toy.paths, replace(JOB, job="8"))
+    for number in "789":
+        record_job(toy.paths, replace(JOB, job=number))
     states = JobStates(toy.paths)
     states.read()
     monkeypatch.setattr(jobs_module, "ASKED_AGAIN_S", 0.0)
@@ -252,9 +253,9 @@ def test_a_job_that_ended_long_ago_is_not_asked_for_again(
     found = states.read()
 
     first, second = programs.calls("squeue")
-    assert "--jobs=7,8 " in first
-    assert "--jobs=8 " in second
-    assert [record.state for record in found] == ["COMPLETED", "NODE_FAIL"]
+    assert "--jobs=7,8,9 " in first
+    assert "--jobs=8,9 " in second
+    assert [record.state for record in found] == ["COMPLETED", "NODE_FAIL", "RUNNING"]
 
 
 def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> None:
@@ -325,6 +326,7 @@ def test_a_job_that_can_start_by_itself_is_the_better_hope(toy: ToyRun, programs
         ("PENDING", "", "has not looked at it", False),
         ("PENDING", "Brand_New_Reason", "Slurm says Brand_New_Reason", False),
         ("REQUEUE_HOLD", "None", "requeued and is held", True),
+        ("REQUEUE_HOLD", "JobHoldMaxRequeue", "requeued too often", True),
         ("SPECIAL_EXIT", "", "needs a look", True),
         ("PENDING", "launch_failed_requeued_held", "could not be started", False),
     ],
@@ -361,6 +363,15 @@ def test_logs_of_an_array_are_its_elements(toy: ToyRun, tmp_path: Path) -> None:
 
     assert len(log_files(toy.paths, "7")) == 3
     assert [path.read_text() for path in log_files(toy.paths, "7_2")] == ["2"]
+
+
+def test_elements_whose_logs_bear_ids_of_their_own_are_found(toy: ToyRun, tmp_path: Path) -> None:
+    for number in (7, 8, 9):
+        (tmp_path / f"x-{number}.out").write_text(str(number))
+    array = replace(JOB, name="x", array="1-3", cwd=str(tmp_path), log="x-%j.out")
+    record_job(toy.paths, array)
+
+    assert len(log_files(toy.paths, "7")) == 3
 
 
 def test_the_log_of_another_job_is_refused(toy: ToyRun) -> None:

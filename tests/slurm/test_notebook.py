@@ -1,0 +1,252 @@
+"""Workers and functions that a notebook submits to a real Slurm."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import notebook
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
+from hpc_toolkit.run import Run
+from tests.notebooks import EXAMPLE, execute
+from tests.slurm.rehearsal import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.slurm.reallab import LabUnderTest
+
+pytestmark = pytest.mark.slow
+
+SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+
+
+@pytest.fixture
+def cwd(lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of the test, whose process speaks with the lab."""
+    for name in set(os.environ) - set(lab.env):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_CONF", str(lab.slurm_conf))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sleeping(count: int, seconds: float, path: str = "run") -> Run:
+    items: list[dict[str, Any]] = [{"id": number, "seconds": seconds} for number in range(count)]
+    return Run.create(path, items, workload=SLEEP)
+
+
+def workers_of(run: Run) -> list[Presence]:
+    found = (read_presence(path) for path in sorted(run.paths.workers.glob("*.json")))
+    return [presence for presence in found if presence is not None]
+
+
+def working(run: Run, count: int) -> list[Presence]:
+    def busy() -> list[Presence]:
+        found = workers_of(run)
+        return found if len(found) >= count and all(one.done for one in found) else []
+
+    return wait_until(busy, f"{count} workers to work")
+
+
+def assert_whole(run: Run) -> None:
+    """All items are done, each once, and nobody was taken for dead."""
+    status = Run.open(run.root).status()
+    counts = status.stages["items"]
+    assert status.complete
+    assert (counts.done, counts.duplicates, counts.retried) == (counts.total, 0, 0)
+    assert (status.deaths, {one.state for one in workers_of(run)}) == (0, {FINISHED})
+
+
+def test_the_example_tells_the_nodes_and_gpus_of_its_workers(
+    lab: LabUnderTest, cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = execute(EXAMPLE, cwd, {**lab.env, "HPCTK_CLUSTER": "lab"})
+
+    assert "#SBATCH --gpus-per-node=l40s:2" in done.text("preview")
+    assert "48 of 48 done" in done.html("watch")
+    places = ast.literal_eval(done.text("rows"))
+    with capsys.disabled():
+        print(f"\nthe notebook's workers saw (node, CUDA_VISIBLE_DEVICES): {places}")
+    assert len(places) == 2
+    assert {node for node, _ in places} <= set(lab.nodes)
+    assert {gpus for _, gpus in places} == {"0,1"}
+    run = Run.open(cwd / "runs/from-notebook")
+    assert_whole(run)
+    assert [one.rank for one in sorted(workers_of(run), key=lambda one: one.rank)] == [0, 1, 2, 3]
+
+
+def test_a_warned_job_drains_and_starts_again_with_what_is_left(
+    lab: LabUnderTest, cwd: Path
+) -> None:
+    run = sleeping(120, 0.2)
+    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=2, time=10)
+    (job,) = (job.job_id for job in jobs.jobs)
+    working(run, 4)
+
+    lab.run("scancel", "--signal=USR2", job)
+
+    assert jobs.wait(timeout=90)
+    assert_whole(run)
+    assert sorted((one.restart, one.rank) for one in workers_of(run)) == [
+        (restart, rank) for restart in (0, 1) for rank in range(4)
+    ]
+    lab.wait_for(job, "COMPLETED")
+
+
+def test_an_element_of_an_array_starts_again_alone(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(240, 0.2)
+    jobs = notebook.submit_workers(run, 3, cluster="lab", gpus_per_node=1, array=True, time=10)
+    working(run, 3)
+    last = jobs.jobs[-1].job_id
+
+    lab.run("scancel", "--signal=USR2", last)
+
+    assert jobs.wait(timeout=90)
+    assert_whole(run)
+    assert sorted(one.restart for one in workers_of(run)) == [0, 0, 0, 1]
+    # Slurm gives the last element the array's own number, which would mean all of them.
+    assert {one.job for one in workers_of(run) if one.restart} == {last.partition("_")[0]}
+
+
+def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(200, 0.2)
+    jobs = notebook.submit_workers(run, 2, cluster="lab", requeue=False)
+    (job,) = (job.job_id for job in jobs.jobs)
+    working(run, 2)
+
+    lab.run("scancel", "--signal=USR2", job)
+
+    assert jobs.wait(timeout=60) is False
+    lab.wait_for(job, "FAILED")
+    assert "ExitCode=75:0" in lab.scontrol("show", "job", job)
+    assert run.status().stages["items"].leased == 0
+
+
+def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
+    lab: LabUnderTest, cwd: Path
+) -> None:
+    run = sleeping(400, 0.2)
+    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=4)
+    (job,) = (job.job_id for job in jobs.jobs)
+    working(run, 4)
+
+    jobs.cancel()
+
+    assert jobs.wait(timeout=90) is False
+    lab.wait_for(job, "CANCELLED")
+    assert jobs.states() == {job: "CANCELLED"}
+    status = run.status()
+    assert (status.deaths, status.stages["items"].leased) == (0, 0)
+    assert {one.state for one in workers_of(run)} == {FINISHED}
+
+
+def test_the_other_ranks_go_on_when_one_is_killed(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(60, 0.2)
+    jobs = notebook.submit_workers(run, 4, cluster="lab", gpus_per_node=2)
+    victim = working(run, 4)[0]
+
+    os.kill(victim.pid, signal.SIGKILL)
+
+    assert jobs.wait(timeout=90)
+    lab.wait_for(jobs.jobs[0].job_id, "COMPLETED")
+    assert Run.open(run.root).status().stages["items"].done == 60
+    assert len([one for one in workers_of(run) if one.state == FINISHED]) == 3
+
+
+def test_a_paused_run_ends_its_job_for_good(lab: LabUnderTest, cwd: Path) -> None:
+    run = Run.create("run", [{"n": n} for n in range(40)], command="test {n} -lt 0")
+    jobs = notebook.submit_workers(run, 2, cluster="lab")
+
+    assert jobs.wait(timeout=60) is False
+    lab.wait_for(jobs.jobs[0].job_id, "FAILED")
+    assert "paused" in run.status().reason
+    assert "ended with exit code 1" in str(jobs.jobs[0].exception())
+
+
+SUBMIT = """
+from hpc_toolkit import notebook
+jobs = notebook.submit_workers("run", 2, cluster="lab", gpus_per_node=2)
+assert jobs.wait(timeout=60)
+"""
+
+
+def test_workers_are_submitted_from_inside_a_job(lab: LabUnderTest, cwd: Path) -> None:
+    run = sleeping(8, 0.1)
+    (cwd / "submit.py").write_text(SUBMIT)
+    (cwd / "job.sh").write_text(f"#!/bin/bash\nsrun {sys.executable} submit.py\n")
+
+    # Without leaving its memory option out, srun of the new job refuses to start.
+    job = lab.sbatch("--mem-per-cpu=1G", "--time=5", cwd / "job.sh", cwd=cwd)
+
+    lab.wait_for(job, "COMPLETED", timeout_s=90)
+    assert_whole(run)
+
+
+# --- functions ---
+
+
+def placed() -> Any:
+    def place(number: int) -> tuple[int, str, str]:
+        return number, os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+    # Pickled by value, since it has no name: the nodes do not find this module.
+    return place
+
+
+def test_functions_are_an_array_in_parts_in_an_odd_folder(lab: LabUnderTest, cwd: Path) -> None:
+    site = replace(load_cluster("lab"), max_array_size=2)
+    folder = cwd / "it's a folder, é #1"
+    executor: Any = notebook.executor(site, folder=folder, gpus_per_node=1, time=5)
+
+    jobs = executor.map_array(placed(), range(5))
+    found = [job.result() for job in jobs]
+
+    assert [number for number, _, _ in found] == list(range(5))
+    assert {node for _, node, _ in found} <= set(lab.nodes)
+    assert all(gpus for _, _, gpus in found)
+    arrays = {job.job_id.partition("_")[0] for job in jobs}
+    assert len(arrays) == 3
+
+
+def test_a_function_is_not_called_after_a_failed_command(lab: LabUnderTest, cwd: Path) -> None:
+    executor: Any = notebook.executor("lab", folder=cwd / "jobs", setup=["ls /not/there"])
+
+    job = executor.submit(print, "called")
+
+    lab.wait_for(job.job_id, "FAILED")
+    assert "hpctk: setup failed: ls /not/there" in (job.stderr() or "")
+    assert "called" not in (job.stdout() or "")
+
+
+def test_options_reach_slurm_as_they_were_asked_for(lab: LabUnderTest, cwd: Path) -> None:
+    executor: Any = notebook.executor(
+        "lab",
+        folder=cwd / "jobs",
+        nodes=2,
+        ntasks_per_node=2,
+        gpus_per_node=4,
+        time="1:30:00",
+        mem="2G",
+        comment='it\'s "odd" # $HOME',
+        requeue=False,
+    )
+
+    job = executor.submit(placed(), 1)
+
+    known = lab.scontrol("show", "job", job.job_id)
+    assert "NumNodes=2" in known
+    assert "NumTasks=4" in known
+    assert "TimeLimit=01:30:00" in known
+    assert "MinMemoryNode=2G" in known
+    assert "TresPerNode=gres:gpu:l40s:4" in known
+    assert "Requeue=0" in known
+    assert 'Comment=it\'s "odd" # $HOME' in known
+    assert [row[0] for row in job.results()] == [1] * 4

@@ -6,6 +6,7 @@ The records are annotations below the run; no decision about items rests on them
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.scriptfile import sha256
 from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord, job_id
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class KnownJob:
 
 def script_copy(paths: RunPaths, name: str, script: str) -> Path:
     """Where the copy of a script belongs; equal scripts have one."""
+    from hpc_toolkit.scriptfile import sha256
+
     return paths.jobs / f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}-{sha256(script)[:12]}.sbatch"
 
 
@@ -96,7 +98,7 @@ def record_job(paths: RunPaths, job: SubmittedJob) -> None:
         files.write_new(paths.jobs / f"{job.job}.json", [data])
     except FileExistsError:
         # A cluster that was set up afresh counts from the start again.
-        files.write_new(paths.jobs / f"{job.job}-{sha256(data.decode())[:4]}.json", [data])
+        files.write_new(paths.jobs / f"{job.job}-{os.urandom(2).hex()}.json", [data])
 
 
 def read_jobs(paths: RunPaths) -> list[SubmittedJob]:

@@ -64,8 +64,6 @@ def _clock(at: float) -> str:
 
 def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     """Why nothing moves, where the only hope is a job: what that waits for, and what helps."""
-    from hpc_toolkit.pending import is_stuck, why_waiting
-
     if not now.reason.startswith("no worker is alive"):
         return now.reason
     alive = [job for job in jobs if job.running]
@@ -78,6 +76,8 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
         )
     if not waiting:
         return now.reason
+    from hpc_toolkit.pending import is_stuck, why_waiting
+
     # One that may start by itself is the better hope.
     job = min(waiting, key=is_stuck)
     return f"no worker is alive, and job {job.id} waits: {why_waiting(job)}"

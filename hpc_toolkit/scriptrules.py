@@ -15,7 +15,8 @@ from hpc_toolkit.quantities import parse_mem_mib, parse_walltime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.scriptspec import ScriptSpec
+Request = Any
+"""A ``ScriptSpec``, whose module builds on this one."""
 
 RIVALS = (
     ("mem", "mem_per_cpu", "mem_per_gpu"),
@@ -56,7 +57,7 @@ def option(field: str) -> str:
     return {"modules": "--module"}.get(field, f"--{field.replace('_', '-')}")
 
 
-def asked(spec: ScriptSpec) -> dict[str, Any]:
+def asked(spec: Request) -> dict[str, Any]:
     """The fields of ``spec`` that are not the default, in the order of the class."""
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
     standard = {field.name: field.default for field in fields(spec)}
@@ -67,7 +68,7 @@ def asked(spec: ScriptSpec) -> dict[str, Any]:
     }
 
 
-def check_request(spec: ScriptSpec) -> None:
+def check_request(spec: Request) -> None:
     """Raise RenderError or ConfigError for what no cluster could accept."""
     _check_values(spec)
     check_passed(spec.sbatch, "--sbatch")
@@ -86,7 +87,7 @@ def check_request(spec: ScriptSpec) -> None:
     _check_together(spec)
 
 
-def _check_values(spec: ScriptSpec) -> None:
+def _check_values(spec: Request) -> None:
     unset = {
         field.name
         for field in fields(spec)
@@ -109,7 +110,7 @@ def _check_values(spec: ScriptSpec) -> None:
         _GRAMMARS[name](value, option(name))
 
 
-def _check_together(spec: ScriptSpec) -> None:
+def _check_together(spec: Request) -> None:
     given = asked(spec)
     for rivals in RIVALS:
         both = [option(name) for name in rivals if name in given]
@@ -124,7 +125,7 @@ def _check_together(spec: ScriptSpec) -> None:
     _check_times(spec)
 
 
-def _check_ranks(spec: ScriptSpec) -> None:
+def _check_ranks(spec: Request) -> None:
     if spec.ntasks is not None and spec.ntasks < spec.nodes:
         msg = f"--ntasks: {spec.ntasks} ranks leave some of {spec.nodes} nodes without any"
         raise RenderError(msg, hint="ask for fewer nodes")
@@ -137,7 +138,7 @@ def _check_ranks(spec: ScriptSpec) -> None:
         raise RenderError(msg, hint="ask for a multiple of it")
 
 
-def _check_times(spec: ScriptSpec) -> None:
+def _check_times(spec: Request) -> None:
     if spec.begin is None or spec.deadline is None:
         return
     begin, deadline = parse_moment(spec.begin, "--begin"), parse_moment(spec.deadline, "--deadline")

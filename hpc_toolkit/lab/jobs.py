@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.05
 _PAUSE_S = 0.5
-# Columns by width: whatever a name or a path holds, it stays in its column.
-_FIELDS = (("JobArrayID", 48), ("State", 24), ("exit_code", 16), ("StdOut", 4096), ("StdErr", 4096))
+_COLUMNS = "JobArrayID:48,State:24,exit_code:16"
+_LOGS = re.compile(r" StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?= [A-Z]\w*=|\s*$)")
 
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -37,8 +38,6 @@ class JobRecord:
     code: int
     """Of an ended job the code that a shell would have seen: of a signal 128 and its number, and
     never 0 unless it completed."""
-    logs: tuple[Path, ...]
-    """Standard output, and standard error where that is another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def run_script(
         while True:
             records = job_records(lab, job)
             # The state was asked before the log is read: of an ended job nothing is missed.
-            for log in dict.fromkeys(log for one in records for log in one.logs):
+            for log in job_logs(lab, job):
                 read[log] = _show_more(log, read.get(log, 0), show)
             if records and all(one.state in ENDED for one in records):
                 worst = max(records, key=lambda one: one.code)
@@ -92,40 +91,47 @@ def job_records(lab: Lab, job: str) -> list[JobRecord]:
     Raises:
         HpcToolkitError: Slurm knows no such job; it forgets a job 5 minutes after its end.
     """
-    columns = ",".join(f"{name}:{width}" for name, width in _FIELDS)
-    text = lab.ask("squeue", "--noheader", "--array", "--states=all", "--jobs", job, "-O", columns)
-    return parse_records(text)
+    argv = ("squeue", "--noheader", "--array", "--states=all", "--jobs", job)
+    return parse_records(lab.ask(*argv, "--Format", _COLUMNS))
 
 
 def parse_records(text: str) -> list[JobRecord]:
     """The jobs in what squeue prints for job_records()."""
-    return [_record(line.encode()) for line in text.splitlines() if line.strip()]
+    return [_record(line) for line in text.splitlines() if line.strip()]
 
 
-def _record(line: bytes) -> JobRecord:
-    fields, begin = [], 0
-    for _, width in _FIELDS:
-        # By bytes, as squeue fills its columns.
-        fields.append(line[begin : begin + width].decode(errors="replace").strip())
-        begin += width
-    job, state, raw, *logs = fields
+def job_logs(lab: Lab, job: str) -> list[Path]:
+    """The files of standard output and standard error, of all elements of an array.
+
+    Raises:
+        HpcToolkitError: Slurm knows no such job.
+    """
+    return parse_logs(lab.ask("scontrol", "show", "job", "--oneliner", job))
+
+
+def parse_logs(text: str) -> list[Path]:
+    """The log files in what scontrol prints for job_logs(), each once, in its order."""
+    found: dict[Path, None] = {}
+    for line in text.splitlines():
+        # Names and remarks of the user, which may hold anything, come before.
+        match = _LOGS.search(line[max(line.rfind(" StdErr="), 0) :])
+        names = (match["out"], match["err"]) if match else ()
+        found.update((Path(name), None) for name in names if name != "/dev/null")
+    return list(found)
+
+
+def _record(line: str) -> JobRecord:
     try:
+        job, state, raw = line.split()
         status = int(raw)
     except ValueError:
-        message = f"squeue tells of job {job} what is not understood: {raw!r}"
+        message = f"squeue tells of a job what is not understood: {line.strip()!r}"
         raise HpcToolkitError(message) from None
     signal, code = status & 127, status >> 8
     code = 128 + signal if signal else code
     if state != "COMPLETED" and state in ENDED:
         code = code or 1
-    paths = dict.fromkeys(Path(_expanded(log, job)) for log in logs if log not in ("", "/dev/null"))
-    return JobRecord(job, state, code, tuple(paths))
-
-
-def _expanded(log: str, job: str) -> str:
-    """A log's name with what squeue leaves open in it: of an array its id and the element's."""
-    array, _, element = job.partition("_")
-    return log.replace("%A", array).replace("%a", element) if element else log
+    return JobRecord(job, state, code)
 
 
 def _show_more(log: Path, offset: int, show: Callable[[bytes], None]) -> int:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.lab.directory import lab_paths
-from hpc_toolkit.lab.jobs import ENDED, JobRecord, job_records
+from hpc_toolkit.lab.jobs import ENDED, JobRecord, job_logs, job_records
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings
 
@@ -107,7 +107,9 @@ class LabUnderTest:
 
     def output(self, record: JobRecord) -> str:
         """What a job has written so far."""
-        found = [log.read_text(errors="replace") for log in record.logs if log.exists()]
+        found = [
+            log.read_text(errors="replace") for log in job_logs(self.lab, record.id) if log.exists()
+        ]
         return "".join(found)
 
     def clear(self) -> None:

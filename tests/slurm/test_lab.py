@@ -1,19 +1,315 @@
-"""hpctk lab runs a real Slurm, keeps it to this machine, and leaves nothing behind."""
+"""What jobs meet on a lab is what they would meet on a cluster."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
+import pytest
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.jobs import run_script
+from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.packages import install_command, missing_programs
+from hpc_toolkit.lab.settings import LabSettings
+from tests.slurm.reallab import LabUnderTest
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.slurm.reallab import LabUnderTest
+SHOW_GPUS = "srun bash -c 'echo $SLURM_PROCID $(hostname) ${CUDA_VISIBLE_DEVICES:-none}'"
 
 
-def test_a_job_sees_its_nodes_names(lab: LabUnderTest, tmp_path: Path) -> None:
-    job = lab.sbatch("--nodes=3", f"--output={tmp_path}/log", "--wrap=srun hostname", cwd=tmp_path)
+def script(directory: Path, text: str, *directives: str) -> Path:
+    path = directory / "job.sh"
+    head = "".join(f"#SBATCH {one}\n" for one in (f"--output={directory}/%j.log", *directives))
+    path.write_text(f"#!/bin/bash\n{head}{text}\n")
+    return path
 
-    record = lab.wait_for(job)
 
-    assert record.state == "COMPLETED"
-    assert sorted(lab.output(record).split()) == ["n1", "n2", "n3"]
+def printed(lab: LabUnderTest, path: Path, *words: str) -> list[str]:
+    """The sorted lines of a job that must succeed."""
+    record = lab.wait_for(lab.sbatch(path, *words, cwd=path.parent))
+    assert record.state == "COMPLETED", lab.output(record)
+    return sorted(lab.output(record).splitlines(), key=lambda line: int(line.split()[0]))
+
+
+def on_node(lab: LabUnderTest, node: str) -> list[str]:
+    """The names of a node's processes, without those of finished and starting tools."""
+    return sorted(one.name for one in members(lab.lab.paths.token, node))
+
+
+def hpctk(lab: LabUnderTest, command: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "hpc_toolkit", "lab", command, "--dir", str(lab.directory)]
+    return lab.run(*argv, *words, check=False)
+
+
+class TestGpus:
+    def test_gpus_per_node_show_every_task_all_of_them(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        job = script(tmp_path, SHOW_GPUS, "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=4")
+
+        assert printed(lab, job) == [
+            *("0 n1 0,1,2,3", "1 n1 0,1,2,3", "2 n2 0,1,2,3", "3 n2 0,1,2,3")
+        ]
+
+    def test_gpus_per_task_give_each_task_its_own(self, lab: LabUnderTest, tmp_path: Path) -> None:
+        job = script(tmp_path, SHOW_GPUS, "--nodes=2", "--ntasks=8", "--gpus-per-task=1")
+
+        lines = [line.split() for line in printed(lab, job)]
+
+        assert len(lines) == 8
+        own = {(node, gpu) for _, node, gpu in lines}
+        assert own == {(node, gpu) for node in ("n1", "n2") for gpu in "0123"}
+
+    def test_jobs_of_one_node_share_its_gpus_out(self, lab: LabUnderTest, tmp_path: Path) -> None:
+        job = script(
+            tmp_path, f"{SHOW_GPUS}; sleep 1.5", "--nodelist=n1", "--gpus=l40s:2", "--mem=1G"
+        )
+        first, second = (lab.sbatch(job, cwd=tmp_path) for _ in range(2))
+        for one in (first, second):
+            lab.wait_for(one, "RUNNING")
+
+        seen = [lab.output(lab.wait_for(one)).split()[-1] for one in (first, second)]
+
+        assert sorted(seen) == ["0,1", "2,3"]
+
+    def test_more_gpus_than_a_node_has_are_refused(self, lab: LabUnderTest, tmp_path: Path) -> None:
+        done = lab.run("sbatch", script(tmp_path, "true", "--gpus-per-node=5"), check=False)
+
+        assert done.returncode != 0
+        assert "Requested node configuration is not available" in done.stderr
+
+
+def test_a_job_sees_its_nodes_names_and_reaches_them_by_these(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    text = "srun bash -c 'echo $SLURM_PROCID $(hostname) $(getent hosts n7 | cut -d\" \" -f1)'"
+
+    assert printed(lab, script(tmp_path, text, "--nodes=3")) == [
+        *("0 n1 127.0.0.1", "1 n2 127.0.0.1", "2 n3 127.0.0.1")
+    ]
+
+
+def test_a_job_sees_nothing_of_the_shell_that_started_the_lab(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    """Only what sbatch was told to take along."""
+    job = script(tmp_path, "env", "--export=NONE")
+
+    record = lab.wait_for(lab.sbatch(job, cwd=tmp_path, env={"FROM_SBATCH": "x"}))
+
+    names = {line.partition("=")[0] for line in lab.output(record).splitlines()}
+    assert not names & {"FROM_SBATCH", "PYTEST_CURRENT_TEST", "VIRTUAL_ENV", "MYSQL_UNIX_PORT"}
+    assert {"SLURM_JOB_ID", "SLURM_CONF"} <= names
+
+
+@pytest.mark.slow
+def test_an_urgent_job_preempts_and_the_other_starts_again_in_seconds(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    patient = script(tmp_path, "echo run ${SLURM_RESTART_COUNT:-0}; sleep 100", "--nodes=8",
+                     "--exclusive", "--requeue", "--open-mode=append")  # fmt: skip
+    first = lab.sbatch(patient, cwd=tmp_path)
+    lab.wait_for(first, "RUNNING")
+
+    urgent = lab.sbatch("-p", "urgent", "--nodes=8", "-o", "/dev/null", "--wrap=true", cwd=tmp_path)
+
+    assert lab.wait_for(urgent).state == "COMPLETED"
+    began = time.monotonic()
+    record = lab.wait_for(first, "RUNNING")
+    assert time.monotonic() - began < 30, "Slurm's own wait is two minutes"
+    while "run 1" not in lab.output(record):
+        assert time.monotonic() - began < 35
+        time.sleep(0.05)
+
+
+class TestCrash:
+    @pytest.fixture
+    def job(self, lab: LabUnderTest, tmp_path: Path) -> str:
+        """A job on n1 to n3, whose step survives a lost node."""
+        text = f"""
+srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
+  while sleep 0.1; do echo . >>{tmp_path}/$(hostname); done'
+"""
+        job = lab.sbatch(
+            script(tmp_path, text, "--nodes=3", "--nodelist=n[1-3]", "--no-kill"), cwd=tmp_path
+        )
+        for node in ("n1", "n2", "n3"):
+            self.wait_for_dots(tmp_path / node)
+        return job
+
+    @staticmethod
+    def wait_for_dots(path: Path, more: int = 2) -> None:
+        """Wait until the task of a node has written again."""
+        before = path.stat().st_size if path.exists() else 0
+        deadline = time.monotonic() + 20
+        while not path.exists() or path.stat().st_size < before + 2 * more:
+            assert time.monotonic() < deadline, f"{path} does not grow"
+            time.sleep(0.02)
+
+    def test_a_crashed_node_is_down_and_empty_and_the_others_work_on(
+        self, lab: LabUnderTest, job: str, tmp_path: Path
+    ) -> None:
+        assert {"slurmd", "slurmstepd", "bash"} <= set(on_node(lab, "n3"))
+
+        done = hpctk(lab, "crash", "n3")
+
+        assert done.returncode == 0, done.stderr
+        assert on_node(lab, "n3") == []
+        told = lab.run("sinfo", "-hN", "-p", "main", "-n", "n3", "-o", "%T|%E").stdout.strip()
+        assert told == "down|hpctk lab crash"
+        silent = (tmp_path / "n3").stat().st_size
+        self.wait_for_dots(tmp_path / "n1")
+        self.wait_for_dots(tmp_path / "n2")
+        assert (tmp_path / "n3").stat().st_size == silent
+        assert lab.state(job) == "RUNNING"
+        now = lab.lab.status()
+        assert (now.state, now.crashed, now.gone) == ("up", ("n3",), ())
+
+        assert hpctk(lab, "restore", "n3").stdout == "n3: back\n"
+
+        assert lab.lab.status().crashed == ()
+        assert lab.run("sinfo", "-hN", "-p", "main", "-n", "n3", "-o", "%T").stdout == "idle\n"
+
+    def test_a_node_without_its_slurmd_works_on(
+        self, lab: LabUnderTest, job: str, tmp_path: Path
+    ) -> None:
+        before = on_node(lab, "n3")
+
+        done = hpctk(lab, "crash", "n3", "--daemon-only")
+
+        assert done.stdout == "n3: 1 processes killed\n"
+        after = on_node(lab, "n3")
+        assert "slurmd" not in after
+        assert {"slurmstepd", "bash"} <= set(after) <= set(before)
+        self.wait_for_dots(tmp_path / "n3")
+        assert lab.state(job) == "RUNNING"
+
+
+class TestRun:
+    def test_the_log_is_printed_and_the_jobs_code_is_the_commands(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        job = script(tmp_path, 'printf "<%s>\\n" "$@"; echo oops >&2; exit 7')
+
+        done = hpctk(lab, "run", job, "a b", "--help", "--name", "$(x)")
+
+        assert done.returncode == 7
+        assert done.stdout == "<a b>\n<--help>\n<--name>\n<$(x)>\noops\n"
+        assert "FAILED after" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("text", "code", "state"),
+        [("true", 0, "COMPLETED"), ("kill -9 $$", 137, "FAILED"), ("kill $$", 143, "FAILED")],
+    )
+    def test_a_jobs_end_is_what_a_shell_would_see(
+        self, lab: LabUnderTest, tmp_path: Path, text: str, code: int, state: str
+    ) -> None:
+        end = run_script(lab.lab, script(tmp_path, text), [], lambda data: None)
+
+        assert (end.code, end.state) == (code, state)
+
+    def test_an_array_ends_with_its_highest_code_and_shows_every_log(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        shown: list[bytes] = []
+        job = tmp_path / "array.sh"
+        job.write_text(
+            f'#!/bin/bash\n#SBATCH --array=0-3 -o "{tmp_path}/x y-%A_%a"\n'
+            "echo $SLURM_ARRAY_TASK_ID; exit $SLURM_ARRAY_TASK_ID\n"
+        )
+
+        end = run_script(lab.lab, job, [], shown.append)
+
+        assert (end.code, end.state) == (3, "FAILED")
+        assert sorted(b"".join(shown).split()) == [b"0", b"1", b"2", b"3"]
+
+    def test_a_script_that_sbatch_refuses_is_an_error(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        with pytest.raises(HpcToolkitError, match="invalid partition specified: nowhere"):
+            run_script(lab.lab, script(tmp_path, "true", "-p nowhere"), [], lambda data: None)
+
+    def test_an_interrupted_run_cancels_its_job(self, lab: LabUnderTest, tmp_path: Path) -> None:
+        argv = [sys.executable, "-m", "hpc_toolkit", "lab", "run", "--dir", lab.directory]
+        job = script(tmp_path, "echo begun; sleep 100")
+        with subprocess.Popen(
+            [*map(str, argv), job], env=lab.env, stdout=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "begun\n", "the log is shown while the job runs"
+
+            running.send_signal(signal.SIGINT)
+
+            assert running.wait(30) != 0
+        (number,) = (int(log.stem) for log in tmp_path.glob("*.log"))
+        assert lab.wait_for(str(number)).state == "CANCELLED"
+
+
+def test_exec_runs_an_interactive_srun_where_the_machines_name_is_no_loopback(
+    lab: LabUnderTest,
+) -> None:
+    """As on a machine whose name means its address on the network: srun would listen there."""
+    done = lab.run(
+        *("unshare", "--mount", "--uts", "sh", "-c"),
+        'hostname elsewhere; echo 192.0.2.77 elsewhere >"$0"; mount --bind "$0" /etc/hosts; "$@"',
+        lab.directory.parent / "elsewhere",
+        *(sys.executable, "-m", "hpc_toolkit", "lab", "exec", "--dir", lab.directory),
+        *("srun", "-N2", "sh", "-c", "hostname; exit 5"),
+        check=False,
+    )
+
+    assert (done.returncode, sorted(done.stdout.split())) == (5, ["n1", "n2"])
+
+
+def test_env_says_when_srun_needs_exec(lab: LabUnderTest) -> None:
+    done = lab.run(
+        *("unshare", "--mount", "--uts", "sh", "-c"),
+        'hostname elsewhere; echo 192.0.2.77 elsewhere >"$0"; mount --bind "$0" /etc/hosts; "$@"',
+        lab.directory.parent / "elsewhere",
+        *(sys.executable, "-m", "hpc_toolkit", "lab", "env", "--dir", lab.directory),
+    )
+
+    assert done.stdout == f"export SLURM_CONF={lab.slurm_conf}\n"
+    assert "this machine's name means 192.0.2.77" in done.stderr
+    assert f"hpctk lab exec --dir {lab.directory}" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def counted(lab_directory: Path) -> Iterator[LabUnderTest]:
+    """A lab with accounting."""
+    if missing := missing_programs(accounting=True):
+        pytest.skip(f"no accounting here: {install_command(missing)}")
+    started = LabUnderTest(lab_directory / "counted", LabSettings(2, 2, accounting=True))
+    started.up()
+    yield started
+    started.down()
+
+
+@pytest.mark.slow
+def test_sacct_tells_of_jobs_that_ended(counted: LabUnderTest, tmp_path: Path) -> None:
+    done = counted.wait_for(counted.sbatch(script(tmp_path, "exit 3"), cwd=tmp_path))
+    argv = ("sacct", "-nPX", "-j", done.id, "-o", "jobid,state,exitcode")
+    deadline = time.monotonic() + 30
+
+    # slurmctld tells slurmdbd of new jobs every 5 s.
+    while not (told := counted.run(*argv).stdout):
+        assert time.monotonic() < deadline, "sacct knows nothing"
+        time.sleep(0.2)
+
+    assert told == f"{done.id}|FAILED|3:0\n"
+
+
+@pytest.mark.slow
+def test_the_database_has_no_port(counted: LabUnderTest) -> None:
+    argv = ("mariadb", "--no-defaults", f"--socket={counted.lab.paths.database_socket}", "-NBe")
+
+    told = counted.run(*argv, "select @@skip_networking, @@port").stdout.split()
+
+    assert told == ["1", "0"]

@@ -22,7 +22,7 @@ from hpc_toolkit.lab.directory import (
     remove_files,
     write_record,
 )
-from hpc_toolkit.lab.jobs import parse_records
+from hpc_toolkit.lab.jobs import JobRecord, parse_logs, parse_records
 from hpc_toolkit.lab.members import member_node
 from hpc_toolkit.lab.ports import FIRST_PORT, Listener, free_block, parse_listeners
 from hpc_toolkit.lab.settings import LabPaths, LabSettings
@@ -253,12 +253,6 @@ class TestRecord:
 
 
 class TestJobs:
-    @staticmethod
-    def row(job: str, state: str, code: int, out: str, err: str) -> str:
-        fields = ((job, 48), (state, 24), (str(code), 16), (out, 4096), (err, 4096))
-        padded = [text.encode() + b" " * (width - len(text.encode())) for text, width in fields]
-        return b"".join(padded).decode() + "\n"
-
     @pytest.mark.parametrize(
         ("state", "raw", "code"),
         [
@@ -271,23 +265,23 @@ class TestJobs:
         ],
     )
     def test_a_jobs_code_is_what_a_shell_would_see(self, state: str, raw: int, code: int) -> None:
-        (found,) = parse_records(self.row("12", state, raw, "/a/log", "/a/log"))
+        assert parse_records(f"12_3  {state:<24}{raw:<16}\n") == [JobRecord("12_3", state, code)]
 
-        assert (found.id, found.state, found.code) == ("12", state, code)
-        assert found.logs == (Path("/a/log"),)
+    @pytest.mark.parametrize("text", ["12 FAILED x", "12 FAILED", "slurm_load_jobs error: no"])
+    def test_what_squeue_should_not_say_is_an_error(self, text: str) -> None:
+        with pytest.raises(HpcToolkitError, match="squeue tells of a job what is not understood"):
+            parse_records(text)
 
-    def test_paths_keep_their_spaces_and_accents_and_an_arrays_numbers(self) -> None:
-        text = self.row("12_3", "RUNNING", 0, "/é à/%A_%a x.log", "/dev/null")
-        text += self.row("12_[4-9]", "PENDING", 0, "/é/o", "/é/e")
+    def test_logs_are_found_behind_whatever_a_job_is_called(self) -> None:
+        text = (
+            "JobId=1 JobName=x StdErr=/etc/x StdIn=/a StdOut=/etc/y Power= WorkDir=/w"
+            " StdErr=/é à/1 e.log StdIn=/dev/null StdOut=/é à/1 o.log Power= \n"
+            "JobId=2 JobName=y StdErr=/o StdIn=/dev/null StdOut=/o\n"
+            "JobId=3 JobName=z StdErr=/dev/null StdIn=/dev/null StdOut=/o TresPerNode=gpu:1\n"
+        )
 
-        first, second = parse_records(text)
-
-        assert first.logs == (Path("/é à/12_3 x.log"),)
-        assert second.logs == (Path("/é/o"), Path("/é/e"))
-
-    def test_what_squeue_should_not_say_is_an_error(self) -> None:
-        with pytest.raises(HpcToolkitError, match="job 12 what is not understood: 'x'"):
-            parse_records(self.row("12", "FAILED", 0, "", "").replace(" 0 ", " x ", 1))
+        assert parse_logs(text) == [Path("/é à/1 o.log"), Path("/é à/1 e.log"), Path("/o")]
+        assert parse_logs("JobId=4 JobName=x\n") == []
 
 
 def test_a_lab_is_asked_without_the_variables_of_another_slurm(

@@ -80,8 +80,16 @@ class Site:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def submit(self, template: str = "work-queue", *options: str, **fields: Any) -> str:
-        return self.lab.sbatch(*options, self.script(template, **fields), cwd=self.cwd)
+    def submit(
+        self,
+        template: str = "work-queue",
+        *options: str,
+        shell: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> str:
+        """Render and submit from a shell with more variables; the job's number."""
+        script = self.script(template, **fields)
+        return self.lab.sbatch(*options, script, cwd=self.cwd, env=shell)
 
     def jobs(self, job: str) -> list[Job]:
         """The job, or the elements of the array."""

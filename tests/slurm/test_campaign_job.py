@@ -1,0 +1,165 @@
+"""A campaign in one allocation: who decides may die and move; the arms stay the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.test_campaign import CAMPAIGN
+from tests.slurm.rehearsal import wait_until
+from tests.slurm.templatesite import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.slurm.reallab import LabUnderTest
+
+RUN = "runs/toy"
+TOY = Path(__file__).parents[1] / "integration" / "toy_campaign.py"
+
+
+@pytest.fixture
+def site(lab: LabUnderTest, tmp_path: Path) -> Site:
+    site = Site(lab, tmp_path)
+    (tmp_path / "toy.toml").write_text(CAMPAIGN, encoding="utf-8")
+    (tmp_path / "toy_campaign.py").write_bytes(TOY.read_bytes())
+    site.hpctk("init", RUN, "--campaign", "toy.toml")
+    return site
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The arms that were asked for, in their order, without Slurm."""
+    site = Site(lab, tmp_path_factory.mktemp("undisturbed"))
+    (site.cwd / "toy.toml").write_text(CAMPAIGN, encoding="utf-8")
+    (site.cwd / "toy_campaign.py").write_bytes(TOY.read_bytes())
+    site.hpctk("run", "toy.toml", "--workers", "2")
+    return asks(site)
+
+
+def asks(site: Site) -> list[list[str]]:
+    path = site.cwd / RUN / "bandit/trials.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [record["arms"] for record in records if record["type"] == "ask"]
+
+
+def submit(site: Site, slowest_s: float = 0.5) -> str:
+    env = (("TOY_SLOWEST_S", str(slowest_s)),)
+    return site.submit("campaign", run=RUN, env=env, max_restarts=2)
+
+
+def conducts(site: Site) -> list[int]:
+    """Processes that decide for a run below this site."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (directory / "cmdline").read_bytes().split(b"\0")
+            here = (directory / "cwd").readlink() == site.cwd
+        except OSError:
+            continue
+        if here and b"conduct" in words and b"sh" not in words[0]:
+            found.append(int(directory.name))
+    return found
+
+
+def wait_for_search(site: Site) -> None:
+    """Until some arms were asked for, and not all."""
+    path = site.cwd / RUN / "bandit/trials.jsonl"
+    wait_until(lambda: path.exists() and len(asks(site)) >= 3, "the search")
+
+
+def check_complete(site: Site, job: str, undisturbed: list[list[str]]) -> None:
+    status = json.loads(site.hpctk("status", RUN, "--json"))
+    assert status["complete"]
+    assert status["stages"]["tasks"]["failed"] == 0
+    assert asks(site) == undisturbed
+    assert "best arm " in site.said(job)
+
+
+def test_both_stages_run_in_one_job_and_its_log_ends_with_the_outcome(
+    site: Site, undisturbed: list[list[str]]
+) -> None:
+    job = submit(site, 0.05)
+
+    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_killed_conduct_is_started_again(site: Site, undisturbed: list[list[str]]) -> None:
+    job = submit(site)
+    wait_for_search(site)
+
+    for pid in conducts(site):
+        os.kill(pid, signal.SIGKILL)
+
+    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
+    assert "conduct was killed (code 137): starting it again" in site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_campaign_that_was_warned_goes_on_in_its_next_start(
+    site: Site, undisturbed: list[list[str]]
+) -> None:
+    job = submit(site)
+    wait_for_search(site)
+
+    site.warn(job)
+    wait_until(lambda: "requeueing" in site.said(job), "requeueing")
+    wait_until(lambda: not conducts(site), "the end of conduct")
+
+    assert site.end_of(job) == ("COMPLETED", 0, 1), site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_cancelled_campaign_is_finished_elsewhere(
+    site: Site, undisturbed: list[list[str]]
+) -> None:
+    job = submit(site)
+    wait_for_search(site)
+    site.lab.run("scancel", job)
+    assert site.end_of(job)[0] == "CANCELLED"
+    wait_until(lambda: not conducts(site), "the end of conduct")
+
+    site.hpctk("run", "toy.toml", "--workers", "2")
+
+    assert asks(site) == undisturbed
+
+
+@pytest.fixture
+def elsewhere(site: Site) -> Iterator[subprocess.Popen[bytes]]:
+    """A conduct that is no part of any job."""
+    argv = [sys.executable, "-m", "hpc_toolkit", "conduct", RUN]
+    with subprocess.Popen(argv, cwd=site.cwd, env=site.lab.env) as process:
+        yield process
+        process.kill()
+
+
+def test_two_that_decide_make_one_sequence(
+    site: Site, elsewhere: subprocess.Popen[bytes], undisturbed: list[list[str]]
+) -> None:
+    job = submit(site)
+    wait_for_search(site)
+    elsewhere.kill()
+
+    assert site.end_of(job, limit_s=100) == ("COMPLETED", 0, 0), site.said(job)
+    check_complete(site, job, undisturbed)
+
+
+def test_a_conduct_that_cannot_go_on_ends_the_ranks_and_the_job(site: Site) -> None:
+    manifest = json.loads((site.cwd / RUN / "run.json").read_text())
+    manifest["campaign"]["search"]["policy"] = "gone"
+    (site.cwd / RUN / "run.json").write_text(json.dumps(manifest))
+    job = submit(site)
+
+    state, code, restarts = site.end_of(job)
+
+    assert (state, restarts) == ("FAILED", 0)
+    assert code not in {0, 75, 143}
+    assert f"conduct ended with code {code}: telling the ranks to finish" in site.said(job)

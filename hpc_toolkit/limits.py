@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.clusters import Cluster
     from hpc_toolkit.scriptspec import ScriptSpec
 
-_FILLED_IN = re.compile(r"\\|%[0-9]*[A-Za-z%]")
+_FILLED_IN = r"\\|%[0-9]*[A-Za-z%]"
 
 
 def check_limits(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ def forbidden(cluster: Cluster, directory: Path) -> str | None:
             return f"{cluster.name} takes no jobs from below {place} ({written})"
     # Slurm joins the directory and the log's pattern before it fills that in (22.05 and newer): the
     # job would end at once, and without a log.
-    if found := _FILLED_IN.search(str(directory)):
+    if found := re.search(_FILLED_IN, str(directory)):
         return f"Slurm does not take {found[0]!r} literally in the directory of a log: {directory}"
     return None
 

@@ -4,7 +4,6 @@ Annotations are objects here, not text as elsewhere: typer would compile each of
 whenever the command starts.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,6 +126,8 @@ def _show_notes(site: "Cluster") -> None:
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
+    import json
+
     from hpc_toolkit.drift import check_drift
 
     extra = [name for name, value in given.items() if value not in (None, (), [])]

@@ -16,7 +16,8 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.files import read_fresh, replace_file
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.processes import die_with_parent
-from hpc_toolkit.run import Run, check_stage, collect_provenance, create_run
+from hpc_toolkit.provenance import collect_provenance
+from hpc_toolkit.run import Run, check_stage, create_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.gpus import CUDA, visible_gpus
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.worker import (
@@ -27,6 +27,7 @@ from hpc_toolkit.worker import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from hpc_toolkit.layout import Manifest, RunPaths
 
@@ -200,18 +201,7 @@ def local_environment(slot: int, workers: int) -> dict[str, str]:
     found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
     gpus = visible_gpus()
     if gpus:
-        found["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+        found[CUDA] = gpus[slot % len(gpus)]
     if "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
     return found
-
-
-def visible_gpus() -> list[str]:
-    """NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [gpu for gpu in named.split(",") if gpu]
-    with suppress(OSError):
-        count = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
-        return [str(index) for index in range(count)]
-    return []

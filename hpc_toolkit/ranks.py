@@ -24,7 +24,7 @@ class RankInfo:
     job_id: str | None = None
     """The Slurm job, None outside Slurm."""
     restart: int = 0
-    """How often Slurm started this job before (SLURM_RESTART_COUNT, which the first start lacks)."""
+    """How often Slurm started this job before (SLURM_RESTART_COUNT, unset at first)."""
     in_step: bool = False
     """Whether srun started this process; it is then one rank, not a pool of them."""
 

@@ -16,6 +16,7 @@ from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError, near_miss
 from hpc_toolkit.gather import Table, gather
+from hpc_toolkit.gpus import rank_environment
 from hpc_toolkit.layout import (
     Manifest,
     RunPaths,
@@ -24,6 +25,7 @@ from hpc_toolkit.layout import (
     check_trust,
     read_manifest,
 )
+from hpc_toolkit.provenance import collect_provenance
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
@@ -156,9 +158,10 @@ class Run:
     ) -> int:
         """Work here until nothing is left; the exit code (see :mod:`hpc_toolkit.worker`).
 
-        With ``workers`` None this process is the one worker; otherwise so many are started, and
-        replaced when they are killed. In a process with threads, such as a notebook, they are
-        started from a fresh interpreter.
+        With ``workers`` None this process is the one worker, and takes its share of the node's
+        GPUs inside an srun step (:func:`hpc_toolkit.gpus.rank_environment`). Otherwise so many are
+        started, and replaced when they are killed; in a process with threads, such as a notebook,
+        from a fresh interpreter.
 
         Raises:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
@@ -169,6 +172,7 @@ class Run:
         self._trust()
         options = options or WorkerOptions()
         if workers is None:
+            os.environ.update(rank_environment(os.environ))
             return start_worker(self.paths, self.manifest, options, SystemClock())
         if not 1 <= workers <= MAX_WORKERS:
             bound = "least 1" if workers < 1 else f"most {MAX_WORKERS}"
@@ -361,37 +365,3 @@ def create_run(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return Run(root, manifest)
-
-
-def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
-    """What code, from which commit, with which packages."""
-    from datetime import UTC, datetime
-    from importlib import metadata
-
-    from hpc_toolkit import __version__
-    from hpc_toolkit.workloads.loading import code_hash
-
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hpctk": __version__,
-        "python": sys.version.split()[0],
-        "git_commit": _git_commit(),
-        "code": {stage.name: code_hash(stage.workload) for stage in stages},
-        "packages": sorted(
-            {f"{dist.name}=={dist.version}" for dist in metadata.distributions() if dist.name}
-        ),
-    }
-
-
-def _git_commit() -> str | None:
-    """The commit checked out here, with ``+`` if files were changed; read without git's help."""
-    for directory in (Path.cwd(), *Path.cwd().parents):
-        head = directory / ".git" / "HEAD"
-        if not head.is_file():
-            continue
-        text = head.read_text(encoding="utf-8").strip()
-        if not text.startswith("ref: "):
-            return text
-        ref = directory / ".git" / text.removeprefix("ref: ")
-        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
-    return None

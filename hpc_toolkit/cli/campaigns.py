@@ -76,7 +76,7 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
 def _work(run: Run, workers: int | None) -> int:
     from hpc_toolkit.crew import Crew
-    from hpc_toolkit.pool import visible_gpus
+    from hpc_toolkit.gpus import visible_gpus
     from hpc_toolkit.worker import WorkerOptions
 
     count = workers if workers is not None else max(1, len(visible_gpus()))

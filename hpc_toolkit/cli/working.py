@@ -80,7 +80,7 @@ def work(
 
 def work_here(run: Run, workers: int | None, options: WorkerOptions) -> int:
     """Local workers with a progress bar where there is a terminal; the exit code."""
-    from hpc_toolkit.pool import visible_gpus
+    from hpc_toolkit.gpus import visible_gpus
 
     count = workers if workers is not None else max(1, len(visible_gpus()))
     if not sys.stderr.isatty():

@@ -20,7 +20,7 @@ from hpc_toolkit.clusterchoice import resolve_cluster
 from hpc_toolkit.clusters import Cluster
 from hpc_toolkit.directives import complete, directives
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.pool import visible_gpus
+from hpc_toolkit.gpus import visible_gpus
 from hpc_toolkit.quantities import MINUTE_S, parse_walltime
 from hpc_toolkit.scriptspec import ScriptSpec
 from hpc_toolkit.submit import check_directory

@@ -141,17 +141,21 @@ class Rehearsal:
     def hpctk(self, *words: object, timeout_s: float = 120) -> str:
         return self.call(sys.executable, "-m", "hpc_toolkit", *words, timeout_s=timeout_s)
 
-    def init(self, size: Size, *words: object) -> None:
-        """A run of Sleep items, sealed."""
+    def init(
+        self,
+        size: Size,
+        *words: object,
+        workload: str = "hpc_toolkit.workloads.synthetic:Sleep",
+    ) -> None:
+        """A run of items that sleep, sealed."""
         lines = [
             json.dumps({"checkpoint": f"step{group}", "layer": layer, "seconds": size.seconds})
             for group in range(size.groups)
             for layer in range(LAYERS)
         ]
         (self.cwd / "items.jsonl").write_text("\n".join(lines))
-        sleep = "hpc_toolkit.workloads.synthetic:Sleep"
         self.hpctk(
-            *("init", self.run, "--workload", sleep, "--items", "items.jsonl"),
+            *("init", self.run, "--workload", workload, "--items", "items.jsonl"),
             *("--group-by", "checkpoint", *words),
         )
 

@@ -7,10 +7,11 @@ and each test says by which. All results must be there once, and no attempt may 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
-from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,7 +30,6 @@ from tests.slurm.rehearsal import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.slurm.conftest import LabUnderTest
 
@@ -73,20 +73,26 @@ def first_of(found: Measured, workers: set[str]) -> float:
 
 
 @sized
-def test_seed_shape_keeps_32_ranks_busy(rehearsal: Rehearsal, size: Size) -> None:
-    rehearsal.init(size)
-    script = rehearsal.render(nodes=8, gpus_per_node=4)
+def test_32_ranks_on_8_nodes_are_kept_busy_each_with_its_gpu(
+    rehearsal: Rehearsal, size: Size
+) -> None:
+    shutil.copy(Path(__file__).with_name("lab_items.py"), rehearsal.cwd)
+    rehearsal.init(size, workload="lab_items:place")
+    hpctk = f"{rehearsal.python} -m hpc_toolkit"
+    resources = "--nodes 8 --gpus-per-node 4 --cluster lab --time 30:00"
     cpu = CpuClock()
 
-    job = rehearsal.sbatch(script, rehearsal.run)
+    job = rehearsal.call(
+        "bash", "-c", f'sbatch --parsable "$({hpctk} render {resources})" {rehearsal.run}'
+    ).strip()
     rehearsal.wait_for_end(job, limit_s=size.limit_s)
 
     share = cpu.share()
     found = check_whole(rehearsal, size)
     efficiency = found.efficiency(size.seconds, RANKS)
-    report("seed shape", size, found, efficiency=f"{efficiency:.3f}", cpu=f"{share:.0%}")
-    hosts = Counter(presence["host"] for presence in found.workers.values())
-    assert hosts == dict.fromkeys((f"n{number}" for number in range(1, 9)), 4)
+    report("32 ranks", size, found, efficiency=f"{efficiency:.3f}", cpu=f"{share:.0%}")
+    places = {tuple(row["value"].values()) for row in rehearsal.rows()}
+    assert places == {(f"n{r // 4 + 1}", f"n{r // 4 + 1}", r, str(r % 4)) for r in range(RANKS)}
     assert sorted(presence["rank"] for presence in found.workers.values()) == list(range(RANKS))
     assert rehearsal.exit_code(job) == "0:0"
     assert not found.deaths

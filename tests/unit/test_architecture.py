@@ -30,7 +30,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
-    {"__version__", "clock", "errors", "processes", "ranks"},
+    {"__version__", "clock", "errors", "gpus", "processes", "ranks"},
     {"allowlist", "arrays", "attempts", "clusterfiles", "files", "quantities", "slurmrecords"},
     {"environment", "grammar", "passthrough"},
     {"scriptrules"},
@@ -56,7 +56,7 @@ LAYERS: list[set[str]] = [
     {"failednodes", "jobs", "passes", "render", "status", "tables"},
     {"cancellation", "drift", "giveback", "progress", "witness"},
     {"worker"},
-    {"pool"},
+    {"pool", "provenance"},
     {"run"},
     {"conduct", "crew", "submission"},
     {"submit", "summary"},

@@ -1,0 +1,63 @@
+"""Which GPUs a process may use, as the variables say that schedulers and CUDA share."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CUDA = "CUDA_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
+
+
+def visible_gpus() -> list[str]:
+    """NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get(CUDA)
+    if named is not None:
+        return [gpu for gpu in named.split(",") if gpu]
+    with suppress(OSError):
+        count = len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+        return [str(index) for index in range(count)]
+    return []
+
+
+def share_of_gpus(gpus: list[str], rank: int, ranks: int) -> list[str]:
+    """The part of a node's ``gpus`` for its rank number ``rank`` of ``ranks``.
+
+    Equal parts in order; what does not divide is left over, and where there are more ranks than
+    GPUs they take turns.
+    """
+    each = len(gpus) // ranks
+    return gpus[rank * each : (rank + 1) * each] if each else gpus[rank % len(gpus) :][:1]
+
+
+def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a queue worker that srun started must change so that its GPUs are its own.
+
+    ``--gpus-per-node`` shows every rank all GPUs of its node, and code that takes the first one
+    would have them all on one. Nothing changes for a rank that is alone on its node or sees one
+    GPU. Ranks of one training must see each other's GPUs: this is not for them.
+    """
+    ranks = _ranks_here(environ)
+    rank = environ.get("SLURM_LOCALID", "")
+    for name in (CUDA, ROCR):
+        gpus = [gpu for gpu in environ.get(name, "").split(",") if gpu]
+        if gpus:
+            mine = ranks > 1 and len(gpus) > 1 and rank.isdigit()
+            return {name: ",".join(share_of_gpus(gpus, int(rank), ranks))} if mine else {}
+    return {}
+
+
+def _ranks_here(environ: Mapping[str, str]) -> int:
+    """Ranks of this step on this node, from ``4(x8),2``; 1 where that is not known."""
+    counts: list[int] = []
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
+        counts += [int(count)] * int(times or 1)
+    node = environ.get("SLURM_NODEID", "")
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 1

@@ -408,3 +408,157 @@ def test_a_cancelled_job_stays_cancelled(slurm: FakeSlurm) -> None:
 
     assert code == 75, output
     assert not slurm.requeued
+
+
+APPTAINER = """
+while [[ $1 != *.sif ]]; do shift; done
+shift
+exec "$@"
+"""
+SITE_OF_CONTAINERS = {"binds": ("/scratch",)}
+
+
+def stand_in(slurm: FakeSlurm, name: str, body: str) -> None:
+    path = slurm.root / "bin" / name
+    path.write_text(RECORD + body, encoding="utf-8")
+    path.chmod(0o755)
+
+
+def test_apptainer_runs_the_ranks_and_answers_what_is_left(slurm: FakeSlurm) -> None:
+    stand_in(slurm, "apptainer", APPTAINER)
+    site = {**SITE_OF_CONTAINERS, "container_runtime": "apptainer"}
+
+    code, output = slurm.run(script_of(slurm, site=site, container="a b.sif", bind=("/x:/y",)))
+
+    assert code == 0, output
+    here, run = str(slurm.root), str(slurm.root / "demo")
+    inside = ["exec", "--bind", "/scratch", "--bind", "/x:/y", "--bind", here, "--bind", run]
+    inside += ["--pwd", here, "a b.sif", str(slurm.python), "-m", "hpc_toolkit"]
+    calls = slurm.calls("apptainer")
+    assert all(call[: len(inside)] == inside for call in calls)
+    assert [call[len(inside)] for call in calls] == ["preflight", "work", "left"]
+    assert slurm.calls("srun")[-1][5:7] == ["apptainer", "exec"]
+
+
+def test_pyxis_gets_the_container_from_srun_also_for_what_is_left(slurm: FakeSlurm) -> None:
+    site = {**SITE_OF_CONTAINERS, "container_runtime": "pyxis"}
+
+    code, output = slurm.run(
+        script_of(slurm, site=site, container="nvcr.io#a:b", bind=("/x:/y:ro",))
+    )
+
+    assert code == 0, output
+    here = slurm.root
+    inside = [
+        "--container-image=nvcr.io#a:b",
+        f"--container-workdir={here}",
+        f"--container-mounts={here}:{here},{here}/demo:{here}/demo,/scratch:/scratch,/x:/y:ro",
+    ]
+    steps = [call for call in slurm.calls("srun") if call != ["--version"]]
+    assert [call[call.index("hpc_toolkit") + 1] for call in steps] == ["preflight", "work", "left"]
+    for call in steps:
+        first = call.index(inside[0])
+        assert call[first : first + 3] == inside
+        assert call[first + 3] == str(slurm.python)
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+def test_a_run_that_no_container_can_be_shown_is_refused(slurm: FakeSlurm, runtime: str) -> None:
+    (slurm.root / "a,b").mkdir()
+    site = {"container_runtime": runtime}
+
+    code, output = slurm.run(script_of(slurm, site=site, container="x.sif", run="a,b"))
+
+    assert code == 1
+    assert "no container can be shown" in output
+
+
+def test_an_element_of_an_array_speaks_for_itself_alone(slurm: FakeSlurm) -> None:
+    slurm.environ |= {"SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
+    slurm.answer(work_code=75)
+    slurm.left(1)
+
+    code, output = slurm.run(script_of(slurm, "array", array="0-3", array_offset=1000))
+
+    assert code == 0, output
+    assert ["requeue", "17_3"] in slurm.calls("scontrol")
+    assert slurm.rank_environ["HPCTK_ARRAY_INDEX"] == "1003"
+
+
+def test_a_script_forgets_what_an_outer_job_left_behind(slurm: FakeSlurm) -> None:
+    left_behind = {
+        *("SLURM_MEM_PER_NODE", "SLURM_GPUS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND_LIST"),
+        *("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK"),
+    }
+    slurm.environ |= dict.fromkeys(left_behind, "1")
+    slurm.environ["SLURM_MEM_PER_CPU"] = "4096"
+
+    code, output = slurm.run(script_of(slurm, mem_per_cpu="4G"))
+
+    assert code == 0, output
+    assert not left_behind & slurm.rank_environ.keys()
+    assert slurm.rank_environ["SLURM_MEM_PER_CPU"] == "4096"
+
+
+def test_arguments_of_the_script_follow_those_of_the_program(slurm: FakeSlurm) -> None:
+    program = ("printf", "<%s>", HOSTILE_NAME)
+
+    code, output = slurm.run(script_of(slurm, "command", command=program), "--lr", "a b")
+
+    assert code == 0, output
+    assert f"<{HOSTILE_NAME}><--lr><a b>" in output
+    assert slurm.calls("srun")[-1][:4] == [
+        *("--kill-on-bad-exit=1", "--wait=60", "--label", "--cpus-per-task=6")
+    ]
+
+
+@pytest.mark.parametrize("work_code", [0, 75])
+def test_a_campaign_ends_when_conduct_has_published(slurm: FakeSlurm, work_code: int) -> None:
+    stand_in(slurm, "sleep", "exit 0")
+    slurm.answer(work_code=work_code)
+    slurm.left(0, complete=True)
+    # First another one decides, then this one is killed, and then it comes to the end.
+    conduct = slurm.root / "conduct"
+    conduct.write_text(
+        '#!/bin/bash\ncd "$FAKE_DIR"\n'
+        "if mkdir rival 2>/dev/null; then exit 75; fi\n"
+        "if mkdir killed 2>/dev/null; then kill -9 $$; fi\n"
+        "touch published\n"
+    )
+    conduct.chmod(0o755)
+
+    code, output = slurm.run(script_of(slurm, "campaign"))
+
+    assert code == 0, output
+    assert (slurm.root / "published").exists()
+    assert "another conduct decides" in output
+    assert "conduct was killed (code 137)" in output
+    assert ["-m", "hpc_toolkit", "work", "demo", "--idle-exit", "1000d"] in slurm.calls("python")
+
+
+def test_a_campaign_whose_conduct_fails_tells_the_ranks_and_ends_with_its_code(
+    slurm: FakeSlurm,
+) -> None:
+    slurm.answer(works_until_signalled="", work_code=75, conduct="#!/bin/bash\nexit 3")
+    (slurm.root / "conduct").chmod(0o755)
+    slurm.left(0)
+    # A step that is just starting hears nothing: ranks are told again.
+    stand_in(slurm, "sleep", "exec /bin/sleep 0.02")
+
+    code, output = slurm.run(script_of(slurm, "campaign"))
+
+    assert code == 3, output
+    assert "conduct ended with code 3: telling the ranks to finish" in output
+    assert ["--signal=USR1", "17"] in slurm.calls("scancel")
+    assert not slurm.requeued
+
+
+def test_a_campaign_with_decisions_left_is_requeued_although_no_item_is(slurm: FakeSlurm) -> None:
+    slurm.answer(work_code=75, conduct="#!/bin/bash\nexec /bin/sleep 30")
+    (slurm.root / "conduct").chmod(0o755)
+    slurm.left(0)
+
+    code, output = slurm.run(script_of(slurm, "campaign"))
+
+    assert code == 0, output
+    assert slurm.requeued

@@ -140,6 +140,8 @@ def _surroundings(error: Exception) -> int | None:
 
 def show_error(error: HpcToolkitError) -> None:
     """Say what is wrong and what to do, without a traceback."""
-    print(f"error: {error.message}", file=sys.stderr)
+    from hpc_toolkit.cli.terminal import printable_lines
+
+    print(f"error: {printable_lines(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {printable_lines(error.hint)}", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign import Campaign
@@ -57,7 +58,7 @@ def run_campaign(
     code = _work(found, workers)
     summary = summarize(found.view, wanted)
     if not as_json:
-        print("\n".join(status_lines(found.status())))
+        print("\n".join(map(printable, status_lines(found.status()))))
     if summary is not None:
         print(json.dumps(summary.to_json()) if as_json else "\n".join(summary_lines(summary)))
     sys.exit(code)
@@ -143,4 +144,5 @@ def conduct(
     Conductor(found, campaign).run()
     outcome = summarize(found.view, campaign) if summary else None
     if outcome is not None:
-        print("\n".join([*status_lines(found.status()), *summary_lines(outcome)]))
+        lines = [*status_lines(found.status()), *summary_lines(outcome)]
+        print("\n".join(map(printable, lines)))

@@ -77,6 +77,8 @@ def up(
     took = format_duration(time.monotonic() - began)
     when = f"up after {took}" if started else "already up"
     print(f"{settings.words}, {when}: {lab.paths.root}")
+    if os.geteuid() != 0:
+        print("note: not started by root, so it takes the jobs of this user alone", file=sys.stderr)
     which = _which(name, directory)
     print(f'  eval "$(hpctk lab env{which})"')
     print("  sinfo")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.terminal import printable
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.quantities import format_duration
 
@@ -92,7 +93,7 @@ def _overview(runs: list[Path], *, as_json: bool) -> None:
         done = sum(counts.done for counts in one.stages.values())
         failed = sum(counts.failed for counts in one.stages.values())
         state = "complete" if one.complete else f"{one.workers.alive} workers"
-        print(f"{one.run:<{width}}  {done}/{total} done  {failed} failed  {state}")
+        print(f"{printable(one.run):<{width}}  {done}/{total} done  {failed} failed  {state}")
 
 
 def _show(now: Status, jobs: list[JobRecord], *, as_json: bool) -> None:
@@ -102,7 +103,7 @@ def _show(now: Status, jobs: list[JobRecord], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**now.to_json(), "jobs": job_json(jobs)}), flush=True)
         return
-    print("\n".join(status_lines(now, jobs)), flush=True)
+    print("\n".join(map(printable, status_lines(now, jobs))), flush=True)
 
 
 def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
@@ -205,7 +206,7 @@ def explain(
     if as_json:
         print(json.dumps(life))
         return
-    print("\n".join(_life_lines(life)))
+    print("\n".join(map(printable, _life_lines(life))))
 
 
 def _life_lines(life: dict[str, Any]) -> list[str]:
@@ -259,7 +260,7 @@ def logs(
             text = part.path.read_bytes()[part.start : part.end].decode(errors="replace")
             print(json.dumps({"log": part.title, "text": text}))
             continue
-        print(f"--- {part.title}", file=sys.stderr, flush=True)
+        print(f"--- {printable(part.title)}", file=sys.stderr, flush=True)
         with part.path.open("rb") as file:
             file.seek(part.start)
             sys.stdout.buffer.write(file.read(-1 if part.end is None else part.end - part.start))

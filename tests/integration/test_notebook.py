@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import notebook
+from hpc_toolkit.queue.presence import read_presence
 from tests.integration.realrun import Started, lives, rows_by_id, wait_until, workers_of
 from tests.notebooks import EXAMPLE, execute
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.run import Run
     from tests.integration.realrun import Hpctk
 
@@ -37,9 +39,13 @@ def rank(hpctk: Hpctk, run: Run, *workers: int, **env: str) -> Started:
     return hpctk.start(run.root.absolute(), *workers, first=RANK, env={**step, **env})
 
 
-def working(run: Run, count: int = 1) -> list[dict[str, Any]]:
-    def busy() -> list[dict[str, Any]]:
-        found = workers_of(run)
+def working(run: Run, count: int = 1) -> list[Presence]:
+    """The workers, once there are so many and an item is done."""
+
+    def busy() -> list[Presence]:
+        # A file may be there and still be empty.
+        read = (read_presence(path) for path in run.paths.workers.glob("*.json"))
+        found = [presence for presence in read if presence is not None]
         return found if len(found) >= count and run.status().stages["items"].done else []
 
     return wait_until(busy, "workers to work")
@@ -75,7 +81,8 @@ def test_a_signal_to_all_processes_of_a_step_drains_it(hpctk: Hpctk, sig: signal
 
 def test_a_time_limit_of_a_local_job_asks_for_another_start(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(100, 0.05)
-    started = rank(hpctk, run, 2)
+    # The notebook itself runs in a step, of which its workers are no ranks.
+    started = rank(hpctk, run, 2, SLURM_JOB_ID="9", SLURM_STEP_ID="0")
     working(run, 2)
 
     started.send(signal.SIGUSR2)
@@ -95,14 +102,14 @@ def test_an_error_of_the_workers_is_the_error_of_the_rank(hpctk: Hpctk) -> None:
 
 
 def test_the_workers_leave_when_their_rank_is_killed(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(200, 0.05)
+    run = hpctk.make_sleeping(2000, 0.05)
     started = rank(hpctk, run)
     (worker,) = working(run)
 
     started.send(signal.SIGKILL)
     started.ended()
 
-    wait_until(lambda: not lives(worker["pid"]), "the worker to leave")
+    wait_until(lambda: not lives(worker.pid), "the worker to leave", limit_s=20)
     assert run.status().workers.finished == 1
 
 
@@ -160,6 +167,7 @@ def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
 INTERRUPTED = """
 import os, signal, sys, time
 from hpc_toolkit import notebook
+from hpc_toolkit.queue.presence import read_presence
 jobs = notebook.submit_workers("run", 1, cluster="local")
 print(jobs.jobs[0].job_id, flush=True)
 try:

@@ -125,6 +125,8 @@ def write_record(paths: LabPaths, record: LabRecord) -> None:
         "ready": record.ready,
     }
     replace_file(paths.record, [json.dumps(content).encode() + b"\n"])
+    # Whoever may enter the directory may use the lab, whatever the umask of who started it.
+    paths.record.chmod(0o644)
 
 
 def read_record(paths: LabPaths) -> LabRecord | None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.daemons import Host, start_slurmd
-from hpc_toolkit.lab.directory import LabRecord, make_directory, read_record, remove_files
+from hpc_toolkit.lab.directory import (
+    LabRecord,
+    check_owner,
+    make_directory,
+    read_record,
+    remove_files,
+)
 from hpc_toolkit.lab.members import kill_members
 from hpc_toolkit.lab.packages import check_programs
 from hpc_toolkit.lab.startup import end_lab, start_lab, wait_for_nodes
@@ -104,7 +110,7 @@ class Lab:
         itself after SlurmdTimeout, 30 s.
 
         Raises:
-            ConfigError: the lab is not up or has no such node.
+            ConfigError: the lab is not up, has no such node, or is another user's.
         """
         self._check_node(node)
         self.paths.crashed.mkdir(exist_ok=True)
@@ -119,7 +125,7 @@ class Lab:
         """Start a crashed node again, as after a reboot, and return when it takes jobs.
 
         Raises:
-            ConfigError: the lab is not up or has no such node.
+            ConfigError: the lab is not up, has no such node, or is another user's.
             HpcToolkitError: the node does not come back.
         """
         record = self._check_node(node)
@@ -147,6 +153,7 @@ class Lab:
 
     def _check_node(self, node: str) -> LabRecord:
         record = self._record_of_up()
+        check_owner(self.paths.root)
         names = record.settings.node_names
         if node not in names:
             message = f"the lab has no node {node!r}"

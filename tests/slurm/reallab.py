@@ -114,6 +114,9 @@ class LabUnderTest:
 
     def clear(self) -> None:
         """End all jobs and bring all nodes back: the next test finds the lab as it was."""
+        if self.lab.status().state != "up":
+            self.up()
+            return
         everything = ("--user", str(os.geteuid()))
         # Jobs that ignore SIGTERM would take KillWait, 30 s.
         self.run("scancel", "--full", "--signal=KILL", *everything)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.lab.daemons import Host
+from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.packages import program
@@ -239,6 +241,34 @@ def test_a_lab_whose_up_was_killed_is_cleaned_up_by_the_next_up(
     assert names == ["munged", "slurmctld", "slurmd", "slurmd", "slurmscriptd"]
 
 
+def test_a_process_of_an_earlier_start_finds_no_place_in_the_next(small: LabUnderTest) -> None:
+    """What a killed 'up' was just about to start cannot come alive beside the next lab."""
+    small.up()
+    record = read_record(small.lab.paths)
+    assert record is not None
+    earlier = Host(small.lab.paths, record.start, "n1")
+    assert subprocess.run(earlier.command(["true"]), check=False).returncode == 0
+    os.kill(next(one.pid for one in processes_of(small) if one.name == "slurmctld"), signal.SIGKILL)
+    wait_until(lambda: small.lab.status().state == "broken", "nobody sees that slurmctld is gone")
+
+    small.up()
+
+    assert subprocess.run(earlier.command(["true"]), check=False).returncode != 0
+    small.run("squeue")
+
+
+def test_an_interrupted_up_leaves_no_process(small: LabUnderTest) -> None:
+    started = up(small)
+    while not processes_of(small) and started.poll() is None:
+        pass
+
+    started.send_signal(signal.SIGINT)
+
+    assert ended(started)[0] != 0
+    assert not processes_of(small)
+    assert small.lab.status().state == "down"
+
+
 def test_up_ends_what_it_started_when_a_daemon_fails(
     small: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +455,42 @@ def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) ->
     try:
         told = in_a_child(as_user, nobody)
         assert told == f"FAILED 3 {nobody} n1 0 mode 700"
+    finally:
+        own.down()
+        shutil.rmtree(home)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as only root can")
+def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(
+    lab: LabUnderTest,
+) -> None:
+    assert lab.env
+    nobody = 65534
+    home = Path("/tmp") / f"hpctk-user-{os.getpid()}"
+    home.mkdir(mode=0o755)
+    own = LabUnderTest(home / "lab", SMALL)
+    (home / "job.sh").write_text("#!/bin/bash\nid -u; hostname\n")
+    (home / "log").touch()
+    os.chown(home / "log", nobody, nobody)
+
+    def as_user() -> str:
+        os.chdir(home)
+        record = own.wait_for(own.sbatch("-o", home / "log", home / "job.sh", cwd=home))
+        told = f"{record.state} {own.output(record)}"
+        for refused in (own.lab.down, lambda: own.lab.crash("n1"), lambda: own.lab.restore("n1")):
+            try:
+                refused()
+            except ConfigError as error:
+                told += f" {error.message.rpartition(': ')[2]}"
+        key = os.access(own.lab.paths.munge_private / "key", os.R_OK)
+        return f"{' '.join(told.split())} key {key}"
+
+    try:
+        own.up()
+        told = in_a_child(as_user, nobody)
+        refusal = "belongs to user 0, not to you"
+        assert told == f"COMPLETED {nobody} n1 {refusal} {refusal} {refusal} key False"
+        assert own.run("sinfo", "-h", "-p", "main", "-o", "%D %T").stdout.strip() == "2 idle"
     finally:
         own.down()
         shutil.rmtree(home)

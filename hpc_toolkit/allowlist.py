@@ -34,9 +34,14 @@ _MODULE = r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}"
 _SETUP = r"[\w@%+=:,./ '\"-]{1,4096}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$", re.IGNORECASE)
-_OURS = ("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX")
+_NAME_MAX = 255
+_OURS = ("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "hpctk_")
+# What bash owns cannot be exported as asked, or changes what the script does (bash(1)).
+_OF_BASH = ("BASH", "COMP_", "EPOCH", "OPT")
 _SHELL_VARIABLES = frozenset(
-    {"BASH_ENV", "ENV", "IFS", "BASHOPTS", "SHELLOPTS", "PS4", "UID", "EUID", "PPID"}
+    {"ENV", "IFS", "SHELLOPTS", "PS4", "UID", "EUID", "PPID", "GROUPS", "RANDOM", "SRANDOM", "_"}
+    | {"SECONDS", "LINENO", "FUNCNAME", "DIRSTACK", "HISTCMD", "PWD", "OLDPWD", "SHLVL", "REPLY"}
+    | {"MAPFILE", "PIPESTATUS", "POSIXLY_CORRECT", "GLOBIGNORE", "EXECIGNORE"}
 )
 _SHELL_KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "fi", "case", "esac", "for", "select", "while", "until", "do"}
@@ -133,6 +138,9 @@ PATTERNS = {
 }
 """The whole-value pattern of a field, and what to write instead."""
 
+_LOGS = {"output", "error"}
+_PATHS = _LOGS | {"chdir", "run", "python"}
+
 
 def refusal(where: str, value: object, wanted: str) -> RenderError:
     """The error for a value that may not go into a script."""
@@ -153,6 +161,18 @@ def check_count(value: object, field: str, where: str) -> None:
 def check_text(value: object, field: str, where: str) -> None:
     """Raise RenderError unless ``value`` prints and matches the pattern of ``field``."""
     _check(value, *PATTERNS[field], where)
+    if field in _PATHS:
+        check_names(str(value), where)
+    if field in _LOGS and str(value).rpartition("/")[2] in {".", ".."}:
+        raise refusal(where, value, "the path of a file")
+
+
+def check_names(path: str, where: str) -> None:
+    """Raise RenderError if a name in ``path`` is longer than any filesystem takes."""
+    for name in path.split("/"):
+        if len(name.encode()) > _NAME_MAX:
+            # Slurm would fail the job without a log.
+            raise refusal(where, path, f"names of at most {_NAME_MAX} bytes")
 
 
 def check_module(name: object, where: str) -> None:
@@ -163,7 +183,7 @@ def check_module(name: object, where: str) -> None:
 def check_variable(name: str, value: str, where: str) -> None:
     """Raise RenderError for a variable that is not the user's to set, or that holds a secret."""
     _check(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
-    if name.startswith(_OURS) or name in _SHELL_VARIABLES:
+    if name.startswith(_OURS + _OF_BASH) or name in _SHELL_VARIABLES:
         raise refusal(where, name, "a name that neither Slurm, the shell nor this script sets")
     if _SECRET.search(name):
         msg = f"{where}: {name} looks like a secret, and others may read the script"
@@ -185,6 +205,9 @@ def setup_words(line: object, where: str) -> list[str]:
         raise refusal(where, line, "the closing quote") from None
     if not words or words[0][:1] in {"", "-"} or words[0] in _SHELL_KEYWORDS:
         raise refusal(where, line, wanted)
+    if "=" in words[0]:
+        # It would be an assignment in the script's own shell.
+        raise refusal(where, line, f"a command; --env {words[0]} sets a variable")
     return words
 
 

@@ -13,6 +13,8 @@ from hpc_toolkit.errors import RenderError
 
 _PATH_MAX = 4096
 _PATH = re.compile(f"/.{{1,{_PATH_MAX - 1}}}")
+# PATH separates its parts by colons.
+_PROGRAMS = re.compile(f"/[^:]{{1,{_PATH_MAX - 1}}}")
 _CONDA_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _IMAGE = re.compile(f"[^-].{{0,{_PATH_MAX - 1}}}")
 _BIND = re.compile(r"/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?")
@@ -85,11 +87,12 @@ def default_python(*, conda: str | None, venv: str | None, container: str | None
 
 
 def _check_conda(conda: str | None, venv: str | None, where: str) -> None:
-    if conda is not None and not (_matches(_CONDA_NAME, conda) or _matches(_PATH, conda)):
+    if conda is not None and not (_matches(_CONDA_NAME, conda) or _matches(_PROGRAMS, conda)):
         option = f"{where}--conda"
-        raise refusal(option, conda, "an environment's name, or its absolute path")
-    if venv is not None:
-        check_directory(venv, f"{where}--venv")
+        raise refusal(option, conda, "an environment's name, or its absolute path without ':'")
+    if venv is not None and not _matches(_PROGRAMS, venv):
+        option = f"{where}--venv"
+        raise refusal(option, venv, "an absolute path without ':'")
     if conda is not None and venv is not None:
         msg = f"{where}--conda and --venv exclude each other"
         raise RenderError(msg, hint="one interpreter runs the ranks")

@@ -13,22 +13,24 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from hpc_toolkit import slurm
 from hpc_toolkit.clusterchoice import resolve_cluster
 from hpc_toolkit.clusters import Cluster
 from hpc_toolkit.directives import complete, directives
-from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.errors import ConfigError, RenderError
 from hpc_toolkit.gpus import visible_gpus
+from hpc_toolkit.notebook.resources import Resources, requested
 from hpc_toolkit.quantities import MINUTE_S, parse_walltime
-from hpc_toolkit.scriptspec import ScriptSpec
 from hpc_toolkit.submit import check_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import submitit
+
+    from hpc_toolkit.scriptspec import ScriptSpec
 
 LOCAL = "local"
 """The cluster that is this machine: the same calls, without Slurm."""
@@ -38,81 +40,6 @@ _MAX_ARRAY_SIZE = 1001
 """Slurm's default of MaxArraySize; see slurm.conf(5)."""
 
 _OF_A_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-
-_SUBMITIT_WORDS = {
-    "name": "job_name",
-    "timeout_min": "time, in minutes or as '4:00:00'",
-    "mem_gb": "mem='480G'",
-    "tasks_per_node": "ntasks_per_node",
-    "additional_parameters": "a word of 'hpctk render'",
-}
-
-
-class Resources(TypedDict, total=False):
-    """What a job asks for, in the words of ``hpctk render``; None leaves it to the cluster."""
-
-    job_name: str | None
-    """Name of the job."""
-    account: str | None
-    """Who pays."""
-    partition: str | None
-    """Comma-separated partitions."""
-    qos: str | None
-    """Quality of service."""
-    reservation: str | None
-    """Comma-separated reservations."""
-    constraint: str | None
-    """Node features."""
-    nodelist: str | None
-    """Nodes that must be used."""
-    prefer: str | None
-    """Node features that are wanted but not needed."""
-    exclude: str | None
-    """Nodes that must not be used."""
-    licenses: str | None
-    """Licences that the job holds."""
-    wckey: str | None
-    """Key under which the site accounts for the job."""
-    nodes: int | None
-    """Number of nodes."""
-    ntasks_per_node: int | None
-    """Ranks on each node; by default one per GPU."""
-    gpus_per_node: int | None
-    """GPUs on each node."""
-    gpu_type: str | None
-    """Type of the GPUs."""
-    isolate_gpus: bool | None
-    """Whether each rank sees its own GPUs only."""
-    cpus_per_task: int | None
-    """CPUs of a rank."""
-    mem: str | None
-    """Memory of each node with its unit, such as "480G"; "0" is all of it."""
-    mem_per_cpu: str | None
-    """Memory per CPU."""
-    mem_per_gpu: str | None
-    """Memory per GPU."""
-    exclusive: bool | str | None
-    """Share the nodes with no other job."""
-    time: str | int | None
-    """Time limit: minutes, or text as sbatch reads it."""
-    dependency: str | None
-    """Jobs that must have started or ended before, such as "afterok:123"."""
-    requeue: bool | None
-    """Whether the job may start again."""
-    max_restarts: int | None
-    """How often it may do so for its time limit."""
-    comment: str | None
-    """A remark that Slurm keeps."""
-    mail_type: str | None
-    """Events that send mail."""
-    mail_user: str | None
-    """Who gets it."""
-    modules: Sequence[str] | None
-    """Environment modules to load, after the cluster's."""
-    setup: Sequence[str] | None
-    """Commands to run first, after the cluster's; the job ends when one fails."""
-    env: dict[str, str] | None
-    """Variables to export, after the cluster's."""
 
 
 def executor(
@@ -162,48 +89,6 @@ def resolved(cluster: str | Cluster | None) -> Cluster | None:
     found = resolve_cluster(cluster)
     sys.stderr.writelines(f"note: {note}\n" for note in found.notes)
     return found.cluster
-
-
-def requested(resources: Resources) -> ScriptSpec:
-    """The request for a script that these words make.
-
-    Raises:
-        ConfigError, RenderError: an unknown word, or a value that no script could hold.
-    """
-    given: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
-    for word in given:
-        if word not in Resources.__annotations__:
-            msg = f"{word}: no resource of a job is called so"
-            raise ConfigError(msg, hint=_word_hint(word))
-    for word in ("mem", "mem_per_cpu", "mem_per_gpu"):
-        if not isinstance(given.get(word, ""), str):
-            msg = f"{word}: {given[word]!r} has no unit"
-            raise ConfigError(msg, hint="write text with K, M, G or T (powers of 1024): '480G'")
-    if "time" in given:
-        given["time"] = _time_text(given["time"])
-    for word in ("modules", "setup"):
-        if isinstance(given.get(word), str):
-            msg = f"{word}: {given[word]!r} is no list"
-            raise ConfigError(msg, hint=f"write [{given[word]!r}]")
-        given[word] = tuple(given.get(word, ()))
-    given["env"] = tuple(given.get("env", {}).items())
-    # Not resolved: the link in a virtual environment is what makes Python use the environment.
-    return ScriptSpec(python=os.path.abspath(sys.executable), **given)
-
-
-def _word_hint(word: str) -> str:
-    plain = word.removeprefix("slurm_")
-    if plain in _SUBMITIT_WORDS:
-        return f"write {_SUBMITIT_WORDS[plain]}"
-    return near_miss(plain, list(Resources.__annotations__))
-
-
-def _time_text(time: object) -> str:
-    # type(), not isinstance(): True is no time.
-    if type(time) is int or isinstance(time, str):
-        return str(time)
-    msg = f"time: {time!r} is neither minutes nor text"
-    raise ConfigError(msg, hint="write whole minutes, or '4:00:00'")
 
 
 def _checked_folder(folder: Path) -> Path:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.layout import check_trust
-from hpc_toolkit.notebook.executors import LOCAL, Resources, requested, resolved
+from hpc_toolkit.notebook.executors import LOCAL, resolved
 from hpc_toolkit.notebook.executors import executor as make_executor
 from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import work_rank
+from hpc_toolkit.notebook.resources import Resources, requested
 from hpc_toolkit.run import Run
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import pytest
 from hpc_toolkit import notebook, slurm
 from hpc_toolkit.clusters import Cluster, load_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.notebook.executors import LOCAL, Resources
+from hpc_toolkit.notebook.executors import LOCAL
+from hpc_toolkit.notebook.resources import Resources
 from hpc_toolkit.render import render_script
 from hpc_toolkit.scriptspec import ScriptSpec
 from tests.fakesbatch import KeptJobs, options

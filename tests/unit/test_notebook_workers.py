@@ -178,6 +178,87 @@ def test_a_job_starts_again_as_often_as_asked(how: Any, limit: int, run: Run, fo
     assert ("requeue" in options(text)) == (limit > 0)
 
 
+AGAIN = ["requeue 9"]
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("step", "left", "environ", "state", "expected"),
+    [
+        (0, "0", {}, "RUNNING", (0, [])),
+        (75, "0", {}, "RUNNING", (0, [])),
+        (75, "4", {}, "RUNNING", (0, AGAIN)),
+        (137, "4", {}, "RUNNING", (0, AGAIN)),
+        (75, "", {}, "RUNNING", (0, AGAIN)),
+        (75, "4", {"SLURM_RESTART_COUNT": "9"}, "RUNNING", (0, AGAIN)),
+        (75, "4", {"SLURM_RESTART_COUNT": "10"}, "RUNNING", (75, [])),
+        (75, "4", {}, "CANCELLED", (75, [])),
+        (75, "4", {}, "", (75, [])),
+        (1, "4", {}, "RUNNING", (1, [])),
+        (0, "4", {}, "RUNNING", (0, [])),
+        (
+            *(75, "4", {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}),
+            *("RUNNING", (0, ["requeue 7_2"])),
+        ),
+    ],
+)
+def test_the_script_requeues_its_job_iff_items_are_left(
+    step: int,
+    left: str,
+    environ: dict[str, str],
+    state: str,
+    expected: tuple[int, list[str]],
+    run: Run,
+    folder: Path,
+) -> None:
+    text = notebook.preview(notebook.executor(SITE, folder=folder), run)
+    text, steps = re.subn("^srun .*", f"(exit {step})", text, flags=re.MULTILINE)
+    text, counts = re.subn(r"hpctk_left=\$\(.*\) \|\|", f"hpctk_left={left} && false ||", text)
+    programs = f"squeue() {{ echo {state}; }}\nscontrol() {{ echo scontrol $*; }}\n"
+    if left:
+        text = text.replace(" && false", "")
+
+    ended = subprocess.run(
+        ["bash", "-c", programs + text],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "9", **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    said = [line for line in ended.stdout.splitlines() if line.startswith("scontrol")]
+    assert (steps, counts) == (1, 1)
+    assert (ended.returncode, [line.removeprefix("scontrol ") for line in said]) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "asked", "deadline"),
+    [
+        ({}, "1795250914", "1795250914"),
+        ({"SLURM_JOB_END_TIME": "1795250000"}, "1795250914", "1795250000"),
+        ({}, "2026-11-21T10:00:00", "none"),
+        ({}, "N/A", "none"),
+        ({"HPCTK_DEADLINE": "1"}, "", "none"),
+    ],
+)
+@pytest.mark.usefixtures("sbatch")
+def test_the_workers_are_told_when_their_job_ends(
+    environ: dict[str, str], asked: str, deadline: str, run: Run, folder: Path
+) -> None:
+    text = notebook.preview(notebook.executor(SITE, folder=folder), run)
+    text = re.sub("^srun .*", 'echo "${HPCTK_DEADLINE-none}"; exit', text, flags=re.MULTILINE)
+
+    ended = subprocess.run(
+        ["bash", "-c", f"squeue() {{ echo {asked}; }}\n{text}"],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "9", **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ended.stdout.strip() == deadline
+
+
 @pytest.mark.usefixtures("sbatch")
 def test_another_version_of_submitit_is_named_by_its_preview() -> None:
     with pytest.raises(HpcToolkitError, match=r"submitit [\d.]+ does not tell"):

@@ -70,7 +70,8 @@ def make_directory(paths: LabPaths) -> None:
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
         check_owner(root)
-        others = set(os.listdir(root)) - {paths.lock.name}
+        unfinished = {path.name for path in paths.unfinished_records()}
+        others = set(os.listdir(root)) - {paths.lock.name} - unfinished
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
         raise ConfigError(message, hint="give another directory with --dir") from None
@@ -111,8 +112,8 @@ def remove_files(paths: LabPaths, *, keep_logs: bool = False) -> None:
         paths.munge, paths.database, paths.crashed, *(() if keep_logs else (paths.logs,)),
     ):  # fmt: skip
         shutil.rmtree(path, ignore_errors=True)
-    if not keep_logs:
-        paths.record.unlink(missing_ok=True)
+    for path in (*paths.unfinished_records(), *(() if keep_logs else (paths.record,))):
+        path.unlink(missing_ok=True)
 
 
 def write_record(paths: LabPaths, record: LabRecord) -> None:

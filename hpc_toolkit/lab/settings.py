@@ -105,6 +105,10 @@ class LabPaths:
     def record(self) -> Path:
         return self.root / "lab.json"
 
+    def unfinished_records(self) -> list[Path]:
+        """What files.replace_file() leaves where it is killed."""
+        return list(self.root.glob(f".{self.record.name}.*.tmp"))
+
     @property
     def lock(self) -> Path:
         return self.root / "lock"

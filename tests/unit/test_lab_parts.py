@@ -199,6 +199,17 @@ class TestDirectory:
             make_directory(paths)
         assert (paths.root / "thesis.tex").exists()
 
+    def test_what_a_kill_left_of_lab_json_is_accepted_and_removed(self, paths: LabPaths) -> None:
+        make_directory(paths)
+        left = paths.root / ".lab.json.0a1b2c3d.tmp"
+        left.touch()
+        paths.lock.touch()
+
+        make_directory(paths)
+        remove_files(paths)
+
+        assert not left.exists()
+
     def test_a_file_in_the_place_of_a_directory_is_refused(self, paths: LabPaths) -> None:
         paths.root.touch()
 

@@ -463,6 +463,30 @@ def test_pyxis_gets_the_container_from_srun_also_for_what_is_left(slurm: FakeSlu
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
+def test_a_program_runs_in_the_container_and_the_checks_outside(
+    slurm: FakeSlurm, runtime: str
+) -> None:
+    stand_in(slurm, "apptainer", APPTAINER)
+    fields = {"container": "x.sif", "command": ("printf", "<%s>", "a b")}
+
+    code, output = slurm.run(
+        script_of(slurm, "command", site={"container_runtime": runtime}, **fields), "c"
+    )
+
+    assert code == 0, output
+    assert "<a b><c>" in output
+    here = slurm.root
+    assert slurm.calls("apptainer") == (
+        [["exec", "--bind", str(here), "--pwd", str(here), "x.sif", "printf", "<%s>", "a b", "c"]]
+        if runtime == "apptainer"
+        else []
+    )
+    checks, step = (call for call in slurm.calls("srun") if call != ["--version"])
+    assert not [word for word in checks if word.startswith("--container")]
+    assert (f"--container-mounts={here}:{here}" in step) is (runtime == "pyxis")
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis"])
 def test_a_run_that_no_container_can_be_shown_is_refused(slurm: FakeSlurm, runtime: str) -> None:
     (slurm.root / "a,b").mkdir()
     site = {"container_runtime": runtime}
@@ -542,8 +566,11 @@ def test_a_campaign_whose_conduct_fails_tells_the_ranks_and_ends_with_its_code(
     slurm.answer(works_until_signalled="", work_code=75, conduct="#!/bin/bash\nexit 3")
     (slurm.root / "conduct").chmod(0o755)
     slurm.left(0)
-    # A step that is just starting hears nothing: ranks are told again.
-    stand_in(slurm, "sleep", "exec /bin/sleep 0.02")
+    # A step that is just starting hears nothing, so ranks are told again. Here the step ends while
+    # the telling goes on, and the script asks what is left.
+    asked = 'grep -qsa left "$FAKE_DIR"/calls/* && break'
+    waits = f"for _ in {{1..40}}; do {asked}; /bin/sleep 0.05; done"
+    stand_in(slurm, "sleep", f"{waits}\nexec /bin/sleep 0.5")
 
     code, output = slurm.run(script_of(slurm, "campaign"))
 

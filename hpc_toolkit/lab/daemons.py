@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.config import CONTROL
-from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.members import LOOKS, members
 from hpc_toolkit.lab.packages import program, search_path
 
 if TYPE_CHECKING:
@@ -204,9 +204,11 @@ def wait_for_daemon(host: Host, name: str, ready: Callable[[], bool]) -> None:
         HpcToolkitError: it ended, or is not ready after 90 s; with the end of its log.
     """
     deadline = time.monotonic() + _READY_S
+    missed = 0
     while not ready():
         alive = any(one.name == name for one in members(host.paths.token, host.node))
-        if not alive or time.monotonic() > deadline:
+        missed = 0 if alive else missed + 1
+        if missed == LOOKS or time.monotonic() > deadline:
             what = f"{name} {'does not answer' if alive else 'ended'}"
             raise failure(what, host.paths.log(name))
         time.sleep(_PAUSE_S)

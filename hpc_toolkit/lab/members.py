@@ -2,7 +2,7 @@
 
 Every daemon is started in a mount namespace where a hosts file of the lab covers /etc/hosts. The
 name of that file holds the lab's token and the node; /proc/PID/mountinfo shows it for the daemon,
-its jobs and whatever those start, whichever session, parent or environment they give themselves.
+its jobs and whatever those start, whichever parent, process group or environment they choose.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hpc_toolkit.errors import HpcToolkitError
 
 _KILL_S = 20.0
 _PAUSE_S = 0.02
-# A chain of processes that fork and exit can slip through one look, not through three.
-_EMPTY_LOOKS = 3
+LOOKS = 3
+"""A daemon that goes to the background forks and exits: one look can miss it, not so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def member_node(mounts: str, token: str) -> str | None:
 def members(token: str, node: str | None = None) -> list[Member]:
     """The processes of a lab that live now, or those of one of its nodes.
 
-    A process that is created during the look may be missing.
+    A process that is created during the look may be missing; see LOOKS.
     """
     found = []
     for entry in os.listdir("/proc"):
@@ -73,7 +73,7 @@ def kill_members(token: str, node: str | None = None, *, name: str | None = None
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_S
     empty = 0
-    while empty < _EMPTY_LOOKS:
+    while empty < LOOKS:
         left = [one for one in members(token, node) if name in (None, one.name)]
         empty = 0 if left else empty + 1
         for one in left:

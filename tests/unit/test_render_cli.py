@@ -56,7 +56,7 @@ def test_render_writes_the_script_and_prints_its_path_alone(elsewhere: Path) -> 
 def test_render_calls_the_interpreter_that_rendered_it() -> None:
     call("render")
 
-    assert f"\npython='{Path(sys.executable).absolute()}'\n" in DEFAULT.read_text()
+    assert f"\nhpctk_python='{Path(sys.executable).absolute()}'\n" in DEFAULT.read_text()
 
 
 def test_render_to_stdout_writes_no_file(elsewhere: Path) -> None:

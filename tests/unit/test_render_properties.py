@@ -271,8 +271,8 @@ def test_a_path_may_hold_what_a_shell_would_expand(name: str) -> None:
 
 def values_in_bash(script: str, cwd: Path | None = None) -> dict[str, str]:
     """What bash assigns to the variables that hold what the user gave."""
-    lines = re.findall(r"^(?:export )?(?:run|python|A)=.*$", script, re.MULTILINE)
-    told = 'printf \'%s\\0\' run "$run" python "$python" A "${A-}"'
+    lines = re.findall(r"^(?:export A|hpctk_run|hpctk_python)=.*$", script, re.MULTILINE)
+    told = 'printf \'%s\\0\' run "$hpctk_run" python "$hpctk_python" A "${A-}"'
     done = subprocess.run(
         ["bash", "-c", "\n".join([*lines, told])],
         capture_output=True,

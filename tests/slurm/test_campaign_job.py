@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.slurm.reallab import LabUnderTest
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 RUN = "runs/toy"
 TOY = Path(__file__).parents[1] / "integration" / "toy_campaign.py"
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.slurm.reallab import LabUnderTest
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 
 @pytest.fixture
 def site(lab: LabUnderTest, tmp_path: Path) -> Site:

@@ -1,0 +1,245 @@
+"""Every place of a script that takes a text, and what became of each hostile one there."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.clusters import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.render import render_script
+from hpc_toolkit.scriptspec import ScriptSpec
+from tests.hostile import HOSTILE, ODD_BUT_FINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PYTHON = "/opt/python"
+STANDING = 'container_runtime = "apptainer"\n'
+LAB = load_cluster("lab")
+
+# What runs, wherever it is read as anything but text; "canary" is looked for afterwards.
+TEXTS = tuple(dict.fromkeys((*HOSTILE, *ODD_BUT_FINE)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a script is rendered from."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    site: str = ""
+    """A cluster's file; "" for the lab's."""
+    name: str = "site"
+    """Its name."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place that takes a text."""
+
+    name: str
+    """As the user knows it; of a cluster's file with "site " before it."""
+    ask: Callable[[str], Asked]
+    shapes: tuple[str, ...] = ("{}",)
+    """What is around each hostile text, so that a check of the beginning alone lets it through."""
+    directive: str = ""
+    """The option of sbatch that shows it, where it is one."""
+
+    def values(self) -> list[str]:
+        return [shape.replace("{}", text) for shape in self.shapes for text in TEXTS]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one text in one place."""
+
+    place: Place
+    value: str
+    asked: Asked
+    script: str | None
+    """None if it was refused."""
+    error: HpcToolkitError | None = None
+
+
+def toml(value: str) -> str:
+    """A string of TOML; one that holds half of a surrogate pair is none, and stays an error."""
+    shown = [
+        f"\\u{ord(one):04x}" if ord(one) < 32 or one in '"\\\x7f' or "\ud800" <= one <= "\udfff"
+        else one
+        for one in value
+    ]  # fmt: skip
+    return f'"{"".join(shown)}"'
+
+
+def site(key: str, value: str, *, table: str = "", listed: bool = False) -> str:
+    """A cluster's file with one hostile value."""
+    text = f"[{toml(value)}]" if listed else toml(value)
+    standing = "" if table else STANDING
+    return f"{standing}{f'[{table}]' if table else ''}\n{key} = {text}\n"
+
+
+def script(asked: Asked) -> str:
+    """The script. Raises HpcToolkitError."""
+    spec = ScriptSpec(**{"python": PYTHON, **asked.fields})
+    template = "work-queue"
+    if spec.command:
+        template = "command"
+    elif spec.array is not None:
+        template = "array"
+    return render_script(spec, cluster(asked), template)
+
+
+def cluster(asked: Asked) -> Cluster:
+    """The facts. Raises HpcToolkitError."""
+    if not asked.site:
+        return replace(LAB, conda_base="/opt/conda", container_runtime="apptainer")
+    return parse_cluster(asked.site, file="clusters/site.toml", name=asked.name)
+
+
+def outcome(place: Place, value: str) -> Outcome:
+    asked = place.ask(value)
+    try:
+        return Outcome(place, value, asked, script(asked))
+    except HpcToolkitError as error:
+        return Outcome(place, value, asked, None, error)
+
+
+def option(name: str, *good: str, **needs: Any) -> Place:
+    """An option of a script whose text stands there as it is."""
+    word = name.replace("_", "-")
+    return Place(
+        word,
+        lambda value: Asked({name: value, **needs}),
+        ("{}", *(f"{one}{{}}" for one in good)),
+        word,
+    )
+
+
+def many(name: str, key: str, *shapes: str, **needs: Any) -> Place:
+    """A repeated option."""
+    return Place(name, lambda value: Asked({key: (value,), **needs}), shapes)
+
+
+def own(
+    key: str,
+    *shapes: str,
+    table: str = "",
+    listed: bool = False,
+    needs: dict[str, Any] | None = None,
+) -> Place:
+    """A key of a cluster's file."""
+    where = ": ".join(filter(None, (table, key)))
+    return Place(
+        f"site {where}",
+        lambda value: Asked(needs or {}, site(key, value, table=table, listed=listed)),
+        shapes or ("{}",),
+    )
+
+
+GPU = {"gpus_per_node": 1}
+DIRECTORY = ("{}", "/x/{}")
+
+DIRECTIVES = (
+    *(option("job_name", "a"), option("account", "a"), option("partition", "a,"), option("qos")),
+    *(option("wckey", "a"), option("reservation", "a"), option("constraint", "a&")),
+    *(option("prefer", "a"), option("nodelist", "n1,"), option("exclude", "n"), option("licenses")),
+    *(option("gpu_type", "l", **GPU), option("gpu_bind", "map_gpu:0,", **GPU)),
+    *(option("gres", "nvme:"), option("gres_flags", "enforce-binding,"), option("mem", "1")),
+    *(option("mem_per_cpu", "1"), option("mem_per_gpu", "1", **GPU), option("tmp", "1")),
+    *(option("network", "a"), option("exclusive", "user"), option("switches", "1@")),
+    *(option("time", "1-"), option("time_min", "1:"), option("begin", "now+"), option("signal")),
+    *(option("deadline", "now+"), option("array", "0-", "0%"), option("dependency", "afterok:1")),
+    *(option("priority"), option("output", "logs/", "%x."), option("error", "logs/")),
+    *(option("open_mode", "append"), option("comment", "a "), option("mail_type", "END,")),
+    *(option("mail_user", "a@"), option("chdir", "/x/"), option("propagate", "CORE,")),
+)
+"""Places whose text goes to sbatch."""
+
+BODY = (
+    *(option("run", "x/"), option("python", "/x/")),
+    *(option("conda", "/x/envs/"), option("venv", "/x/")),
+    option("container", "/x/", "docker://"),
+    many("bind", "bind", *DIRECTORY, "/a:/x/{}", container="/x.sif"),
+    many("module", "modules", "{}", "cuda/{}"),
+    many("setup", "setup", "{}", "record {}"),
+    many("node-setup", "node_setup", "{}", "record {}"),
+    many("teardown", "teardown", "{}", "record {}"),
+    Place("env value", lambda text: Asked({"env": (("A", text),)})),
+    Place("env name", lambda text: Asked({"env": ((text, "1"),)}), ("{}", "A{}")),
+    many("program", "command", *DIRECTORY),
+    Place("program's word", lambda text: Asked({"command": ("p", text)})),
+    many("sbatch", "sbatch", "{}", "input{}", "a{}=b"),
+    many("sbatch value", "sbatch", "input={}", "mcs-label={}"),
+)
+"""Places whose text goes to the shell."""
+
+SITE = (
+    own("modules", "{}", "cuda/{}", listed=True),
+    own("setup", "{}", "record {}", listed=True),
+    own("node_setup", "{}", "record {}", listed=True),
+    own("A", table="env"),
+    own("NCCL_A", table="nccl", needs=GPU),
+    own("conda_base", *DIRECTORY, needs={"conda": "e"}),
+    own("binds", *DIRECTORY, listed=True, needs={"container": "/x.sif"}),
+    own("gpu_type", "{}", "l{}", needs=GPU),
+    own("gpu_request", "{}", needs=GPU),
+    own("max_walltime", "1-{}"),
+    own("mem_per_node", "1{}"),
+    *(own(key, "{}", "a{}", table="defaults") for key in ("account", "partition", "qos")),
+    *(own(key, "{}", "a{}", table="defaults") for key in ("reservation", "constraint")),
+    own("time", "1-{}", table="defaults"),
+    own("mem", "1{}", table="defaults"),
+    Place(
+        "site partition",
+        lambda text: Asked({}, f"choose_partition = true\n[[partitions]]\nname = {toml(text)}\n"),
+        ("{}", "a{}"),
+    ),
+    Place(
+        "site env name",
+        lambda text: Asked({}, f'[env]\n{toml(text)} = "1"\n'),
+        ("{}", "A{}"),
+    ),
+    Place(
+        "site nccl name",
+        lambda text: Asked(GPU, f'[nccl]\n{toml(text)} = "1"\n'),
+        ("{}", "NCCL_{}"),
+    ),
+    Place(
+        "site name",
+        lambda text: Asked({}, "nodes = 1\n", name=text),
+        ("{}", "a{}"),
+    ),
+    *(own(key) for key in ("description", "source", "account_hint")),
+)
+"""Places of a cluster's file."""
+
+PLACES = (*DIRECTIVES, *BODY, *SITE)
+
+
+@cache
+def outcomes() -> tuple[Outcome, ...]:
+    """Every text in every place."""
+    return tuple(outcome(place, value) for place in PLACES for value in place.values())
+
+
+def accepted(name: str) -> list[Outcome]:
+    return [one for one in outcomes() if one.place.name == name and one.script is not None]
+
+
+def table() -> str:
+    """How many texts each place accepted and refused."""
+    counts = Counter((one.place.name, one.script is not None) for one in outcomes())
+    names = dict.fromkeys(place.name for place in PLACES)
+    rows = [(name, counts[name, True], counts[name, False]) for name in names]
+    rows.append(("all", sum(row[1] for row in rows), sum(row[2] for row in rows)))
+    lines = [f"{name:<28} {taken:8d} {refused:7d}" for name, taken, refused in rows]
+    return "\n".join([f"{'place':<28} accepted refused", *lines])
+
+
+def sbatch_options(told: str) -> dict[str, str]:
+    """What ``sbatch --verbose`` says that it read; nothing if it refused the options at once."""
+    block = told.partition("sbatch: defined options\n")[2].partition("sbatch: end of defined")[0]
+    return dict(re.findall(r"^sbatch: ([a-z][a-z-]*) *: (.*)$", block, re.MULTILINE))

@@ -1,0 +1,417 @@
+"""Hostile texts in every place of a script: refused, or run as what they are and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import render
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.run import Run
+from hpc_toolkit.scriptspec import ScriptSpec
+from tests.hostile import ODD_BUT_FINE
+from tests.slurm import injection
+from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS, Asked, Place
+from tests.slurm.injectionbench import PARTS, Bench, Part, Plan, can_be_a_name, mixed, single
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.slurm.reallab import LabUnderTest
+
+SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+JOBS = 15
+"""So many jobs try all texts of the places of which a job can have many."""
+READ = 40
+"""So many texts of each place are read by sbatch."""
+AT_ONCE = 100
+
+
+def taken() -> dict[str, list[str]]:
+    """The texts that each part can try."""
+    accepted = {part.place: injection.accepted(part.place) for part in PARTS}
+    return {part.place: part.texts(one.value for one in accepted[part.place]) for part in PARTS}
+
+
+def run_all(bench: Bench, plans: Sequence[Plan]) -> None:
+    """Run jobs, and hold each against its plan and all against what they left behind."""
+    before = bench.files()
+    jobs = {bench.submit(plan): plan for plan in plans}
+    made: set[Path] = set()
+    for job in jobs:
+        bench.lab.wait_for(job)
+    for job, plan in jobs.items():
+        made |= bench.check(job, plan)
+    assert bench.files() - before == made
+    assert bench.canaries() == set()
+
+
+def spread(values: Sequence[Any], number: int) -> list[Any]:
+    """At most ``number`` of them, from the first to the last."""
+    return [values[at * len(values) // number] for at in range(number)] if values else []
+
+
+# --- refused or accepted ---
+
+
+def test_every_text_in_every_place_is_refused_clearly_or_makes_a_script(tmp_path: Path) -> None:
+    os.chdir(tmp_path)  # where a careless renderer would leave something
+
+    for one in injection.outcomes():
+        assert (one.script is None) is (one.error is not None)
+        if one.error is not None:
+            assert one.error.message.isprintable(), one
+            assert one.error.hint, one
+    print(f"\n{injection.table()}")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "but"),
+    [
+        ("run", "x/{}", ""),
+        ("python", "/x/{}", ""),
+        ("venv", "/x/{}", ":"),
+        ("conda", "/x/envs/{}", ":"),
+        ("container", "/x/{}", ""),
+        ("program", "/x/{}", ""),
+        ("program's word", "{}", ""),
+        ("env value", "{}", ""),
+        ("site env: A", "{}", ""),
+        ("site conda_base", "/x/{}", ":"),
+        # What separates paths there.
+        ("bind", "/x/{}", ":,"),
+        ("site binds", "/x/{}", ":,"),
+        # What Slurm would fill in.
+        ("chdir", "/x/{}", "%"),
+        ("output", "logs/{}", "%"),
+        ("error", "logs/{}", "%"),
+        ("comment", "{}", ""),
+    ],
+)
+def test_ordinary_odd_names_are_accepted(place: str, shape: str, but: str) -> None:
+    found = {one.value for one in injection.accepted(place)}
+
+    refused = {text for text in ODD_BUT_FINE if shape.replace("{}", text) not in found}
+
+    assert {text for text in refused if not set(text) & set(but)} == set()
+
+
+def test_every_field_and_every_key_is_a_place() -> None:
+    from hpc_toolkit.clusterkeys import DEFAULT_OPTIONS, KEYS
+
+    fields = {
+        name
+        for name, field in ScriptSpec.__dataclass_fields__.items()
+        if "int" not in str(field.type) and "bool" not in str(field.type).split(" |")[0]
+    }
+    words = {place.name.replace("-", "_") for place in PLACES}
+    same = {"modules": "module", "command": "program", "env": "env value"}
+    keys = {place.name.removeprefix("site ") for place in PLACES if place.name.startswith("site ")}
+
+    assert {name for name in fields if same.get(name, name) not in words} == set()
+    assert keys >= {
+        "modules",
+        "setup",
+        "node_setup",
+        "env: A",
+        "nccl: NCCL_A",
+        "conda_base",
+        "binds",
+    }
+    assert KEYS.keys() >= {"modules", "setup", "node_setup", "env", "nccl", "conda_base", "binds"}
+    assert {f"defaults: {name}" for name in DEFAULT_OPTIONS} - keys <= {
+        "defaults: cpus_per_task",
+        "defaults: mem_per_cpu",
+        "defaults: mem_per_gpu",
+    }
+
+
+# --- read by sbatch ---
+
+
+class Reader:
+    """sbatch, asked what it reads in a script."""
+
+    def __init__(self, lab: LabUnderTest, cwd: Path) -> None:
+        self.lab, self.cwd, self.env = lab, cwd, lab.env
+
+    def options(self, script: str) -> dict[str, str]:
+        """What it read; its error where it gave up before."""
+        path = self.cwd / "read.sbatch"
+        path.write_text(script, encoding="utf-8")
+        told = subprocess.run(
+            ["sbatch", "--verbose", "--test-only", str(path)],
+            cwd=self.cwd, env=self.env, capture_output=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        text = told.stderr.decode()
+        return injection.sbatch_options(text) or {"gave up": text}
+
+    def differences(self, place: Place, values: Sequence[injection.Outcome]) -> list[str]:
+        """What sbatch reads other than it was asked for, of accepted texts of one place."""
+        plain, found = None, []
+        for one in values:
+            assert one.script is not None
+            if plain is None:
+                fields = {**one.asked.fields}
+                fields.pop(place.directive.replace("-", "_"))
+                plain = self.options(injection.script(Asked(fields, one.asked.site)))
+            read = self.options(one.script)
+            if place.directive == "nodelist" and "sbatch: error: " in read.get("gave up", ""):
+                continue  # No list of nodes, or one of more than were asked for.
+            gres = ",".join(f"gres:{name}" for name in one.value.split(","))
+            wanted = {one.value, f"{self.cwd}/{one.value}", gres}
+            wanted |= {"a"} if place.directive == "open-mode" else set()
+            odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
+            odd -= {place.directive, *ALONG.get(place.directive, ())}
+            if odd or read.get(place.directive) not in wanted:
+                found.append(f"{place.name} {one.value!r}: {read.get(place.directive)!r}, {odd}")
+        return found
+
+
+ALONG = {
+    **{f"mem-per-{of}": ("mem",) for of in ("cpu", "gpu")},
+    "dependency": ("kill-on-invalid-dep",),
+    "chdir": ("output",),
+}
+"""Options that change with another one."""
+
+
+def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
+    reader, read = Reader(lab, cwd), 0
+    for place in DIRECTIVES:
+        found = injection.accepted(place.name)
+        chosen = found if number is None else spread(found, min(number, len(found)))
+        assert reader.differences(place, chosen) == []
+        read += len(chosen)
+    print(f"\n{read} scripts read by sbatch")
+    assert read > 200
+    assert {path.name for path in cwd.iterdir()} == {"read.sbatch"}
+
+
+def test_sbatch_reads_the_directive_that_was_asked_for_and_no_other(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    read_all(lab, tmp_path, READ)
+
+
+# --- run ---
+
+
+def test_mixed_texts_are_run_as_they_are(lab: LabUnderTest, tmp_path: Path) -> None:
+    bench = Bench(lab, tmp_path)
+    plans = mixed(bench, taken(), JOBS)
+
+    run_all(bench, plans)
+
+    tried = sum(len(plan.tried) for plan in plans)
+    print(f"\n{len(plans)} jobs tried {tried} texts of {sum(map(len, taken().values()))}")
+    assert tried > 900
+
+
+def test_a_setup_that_is_no_command_ends_the_job_and_runs_nothing_else(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    bench = Bench(lab, tmp_path)
+    plans = []
+    for text in ("EOF", "a b", "'EOF'", "canary", "x/../y"):
+        plan = Plan(ends="FAILED", says=f"setup failed: {text.strip(chr(39))}")
+        plan.listed("setup", text)
+        plans.append(plan)
+
+    run_all(bench, plans)
+
+    assert not list(bench.notes.glob("*.json"))
+
+
+def test_what_the_script_and_bash_call_their_own_is_refused_or_exported_as_asked(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    """Or a variable of the user's would name another job to the script's scancel."""
+    bench = Bench(lab, tmp_path)
+    every = subprocess.run(["bash", "-c", "compgen -v"], capture_output=True, check=True, text=True)
+    lines = [
+        line.strip()
+        for template in render.template_names()
+        for text in render._lineage(template + ".sbatch.j2")
+        for line in text.splitlines()
+        if not line.startswith("#") and "log " not in line
+    ]
+    # A function's own shadow the user's; everything else stands beside them.
+    local = set(re.findall(r"\w+", " ".join(line for line in lines if line.startswith("local "))))
+    own = {name for line in lines for name in re.findall(r"(?:^|[\s;(])([A-Za-z_]\w*)\+?=", line)}
+    own -= local
+    assert {"hpctk_id", "hpctk_run"} <= own
+    plan = Plan()
+    for name in sorted({*every.stdout.split(), *own} - {"PATH"}):
+        try:
+            ScriptSpec(python="/p", env=((name, "7"),))
+        except HpcToolkitError:
+            continue
+        plan.env[name] = "7"
+
+    assert own & plan.env.keys() <= {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "VIRTUAL_ENV"}
+    run_all(bench, [plan])
+
+
+# --- runs ---
+
+RUNS = (
+    'it\'s "$(touch canary)" `touch canary`; touch canary & | > <',
+    " *?[a-z]{a,b}~!! # \\ %j %% \u540d\u524d caf\u00e9 u\u0308 \u05d0\u05d1 \U0001f600 ",
+    "--help",
+    ":",
+    "$HOME",
+    "{{ 7*7 }}{% raw %}<#--",
+)
+
+
+class Venv:
+    """The interpreter of these tests, in a directory with an odd name."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        home = bench.directory('it\'s a "venv" $(touch canary)')
+        (home / "venv").symlink_to(sys.prefix)
+        self.python = home / "venv/bin/python"
+
+    def hpctk(self, *words: str) -> str:
+        path = f"{self.bench.bin}:{os.environ['PATH']}"
+        done = self.bench.lab.run(
+            self.python, "-m", "hpc_toolkit", *words, cwd=self.bench.place, env={"PATH": path}
+        )
+        return done.stdout
+
+
+def work_on(bench: Bench, names: Sequence[str]) -> None:
+    """Make, render, submit and work off a run of each name, by option and by argument."""
+    venv = Venv(bench)
+    jobs = {}
+    for at, name in enumerate(names):
+        root = bench.place / name
+        Run.create(root, [{"seconds": 0.0, "name": name}], workload=SLEEP)
+        # A relative path, an absolute one, or the script's argument.
+        option = [f"--run=./{name}", f"--run={root}", ""][at % 3]
+        words = ["--mem=200M", "--time=5", f"--job-name=run-{at}", "--max-restarts=0"]
+        script = venv.hpctk("render", "--cluster=lab", *words, *filter(None, [option])).strip()
+        own = {"PATH": f"{bench.bin}:{os.environ['PATH']}"}
+        argument = [] if option else [name]
+        jobs[bench.lab.sbatch(script, *argument, cwd=bench.place, env=own)] = root
+        assert script == f"slurm/run-{at}.sbatch"
+    for job, root in jobs.items():
+        record = bench.lab.wait_for(job)
+        assert record.state == "COMPLETED", f"{root}:\n{bench.lab.output(record)}"
+        status = Run.open(root).status()
+        assert (status.complete, status.stages["items"].done) == (True, 1), root
+    made = {path.name for path in bench.place.iterdir()}
+    assert made == {*names, "slurm"}
+    assert len(list((bench.place / "slurm/logs").iterdir())) == len(names)
+    assert bench.canaries() == set()
+
+
+def test_runs_with_odd_names_are_worked_on(lab: LabUnderTest, tmp_path: Path) -> None:
+    work_on(Bench(lab, tmp_path), RUNS)
+
+
+# --- the detectors detect ---
+
+
+def unquoted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Break one of the filters through which every value of a script goes."""
+    broken: dict[str, Callable[[Any], str]] = {
+        "sh": str,
+        "quoted": str,
+        "sh_words": " ".join,
+        "directive": lambda option: "--" + "=".join(filter(None, option)),
+    }
+    filters = render._environment().filters
+    monkeypatch.setitem(filters, name, lambda value: render._Marked(broken[name](value)))
+
+
+@pytest.mark.parametrize("name", ["sh", "quoted", "sh_words"])
+def test_a_filter_that_does_not_quote_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    bench = Bench(lab, tmp_path)
+    place = {"sh": "env value", "quoted": "python", "sh_words": "program's word"}[name]
+    (part,) = (one for one in PARTS if one.place == place)
+    plan = single(bench, part, "$(touch canary)")
+    unquoted(monkeypatch, name)
+
+    job = bench.submit(plan)
+    bench.lab.wait_for(job)
+
+    assert "touch canary" in bench.canaries()
+    with pytest.raises(AssertionError):
+        bench.check(job, plan)
+
+
+@pytest.mark.parametrize("text", ["a b", "a #b", 'say "x"'])
+def test_a_directive_that_is_not_quoted_is_found(
+    text: str, monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    (place,) = (one for one in DIRECTIVES if one.name == "comment")
+    reader = Reader(lab, tmp_path)
+    assert reader.differences(place, [injection.outcome(place, text)]) == []
+    unquoted(monkeypatch, "directive")
+
+    assert len(reader.differences(place, [injection.outcome(place, text)])) == 1
+
+
+def test_a_line_too_many_is_found(
+    monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    """A newline gets past no check, so all of them are left out."""
+    bench = Bench(lab, tmp_path)
+    monkeypatch.setattr("hpc_toolkit.scriptspec.check_request", lambda _: None)
+    fields = {**bench.asked(Plan()).fields, "comment": "x\n#SBATCH --error=canary # y"}
+    spec = ScriptSpec(**fields)
+    with pytest.raises(HpcToolkitError, match="would not stay on one line"):
+        render.render_script(spec, injection.LAB, "command")
+    unquoted(monkeypatch, "directive")
+    monkeypatch.setitem(render._environment().filters, "text", render._Marked)
+
+    bench.lab.wait_for(bench.submit(Plan(), render.render_script(spec, injection.LAB, "command")))
+
+    assert bench.canaries() == {str(bench.place / "canary")}
+
+
+# --- at full size ---
+
+
+@pytest.mark.soak
+def test_every_directive_is_read_as_it_was_asked_for(lab: LabUnderTest, tmp_path: Path) -> None:
+    read_all(lab, tmp_path, None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.place)
+def test_every_text_is_run_in_a_job_of_its_own(
+    part: Part, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    bench = Bench(lab, tmp_path, preflight=False)
+    plans = [single(bench, part, text) for text in taken()[part.place]]
+
+    for first in range(0, len(plans), AT_ONCE):
+        run_all(bench, plans[first : first + AT_ONCE])
+
+    print(f"\n{part.place}: {len(plans)} jobs")
+    assert plans
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_every_name_is_worked_on_as_a_run(lab: LabUnderTest, tmp_path: Path) -> None:
+    names = [text for text in TEXTS if text.isprintable() and can_be_a_name(text)]
+
+    work_on(Bench(lab, tmp_path), [name for name in names if name != "slurm"])
+
+    print(f"\n{len(names)} runs")

@@ -162,6 +162,7 @@ BODY = (
     *(option("run", "x/"), option("python", "/x/")),
     *(option("conda", "/x/envs/"), option("venv", "/x/")),
     option("container", "/x/", "docker://"),
+    *(option("idle_exit", "1"), option("lease", "10")),
     many("bind", "bind", *DIRECTORY, "/a:/x/{}", container="/x.sif"),
     many("module", "modules", "{}", "cuda/{}"),
     many("setup", "setup", "{}", "record {}"),

@@ -29,6 +29,7 @@ _GPU_BIND = (
     r"|mask_gpu:(0x)?[0-9A-Fa-f]{1,32}(,(0x)?[0-9A-Fa-f]{1,32}){0,255})"
 )
 _GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[KMGT]?)?"
+_DURATION = r"[0-9][0-9A-Za-z.: ]{0,63}"
 _VALUE = r".{0,32768}"
 _MODULE = r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,255}"
 _SETUP = r"[\w@%+=:,./ '\"-]{1,4096}"
@@ -133,6 +134,8 @@ PATTERNS = {
         rf"(?!~)(?:[^\\%]|%(?!{_FILLED})){{1,{_PATH_MAX}}}",
         "a directory in full, without a backslash or what Slurm reads as %j or %x",
     ),
+    "idle_exit": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
+    "lease": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
     "run": (f"[^-].{{0,{_PATH_MAX - 1}}}", "a run's path; ./-x for one called -x"),
     "python": (f"/.{{1,{_PATH_MAX - 1}}}", "the absolute path of an interpreter"),
 }

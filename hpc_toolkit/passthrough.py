@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from hpc_toolkit.allowlist import refusal
+from hpc_toolkit.allowlist import check_text, refusal
 from hpc_toolkit.errors import RenderError
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,39}")
@@ -62,6 +62,9 @@ def split_passed(text: str, where: str) -> tuple[str, str | None]:
     if longer:
         msg = f"{where}: sbatch may read {name!r} as {longer[0]!r}"
         raise RenderError(msg, hint=MANAGED[longer[0]])
+    if name == "input":
+        # Slurm reads it as it reads --output, and fails a job without a log where it cannot.
+        check_text(value, "output", f"{where} input")
     return name, value if equals else None
 
 

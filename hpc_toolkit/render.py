@@ -18,6 +18,7 @@ from hpc_toolkit import __version__
 from hpc_toolkit.directives import complete, directive_text, directives
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.scriptfile import sha256, sign
+from hpc_toolkit.scriptrules import option
 from hpc_toolkit.scriptspec import command_line, spec_json
 from hpc_toolkit.surroundings import surroundings
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".sbatch.j2"
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
+
+
+_OF_QUEUES = ("run", "idle_exit", "lease")
 
 
 class _Marked(str):
@@ -89,9 +93,10 @@ def _check_template(spec: ScriptSpec, template: str) -> None:
     if spec.command and template != "command":
         msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
         raise RenderError(msg, hint="the template command runs any program")
-    if template == "command" and spec.run is not None:
-        msg = "--run: the template command works on no run"
-        raise RenderError(msg, hint="name it among the program's arguments")
+    of_queues = [name for name in _OF_QUEUES if getattr(spec, name) is not None]
+    if template == "command" and of_queues:
+        msg = f"{option(of_queues[0])}: the template command works on no run"
+        raise RenderError(msg, hint="name it among the program's arguments, or leave it out")
     if template == "array" and spec.array is None:
         msg = "--array: the template array needs it"
         raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")

@@ -10,7 +10,7 @@ from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.grammar import check_dependency, parse_array, parse_moment, parse_switches
 from hpc_toolkit.passthrough import check_passed
-from hpc_toolkit.quantities import parse_mem_mib, parse_walltime
+from hpc_toolkit.quantities import parse_duration, parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,8 @@ _GRAMMARS: dict[str, Callable[[str, str], object]] = {
     "mem": lambda text, where: parse_mem_mib(text, where=where, zero=True),
     "mem_per_cpu": lambda text, where: parse_mem_mib(text, where=where),
     "mem_per_gpu": lambda text, where: parse_mem_mib(text, where=where),
+    "idle_exit": lambda text, where: parse_duration(text, where=where),
+    "lease": lambda text, where: parse_duration(text, where=where),
     "tmp": lambda text, where: parse_mem_mib(text, where=where),
 }
 

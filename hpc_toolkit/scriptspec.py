@@ -100,6 +100,10 @@ class ScriptSpec:
     """``B:USR1@seconds``: when the script is warned of the time limit (up to a minute earlier)."""
     requeue: bool = True
     """Whether the job may start again: by Slurm after a failure, by itself while items are left."""
+    idle_exit: str | None = None
+    """How long a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
+    lease: str | None = None
+    """Silence after which a rank counts as dead: ``hpctk work --lease``."""
     max_restarts: int = 10
     """After how many restarts the script stops requeueing itself."""
     array: str | None = None

@@ -75,6 +75,8 @@ class Surroundings:
     """GPUs that a task alone on its node must see."""
     gpu_bound: bool
     """Whether a task sees some of its node's GPUs only, unless srun is told otherwise."""
+    work: tuple[str, ...]
+    """Options of ``hpctk work``."""
     threads: int
     """CPUs that a rank can count on."""
     cpus_per_task: bool
@@ -116,6 +118,7 @@ def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]
         image=full.container or "",
         gpus=_gpus_of_a_task(full, given),
         gpu_bound="gpu-bind" in given,
+        work=_work_options(full),
         threads=cpus_of_rank(full),
         cpus_per_task="cpus-per-task" in given,
         shrink=cluster.shrink_jobs and full.nodes > 1 and not (full.array or runtime),
@@ -183,3 +186,8 @@ def _gpus_of_a_task(full: ScriptSpec, given: set[str]) -> int:
     if "gpus-per-task" in given:
         return full.gpus_per_node // ranks(full)
     return full.gpus_per_node
+
+
+def _work_options(full: ScriptSpec) -> tuple[str, ...]:
+    given = {"--idle-exit": full.idle_exit, "--lease": full.lease}
+    return tuple(f"{name}={value}" for name, value in given.items() if value is not None)

@@ -144,6 +144,8 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "signal": "B:USR1@600",
             "requeue": False,
             "max_restarts": 3,
+            "idle_exit": "5min",
+            "lease": "1min 30s",
             "hold": True,
             "priority": "1000",
             "nice": -5,

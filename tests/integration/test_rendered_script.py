@@ -139,7 +139,9 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     }
     fake = FakeSlurm(tmp_path, home / "python", environ)
     fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, end="N/A")
-    fake.answer(work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs")
+    fake.answer(
+        work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs\nn2: ready: 4 GPUs"
+    )
     fake.left(0, complete=True)
     return fake
 
@@ -164,9 +166,32 @@ def test_script_starts_one_worker_per_task_with_the_flags_of_a_queue(slurm: Fake
     step = slurm.calls("srun")[-1]
     assert step == [
         *("--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label", "--cpus-per-task=6"),
-        *(str(slurm.python), "-m", "hpc_toolkit", "work", "demo"),
+        *("--nodes=2", str(slurm.python), "-m", "hpc_toolkit", "work", "demo"),
     ]
     assert not slurm.requeued
+
+
+def test_a_node_that_is_not_fit_is_left_out_and_the_others_work(slurm: FakeSlurm) -> None:
+    slurm.environ["SLURM_NTASKS_PER_NODE"] = "4"
+    slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs")
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == 0, output
+    assert "left out: 1 of 2 nodes, see above" in output
+    (step,) = [call for call in slurm.calls("srun") if "work" in call]
+    assert {"--nodes=1", "--ntasks=4", "--nodelist=n2"} <= set(step)
+
+
+def test_uneven_ranks_need_every_node(slurm: FakeSlurm) -> None:
+    """How many ranks a node has is Slurm's choice: nobody could say how many are left."""
+    slurm.answer(preflight_code=1, ready="n2: ready: 4 GPUs")
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == 1
+    assert "error: a node is not fit for this job: see above" in output
+    assert not [call for call in slurm.calls("srun") if "work" in call]
 
 
 def test_script_says_once_what_runs_where_and_until_when(slurm: FakeSlurm) -> None:
@@ -251,7 +276,7 @@ def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
         (lambda slurm: slurm.environ.pop("SLURM_JOB_ID"), "error: this is no Slurm job"),
         (
             lambda slurm: slurm.answer(preflight_code=1, ready="n2: no GPU"),
-            "error: a node is not fit for this job: see above",
+            "error: no node is fit for this job: see above",
         ),
     ],
 )
@@ -437,7 +462,7 @@ def test_apptainer_runs_the_ranks_and_answers_what_is_left(slurm: FakeSlurm) -> 
     calls = slurm.calls("apptainer")
     assert all(call[: len(inside)] == inside for call in calls)
     assert [call[len(inside)] for call in calls] == ["preflight", "work", "left"]
-    assert slurm.calls("srun")[-1][5:7] == ["apptainer", "exec"]
+    assert slurm.calls("srun")[-1][6:8] == ["apptainer", "exec"]
 
 
 def test_pyxis_gets_the_container_from_srun_also_for_what_is_left(slurm: FakeSlurm) -> None:

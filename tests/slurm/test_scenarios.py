@@ -6,6 +6,7 @@ and each test says by which. All results must be there once, and no attempt may 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -294,3 +295,35 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
     report("two jobs", size, found, items_of_each=shares)
     assert min(shares) > size.items / 4
     assert not found.deaths
+
+
+def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> None:
+    """Two long items keep two ranks; the other ranks leave when they waited for long enough."""
+    sleeps = [*([0.1] * 30), 25.0, 25.0]
+    lines = [json.dumps({"checkpoint": n, "layer": 0, "seconds": s}) for n, s in enumerate(sleeps)]
+    (rehearsal.cwd / "items.jsonl").write_text("\n".join(lines))
+    sleep = "hpc_toolkit.workloads.synthetic:Sleep"
+    rehearsal.hpctk("init", rehearsal.run, "--workload", sleep, "--items", "items.jsonl")
+    (rehearsal.cwd / "clusters").mkdir()
+    (rehearsal.cwd / "clusters" / "lab.toml").write_text("shrink_jobs = true\n")
+    script = rehearsal.render(nodes=8, ntasks_per_node=2, idle_exit="3s")
+    script.write_text(
+        script.read_text().replace('giveback "$hpctk_run"', 'giveback "$hpctk_run" 1')
+    )
+
+    job = rehearsal.sbatch(script, rehearsal.run)
+
+    def nodes() -> int:
+        return int(rehearsal.call("squeue", "-h", f"--jobs={job}", "--format=%D", "-t", "all"))
+
+    wait_until(lambda: 0 < nodes() <= 3, "nodes that are given back", limit_s=60)
+    running = rehearsal.state(job)
+    rehearsal.wait_for_end(job, limit_s=100)
+    found = rehearsal.measure()
+    print(f"\ngiven back: {rehearsal.log().count('gave back')} times, last: {nodes()} of 8 nodes")
+    assert running == "RUNNING"
+    assert {row["state"] for row in rehearsal.rows()} == {"done"}
+    assert len(found.workers) == 16
+    assert not found.deaths
+    assert "gave back" in rehearsal.log()
+    assert rehearsal.exit_code(job) == "0:0"

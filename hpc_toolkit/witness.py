@@ -16,13 +16,13 @@ from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.queue.control import DeathNotice, give_notice
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
-from hpc_toolkit.slurm import job_states, node_states
+from hpc_toolkit.slurm.client import job_states, node_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.clock import Clock
-    from hpc_toolkit.slurmrecords import JobRecord, NodeRecord
+    from hpc_toolkit.slurm.records import JobRecord, NodeRecord
 
 MISSED = 2.5
 """Heartbeats that a worker must have missed before Slurm is asked."""

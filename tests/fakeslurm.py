@@ -6,7 +6,7 @@ import shutil
 import stat
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.slurmrecords import SQUEUE_FIELDS
+from hpc_toolkit.slurm.records import SQUEUE_FIELDS
 
 if TYPE_CHECKING:
     from pathlib import Path

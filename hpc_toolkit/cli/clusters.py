@@ -16,7 +16,7 @@ from hpc_toolkit.quantities import format_mem, format_walltime
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.clusters.facts import Cluster
 
 _PANEL = "Slurm"
 
@@ -36,8 +36,8 @@ def register(app: typer.Typer) -> None:
 
 def list_clusters(as_json: JsonOption = False) -> None:
     """List the clusters in reach, and the files that describe each of them."""
-    from hpc_toolkit.clusterfiles import cluster_files
-    from hpc_toolkit.clusters import cluster_names, load_cluster
+    from hpc_toolkit.clusters.facts import cluster_names, load_cluster
+    from hpc_toolkit.clusters.files import cluster_files
 
     files = cluster_files()
     found: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one cluster's facts, their source and when they were checked."""
-    from hpc_toolkit.clusters import load_cluster
+    from hpc_toolkit.clusters.facts import load_cluster
 
     cluster = load_cluster(name)
     if as_json:
@@ -89,8 +89,8 @@ def validate(
 ) -> None:
     """Check cluster files, and say every error with its file and key."""
     from hpc_toolkit.cli import show_error
-    from hpc_toolkit.clusterfiles import cluster_files, files_called
-    from hpc_toolkit.clusters import problems
+    from hpc_toolkit.clusters.facts import problems
+    from hpc_toolkit.clusters.files import cluster_files, files_called
 
     files = [one for name in names for one in files_called(name)] if names else cluster_files()
     wrong = 0
@@ -107,7 +107,7 @@ def validate(
 
 def schema() -> None:
     """Print the JSON schema of cluster files, for editors that complete and check them."""
-    from hpc_toolkit.clusterschema import cluster_schema
+    from hpc_toolkit.clusters.schema import cluster_schema
 
     print(json.dumps(cluster_schema(), indent=2))
 
@@ -126,8 +126,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a cluster file with what Slurm tells, and comments on what it does not."""
-    from hpc_toolkit.clusterdraft import draft, write_draft
-    from hpc_toolkit.clusterprobe import ask_slurm
+    from hpc_toolkit.clusters.draft import draft, write_draft
+    from hpc_toolkit.clusters.probe import ask_slurm
 
     if not from_slurm:
         msg = "only --from-slurm is known as a source"

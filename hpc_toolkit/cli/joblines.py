@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.slurmrecords import UNKNOWN
+from hpc_toolkit.slurm.records import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.slurmrecords import JobRecord
+    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.status import Status
 
 _SHOWN = 8
@@ -76,7 +76,7 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
         )
     if not waiting:
         return now.reason
-    from hpc_toolkit.pending import is_stuck, why_waiting
+    from hpc_toolkit.slurm.pending import is_stuck, why_waiting
 
     # One that may start by itself is the better hope.
     job = min(waiting, key=is_stuck)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpc_toolkit.run import Run
-    from hpc_toolkit.slurmrecords import JobRecord
+    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.status import Status
 
 _PANEL = "Look"
@@ -51,8 +51,8 @@ def status(
     """
     import os
 
-    from hpc_toolkit.jobs import JobStates
     from hpc_toolkit.layout import all_runs
+    from hpc_toolkit.submit.jobs import JobStates
 
     runs = all_runs()
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1:
@@ -294,7 +294,7 @@ def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogP
 
 
 def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
-    from hpc_toolkit.jobs import known_jobs, log_files
+    from hpc_toolkit.submit.jobs import known_jobs, log_files
 
     known = [one.id for one in known_jobs(run.paths)]
     if job.partition("_")[0] not in known:

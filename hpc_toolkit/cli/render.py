@@ -14,9 +14,9 @@ from hpc_toolkit.cli.scriptoptions import add_script_command, requested
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.drift import Drift
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.drift import Drift
+    from hpc_toolkit.render.spec import ScriptSpec
 
 _PANEL = "Slurm"
 _CHECKING = "Scripts that are there"
@@ -89,9 +89,9 @@ def render(
 
 def _embedded(source: str) -> dict[str, Any]:
     """What a script was rendered from."""
-    from hpc_toolkit.drift import read_script
-    from hpc_toolkit.scriptfile import read_header
-    from hpc_toolkit.scriptspec import spec_values
+    from hpc_toolkit.render.drift import read_script
+    from hpc_toolkit.render.file import read_header
+    from hpc_toolkit.render.spec import spec_values
 
     header = read_header(read_script(Path(source)), source)
     known = {"template": header.template, "cluster": header.cluster}
@@ -99,8 +99,8 @@ def _embedded(source: str) -> dict[str, Any]:
 
 
 def _write(spec: "ScriptSpec", script: str, path: Path, *, force: bool) -> None:
-    from hpc_toolkit.directives import log_pattern
-    from hpc_toolkit.scriptfile import log_directory, write_script
+    from hpc_toolkit.render.directives import log_pattern
+    from hpc_toolkit.render.file import log_directory, write_script
 
     write_script(path, script, force=force)
     for pattern in filter(None, (log_pattern(spec), spec.error)):
@@ -115,7 +115,7 @@ def _write(spec: "ScriptSpec", script: str, path: Path, *, force: bool) -> None:
 
 
 def _show_notes(site: "Cluster") -> None:
-    from hpc_toolkit.limits import forbidden
+    from hpc_toolkit.render.limits import forbidden
 
     if site.source and not site.verified:
         note = f"{_NOTE}{site.file}: facts not verified, from {site.source} ({site.checked})"
@@ -128,7 +128,7 @@ def _show_notes(site: "Cluster") -> None:
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
     import json
 
-    from hpc_toolkit.drift import check_drift
+    from hpc_toolkit.render.drift import check_drift
 
     extra = [name for name, value in given.items() if value not in (None, (), [])]
     if extra:
@@ -149,8 +149,8 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 def _own_scripts() -> list[Path]:
     """The scripts in slurm/ that this command wrote; there may be others beside them."""
-    from hpc_toolkit.drift import read_script
-    from hpc_toolkit.scriptfile import origin
+    from hpc_toolkit.render.drift import read_script
+    from hpc_toolkit.render.file import origin
 
     found = sorted(Path("slurm").glob("*.sbatch"))
     own = [path for path in found if origin(read_script(path)) != "foreign"]

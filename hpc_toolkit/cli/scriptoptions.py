@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import typer
 
     from hpc_toolkit.cli.optiontable import Option
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.spec import ScriptSpec
 
 DEFAULT_TEMPLATE = "work-queue"
 
@@ -70,9 +70,9 @@ def requested(
     taken from ``base``, the fields of another request with ``cluster`` and ``template``. Says on
     stderr how the cluster was found. Raises ConfigError or RenderError.
     """
-    from hpc_toolkit.clusterchoice import resolve_cluster
-    from hpc_toolkit.render import render_script
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.choice import resolve_cluster
+    from hpc_toolkit.render.script import render_script
+    from hpc_toolkit.render.spec import ScriptSpec
 
     values = _over(base or {}, _fields(given))
     kind = template or values.get("template", DEFAULT_TEMPLATE)
@@ -91,7 +91,7 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` instead of its own, and without what they exclude."""
     if not base:
         return values
-    from hpc_toolkit.scriptrules import RIVALS
+    from hpc_toolkit.render.rules import RIVALS
 
     replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
     return {**{name: base[name] for name in base if name not in replaced}, **values}
@@ -176,6 +176,6 @@ def _parameter(option: Option, panel: str) -> TyperOption:
 
 
 def _complete_cluster(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-    from hpc_toolkit.clusters import cluster_names
+    from hpc_toolkit.clusters.facts import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]

@@ -16,8 +16,8 @@ from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, add_script_command, 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:
-    from hpc_toolkit.slurmrecords import JobRecord
-    from hpc_toolkit.submission import Submission
+    from hpc_toolkit.slurm.records import JobRecord
+    from hpc_toolkit.submit.submission import Submission
 
 _PANEL = "Slurm"
 _AFTER_EACH = "afterany"
@@ -63,7 +63,7 @@ def submit(
     """
     from dataclasses import replace
 
-    from hpc_toolkit.slurm import overriding_variables
+    from hpc_toolkit.slurm.client import overriding_variables
 
     for name in overriding_variables():
         text = f"warning: {name} in the environment overrides what the script says; see sbatch(1)"
@@ -86,7 +86,7 @@ def submit(
     if dry_run:
         _show(submission)
         return
-    from hpc_toolkit.submit import send
+    from hpc_toolkit.submit.send import send
 
     for job in send(submission):
         print(job.job, flush=True)
@@ -97,8 +97,8 @@ def _of_request(
 ) -> "Submission":
     from dataclasses import replace
 
-    from hpc_toolkit.submission import of_request
-    from hpc_toolkit.submit import check_directory, check_run, without_failed_nodes
+    from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
+    from hpc_toolkit.submit.submission import of_request
 
     kind = template or DEFAULT_TEMPLATE
     run = None
@@ -132,9 +132,9 @@ def _of_script(
 ) -> "Submission":
     from dataclasses import replace
 
-    from hpc_toolkit.scriptspec import ScriptSpec
-    from hpc_toolkit.submission import embedded_request, of_script, read_script
-    from hpc_toolkit.submit import check_run, without_failed_nodes
+    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.submit.send import check_run, without_failed_nodes
+    from hpc_toolkit.submit.submission import embedded_request, of_script, read_script
 
     path = Path(template or "")
     others = [
@@ -183,7 +183,7 @@ def _show(submission: "Submission") -> None:
 def _estimate(submission: "Submission") -> str:
     import tempfile
 
-    from hpc_toolkit.slurm import SlurmError, sbatch_argv, start_estimate
+    from hpc_toolkit.slurm.client import SlurmError, sbatch_argv, start_estimate
 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "script.sbatch")
@@ -207,7 +207,7 @@ def cancel(
 
     Exits with 1 if there are none.
     """
-    from hpc_toolkit.cancellation import cancel_jobs, cancelable_jobs
+    from hpc_toolkit.submit.cancellation import cancel_jobs, cancelable_jobs
 
     found = cancelable_jobs(open_run(run).paths, only=job)
     if not found:

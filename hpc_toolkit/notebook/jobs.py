@@ -12,16 +12,17 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files, slurm
+from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.jobs import SubmittedJob, record_job
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.progress import StatusDisplay, status_html
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurmrecords import UNKNOWN
+from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.status import living_workers
+from hpc_toolkit.submit.jobs import SubmittedJob, record_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from hpc_toolkit.run import Run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.clusters.facts import Cluster
 
 MAX_RANKS = 65536
 """Most workers of one call; more is a mistake."""

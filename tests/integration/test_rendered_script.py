@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.clusters import load_cluster
-from hpc_toolkit.render import render_script
-from hpc_toolkit.scriptspec import ScriptSpec
+from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,18 +6,20 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.scriptfile import log_directory
-from tests.slurm.injection import Asked, script, toml
+from hpc_toolkit.render.file import log_directory
+from tests.slurm.injection import Asked, sbatch_options, script, toml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from tests.slurm.injection import Outcome, Place
     from tests.slurm.reallab import LabUnderTest
 
 CANARY = "canary"
@@ -476,3 +478,50 @@ def mixed(bench: Bench, taken: dict[str, list[str]], number: int) -> list[Plan]:
                 part.put(bench, plan, text)
                 plan.tried.append((part.place, text))
     return plans
+
+
+class Reader:
+    """sbatch, asked what it reads in a script."""
+
+    def __init__(self, lab: LabUnderTest, cwd: Path) -> None:
+        self.lab, self.cwd, self.env = lab, cwd, lab.env
+
+    def options(self, script: str) -> dict[str, str]:
+        """What it read; its error where it gave up before."""
+        path = self.cwd / "read.sbatch"
+        path.write_text(script, encoding="utf-8")
+        told = subprocess.run(
+            ["sbatch", "--verbose", "--test-only", str(path)],
+            cwd=self.cwd, env=self.env, capture_output=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        text = told.stderr.decode()
+        return sbatch_options(text) or {"gave up": text}
+
+    def differences(self, place: Place, values: Sequence[Outcome]) -> list[str]:
+        """What sbatch reads other than it was asked for, of accepted texts of one place."""
+        plain, found = None, []
+        for one in values:
+            assert one.script is not None
+            if plain is None:
+                fields = {**one.asked.fields}
+                fields.pop(place.directive.replace("-", "_"))
+                plain = self.options(script(Asked(fields, one.asked.site)))
+            read = self.options(one.script)
+            if place.directive == "nodelist" and "sbatch: error: " in read.get("gave up", ""):
+                continue  # No list of nodes, or one of more than were asked for.
+            gres = ",".join(f"gres:{name}" for name in one.value.split(","))
+            wanted = {one.value, f"{self.cwd}/{one.value}", gres}
+            wanted |= {"a"} if place.directive == "open-mode" else set()
+            odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
+            odd -= {place.directive, *ALONG.get(place.directive, ())}
+            if odd or read.get(place.directive) not in wanted:
+                found.append(f"{place.name} {one.value!r}: {read.get(place.directive)!r}, {odd}")
+        return found
+
+
+ALONG = {
+    **{f"mem-per-{of}": ("mem",) for of in ("cpu", "gpu")},
+    "dependency": ("kill-on-invalid-dep",),
+    "chdir": ("output",),
+}
+"""Options that change with another one."""

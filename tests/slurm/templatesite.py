@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.lab.jobs import ENDED
-from hpc_toolkit.render import render_script
-from hpc_toolkit.scriptspec import ScriptSpec
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec
 from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:

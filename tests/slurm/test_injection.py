@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import render
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.render import script as render
+from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.run import Run
-from hpc_toolkit.scriptspec import ScriptSpec
 from tests.hostile import ODD_BUT_FINE
 from tests.slurm import injection
-from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS, Asked, Place
-from tests.slurm.injectionbench import PARTS, Bench, Part, Plan, can_be_a_name, mixed, single
+from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS
+from tests.slurm.injectionbench import (
+    PARTS,
+    Bench,
+    Part,
+    Plan,
+    Reader,
+    can_be_a_name,
+    mixed,
+    single,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +114,7 @@ def test_ordinary_odd_names_are_accepted(place: str, shape: str, but: str) -> No
 
 
 def test_every_field_and_every_key_is_a_place() -> None:
-    from hpc_toolkit.clusterkeys import DEFAULT_OPTIONS, KEYS
+    from hpc_toolkit.clusters.keys import DEFAULT_OPTIONS, KEYS
 
     fields = {
         name
@@ -135,53 +144,6 @@ def test_every_field_and_every_key_is_a_place() -> None:
 
 
 # --- read by sbatch ---
-
-
-class Reader:
-    """sbatch, asked what it reads in a script."""
-
-    def __init__(self, lab: LabUnderTest, cwd: Path) -> None:
-        self.lab, self.cwd, self.env = lab, cwd, lab.env
-
-    def options(self, script: str) -> dict[str, str]:
-        """What it read; its error where it gave up before."""
-        path = self.cwd / "read.sbatch"
-        path.write_text(script, encoding="utf-8")
-        told = subprocess.run(
-            ["sbatch", "--verbose", "--test-only", str(path)],
-            cwd=self.cwd, env=self.env, capture_output=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        text = told.stderr.decode()
-        return injection.sbatch_options(text) or {"gave up": text}
-
-    def differences(self, place: Place, values: Sequence[injection.Outcome]) -> list[str]:
-        """What sbatch reads other than it was asked for, of accepted texts of one place."""
-        plain, found = None, []
-        for one in values:
-            assert one.script is not None
-            if plain is None:
-                fields = {**one.asked.fields}
-                fields.pop(place.directive.replace("-", "_"))
-                plain = self.options(injection.script(Asked(fields, one.asked.site)))
-            read = self.options(one.script)
-            if place.directive == "nodelist" and "sbatch: error: " in read.get("gave up", ""):
-                continue  # No list of nodes, or one of more than were asked for.
-            gres = ",".join(f"gres:{name}" for name in one.value.split(","))
-            wanted = {one.value, f"{self.cwd}/{one.value}", gres}
-            wanted |= {"a"} if place.directive == "open-mode" else set()
-            odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
-            odd -= {place.directive, *ALONG.get(place.directive, ())}
-            if odd or read.get(place.directive) not in wanted:
-                found.append(f"{place.name} {one.value!r}: {read.get(place.directive)!r}, {odd}")
-        return found
-
-
-ALONG = {
-    **{f"mem-per-{of}": ("mem",) for of in ("cpu", "gpu")},
-    "dependency": ("kill-on-invalid-dep",),
-    "chdir": ("output",),
-}
-"""Options that change with another one."""
 
 
 def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
@@ -370,7 +332,7 @@ def test_a_line_too_many_is_found(
 ) -> None:
     """A newline gets past no check, so all of them are left out."""
     bench = Bench(lab, tmp_path)
-    monkeypatch.setattr("hpc_toolkit.scriptspec.check_request", lambda _: None)
+    monkeypatch.setattr("hpc_toolkit.render.spec.check_request", lambda _: None)
     fields = {**bench.asked(Plan()).fields, "comment": "x\n#SBATCH --error=canary # y"}
     spec = ScriptSpec(**fields)
     with pytest.raises(HpcToolkitError, match="would not stay on one line"):

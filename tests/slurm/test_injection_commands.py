@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit import notebook
 from hpc_toolkit.cli import load_commands, show_error
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
+from hpc_toolkit.notebook.resources import Resources
 from hpc_toolkit.run import Run
 from tests.hostile import HOSTILE, ODD_BUT_FINE
-from tests.slurm.injectionbench import can_be_a_name
+from tests.slurm import injection
+from tests.slurm.injection import TEXTS
+from tests.slurm.injectionbench import ALONG, Bench, Reader, can_be_a_name
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:
@@ -271,3 +277,99 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
         assert odd.wait_for(job).state == "COMPLETED"
     finally:
         odd.down()
+
+
+# --- notebooks ---
+
+
+WORDS = [
+    name
+    for name, kind in Resources.__annotations__.items()
+    if "str" in str(kind) and "Sequence" not in str(kind) and "dict" not in str(kind)
+]
+"""The words of a request whose values are texts."""
+
+
+def preview_of(resources: dict[str, Any]) -> str:
+    """What submitit would give to sbatch."""
+    needs: dict[str, Any] = (
+        {"gpus_per_node": 1} if {"gpu_type", "mem_per_gpu"} & set(resources) else {}
+    )
+    made = notebook.executor(injection.LAB, folder=Path("f").absolute(), **needs, **resources)
+    return notebook.preview(made)
+
+
+def test_hostile_resources_of_an_executor_are_refused_or_read_as_they_are(
+    call: Call, lab: LabUnderTest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = Reader(lab, tmp_path)
+    plain = reader.options(preview_of({}))
+    counts = dict.fromkeys(WORDS, 0)
+    for word, text in product(WORDS, TEXTS):
+        try:
+            script = preview_of({word: text})
+        except HpcToolkitError:
+            continue
+        counts[word] += 1
+        read = reader.options(script)
+        odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
+        option = word.replace("_", "-")
+        if option == "nodelist" and "gave up" in read:
+            continue
+        assert odd <= {option, *ALONG.get(option, ())}, (word, text, odd)
+        assert read.get(option) == text, (word, text)
+    capsys.readouterr()
+    print(f"\n{counts}")
+    assert counts["comment"] > 80
+    assert {path.name for path in tmp_path.iterdir()} <= {"read.sbatch", "f"}
+
+
+def test_a_notebooks_job_has_exactly_what_was_asked_for(
+    call: Call, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "bench"
+    root.mkdir()
+    bench = Bench(lab, root)
+    monkeypatch.setenv("PATH", f"{bench.bin}:{os.environ['PATH']}")
+    texts = [one.value for one in injection.accepted("env value")]
+    env = {f"HOSTILE_{at}": text for at, text in enumerate(texts)}
+    lines = [one.value for one in injection.accepted("setup") if one.value.startswith("record ")]
+    comment = 'it\'s "$(touch canary)" `touch canary`; #SBATCH --x'
+    made = notebook.executor(
+        injection.LAB, folder=bench.place / "f", env=env, setup=lines, modules=["a/b"],
+        comment=comment, mem="100M", time=5, cpus_per_task=1,
+    )  # fmt: skip
+
+    job = made.submit(subprocess.check_output, ["env", "-0"])
+
+    lab.wait_for(job.job_id)
+    seen = dict(line.split("=", 1) for line in job.result().decode().split("\0")[:-1])
+    assert {name: seen.get(name) for name in env} == env
+    calls = [["module", "load", "a/b"], *(["record", *shlex.split(one)[1:]] for one in lines)]
+    assert bench.calls(job.job_id) == calls
+    assert f"   Comment={comment} \n" in lab.scontrol("show", "job", job.job_id)
+    assert {path.name for path in bench.place.iterdir()} == {"f"}
+    assert bench.canaries() == set()
+
+
+def test_hostile_folders_of_an_executor_are_refused_or_used(
+    call: Call, lab: LabUnderTest, tmp_path: Path
+) -> None:
+    used, jobs = 0, []
+    for text in TEXTS:
+        if "/" in text or not can_be_a_name(text.replace("\ud800", "x")):
+            continue
+        try:
+            folder = tmp_path / "folders" / text
+            made = notebook.executor(injection.LAB, folder=folder, mem="50M", time=5)
+        except HpcToolkitError:
+            continue
+        used += 1
+        if text in ("it's", '"; touch canary; "', "$(touch canary)", " lead", "\u540d\u524d"):
+            jobs.append(made.submit(os.getcwd))
+
+    assert used > 70
+    for job in jobs:
+        lab.wait_for(job.job_id)
+    assert [job.result() for job in jobs] == [str(tmp_path)] * 5
+    assert not list(tmp_path.rglob("canary"))

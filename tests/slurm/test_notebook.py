@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import notebook
-from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.run import Run
 from tests.notebooks import EXAMPLE, execute

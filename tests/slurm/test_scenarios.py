@@ -50,13 +50,17 @@ def rehearsal(lab: LabUnderTest, tmp_path: Path) -> Iterator[Rehearsal]:
     lab.clear()
 
 
-def start(rehearsal: Rehearsal, size: Size, **options: object) -> str:
+def start(rehearsal: Rehearsal, size: Size, **options: str) -> str:
     """A job of 32 ranks on 8 nodes that works on a new run; returns when all ranks work."""
     rehearsal.init(size)
-    script = rehearsal.render(nodes=8, gpus_per_node=4, **options)
+    script = rehearsal.render("work-queue", nodes=8, gpus_per_node=4, **options)
     job = rehearsal.sbatch(script, rehearsal.run)
     wait_until(lambda: len(rehearsal.measure().claimed) >= RANKS, "32 claims")
     return job
+
+
+def wait_for_workers(rehearsal: Rehearsal, number: int) -> None:
+    wait_until(lambda: len(rehearsal.measure().workers) == number, f"{number} workers")
 
 
 def report(name: str, size: Size, found: Measured, **facts: object) -> None:
@@ -110,7 +114,7 @@ def test_preempted_twice_drains_and_comes_back(rehearsal: Rehearsal, size: Size)
         before = set(rehearsal.measure().workers)
         preempted = time.time()
         rehearsal.preempt("--nodes=8", "--exclusive", "--mem=0")
-        wait_until(lambda known=before: len(rehearsal.measure().workers) == len(known) + RANKS, "")
+        wait_for_workers(rehearsal, len(before) + RANKS)
         gaps.append((preempted, before))
     rehearsal.wait_for_end(job, limit_s=size.limit_s)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import slurm
 from hpc_toolkit.lab.packages import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.slurm import client as slurm
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:

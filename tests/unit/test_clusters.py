@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusterfiles import files_called
-from hpc_toolkit.clusterkeys import KEYS, PARTITION_KEYS
-from hpc_toolkit.clusters import (
+from hpc_toolkit.clusters.facts import (
     Cluster,
     Partition,
     cluster_names,
@@ -17,6 +15,8 @@ from hpc_toolkit.clusters import (
     parse_cluster,
     problems,
 )
+from hpc_toolkit.clusters.files import files_called
+from hpc_toolkit.clusters.keys import KEYS, PARTITION_KEYS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.tomltable import MAX_COUNT
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import clusterchoice
-from hpc_toolkit.clusterchoice import misspelt_variables, resolve_cluster, slurm_cluster_name
+from hpc_toolkit.clusters import choice as clusterchoice
+from hpc_toolkit.clusters.choice import misspelt_variables, resolve_cluster, slurm_cluster_name
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

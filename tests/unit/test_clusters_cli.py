@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hpc_toolkit import clusterprobe
 from hpc_toolkit.cli import clusters as cluster_commands
-from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.clusters import probe as clusterprobe
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError
 from tests.scontrol_outputs import ROUTED
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusterdraft import draft, write_draft
-from hpc_toolkit.clusterprobe import SlurmFacts, parse_config, parse_records
-from hpc_toolkit.clusters import Cluster, Partition, parse_cluster
-from hpc_toolkit.clustershape import gpus_of
+from hpc_toolkit.clusters.draft import draft, write_draft
+from hpc_toolkit.clusters.facts import Cluster, Partition, parse_cluster
+from hpc_toolkit.clusters.probe import SlurmFacts, parse_config, parse_records
+from hpc_toolkit.clusters.shape import gpus_of
 from hpc_toolkit.errors import ConfigError
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED, facts
 

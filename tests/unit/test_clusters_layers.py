@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.clusterfiles import cluster_files, user_directory
-from hpc_toolkit.clusterkeys import DEFAULT_OPTIONS
-from hpc_toolkit.clustermerge import VARIABLES
-from hpc_toolkit.clusters import cluster_names, load_cluster
+from hpc_toolkit.clusters.facts import cluster_names, load_cluster
+from hpc_toolkit.clusters.files import cluster_files, user_directory
+from hpc_toolkit.clusters.keys import DEFAULT_OPTIONS
+from hpc_toolkit.clusters.merge import VARIABLES
 from hpc_toolkit.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.clusters.facts import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.clusters.partitions import check_partitions, choose_partition, for_partition
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.partitions import check_partitions, choose_partition, for_partition
 
 MIXED = parse_cluster(
     """

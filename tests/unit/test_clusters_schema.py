@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpc_toolkit.clusterdraft import draft
-from hpc_toolkit.clusterkeys import KEYS
-from hpc_toolkit.clusters import cluster_names, parse_cluster
-from hpc_toolkit.clusterschema import cluster_schema
+from hpc_toolkit.clusters.draft import draft
+from hpc_toolkit.clusters.facts import cluster_names, parse_cluster
+from hpc_toolkit.clusters.keys import KEYS
+from hpc_toolkit.clusters.schema import cluster_schema
 from hpc_toolkit.errors import ConfigError
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED
 
@@ -123,7 +123,7 @@ def test_the_schema_is_one() -> None:
 
 @pytest.mark.parametrize("name", ["generic", "killarney", "lab"])
 def test_every_builtin_file_is_valid(name: str) -> None:
-    source = importlib.resources.files("hpc_toolkit") / "clusters" / f"{name}.toml"
+    source = importlib.resources.files("hpc_toolkit") / "data" / "clusters" / f"{name}.toml"
 
     assert name in cluster_names()
     assert accepted_by_schema(source.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ import pytest
 from hpc_toolkit import giveback
 from hpc_toolkit.giveback import kept_nodes, shrink
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
-from hpc_toolkit.slurm import Finished, SlurmError
+from hpc_toolkit.slurm.client import Finished, SlurmError
 
 NODES = ["n1", "n2", "n3"]
 

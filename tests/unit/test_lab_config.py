@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab import config
 from hpc_toolkit.lab.settings import (

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import notebook, slurm
-from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit import notebook
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.notebook.rank import items_left, work_rank
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.run import Run
-from hpc_toolkit.slurmrecords import JobRecord
+from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.records import JobRecord
 from tests.fakesbatch import KeptJobs, options
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.optiontable import PANELS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.scriptfile import log_directory, read_header, write_script
-from hpc_toolkit.scriptspec import ScriptSpec
+from hpc_toolkit.render.file import log_directory, read_header, write_script
+from hpc_toolkit.render.spec import ScriptSpec
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
@@ -342,7 +342,7 @@ def test_cluster_show_of_an_unknown_name_is_refused() -> None:
 
 def test_rendering_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from hpc_toolkit.cli import render; import hpc_toolkit.render;"
+        "import sys; from hpc_toolkit.cli import render; import hpc_toolkit.render.script;"
         "heavy = {'torch', 'numpy', 'transformers', 'scipy', 'sklearn', 'submitit', 'filelock'};"
         "print(sorted(heavy & sys.modules.keys()))"
     )

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.clusters import Cluster, load_cluster
-from hpc_toolkit.directives import complete, directives
+from hpc_toolkit.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.render import render_script
-from hpc_toolkit.scriptrules import RIVALS, option
-from hpc_toolkit.scriptspec import ScriptSpec, spec_values
+from hpc_toolkit.render.directives import complete, directives
+from hpc_toolkit.render.rules import RIVALS, option
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec, spec_values
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import slurm
-from hpc_toolkit.slurm import SlurmError
-from hpc_toolkit.slurmrecords import (
+from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.records import (
     UNKNOWN,
     JobRecord,
     by_id,

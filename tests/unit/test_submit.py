@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.jobs import SubmittedJob, read_jobs, record_job
-from hpc_toolkit.slurm import SlurmError
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.submit.jobs import SubmittedJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun
 

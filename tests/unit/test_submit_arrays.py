@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.arrays import Chunk, split_array
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.submit.arrays import Chunk, split_array
 
 
 def indices(array: str) -> list[int]:

@@ -12,11 +12,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from hpc_toolkit import jobs as jobs_module
 from hpc_toolkit.cli import reading
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.jobs import (
+from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.pending import is_stuck, why_waiting
+from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
+from hpc_toolkit.submit import jobs as jobs_module
+from hpc_toolkit.submit.jobs import (
     JobStates,
     SubmittedJob,
     keep_script,
@@ -25,10 +29,6 @@ from hpc_toolkit.jobs import (
     read_jobs,
     record_job,
 )
-from hpc_toolkit.pending import is_stuck, why_waiting
-from hpc_toolkit.ranks import boot_id, host_name
-from hpc_toolkit.slurm import SlurmError
-from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import tree
 
@@ -225,7 +225,7 @@ def test_watching_asks_slurm_every_30_s_at_most(
     record_job(toy.paths, JOB)
     states = JobStates(toy.paths)
     clock = {"now": 0.0}
-    monkeypatch.setattr("hpc_toolkit.jobs.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("hpc_toolkit.submit.jobs.time.monotonic", lambda: clock["now"])
 
     asked = []
     for clock["now"] in (1000.0, 1002.0, 1029.0, 1031.0):

@@ -11,7 +11,7 @@ from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
-from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord, NodeRecord
+from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
 from hpc_toolkit.witness import Witness, judge
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.clusterfiles import user_directory
-from hpc_toolkit.clusters import parse_cluster
-from hpc_toolkit.clustershape import offers
+from hpc_toolkit.clusters.facts import parse_cluster
+from hpc_toolkit.clusters.files import user_directory
+from hpc_toolkit.clusters.shape import offers
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.files import replace_file
 from hpc_toolkit.quantities import HOUR_S, format_mem, format_walltime
@@ -19,8 +19,8 @@ from hpc_toolkit.quantities import HOUR_S, format_mem, format_walltime
 if TYPE_CHECKING:
     import datetime as dt
 
-    from hpc_toolkit.clusterprobe import SlurmFacts
-    from hpc_toolkit.clustershape import Offer, Shape
+    from hpc_toolkit.clusters.probe import SlurmFacts
+    from hpc_toolkit.clusters.shape import Offer, Shape
 
 _ASK = """
 # What Slurm does not know: ask your site, and remove the '#' of what holds there. What each key

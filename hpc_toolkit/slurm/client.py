@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.processes import kill_group
-from hpc_toolkit.slurmrecords import (
+from hpc_toolkit.slurm.records import (
     SACCT_FIELDS,
     SQUEUE_FIELDS,
     UNKNOWN,

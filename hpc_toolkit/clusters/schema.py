@@ -11,9 +11,9 @@ import inspect
 import itertools
 from typing import Any
 
-from hpc_toolkit import clusterkeys as keys
-from hpc_toolkit import clusters
 from hpc_toolkit import tomltable as t
+from hpc_toolkit.clusters import facts as clusters
+from hpc_toolkit.clusters import keys
 
 _LINE = r"^[^\u0000-\u001f\u007f]*$"
 _TEXTS = {"type": "array", "items": {"type": "string", "pattern": _LINE}}

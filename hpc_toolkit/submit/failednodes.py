@@ -13,7 +13,7 @@ from hpc_toolkit.queue.presence import read_presence
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView
-    from hpc_toolkit.slurmrecords import JobRecord
+    from hpc_toolkit.slurm.records import JobRecord
 
 MOST = 4
 """Never more nodes than this are left out; where more failed, the cause is elsewhere."""
@@ -51,7 +51,7 @@ def _of_journals(view: RunView) -> dict[str, tuple[float, str]]:
 
 def _of_jobs(records: list[JobRecord]) -> dict[str, tuple[float, str]]:
     """Nodes of jobs that ended by a node's failure: of several nodes those that still are down."""
-    from hpc_toolkit.slurm import SlurmError, host_names, node_states
+    from hpc_toolkit.slurm.client import SlurmError, host_names, node_states
 
     found: dict[str, tuple[float, str]] = {}
     for record in records:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
-from hpc_toolkit.clusters import load_cluster
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.render import render_script
-from hpc_toolkit.scriptfile import Header, origin, read_header
-from hpc_toolkit.scriptspec import ScriptSpec, spec_values
+from hpc_toolkit.render.file import Header, origin, read_header
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec, spec_values
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Literal
 from hpc_toolkit.allowlist import setup_words
 from hpc_toolkit.environment import check_bind, check_directory
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.shares import cpus_of_rank, ranks
+from hpc_toolkit.render.shares import cpus_of_rank, ranks
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.directives import Directive
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.directives import Directive
+    from hpc_toolkit.render.spec import ScriptSpec
 
 Step = tuple[list[str], str]
 """The words of a command, and what the log says when it fails."""

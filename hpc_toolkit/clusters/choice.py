@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from hpc_toolkit.clusterfiles import Layer, cluster_files, read_table
-from hpc_toolkit.clusterkeys import identify
-from hpc_toolkit.clustermerge import VARIABLES
-from hpc_toolkit.clusters import Cluster, load_cluster
+from hpc_toolkit.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.clusters.files import Layer, cluster_files, read_table
+from hpc_toolkit.clusters.keys import identify
+from hpc_toolkit.clusters.merge import VARIABLES
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:

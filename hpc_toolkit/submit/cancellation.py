@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.jobs import known_jobs
-from hpc_toolkit.slurm import scancel, squeue
+from hpc_toolkit.slurm.client import scancel, squeue
+from hpc_toolkit.submit.jobs import known_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hpc_toolkit.layout import RunPaths
-    from hpc_toolkit.slurmrecords import JobRecord
+    from hpc_toolkit.slurm.records import JobRecord
 
 
 @dataclass(frozen=True, slots=True)

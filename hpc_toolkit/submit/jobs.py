@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.slurmrecords import UNKNOWN, JobRecord, job_id
+from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,7 @@ class KnownJob:
 
 def script_copy(paths: RunPaths, name: str, script: str) -> Path:
     """Where the copy of a script belongs; equal scripts have one."""
-    from hpc_toolkit.scriptfile import sha256
+    from hpc_toolkit.render.file import sha256
 
     return paths.jobs / f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}-{sha256(script)[:12]}.sbatch"
 
@@ -185,7 +185,7 @@ def _settled(record: JobRecord) -> bool:
 
 
 def _ask(jobs: list[KnownJob], until: float) -> dict[tuple[str, str], JobRecord]:
-    from hpc_toolkit.slurm import job_states
+    from hpc_toolkit.slurm.client import job_states
 
     found = {}
     for cluster in dict.fromkeys(job.cluster for job in jobs):
@@ -208,7 +208,7 @@ def log_files(paths: RunPaths, wanted: str) -> list[Path]:
     if records:
         job = records[-1]
         return sorted(_expand(Path(job.cwd), job, wanted))
-    from hpc_toolkit.slurm import scontrol_show_job
+    from hpc_toolkit.slurm.client import scontrol_show_job
 
     outputs = [one.get("StdOut", "") for one in scontrol_show_job(wanted)]
     return sorted({path for path in map(Path, filter(None, outputs)) if path.is_file()})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.clustermerge import Origin
+from hpc_toolkit.clusters.merge import Origin
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.quantities import format_mem, format_walltime
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters import Cluster, Partition
+    from hpc_toolkit.clusters.facts import Cluster, Partition
 
 _HINT = "ask for less time and let the job requeue itself, or for fewer nodes"
 

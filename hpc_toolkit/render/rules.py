@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.allowlist import COUNTS, PATTERNS, check_count, check_text, refusal
 from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.grammar import check_dependency, parse_array, parse_moment, parse_switches
-from hpc_toolkit.passthrough import check_passed
 from hpc_toolkit.quantities import parse_duration, parse_mem_mib, parse_walltime
+from hpc_toolkit.render.grammar import check_dependency, parse_array, parse_moment, parse_switches
+from hpc_toolkit.render.passthrough import check_passed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

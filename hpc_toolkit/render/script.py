@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from hpc_toolkit import __version__
-from hpc_toolkit.directives import complete, directive_text, directives
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.scriptfile import sha256, sign
-from hpc_toolkit.scriptrules import option
-from hpc_toolkit.scriptspec import command_line, spec_json
-from hpc_toolkit.surroundings import surroundings
+from hpc_toolkit.render.directives import complete, directive_text, directives
+from hpc_toolkit.render.file import sha256, sign
+from hpc_toolkit.render.rules import option
+from hpc_toolkit.render.spec import command_line, spec_json
+from hpc_toolkit.render.surroundings import surroundings
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.spec import ScriptSpec
 
 _SUFFIX = ".sbatch.j2"
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
@@ -114,7 +114,7 @@ def _lineage(file: str) -> list[str]:
 
 @functools.cache
 def _templates() -> Traversable:
-    return resources.files("hpc_toolkit") / "templates"
+    return resources.files("hpc_toolkit") / "data" / "templates"
 
 
 @functools.cache

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.grammar import parse_array, parse_moment
 from hpc_toolkit.quantities import format_mem, format_walltime, parse_walltime
-from hpc_toolkit.shares import cpus, memory_mib
+from hpc_toolkit.render.grammar import parse_array, parse_moment
+from hpc_toolkit.render.shares import cpus, memory_mib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.spec import ScriptSpec
 
 _FILLED_IN = r"\\|%[0-9]*[A-Za-z%]"
 

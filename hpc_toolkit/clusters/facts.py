@@ -12,15 +12,15 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.clusterfiles import cluster_files, files_called, read_table
-from hpc_toolkit.clusterkeys import KEYS
-from hpc_toolkit.clustermerge import MergedFacts
+from hpc_toolkit.clusters.files import cluster_files, files_called, read_table
+from hpc_toolkit.clusters.keys import KEYS
+from hpc_toolkit.clusters.merge import MergedFacts
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusterfiles import ClusterFile
-    from hpc_toolkit.clusterkeys import ContainerRuntime, GpuRequest, MemStyle
-    from hpc_toolkit.clustermerge import Origin
+    from hpc_toolkit.clusters.files import ClusterFile
+    from hpc_toolkit.clusters.keys import ContainerRuntime, GpuRequest, MemStyle
+    from hpc_toolkit.clusters.merge import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.clusters.partitions import check_partitions, choose_partition, for_partition
 from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.grammar import parse_array, parse_moment, parse_switches
-from hpc_toolkit.limits import check_limits
-from hpc_toolkit.partitions import check_partitions, choose_partition, for_partition
-from hpc_toolkit.passthrough import split_passed
 from hpc_toolkit.quantities import (
     HOUR_S,
     format_mem,
@@ -19,13 +16,16 @@ from hpc_toolkit.quantities import (
     parse_mem_mib,
     parse_walltime,
 )
-from hpc_toolkit.shares import MEMORY, cpus, cpus_share, memory_mib, memory_share, ranks
+from hpc_toolkit.render.grammar import parse_array, parse_moment, parse_switches
+from hpc_toolkit.render.limits import check_limits
+from hpc_toolkit.render.passthrough import split_passed
+from hpc_toolkit.render.shares import MEMORY, cpus, cpus_share, memory_mib, memory_share, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.spec import ScriptSpec
 
 Directive = tuple[str, str | None]
 """A long option of sbatch without its dashes, and its value; None for an option without one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_toolkit.slurm import ask
+from hpc_toolkit.slurm.client import ask
 
 _ANSWER_S = 60.0
 """Ten thousand nodes are ten megabytes of text."""

@@ -13,22 +13,22 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import slurm
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.failednodes import MOST, failed_nodes
-from hpc_toolkit.jobs import JobStates, SubmittedJob, keep_script, record_job
 from hpc_toolkit.layout import check_trust
-from hpc_toolkit.limits import forbidden
+from hpc_toolkit.render.file import log_directory, write_script
+from hpc_toolkit.render.limits import forbidden
 from hpc_toolkit.safety import pause_reason
-from hpc_toolkit.scriptfile import log_directory, write_script
+from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.submit.failednodes import MOST, failed_nodes
+from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, record_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.run import Run
-    from hpc_toolkit.submission import Script, Submission
+    from hpc_toolkit.submit.submission import Script, Submission
 
 
 def check_run(run: Run, *, force: bool = False) -> None:

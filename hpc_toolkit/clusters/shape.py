@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.clusterkeys import PARTITION_NAME
+from hpc_toolkit.clusters.keys import PARTITION_NAME
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.quantities import format_mem, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from hpc_toolkit.clusterprobe import SlurmFacts
+    from hpc_toolkit.clusters.probe import SlurmFacts
 
 _EVERYBODY = {"AllowAccounts": "ALL", "AllowGroups": "ALL", "AllowQos": "ALL"}
 _NOBODY = ("DenyAccounts", "DenyQos")

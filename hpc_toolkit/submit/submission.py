@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.arrays import split_array
-from hpc_toolkit.directives import log_pattern
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.jobs import script_copy
-from hpc_toolkit.slurm import SlurmError, max_array_size, sbatch_argv
+from hpc_toolkit.render.directives import log_pattern
+from hpc_toolkit.slurm.client import SlurmError, max_array_size, sbatch_argv
+from hpc_toolkit.submit.arrays import split_array
+from hpc_toolkit.submit.jobs import script_copy
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters import Cluster
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.spec import ScriptSpec
     from hpc_toolkit.run import Run
-    from hpc_toolkit.scriptspec import ScriptSpec
 
 _REQUEST = re.compile(r"^# hpctk-spec: sha256:\S+ (\{.*\})$", re.MULTILINE)
 _LETTERS = {"J": "job-name", "o": "output", "D": "chdir", "a": "array"}
@@ -84,7 +84,7 @@ def of_request(
     Raises:
         RenderError: the cluster cannot give it.
     """
-    from hpc_toolkit.render import render_script
+    from hpc_toolkit.render.script import render_script
 
     folder, notes = cwd / "slurm", []
     limit = _array_limit(cluster) if spec.array is not None else None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.quantities import format_mem, parse_mem_mib
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters import Cluster
-    from hpc_toolkit.scriptspec import ScriptSpec
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.spec import ScriptSpec
 
 MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.scriptrules import asked, check_request, option
+from hpc_toolkit.render.rules import asked, check_request, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpc_toolkit.slurmrecords import JobRecord
+    from hpc_toolkit.slurm.records import JobRecord
 
 _SENTENCES = {
     "AccountNotAllowed": "its account may not use this partition: submit with another --account",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.clusterkeys import DEFAULT_OPTIONS, KEYS, MEMORY_OPTIONS
+from hpc_toolkit.clusters.keys import DEFAULT_OPTIONS, KEYS, MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -120,7 +120,7 @@ def _text(found: ClusterFile) -> str:
 
 @functools.cache
 def _builtin() -> Traversable:
-    return resources.files("hpc_toolkit") / "clusters"
+    return resources.files("hpc_toolkit") / "data" / "clusters"
 
 
 def _files_in(layer: Layer, directory: Traversable | Path, shown: str) -> Iterator[ClusterFile]:

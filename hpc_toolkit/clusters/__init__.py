@@ -1,0 +1,1 @@
+"""What is known of sites: facts, the layers of files they come from, their partitions."""

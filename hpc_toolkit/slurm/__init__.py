@@ -1,0 +1,1 @@
+"""Slurm's programs: questions out, records in."""

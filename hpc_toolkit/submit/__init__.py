@@ -1,0 +1,1 @@
+"""Jobs of a run: submitted, noted, followed, cancelled."""

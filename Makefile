@@ -18,7 +18,7 @@ test: lint
 	$(PYTEST) -m "not soak" --durations=10
 
 check: lint
-	$(PYTEST) tests/unit -m "not slow and not soak" -q
+	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2
 
 lint:
 	@.ci/setup demo,dev

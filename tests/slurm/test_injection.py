@@ -69,6 +69,7 @@ def spread(values: Sequence[Any], number: int) -> list[Any]:
 # --- refused or accepted ---
 
 
+@pytest.mark.slow
 def test_every_text_in_every_place_is_refused_clearly_or_makes_a_script(tmp_path: Path) -> None:
     os.chdir(tmp_path)  # where a careless renderer would leave something
 
@@ -158,6 +159,7 @@ def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
     assert {path.name for path in cwd.iterdir()} == {"read.sbatch"}
 
 
+@pytest.mark.slow
 def test_sbatch_reads_the_directive_that_was_asked_for_and_no_other(
     lab: LabUnderTest, tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_sbatch_reads_the_directive_that_was_asked_for_and_no_other(
 # --- run ---
 
 
+@pytest.mark.slow
 def test_mixed_texts_are_run_as_they_are(lab: LabUnderTest, tmp_path: Path) -> None:
     bench = Bench(lab, tmp_path)
     plans = mixed(bench, taken(), JOBS)
@@ -278,6 +281,7 @@ def work_on(bench: Bench, names: Sequence[str]) -> None:
     assert bench.canaries() == set()
 
 
+@pytest.mark.slow
 def test_runs_with_odd_names_are_worked_on(lab: LabUnderTest, tmp_path: Path) -> None:
     work_on(Bench(lab, tmp_path), RUNS)
 

@@ -24,7 +24,7 @@ from hpc_toolkit.run import Run
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import TEXTS
-from tests.slurm.injectionbench import ALONG, Bench, Reader, can_be_a_name
+from tests.slurm.injectionbench import ALONG, ODD_PLACE, Bench, Reader, can_be_a_name
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:
@@ -97,13 +97,13 @@ def queue(lab: LabUnderTest) -> list[str]:
 SMALL = ("--cluster=lab", "--mem=1G", "--time=5", "--cpus-per-task=1")
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_hostile_run_shows_or_refuses_it_and_does_nothing(
     call: Call, lab: LabUnderTest, tmp_path: Path
 ) -> None:
     before, shown, refused = queue(lab), 0, 0
-    for text in dict.fromkeys((*HOSTILE, *ODD_BUT_FINE)):
-        if "\0" in text or "\ud800" in text or not can_be_a_name(text):
-            continue
+    names = [text for text in TEXTS if "\0" not in text and "\ud800" not in text]
+    for text in filter(can_be_a_name, names):
         run = sleeping(tmp_path / text)
 
         ended = call("submit", *SMALL, f"--run=./{text}", "--dry-run")
@@ -124,6 +124,26 @@ def test_a_dry_run_of_a_hostile_run_shows_or_refuses_it_and_does_nothing(
     assert shown > 90
     assert refused > 10
     assert queue(lab) == before
+
+
+def test_a_directory_of_several_lines_is_worked_in_as_any_other(
+    call: Call, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cwd = tmp_path / f"a\ntouch canary\n#SBATCH --hold{CLEAR}"
+    cwd.mkdir()
+    monkeypatch.chdir(cwd)
+    run = sleeping("r")
+
+    job = call("submit", *SMALL, "--run=r").out.strip()
+
+    assert lab.wait_for(job).state == "COMPLETED"
+    assert run.status().complete
+    assert {path.name for path in cwd.iterdir()} == {"r", "slurm"}
+    assert [path.name for path in cwd.glob("slurm/logs/*")] == [f"work-queue-{job}.out"]
+    listed = call("logs", "r", f"--job={job}")
+    assert f"work-queue[{job}.0] items left: 0 (complete)" in listed.out
+    Ended(0, "", listed.err).assert_tame()
+    assert not list(tmp_path.rglob("canary"))
 
 
 def test_hostile_ids_of_jobs_are_refused_and_cancel_nothing(
@@ -324,6 +344,7 @@ def test_hostile_resources_of_an_executor_are_refused_or_read_as_they_are(
     assert {path.name for path in tmp_path.iterdir()} <= {"read.sbatch", "f"}
 
 
+@pytest.mark.slow
 def test_a_notebooks_job_has_exactly_what_was_asked_for(
     call: Call, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +370,32 @@ def test_a_notebooks_job_has_exactly_what_was_asked_for(
     assert bench.calls(job.job_id) == calls
     assert f"   Comment={comment} \n" in lab.scontrol("show", "job", job.job_id)
     assert {path.name for path in bench.place.iterdir()} == {"f"}
+    assert bench.canaries() == set()
+
+
+@pytest.mark.slow
+def test_workers_of_a_hostile_run_finish_it(
+    call: Call, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "bench"
+    root.mkdir()
+    bench = Bench(lab, root)
+    monkeypatch.setenv("PATH", f"{bench.bin}:{os.environ['PATH']}")
+    names = (ODD_PLACE, "--evil {count_left} {0} %j \\ `touch canary`", "a\ntouch canary\n")
+    runs = [sleeping(bench.place / name) for name in names]
+
+    started = [
+        notebook.submit_workers(
+            run, 1, cluster=injection.LAB, folder=bench.place / "f", mem="200M", time=5
+        )
+        for run in runs
+    ]
+
+    for run, workers in zip(runs, started, strict=True):
+        for job in workers.jobs:
+            assert lab.wait_for(job.job_id).state == "COMPLETED"
+        assert run.status().complete
+    assert {path.name for path in bench.place.iterdir()} == {*names, "f"}
     assert bench.canaries() == set()
 
 

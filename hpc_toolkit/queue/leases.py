@@ -121,7 +121,7 @@ class Liveness:
         evidence = self._evidence(worker, presence)
         if not evidence:
             return Verdict(alive=True)
-        explained = self._explanation(worker, presence)
+        explained = self._explanation(presence)
         return Verdict(alive=False, evidence=evidence, explained=explained, host=presence.host)
 
     def _evidence(self, worker: str, presence: Presence) -> str:
@@ -131,18 +131,22 @@ class Liveness:
         if same_kernel and lock_is_free(self._paths, worker):
             return "lock"
         heard = self._is_heard(worker, presence)
-        notice = self._notices.get(worker)
-        if self._was_requeued(presence) or (
-            notice is not None and notice.heartbeat == presence.heartbeat
-        ):
+        if self._was_requeued(presence) or self._notice_of(presence) is not None:
             return "slurm"
         return "" if heard else "lease"
 
-    def _explanation(self, worker: str, presence: Presence) -> str:
+    def _notice_of(self, presence: Presence) -> DeathNotice | None:
+        """What Slurm said of a worker, unless its heart has beaten since."""
+        notice = self._notices.get(presence.worker)
+        beats_on = notice is not None and notice.heartbeat != presence.heartbeat
+        return None if beats_on else notice
+
+    def _explanation(self, presence: Presence) -> str:
         if presence.state == DRAINING:
             return "drain"
-        if worker in self._notices:
-            return self._notices[worker].explained
+        notice = self._notice_of(presence)
+        if notice is not None:
+            return notice.explained
         return "requeue" if self._was_requeued(presence) else ""
 
     def _was_requeued(self, presence: Presence) -> bool:

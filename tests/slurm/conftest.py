@@ -11,11 +11,20 @@ import pytest
 from hpc_toolkit.lab.daemons import NamespaceError
 from hpc_toolkit.lab.packages import install_command, missing_programs
 from tests.slurm.reallab import LabUnderTest
+from tests.slurm.rehearsal import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["LabUnderTest"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the size of every scenario and what it came to."""
+    if MEASURED:
+        terminalreporter.section("measured on a real Slurm")
+        for line in MEASURED:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ T = TypeVar("T")
 LAYERS = 12
 """Items of one group."""
 
+MEASURED: list[str] = []
+"""What the scenarios of this test run came to; shown at its end."""
+
 
 @dataclass(frozen=True)
 class Size:

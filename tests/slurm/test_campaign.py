@@ -14,7 +14,7 @@ from hpc_toolkit.conduct import SEARCH, read_decisions
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
 from tests.integration.test_campaign import CAMPAIGN
-from tests.slurm.rehearsal import Rehearsal, wait_until
+from tests.slurm.rehearsal import MEASURED, Rehearsal, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,8 +94,8 @@ def test_preempted_campaign_asks_for_the_same_arms_as_an_undisturbed_one(
 
     found, wanted = Searched.of(rehearsal.run), Searched.of(tmp_path / "undisturbed")
     measured = rehearsal.measure()
-    print(
-        f"\ncampaign: {len(found.asked)} arms in {time.monotonic() - began:.0f} s"
+    MEASURED.append(
+        f"campaign: {len(found.asked)} arms in {time.monotonic() - began:.0f} s"
         f" (undisturbed, 2 local workers: {undisturbed_s:.0f} s), preempted after"
         f" {at.told} tells with {at.pending} arms pending"
     )

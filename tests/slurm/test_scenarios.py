@@ -20,6 +20,7 @@ import pytest
 from hpc_toolkit.lab.members import members
 from tests.slurm.rehearsal import (
     FULL,
+    MEASURED,
     SMALL,
     CpuClock,
     Measured,
@@ -66,8 +67,8 @@ def wait_for_workers(rehearsal: Rehearsal, number: int) -> None:
 def report(name: str, size: Size, found: Measured, **facts: object) -> None:
     shown = ", ".join(f"{key} {value}" for key, value in facts.items())
     evidence = {" ".join(key).strip(): number for key, number in found.evidence.items()}
-    print(
-        f"\n{name}: {size.items} items of {size.seconds} s, {len(found.workers)} workers,"
+    MEASURED.append(
+        f"{name}: {size.items} items of {size.seconds} s, {len(found.workers)} workers,"
         f" first claim to last result {found.span_s:.1f} s, deaths {evidence or 0}, {shown}"
     )
 
@@ -324,7 +325,7 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     running = rehearsal.state(job)
     rehearsal.wait_for_end(job, limit_s=100)
     found = rehearsal.measure()
-    print(f"\ngiven back: {rehearsal.log().count('gave back')} times, last: {nodes()} of 8 nodes")
+    MEASURED.append(f"nodes given back: of 8 kept {nodes()} while two long items ran")
     assert running == "RUNNING"
     assert {row["state"] for row in rehearsal.rows()} == {"done"}
     assert len(found.workers) == 16

@@ -307,6 +307,20 @@ def test_i5_a_heart_that_beats_on_refutes_a_notice(paths: RunPaths, observer: Li
     assert observer.verdict("w").alive
 
 
+def test_a_refuted_notice_explains_no_later_death(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths, job="17")
+    observer.take_notice(notice_of(worker))
+    worker.update()
+    assert observer.verdict("w").alive
+
+    clock.advance(LEASE_S + 1)
+
+    verdict = observer.verdict("w")
+    assert (verdict.evidence, verdict.explained) == ("lease", "")
+
+
 def test_a_job_that_started_again_has_lost_its_workers_of_before(
     paths: RunPaths, clock: ManualClock
 ) -> None:

@@ -267,7 +267,8 @@ def work_on(bench: Bench, names: Sequence[str]) -> None:
         words = ["--mem=200M", "--time=5", f"--job-name=run-{at}", "--max-restarts=0"]
         script = venv.hpctk("render", "--cluster=lab", *words, *filter(None, [option])).strip()
         own = {"PATH": f"{bench.bin}:{os.environ['PATH']}"}
-        argument = [] if option else [name]
+        # sbatch takes a ":" for the begin of another job.
+        argument = [] if option else ["./:" if name == ":" else name]
         jobs[bench.lab.sbatch(script, *argument, cwd=bench.place, env=own)] = root
         assert script == f"slurm/run-{at}.sbatch"
     for job, root in jobs.items():

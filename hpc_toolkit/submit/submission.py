@@ -133,7 +133,8 @@ def of_script(path: Path, *, run: Run | None, cwd: Path) -> Submission:
         log=found.get("output", plain),
         cwd=cwd / found.get("chdir", ""),
         run=run,
-        arguments=(str(run.root),) if run is not None else (),
+        # A word ":" would begin another job of a heterogeneous one.
+        arguments=(f"./{run.root}" if str(run.root) == ":" else str(run.root),) if run else (),
     )
 
 

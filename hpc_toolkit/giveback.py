@@ -28,15 +28,23 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
 
 _EVERY_S = 60.0
+_STARTING_S = 900.0
 
 
 def kept_nodes(
-    nodes: list[str], ranks: Iterable[Presence], *, job: str, restart: int, first: str
+    nodes: list[str],
+    ranks: Iterable[Presence],
+    *,
+    job: str,
+    restart: int,
+    first: str,
+    starting: bool = True,
 ) -> list[str]:
     """Those of ``nodes`` that still have work, in their order.
 
     A node is given back when it had ranks in this start of the job and all of them said that they
-    left. One whose ranks are starting, silent or dead is kept: they may be started again.
+    left. One whose ranks are silent or dead is kept, and while the job is ``starting`` one without
+    any; later such a node was left out, because it is not fit.
     """
     begun: set[str] = set()
     at_work: set[str] = set()
@@ -45,7 +53,11 @@ def kept_nodes(
             begun.add(presence.host)
             if presence.state != FINISHED:
                 at_work.add(presence.host)
-    return [node for node in nodes if node == first or node in at_work or node not in begun]
+    return [
+        node
+        for node in nodes
+        if node == first or node in at_work or (starting and node not in begun)
+    ]
 
 
 def shrink(job: str, nodes: list[str]) -> None:
@@ -72,6 +84,7 @@ def main(arguments: list[str]) -> int:
     every_s = float(arguments[1]) if len(arguments) > 1 else _EVERY_S
     try:
         nodes = host_names(os.environ["SLURM_JOB_NODELIST"])
+        started = time.monotonic()
         while len(nodes) > 1:
             time.sleep(every_s)
             found = [read_presence(path) for path in paths.workers.glob("*.json")]
@@ -81,6 +94,7 @@ def main(arguments: list[str]) -> int:
                 job=rank.job_id,
                 restart=rank.restart,
                 first=host_name(),
+                starting=time.monotonic() - started < _STARTING_S,
             )
             if kept != nodes:
                 shrink(rank.job_id, kept)

@@ -48,7 +48,9 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
     for name in (CUDA, ROCR):
         gpus = [gpu for gpu in environ.get(name, "").split(",") if gpu]
         if gpus:
-            mine = ranks > 1 and len(gpus) > 1 and rank.isdigit()
+            # Who sees fewer than the node has was given its own by Slurm.
+            all_of_them = len(gpus) >= int(environ.get("SLURM_GPUS_ON_NODE", "0") or 0)
+            mine = ranks > 1 and len(gpus) > 1 and rank.isdigit() and all_of_them
             return {name: ",".join(share_of_gpus(gpus, int(rank), ranks))} if mine else {}
     return {}
 

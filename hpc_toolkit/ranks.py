@@ -22,7 +22,11 @@ class RankInfo:
     world_size: int = 1
     """Number of processes of the job (SLURM_NTASKS, WORLD_SIZE)."""
     job_id: str | None = None
-    """The Slurm job, None outside Slurm."""
+    """The Slurm job, ``ARRAY_INDEX`` for an element of an array; None outside Slurm."""
+    job_name: str = ""
+    """The first 64 characters of its name."""
+    cluster: str = ""
+    """The name of its Slurm (SLURM_CLUSTER_NAME)."""
     restart: int = 0
     """How often Slurm started this job before (SLURM_RESTART_COUNT, unset at first)."""
     in_step: bool = False
@@ -36,6 +40,10 @@ class RankInfo:
         only ``SLURM_STEP_ID`` tells that srun started this process.
         """
         job_id = environ.get("SLURM_JOB_ID")
+        array, index = (environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+        if job_id is not None and array is not None and index is not None:
+            # The last element's own id is that of the whole array.
+            job_id = f"{array}_{index}"
         in_step = environ.get("SLURM_STEP_ID", "").isdigit()
         names = (
             ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -48,6 +56,8 @@ class RankInfo:
             local_rank=local_rank or 0,
             world_size=world_size or 1,
             job_id=job_id,
+            job_name=environ.get("SLURM_JOB_NAME", "")[:64] if job_id is not None else "",
+            cluster=environ.get("SLURM_CLUSTER_NAME", "") if job_id is not None else "",
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=in_step,
         )

@@ -1,14 +1,15 @@
 """Asks Slurm about workers that fell silent, so that their units are not kept for a whole lease.
 
-``python -m hpc_toolkit.witness RUN WORKER...`` asks once and writes what it learned as a notice for
-all workers; a worker starts it as a child, because Slurm may take minutes to answer and the
-heartbeat must not wait. Slurm's silence proves nothing: then the lease decides (rule R6).
+``python -m hpc_toolkit.witness RUN WORKER:HEARTBEAT...`` asks once and writes what it learned as a
+notice for all workers; a worker starts it as a child, because Slurm may take minutes to answer
+and the heartbeat must not wait. Slurm's silence proves nothing: then the lease decides (rule R6).
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,24 +81,29 @@ class Witness:
         self._about: frozenset[str] = frozenset()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def ask(self, workers: list[str]) -> None:
-        """Have Slurm asked about these silent workers, ever more seldom while it says nothing."""
+    def ask(self, silent: list[Presence]) -> None:
+        """Have Slurm asked about these workers, ever more seldom while it says nothing."""
         if self._child is not None and self._child.poll() is None:
             return
         now = self._clock.monotonic()
+        workers = {presence.worker for presence in silent}
         new = not self._about.issuperset(workers)
         if not workers or (now < self._ask_at and not new):
             return
         self._about = frozenset(workers)
         self._asked_s = _FIRST_S if new else min(_LONGEST_S, 2 * self._asked_s)
         self._ask_at = now + self._asked_s
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "hpc_toolkit.witness", str(self._root), *workers],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - a worker has one thread
-        )
+        # The heartbeat tells whether a worker was still silent when Slurm answered.
+        words = [f"{presence.worker}:{presence.heartbeat}" for presence in silent]
+        # A machine that can start no process now costs a question, not this worker.
+        with suppress(OSError, subprocess.SubprocessError):
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "hpc_toolkit.witness", str(self._root), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - a worker has one thread
+            )
 
     def close(self) -> None:
         """Stop asking."""
@@ -107,10 +113,13 @@ class Witness:
 
 
 def main(arguments: list[str]) -> int:
-    """Ask Slurm once about these workers; 0 even where it says nothing."""
+    """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even where it says nothing."""
     paths = RunPaths(Path(arguments[0]))
-    found = [read_presence(paths.worker(name)) for name in arguments[1:]]
-    silent = [one for one in found if one is not None and one.state != FINISHED and one.job]
+    silent = []
+    for name, _, heartbeat in (word.rpartition(":") for word in arguments[1:]):
+        presence = read_presence(paths.worker(name))
+        if presence is not None and presence.job and presence.state != FINISHED:
+            silent += [presence] if str(presence.heartbeat) == heartbeat else []
     jobs = job_states(sorted({one.job for one in silent if one.job}), timeout_s=_PATIENCE_S)
     nodes = node_states(sorted({one.host for one in silent}), timeout_s=_PATIENCE_S)
     notices = judge(silent, jobs, nodes)

@@ -96,6 +96,8 @@ class Worker:
                 ticks=process_ticks(os.getpid()),
                 rank=rank.rank,
                 job=rank.job_id,
+                job_name=rank.job_name,
+                cluster=rank.cluster,
                 restart=rank.restart,
                 interval_s=self._beat_s,
                 started=round(clock.wall(), 3),
@@ -298,9 +300,8 @@ class Worker:
             self._read_control()
             self._died_nearby |= self._picker.notice_deaths()
             self._workers = self._picker.living
-            if self._liveness.speaks(self._presence.presence.rank, missed=MISSED):
-                silent = self._liveness.silent(missed=MISSED)
-                self._witness.ask([presence.worker for presence in silent])
+            if self._liveness.speaks(self._presence.presence, missed=MISSED):
+                self._witness.ask(self._liveness.silent(missed=MISSED))
             # Locally this costs what reading the files costs; it may take a twentieth of the time.
             ended = self._clock.monotonic()
             shared_s = max(30.0, self._workers / 2)

@@ -83,10 +83,14 @@ class Liveness:
 
     def take_notice(self, notice: DeathNotice) -> None:
         """Believe what Slurm said of a worker, until its heart beats again."""
-        self._notices[notice.worker] = notice
+        known = self._notices.get(notice.worker)
+        # Files are listed in no order: an older notice must not replace a newer one.
+        if known is None or notice.heartbeat >= known.heartbeat:
+            self._notices[notice.worker] = notice
 
     def silent(self, *, missed: float) -> list[Presence]:
-        """Workers of Slurm jobs, as last seen, that missed so many heartbeats and may be dead."""
+        """Workers of Slurm jobs that missed so many heartbeats, as last seen; less those of which
+        Slurm has spoken already."""
         now = self._clock.monotonic()
         return [
             presence
@@ -95,18 +99,20 @@ class Liveness:
             and presence.job is not None
             and worker not in self._gone
             and now - since > missed * presence.interval_s
+            and self._notice_of(presence) is None
         ]
 
-    def speaks(self, rank: int, *, missed: float) -> bool:
-        """Whether ``rank`` is the lowest of this observer's job that may be alive.
+    def speaks(self, own: Presence, *, missed: float) -> bool:
+        """Whether ``own`` is the first worker of its cluster's jobs that may be alive.
 
         Two may hold that of themselves, or nobody for a while: it spares Slurm questions, no more.
         """
         now = self._clock.monotonic()
-        return self._job[0] is not None and not any(
+        return own.job is not None and not any(
             presence is not None
-            and (presence.job, presence.restart) == self._job
-            and presence.rank < rank
+            and presence.job is not None
+            and presence.cluster == own.cluster
+            and _order(presence) < _order(own)
             and worker not in self._gone
             and now - since <= missed * presence.interval_s
             for worker, (presence, since) in self._seen.items()
@@ -168,6 +174,17 @@ class Liveness:
         # An owner that beats slowly is not to be judged by an impatient observer's lease.
         lease_s = max(self._lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
         return now - since < lease_s
+
+
+def _order(presence: Presence) -> tuple[int, str, int, str]:
+    """Older jobs first, then lower ranks."""
+    number = (presence.job or "").partition("_")[0]
+    return (
+        int(number) if number.isdigit() else 0,
+        presence.job or "",
+        presence.rank,
+        presence.worker,
+    )
 
 
 def lock_is_free(paths: RunPaths, worker: str) -> bool:

@@ -92,11 +92,11 @@ class Picker:
         """Whether a worker died since the last call; counts those that live."""
         died, self.living = False, 0
         for worker in self._liveness.names():
-            if worker in self._gone:
-                continue
             verdict = self._liveness.verdict(worker)
             self.living += verdict.alive
-            if not verdict.alive and not verdict.finished:
+            if verdict.alive:
+                self._gone.discard(worker)  # it was silent, and not dead
+            elif not verdict.finished and worker not in self._gone:
                 self._gone.add(worker)
                 died = True
         return died

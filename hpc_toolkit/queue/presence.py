@@ -39,6 +39,10 @@ class Presence:
     """Rank in its job."""
     job: str | None
     """Slurm job id."""
+    cluster: str = ""
+    """Which Slurm's job that is (SLURM_CLUSTER_NAME); "" if unknown."""
+    job_name: str = ""
+    """That job's name."""
     restart: int = 0
     """How often that job had been started before."""
     state: str = RUNNING

@@ -33,6 +33,14 @@ def test_the_first_node_is_kept_for_the_script() -> None:
     assert kept(*(rank(node, FINISHED) for node in NODES)) == ["n1"]
 
 
+def test_a_node_that_never_had_ranks_is_given_back_once_the_job_has_started() -> None:
+    ranks = [rank("n1", RUNNING), rank("n3", RUNNING)]
+
+    found = kept_nodes(NODES, ranks, job="17", restart=1, first="n1", starting=False)
+
+    assert found == ["n1", "n3"]
+
+
 @pytest.mark.parametrize("state", [RUNNING, DRAINING])
 def test_one_rank_that_has_not_left_keeps_its_node(state: str) -> None:
     assert kept(rank("n2", FINISHED), rank("n2", state)) == NODES

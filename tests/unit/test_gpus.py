@@ -73,6 +73,7 @@ def test_amd_gpus_are_shared_where_only_their_variable_is_set() -> None:
     [
         {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
         step(0, CUDA_VISIBLE_DEVICES="3"),
+        step(0, tasks="2", CUDA_VISIBLE_DEVICES="0,1", SLURM_GPUS_ON_NODE="4"),
         step(0, tasks="1(x8)", CUDA_VISIBLE_DEVICES="0,1,2,3"),
         step(0, CUDA_VISIBLE_DEVICES=""),
         step(0),

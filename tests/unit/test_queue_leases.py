@@ -367,29 +367,57 @@ def test_only_silent_workers_of_jobs_are_asked_about(
     assert [presence.worker for presence in observer.silent(missed=2.5)] == ["silent"]
 
 
-def test_the_lowest_living_rank_of_a_job_speaks_for_it(paths: RunPaths, clock: ManualClock) -> None:
-    observer = in_job(paths, clock)
-    files = {
-        rank: begin(paths, f"w{rank}", job="17", rank=rank, interval_s=10.0) for rank in range(3)
-    }
-    begin(paths, "other", job="18", rank=0)
+def test_the_first_living_rank_of_a_cluster_speaks_for_all(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    ranks = [("9_1", 5), ("17", 0), ("17", 1)]
+    workers = [
+        begin(paths, f"w{job}-{rank}", job=job, rank=rank, interval_s=10.0) for job, rank in ranks
+    ]
+    begin(paths, "other", job="3", rank=0, cluster="elsewhere")
+    begin(paths, "laptop", rank=0)
 
-    def look() -> list[int]:
+    def speakers() -> list[int]:
         for name in observer.names():
             observer.verdict(name)
-        return [rank for rank in files if observer.speaks(rank, missed=2.5)]
+        spoken = [observer.speaks(worker.presence, missed=2.5) for worker in workers]
+        return [number for number, speaks in enumerate(spoken) if speaks]
 
-    assert look() == [0]
+    assert speakers() == [0], "the oldest job"
     clock.advance(26)
-    for rank in (1, 2):
-        files[rank].update()
-    assert look() == [0, 1], "rank 0 may be dead"
-    files[0].update()
-    assert look() == [0]
+    for worker in workers[1:]:
+        worker.update()
+    assert speakers() == [0, 1], "the first may be dead"
+    workers[0].update()
+    assert speakers() == [0]
 
 
 def test_nobody_speaks_outside_a_job(paths: RunPaths, observer: Liveness) -> None:
-    begin(paths)
+    worker = begin(paths)
     observer.verdict("w")
 
-    assert not observer.speaks(0, missed=2.5)
+    assert not observer.speaks(worker.presence, missed=2.5)
+
+
+def test_nobody_asks_about_a_silence_of_which_slurm_has_spoken(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths, job="17", interval_s=10.0)
+    observer.verdict("w")
+    clock.advance(26)
+    assert [presence.worker for presence in observer.silent(missed=2.5)] == ["w"]
+
+    observer.take_notice(notice_of(worker))
+
+    assert observer.silent(missed=2.5) == []
+
+
+def test_an_older_notice_does_not_replace_a_newer_one(paths: RunPaths, observer: Liveness) -> None:
+    worker = begin(paths, job="17")
+    old = notice_of(worker, "preemption")
+    worker.update()
+    observer.take_notice(notice_of(worker, "node failure"))
+
+    observer.take_notice(old)
+
+    assert observer.verdict("w").explained == "node failure"

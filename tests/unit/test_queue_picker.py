@@ -333,6 +333,19 @@ def test_notice_deaths_tells_of_each_death_once(toy: ToyRun) -> None:
     assert not taker.picker.notice_deaths()
 
 
+def test_notice_deaths_tells_again_of_one_who_came_back_and_died(toy: ToyRun) -> None:
+    taker = Taker(toy)
+    taker.liveness.verdicts["frozen"] = DEAD
+    assert taker.picker.notice_deaths()
+    taker.liveness.verdicts["frozen"] = Verdict(alive=True)
+    assert not taker.picker.notice_deaths()
+    assert taker.picker.living == 1
+
+    taker.liveness.verdicts["frozen"] = DEAD
+
+    assert taker.picker.notice_deaths()
+
+
 def test_takeover_after_a_retry_finds_the_items_that_it_names(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
     toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 SILENT = Presence(
     worker="n3-1-a", host="n3", boot="b", pid=1, rank=8, job="17", restart=1, heartbeat=5
 )
+
+
+def silent(worker: str) -> Presence:
+    return replace(SILENT, worker=worker)
 
 
 def said(state: str, *, restarts: int | None = 1) -> dict[str, JobRecord]:
@@ -90,6 +95,7 @@ def test_question_writes_what_slurm_said_for_all(
     paths.make([])
     found: dict[str, dict[str, Any]] = {
         "a": {},
+        "beats": {"heartbeat": 4},
         "left": {"state": FINISHED},
         "local": {"job": None},
     }
@@ -102,7 +108,8 @@ def test_question_writes_what_slurm_said_for_all(
     monkeypatch.setattr(witness, "job_states", lambda ids, **_: said("PREEMPTED"))
     monkeypatch.setattr(witness, "node_states", lambda names, **_: {})
 
-    assert witness.main([str(tmp_path), "a", "left", "local", "missing"]) == 0
+    words = ["a:0", "beats:3", "left:0", "local:0", "missing:0"]
+    assert witness.main([str(tmp_path), *words]) == 0
 
     _, notices = ControlReader(paths).poll()
     assert [(one.worker, one.explained) for one in notices] == [("a", "preemption")]
@@ -138,7 +145,7 @@ def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
     asking = Witness(tmp_path, clock)
     times: list[int] = []
     for second in range(1200):
-        asking.ask(["a"])
+        asking.ask([silent("a")])
         if len(questions.asked) > len(times):
             times.append(second)
             questions.last.code = 0
@@ -149,23 +156,34 @@ def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
 
 def test_a_new_silence_is_asked_about_at_once(tmp_path: Path, questions: type[FakeChild]) -> None:
     asking = Witness(tmp_path, ManualClock())
-    asking.ask(["a"])
+    asking.ask([silent("a")])
     questions.last.code = 0
 
-    asking.ask(["a", "b"])
+    asking.ask([silent("a"), silent("b")])
 
-    assert questions.asked == [["a"], ["a", "b"]]
+    assert questions.asked == [["a:5"], ["a:5", "b:5"]]
 
 
 def test_one_question_at_a_time(tmp_path: Path, questions: type[FakeChild]) -> None:
     clock = ManualClock()
     asking = Witness(tmp_path, clock)
-    asking.ask(["a"])
+    asking.ask([silent("a")])
     clock.advance(3600)
 
-    asking.ask(["a", "b"])
+    asking.ask([silent("a"), silent("b")])
 
     assert len(questions.asked) == 1
+
+
+def test_a_question_that_cannot_be_started_costs_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("hpc_toolkit.witness.subprocess.Popen", refuse)
+
+    Witness(tmp_path, ManualClock()).ask([silent("a")])
 
 
 def test_nothing_is_asked_without_a_silence(tmp_path: Path, questions: type[FakeChild]) -> None:

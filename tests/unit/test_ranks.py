@@ -1,0 +1,44 @@
+"""Who a process is, as Slurm's and torchrun's variables say."""
+
+from __future__ import annotations
+
+from hpc_toolkit.ranks import RankInfo
+
+STEP = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NAME": "work-queue",
+    "SLURM_CLUSTER_NAME": "site",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+}
+
+
+def test_a_rank_of_a_step_is_told_by_slurm() -> None:
+    assert RankInfo.from_environ(STEP) == RankInfo(
+        rank=5,
+        local_rank=1,
+        world_size=8,
+        job_id="17",
+        job_name="work-queue",
+        cluster="site",
+        in_step=True,
+    )
+
+
+def test_a_restarted_job_counts_its_restarts() -> None:
+    assert RankInfo.from_environ({**STEP, "SLURM_RESTART_COUNT": "2"}).restart == 2
+
+
+def test_an_element_of_an_array_has_a_name_of_its_own() -> None:
+    """The last element's SLURM_JOB_ID is that of the array, whose state is another thing."""
+    element = {**STEP, "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}
+
+    assert RankInfo.from_environ(element).job_id == "17_3"
+
+
+def test_outside_slurm_torchruns_variables_count() -> None:
+    environ = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "SLURM_JOB_NAME": "left over"}
+
+    assert RankInfo.from_environ(environ) == RankInfo(rank=3, local_rank=1, world_size=4)

@@ -119,4 +119,4 @@ def test_editable_installation_reads_the_files_that_are_edited(tmp_path: Path) -
 
     assert_renders(python, at=tmp_path, package=CHECKOUT / "hpc_toolkit")
     for folder in ("templates", "clusters"):
-        assert (CHECKOUT / "hpc_toolkit" / folder).resolve() == CHECKOUT / folder
+        assert (CHECKOUT / "hpc_toolkit" / "data" / folder).resolve() == CHECKOUT / folder

@@ -10,7 +10,8 @@ from hpc_toolkit.lab.settings import CPUS_PER_NODE, MEM_PER_NODE_MIB
 if TYPE_CHECKING:
     from hpc_toolkit.lab.settings import LabPaths, LabSettings
 
-CLUSTER_NAME = "lab"
+CLUSTER_NAME = "hpctklab"
+"""No name that a site would give its own: the cluster file is recognized by it."""
 CONTROL = "localhost"
 """The host name that slurmctld, slurmdbd and munged see."""
 _JOB_IDS = 60_000_000  # Slurm counts to 67 million.

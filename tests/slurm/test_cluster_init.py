@@ -104,7 +104,7 @@ def test_a_drafted_cluster_is_recognized_by_the_slurm_in_reach(site: Site) -> No
     path = site.init("mine")
 
     said = site.hpctk("render", "-o", "-").stderr
-    assert f"cluster mine, recognized by {path}: identify.slurm_cluster = lab" in said
+    assert f"cluster mine, recognized by {path}: identify.slurm_cluster = hpctklab" in said
 
 
 def test_a_limit_of_a_drafted_cluster_is_refused_with_its_file(site: Site) -> None:

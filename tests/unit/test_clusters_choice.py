@@ -92,14 +92,25 @@ def test_the_slurm_in_reach_is_better_evidence_than_a_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conf = tmp_path / "slurm.conf"
-    conf.write_text("# ClusterName=other\nclustername = LAB # ours\n", encoding="utf-8")
+    conf.write_text("# ClusterName=other\nclustername = HpctkLab # ours\n", encoding="utf-8")
     monkeypatch.setenv("SLURM_CONF", str(conf))
     monkeypatch.setenv("CC_CLUSTER", "killarney")
 
     found = resolve_cluster(None)
 
     assert found.cluster.name == "lab"
-    assert "identify.slurm_cluster = lab" in found.notes[0]
+    assert "identify.slurm_cluster = hpctklab" in found.notes[0]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_site_that_calls_its_slurm_lab_is_not_taken_for_a_lab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=lab\n", encoding="utf-8")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+
+    assert resolve_cluster(None).cluster.name == "generic"
 
 
 def test_slurms_own_files_are_read_where_no_variable_names_one(

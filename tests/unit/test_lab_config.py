@@ -22,7 +22,7 @@ SMALL = LabSettings(nodes=2, gpus_per_node=2, gpu_type="a100")
 PATHS = LabPaths(Path("/tmp/lab"))
 
 SLURM_CONF = """\
-ClusterName=lab
+ClusterName=hpctklab
 SlurmctldHost=localhost(127.0.0.1)
 SlurmUser=ada
 SlurmdUser=ada
@@ -151,6 +151,7 @@ def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
     assert (site.nodes, site.gpus_per_node, site.gpu_type) == (8, 4, "l40s")
     assert (asked.nodes, asked.gpus_per_node, asked.gpu_type) == (8, 4, "l40s")
     assert (site.cpus_per_node, site.mem_per_node_mib) == (CPUS_PER_NODE, MEM_PER_NODE_MIB)
+    assert dict(site.identify)["slurm_cluster"] == config.CLUSTER_NAME
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ DEFAULT_OPTIONS = (
 NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{1,100}"
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
 
+BLANKED = "([Hh][Ee][Tt]|[Pp][Aa][Cc][Kk])[Jj][Oo][Bb]"
+"""hetjob and packjob: words that sbatch blanks in any directive, up to 20.11."""
+
 PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
 BIND = r"/[^:,]*(:/[^:,]*(:r[ow])?)?"
 DIRECTORY = r"(/|~(/|$)).*"
@@ -99,6 +102,14 @@ def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
     return found
 
 
+def default(value: object, where: str) -> str:
+    """The value of an sbatch option."""
+    text = t.text(value, where)
+    if re.search(BLANKED, text):
+        raise t.wrong(where, value, "a value without the words hetjob and packjob")
+    return text
+
+
 def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
     """Values of sbatch options."""
     found = tuple(_table(value, DEFAULT_KEYS, where).items())
@@ -142,7 +153,7 @@ def _table(value: object, keys: dict[str, t.Key], where: str) -> dict[str, Any]:
 
 
 DEFAULT_KEYS: dict[str, t.Key] = {
-    **{option: (option, t.text) for option in DEFAULT_OPTIONS},
+    **{option: (option, default) for option in DEFAULT_OPTIONS},
     "cpus_per_task": ("cpus_per_task", t.count),
 }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.clusters.keys import DEFAULT_OPTIONS, KEYS, MEMORY_OPTIONS
+from hpc_toolkit.clusters.keys import DEFAULT_KEYS, DEFAULT_OPTIONS, KEYS, MEMORY_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class MergedFacts:
             if text:
                 where = f"${variable}"
                 value = int(text) if option == "cpus_per_task" and text.isdecimal() else text
-                check = t.count if option == "cpus_per_task" else t.text
+                _, check = DEFAULT_KEYS[option]
                 self.set_inner("defaults", option, check(value, where), Origin(file=where, key=""))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:

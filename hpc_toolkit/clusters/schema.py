@@ -62,6 +62,7 @@ def _docstrings(name: str) -> dict[str, str]:
 
 _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.text: {"type": "string", "pattern": _LINE},
+    keys.default: {"type": "string", "pattern": _LINE, "not": {"pattern": keys.BLANKED}},
     t.word: _text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
     t.path: _text(r"/[^\u0000-\u001f\u007f]*"),
     t.date: {"type": "string", "format": "date"},

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.clusters.keys import BLANKED
 from hpc_toolkit.clusters.partitions import check_partitions, choose_partition, for_partition
 from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import HpcToolkitError, RenderError
@@ -39,7 +40,6 @@ ARRAY_LOG = "slurm/logs/%x-%A_%a.out"
 """The log of an array's element: %j would be another number for each of them."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
-_BLANKED = re.compile("hetjob|packjob", re.IGNORECASE)
 
 
 def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
@@ -122,7 +122,7 @@ def directive_text(option: Directive) -> str:
     name, value = option
     if value is None:
         return f"--{name}"
-    if not value.isprintable() or _BLANKED.search(value):
+    if not value.isprintable() or re.search(BLANKED, value):
         msg = f"--{name}: {value!r} cannot be written into a directive"
         raise RenderError(msg, hint="remove control characters, and the words hetjob and packjob")
     if _PLAIN.fullmatch(value):

@@ -124,6 +124,8 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("defaults = 1", "defaults"),
         ("defaults = {time = 5}", "defaults: time"),
         ("defaults = {cpus_per_task = '5'}", "defaults: cpus_per_task"),
+        ("defaults = {account = 'hetjob'}", "defaults: account: 'hetjob' is not a value without"),
+        ("defaults = {qos = 'my-PackJobs'}", "defaults: qos"),
         ("defaults = {mem = '5G', mem_per_cpu = '1G'}", "defaults: mem and mem_per_cpu exclude"),
         ("identify = {env = 'SITE'}", "identify: env"),
         ("identify = 'lab'", "identify"),

@@ -181,6 +181,14 @@ def test_every_option_with_a_default_has_a_variable(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("layers")
+def test_a_variable_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCTK_ACCOUNT", "HetJob")
+
+    with pytest.raises(ConfigError, match=r"^\$HPCTK_ACCOUNT: 'HetJob' is not a value without"):
+        load_cluster("generic")
+
+
+@pytest.mark.usefixtures("layers")
 def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTK_TIME", "")
 

@@ -57,6 +57,7 @@ GOOD = [
 ]
 
 BAD = [
+    "defaults = {account = 'a-HETjob'}",
     "nods = 1",
     "nodes = 0",
     "nodes = 1.5",

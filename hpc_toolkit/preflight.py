@@ -11,6 +11,7 @@ import platform
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GRANTED = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_NO_DEVICE = ("", "-1", "NoDevFiles")
 _FREE_FILES = 1000
 _NVML = "libnvidia-ml.so.1"
 
@@ -57,7 +59,7 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
     problems: list[str] = []
     facts = [f"hpctk {__version__}", f"Python {platform.python_version()}"]
     if gpus:
-        seen = visible_gpus(os.environ)
+        seen = usable_gpus(os.environ)
         if seen < gpus:
             problems.append(f"only {seen} of {gpus} GPUs are there")
         facts.append(f"{seen} GPUs")
@@ -66,7 +68,7 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
     return NodeReport(node=host_name(), problems=tuple(problems), facts=tuple(facts))
 
 
-def visible_gpus(environ: Mapping[str, str]) -> int:
+def usable_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that a process with ``environ`` can use: granted by Slurm, and answering the driver.
 
     Without NVIDIA's library the grant alone counts; 0 where nothing tells of a GPU.
@@ -75,8 +77,17 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
     answering = _answering_gpus()
     counts = [answering] if answering is not None else []
     if granted is not None:
-        counts.append(len([gpu for gpu in granted.split(",") if gpu]))
+        counts.append(_named_gpus(granted))
     return min(counts, default=0)
+
+
+def _named_gpus(granted: str) -> int:
+    """Devices up to the first word that names none, as CUDA reads the list.
+
+    Slurm and sites write ``NoDevFiles`` or ``-1`` for a job that was given no GPU.
+    """
+    words = [word.strip() for word in granted.rstrip(",").split(",")]
+    return len(list(takewhile(lambda word: word not in _NO_DEVICE, words)))
 
 
 def _answering_gpus() -> int | None:

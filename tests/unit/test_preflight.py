@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import preflight
-from hpc_toolkit.preflight import check_node, visible_gpus
+from hpc_toolkit.preflight import check_node, usable_gpus
 
 if TYPE_CHECKING:
     from tests.toyrun import ToyRun
@@ -54,6 +54,10 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, None, 0),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None, 4),
         ({"CUDA_VISIBLE_DEVICES": ""}, None, 0),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, Nvml(0, 0), 0),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, None, 1),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8932,GPU-1c0f,"}, None, 2),
         ({"ROCR_VISIBLE_DEVICES": "0,1"}, None, 2),
         ({}, Nvml(0, 0), 2),
         ({"CUDA_VISIBLE_DEVICES": "2"}, Nvml(0, 0, 0, 0), 1),
@@ -67,7 +71,7 @@ def test_gpus_count_that_are_granted_and_answer(
     if driver is not None:
         monkeypatch.setattr(ctypes, "CDLL", lambda _name: driver)
 
-    assert visible_gpus(environ) == expected
+    assert usable_gpus(environ) == expected
 
 
 def test_a_fit_node_says_what_it_has(toy: ToyRun) -> None:

@@ -27,6 +27,7 @@ from tests.slurm.injectionbench import (
     mixed,
     single,
 )
+from tests.slurm.rehearsal import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ def test_every_text_in_every_place_is_refused_clearly_or_makes_a_script(tmp_path
         if one.error is not None:
             assert one.error.message.isprintable(), one
             assert one.error.hint, one
-    print(f"\n{injection.table()}")
+    MEASURED.extend(injection.table().splitlines())
 
     assert list(tmp_path.iterdir()) == []
 
@@ -154,7 +155,7 @@ def read_all(lab: LabUnderTest, cwd: Path, number: int | None) -> None:
         chosen = found if number is None else spread(found, min(number, len(found)))
         assert reader.differences(place, chosen) == []
         read += len(chosen)
-    print(f"\n{read} scripts read by sbatch")
+    MEASURED.append(f"injection: {read} scripts read by sbatch")
     assert read > 200
     assert {path.name for path in cwd.iterdir()} == {"read.sbatch"}
 
@@ -177,7 +178,9 @@ def test_mixed_texts_are_run_as_they_are(lab: LabUnderTest, tmp_path: Path) -> N
     run_all(bench, plans)
 
     tried = sum(len(plan.tried) for plan in plans)
-    print(f"\n{len(plans)} jobs tried {tried} texts of {sum(map(len, taken().values()))}")
+    MEASURED.append(
+        f"injection: {len(plans)} jobs tried {tried} texts of {sum(map(len, taken().values()))}"
+    )
     assert tried > 900
 
 
@@ -370,7 +373,7 @@ def test_every_text_is_run_in_a_job_of_its_own(
     for first in range(0, len(plans), AT_ONCE):
         run_all(bench, plans[first : first + AT_ONCE])
 
-    print(f"\n{part.place}: {len(plans)} jobs")
+    MEASURED.append(f"injection, {part.place}: {len(plans)} jobs")
     assert plans
 
 
@@ -381,4 +384,4 @@ def test_every_name_is_worked_on_as_a_run(lab: LabUnderTest, tmp_path: Path) -> 
 
     work_on(Bench(lab, tmp_path), [name for name in names if name != "slurm"])
 
-    print(f"\n{len(names)} runs")
+    MEASURED.append(f"injection: {len(names)} hostile names worked on as runs")

@@ -26,6 +26,7 @@ from tests.slurm import injection
 from tests.slurm.injection import TEXTS
 from tests.slurm.injectionbench import ALONG, ODD_PLACE, Bench, Reader, can_be_a_name
 from tests.slurm.reallab import LabUnderTest
+from tests.slurm.rehearsal import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +121,7 @@ def test_a_dry_run_of_a_hostile_run_shows_or_refuses_it_and_does_nothing(
         run.root.rename(tmp_path / "run")
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
         (tmp_path / "run").rename(tmp_path.parent / f"{tmp_path.name}-{shown + refused}")
-    print(f"\n{shown} shown, {refused} refused")
+    MEASURED.append(f"hostile commands: {shown} shown, {refused} refused")
     assert shown > 90
     assert refused > 10
     assert queue(lab) == before
@@ -164,7 +165,7 @@ def test_hostile_ids_of_jobs_are_refused_and_cancel_nothing(
 
     assert {line.split()[0] for line in queue(lab)} == {job, other}
     assert set(tmp_path.rglob("*")) == files
-    print(f"\n{len(hostile)} ids refused twice")
+    MEASURED.append(f"hostile ids of jobs: {len(hostile)} refused twice")
 
 
 def test_a_job_with_a_hostile_name_is_shown_in_one_line(
@@ -285,7 +286,7 @@ def test_hostile_names_and_directories_of_labs_are_refused_or_taken(
             except HpcToolkitError:
                 continue
             taken[what] += 1
-    print(f"\nnames and directories taken: {taken} of {len(HOSTILE) + len(ODD_BUT_FINE)}")
+    MEASURED.append(f"hostile labs taken: {taken} of {len(HOSTILE) + len(ODD_BUT_FINE)}")
     assert 0 < taken["directory"] < 30
     assert taken["name"] < 5
 
@@ -339,7 +340,7 @@ def test_hostile_resources_of_an_executor_are_refused_or_read_as_they_are(
         assert odd <= {option, *ALONG.get(option, ())}, (word, text, odd)
         assert read.get(option) == text, (word, text)
     capsys.readouterr()
-    print(f"\n{counts}")
+    MEASURED.append(f"hostile words of notebooks taken: {counts}")
     assert counts["comment"] > 80
     assert {path.name for path in tmp_path.iterdir()} <= {"read.sbatch", "f"}
 

@@ -16,7 +16,7 @@ from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.run import Run
 from tests.notebooks import EXAMPLE, execute
-from tests.slurm.rehearsal import wait_until
+from tests.slurm.rehearsal import MEASURED, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,16 +65,13 @@ def assert_whole(run: Run) -> None:
     assert (status.deaths, {one.state for one in workers_of(run)}) == (0, {FINISHED})
 
 
-def test_the_example_tells_the_nodes_and_gpus_of_its_workers(
-    lab: LabUnderTest, cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_tells_the_nodes_and_gpus_of_its_workers(lab: LabUnderTest, cwd: Path) -> None:
     done = execute(EXAMPLE, cwd, {**lab.env, "HPCTK_CLUSTER": "lab"})
 
     assert "#SBATCH --gpus-per-node=l40s:2" in done.text("preview")
     assert "48 of 48 done" in done.html("watch")
     places = ast.literal_eval(done.text("rows"))
-    with capsys.disabled():
-        print(f"\nthe notebook's workers saw (node, CUDA_VISIBLE_DEVICES): {places}")
+    MEASURED.append(f"the notebook's workers saw (node, CUDA_VISIBLE_DEVICES): {places}")
     nodes = {node for node, _ in places}
     assert len(nodes) == 2
     assert nodes <= set(lab.nodes)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.lab import packages
-from hpc_toolkit.lab.clients import environment
+from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.daemons import failure
 from hpc_toolkit.lab.directory import (
     LabRecord,
@@ -22,7 +24,7 @@ from hpc_toolkit.lab.directory import (
     remove_files,
     write_record,
 )
-from hpc_toolkit.lab.jobs import JobRecord, parse_logs, parse_records
+from hpc_toolkit.lab.jobs import JobEnd, JobRecord, parse_logs, parse_records, run_script
 from hpc_toolkit.lab.members import member_node
 from hpc_toolkit.lab.ports import FIRST_PORT, Listener, free_block, parse_listeners
 from hpc_toolkit.lab.settings import LabPaths, LabSettings
@@ -30,6 +32,8 @@ from hpc_toolkit.lab.status import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from hpc_toolkit.lab.lab import Lab
 
 
 @pytest.fixture
@@ -293,6 +297,99 @@ class TestJobs:
 
         assert parse_logs(text) == [Path("/é à/1 o.log"), Path("/é à/1 e.log"), Path("/o")]
         assert parse_logs("JobId=4 JobName=x\n") == []
+
+
+class SlowSlurm:
+    """A lab whose controller answers about one job what it is told to answer."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers, self.asked = list(answers), 0
+        self.now, self.state, self.cancelled = 0.0, "up", False
+
+    def ask(self, *argv: str) -> str:
+        if argv[0] == "scancel":
+            self.cancelled = True
+        if argv[0] == "sbatch":
+            return "12\n"
+        if argv[0] != "squeue":
+            return ""
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer == "error":
+            raise HpcToolkitError("slurm_load_jobs error: Unable to contact slurm controller")
+        return f"12  {answer}  0\n"
+
+    def status(self) -> SimpleNamespace:
+        return SimpleNamespace(state=self.state)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> JobEnd:
+        monkeypatch.setattr(time, "sleep", self.sleep)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        return run_script(cast("Lab", self), Path("x.sh"), [], lambda _data: None)
+
+
+class TestFollowingAJob:
+    def test_some_failed_questions_cancel_no_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slurm = SlowSlurm("error", "RUNNING", *["error"] * 5, "RUNNING", "error", "COMPLETED")
+
+        assert slurm.run(monkeypatch).state == "COMPLETED"
+        assert not slurm.cancelled
+
+    def test_a_controller_that_stays_silent_is_an_error(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm("RUNNING", "error")
+
+        with pytest.raises(HpcToolkitError, match="Unable to contact"):
+            slurm.run(monkeypatch)
+
+        assert slurm.cancelled
+
+    def test_a_lab_that_is_down_is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        slurm = SlowSlurm("error")
+        slurm.state = "down"
+
+        with pytest.raises(HpcToolkitError, match="Unable to contact"):
+            slurm.run(monkeypatch)
+
+        assert slurm.asked == 1
+
+    @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
+    def test_a_job_that_is_queued_again_has_not_ended(
+        self, state: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm("RUNNING", state, state, "PENDING", state, "RUNNING", "COMPLETED")
+
+        assert slurm.run(monkeypatch).state == "COMPLETED"
+
+    @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
+    def test_a_job_that_stays_lost_has_ended(
+        self, state: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        end = SlowSlurm("RUNNING", state).run(monkeypatch)
+
+        assert (end.state, end.code) == (state, 1)
+        assert 2 <= end.seconds < 4
+
+
+def test_a_daemon_that_does_not_answer_is_an_error_not_a_wait(
+    paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the question started is killed: a wrapper's child would keep the pipe open."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nwait\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("hpc_toolkit.lab.commands.ANSWER_S", 0.3)
+
+    with pytest.raises(HpcToolkitError, match=r"^squeue did not answer within 0\.3 s$") as caught:
+        ask(paths, "squeue")
+
+    assert str(paths.logs) in caught.value.hint
+    sleeper = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    assert not sleeper.exists() or sleeper.read_text().split()[2] == "Z"
 
 
 def test_a_lab_is_asked_without_the_variables_of_another_slurm(

@@ -204,6 +204,28 @@ def test_a_command_that_fails_before_the_step_ends_the_job(folder: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("sbatch")
+def test_variables_are_those_of_a_script_in_its_order(folder: Path) -> None:
+    site = replace(SITE, env=(("A", "site"),), nccl=(("NCCL_IB_HCA", "mlx5"),))
+
+    def exported(gpus: int) -> list[str]:
+        env = {"A": "user", "NCCL_IB_HCA": "mine"}
+        made = notebook.executor(site, folder=folder, gpus_per_node=gpus, env=env)
+        return re.findall(r"^export ((?:A|NCCL_IB_HCA)=.*)$", notebook.preview(made), re.MULTILINE)
+
+    assert exported(1) == ["A=site", "NCCL_IB_HCA=mlx5", "A=user", "NCCL_IB_HCA=mine"]
+    assert exported(0) == ["A=site", "A=user", "NCCL_IB_HCA=mine"]
+
+
+def test_a_site_whose_nodes_are_to_be_set_up_is_refused_with_its_file(folder: Path) -> None:
+    site = replace(SITE, node_setup=("tar xf /data/set.tar -C /tmp",))
+
+    with pytest.raises(ConfigError, match=r"clusters/lab\.toml: node_setup: .* once on each") as it:
+        notebook.executor(site, folder=folder)
+
+    assert "node_setup=()" in it.value.hint
+
+
+@pytest.mark.usefixtures("sbatch")
 def test_a_login_shell_is_made_up_for_where_modules_need_one(folder: Path) -> None:
     site = replace(SITE, login_shell=True, modules=("cuda/12",), nccl=(("NCCL_IB_HCA", "mlx5"),))
 

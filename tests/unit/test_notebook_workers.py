@@ -175,7 +175,7 @@ def test_workers_go_on_when_one_leaves_or_a_node_is_lost(run: Run, folder: Path)
 def test_a_job_starts_again_as_often_as_asked(how: Any, limit: int, run: Run, folder: Path) -> None:
     text = notebook.preview(notebook.executor(SITE, folder=folder, **how), run)
 
-    assert f"if (( ${{SLURM_RESTART_COUNT:-0}} >= {limit} )); then exit 75; fi" in text
+    assert f"if (( ${{hpctk_restarts:-0}} >= {limit} )); then exit 75; fi" in text
     assert ("requeue" in options(text)) == (limit > 0)
 
 
@@ -191,8 +191,10 @@ AGAIN = ["requeue 9"]
         (75, "4", {}, "RUNNING", (0, AGAIN)),
         (137, "4", {}, "RUNNING", (0, AGAIN)),
         (75, "", {}, "RUNNING", (0, AGAIN)),
-        (75, "4", {"SLURM_RESTART_COUNT": "9"}, "RUNNING", (0, AGAIN)),
-        (75, "4", {"SLURM_RESTART_COUNT": "10"}, "RUNNING", (75, [])),
+        (75, "4", {}, "RUNNING 9", (0, AGAIN)),
+        (75, "4", {}, "RUNNING 10", (75, [])),
+        # Of the job around the one that submitted this one.
+        (75, "4", {"SLURM_RESTART_COUNT": "10"}, "RUNNING 0", (0, AGAIN)),
         (75, "4", {}, "CANCELLED", (75, [])),
         (75, "4", {}, "", (75, [])),
         (1, "4", {}, "RUNNING", (1, [])),

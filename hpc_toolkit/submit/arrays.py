@@ -30,8 +30,11 @@ def split_array(array: str, limit: int) -> list[Chunk]:
         limit: Slurm's MaxArraySize.
 
     Raises:
-        RenderError: not this notation, or far too many arrays.
+        RenderError: not this notation, far too many arrays, or a ``limit`` of none.
     """
+    if limit < 1:
+        message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"
+        raise RenderError(message, hint="--jobs N sends one script N times; or ask the site")
     listed, percent, throttle = array.partition("%")
     ranges = [_range(part, array) for part in listed.split(",")]
     highest = max(found[-1] for found in ranges)

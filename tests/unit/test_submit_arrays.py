@@ -64,3 +64,8 @@ def test_an_array_of_millions_is_refused_with_a_way_out() -> None:
     with pytest.raises(RenderError, match="more than 1000 arrays") as caught:
         split_array("0-99999999", 1000)
     assert "run" in caught.value.hint
+
+
+def test_a_slurm_without_arrays_refuses_one() -> None:
+    with pytest.raises(RenderError, match="this Slurm takes no arrays"):
+        split_array("0-9", 0)

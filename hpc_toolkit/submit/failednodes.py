@@ -27,7 +27,9 @@ def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
         view: of the run, up to date.
         records: of the run's jobs, as Slurm tells.
     """
-    found = {**_of_journals(view), **_of_jobs(records)}
+    found = _of_journals(view)
+    for name, failure in _of_jobs(records).items():
+        found[name] = max(failure, found.get(name, failure))
     recent = sorted(found.items(), key=lambda entry: -entry[1][0])
     now = time.time()
     return {name: why for name, (at, why) in recent if now - at < _RECENT_S and _plain(name)}
@@ -64,7 +66,8 @@ def _of_jobs(records: list[JobRecord]) -> dict[str, tuple[float, str]]:
         if len(names) > 1:
             names = [name for name, node in node_states(names).items() if node.failed]
         for name in names:
-            found[name] = record.end or 0.0, f"job {record.id} ended with {record.state}"
+            failure = record.end or 0.0, f"job {record.id} ended with {record.state}"
+            found[name] = max(failure, found.get(name, failure))
     return found
 
 

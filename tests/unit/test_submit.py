@@ -377,6 +377,17 @@ def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Pr
     assert sent(programs)[0][1] == "--exclude=n5"
 
 
+def test_of_two_failures_of_a_node_the_later_counts(run: ToyRun, programs: Programs) -> None:
+    failing_node(run, "w", "n5", time.time() - 60)
+    ended = str(int(time.time()) - 90000)
+    programs.answer("squeue", pending_line("7", State="NODE_FAIL", NodeList="n5", EndTime=ended))
+    programs.answer("scontrol", "n5")
+    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+
+    assert "it failed under worker w" in call().stderr
+    assert sent(programs)[0][1] == "--exclude=n5"
+
+
 def test_of_the_nodes_of_a_lost_job_those_that_are_down_are_left_out(
     run: ToyRun, programs: Programs
 ) -> None:

@@ -37,6 +37,9 @@ ASK_S = 5.0
 SUBMIT_S = 120.0
 """Seconds that sbatch may take; it tries again by itself while the controller is busy."""
 
+_DAY_S = 86400.0
+_LEAST_S = 0.05
+
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI")
 # What would change the columns, the order or the rows of an answer.
@@ -157,11 +160,18 @@ def squeue(
 
 
 def sacct(
-    ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
+    ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
     """The jobs that the accounting knows, by the ids asked for; one call for all.
 
     It may lag by seconds behind the queue. None are known where the site keeps no accounting.
+
+    Args:
+        ids: of jobs.
+        cluster: "" for this one.
+        since: epoch seconds of the earliest submission: jobs that ended a day or more before it
+            are others of the same id; None: 30 days ago.
+        timeout_s: how long to wait, in seconds.
 
     Raises:
         SlurmError: no answer.
@@ -170,8 +180,11 @@ def sacct(
     if not wanted:
         return {}
     argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
-    # Without a start some versions look at today only.
-    argv += ["--starttime=1970-01-02", f"--jobs={_bases(wanted)}"]
+    # Without a start some versions look at today only; from 1970 on, a large site's takes minutes.
+    start = "now-30days"
+    if since is not None:
+        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(0.0, since - _DAY_S)))
+    argv += [f"--starttime={start}", f"--jobs={_bases(wanted)}"]
     argv.append(f"--format={','.join(SACCT_FIELDS)}")
     done = run(argv, timeout_s=timeout_s)
     if done.code and "accounting storage is disabled" not in done.stderr:
@@ -180,9 +193,11 @@ def sacct(
 
 
 def job_states(
-    ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
+    ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
     """One record for every id: of the queue, else of the accounting, else ``unknown``.
+
+    ``since`` as for :func:`sacct`.
 
     Never raises for what Slurm does or is not, and takes ``timeout_s`` seconds at most. The
     ``reason`` of an unknown job says why.
@@ -190,16 +205,24 @@ def job_states(
     until = time.monotonic() + timeout_s
     wanted = list(dict.fromkeys(ids))
     found: dict[str, JobRecord] = {}
-    why = "neither the queue nor the accounting knows it"
-    for question in (squeue, sacct):
-        missing = [one for one in wanted if one not in found]
-        left_s = until - time.monotonic()
-        if not missing or left_s < 0.05:
-            break
+    why = "no time was left to ask Slurm"
+    answered = False
+    if timeout_s >= _LEAST_S:
         try:
-            found |= question(missing, cluster=cluster, timeout_s=left_s)
+            found = squeue(wanted, cluster=cluster, timeout_s=timeout_s)
+            answered = True
+            why = "the queue does not know it, and no time was left to ask the accounting"
         except SlurmError as error:
-            why = error.message if question is squeue else why
+            why = error.message
+    missing = [one for one in wanted if one not in found]
+    left_s = until - time.monotonic()
+    if missing and left_s >= _LEAST_S:
+        try:
+            found |= sacct(missing, cluster=cluster, since=since, timeout_s=left_s)
+        except SlurmError as error:
+            why = f"the queue does not know it, and {error.message}" if answered else why
+        else:
+            why = "neither the queue nor the accounting knows it" if answered else why
     return {one: found.get(one) or JobRecord(id=one, state=UNKNOWN, reason=why) for one in wanted}
 
 

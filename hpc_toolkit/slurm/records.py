@@ -103,21 +103,6 @@ class JobRecord:
         """Whether it holds nodes."""
         return self.state in _ON_NODES
 
-    @property
-    def explanation(self) -> str:
-        """What of the infrastructure ended it, in a few words; "" if that explains nothing."""
-        return _EXPLANATIONS.get(self.state, "") if self.ended else ""
-
-
-_EXPLANATIONS = {
-    "BOOT_FAIL": "node failure",
-    "CANCELLED": "cancelled",
-    "DEADLINE": "time limit",
-    "NODE_FAIL": "node failure",
-    "PREEMPTED": "preempted",
-    "TIMEOUT": "time limit",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
@@ -131,8 +116,6 @@ class NodeRecord:
     """Flags such as ``DRAIN``, ``NOT_RESPONDING``, ``FAIL``, ``REBOOT_ISSUED``."""
     reason: str = ""
     """What an administrator or Slurm wrote about it."""
-    booted: float | None = None
-    """Epoch seconds of its last boot by its own clock; None if unknown."""
 
     @property
     def failed(self) -> bool:
@@ -257,7 +240,6 @@ def parse_nodes(text: str) -> dict[str, NodeRecord]:
         state = re.search(r" State=(\S+)", line)
         if name and state:
             reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*(?: Comment=.*)?$", line)
-            booted = re.search(r" BootTime=(\S+)", line)
             # An old way to say "not responding" is an asterisk.
             word, *flags = state[1].replace("*", "+NOT_RESPONDING").split("+")
             found[name[1]] = NodeRecord(
@@ -265,7 +247,6 @@ def parse_nodes(text: str) -> dict[str, NodeRecord]:
                 state=word,
                 flags=frozenset(flags),
                 reason=reason[1] if reason else "",
-                booted=parse_time(booted[1]) if booted else None,
             )
     return found
 

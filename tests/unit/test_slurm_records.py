@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,40 +96,37 @@ def test_a_node_list_that_squeue_cut_is_no_node_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "explanation"),
+    ("state", "kind"),
     [
-        ("PENDING", "waiting", ""),
-        ("REQUEUED", "waiting", ""),
-        ("REQUEUE_HOLD", "waiting", ""),
-        ("SPECIAL_EXIT", "waiting", ""),
-        ("RUNNING", "running", ""),
-        ("CONFIGURING", "running", ""),
-        ("COMPLETING", "running", ""),
-        ("SUSPENDED", "running", ""),
-        ("COMPLETED", "ended", ""),
-        ("FAILED", "ended", ""),
-        ("OUT_OF_MEMORY", "ended", ""),
-        ("BOOT_FAIL", "ended", "node failure"),
-        ("NODE_FAIL", "ended", "node failure"),
-        ("PREEMPTED", "ended", "preempted"),
-        ("DEADLINE", "ended", "time limit"),
-        ("TIMEOUT", "ended", "time limit"),
-        ("CANCELLED", "ended", "cancelled"),
+        ("PENDING", "waiting"),
+        ("REQUEUED", "waiting"),
+        ("REQUEUE_HOLD", "waiting"),
+        ("SPECIAL_EXIT", "waiting"),
+        ("RUNNING", "running"),
+        ("CONFIGURING", "running"),
+        ("COMPLETING", "running"),
+        ("SUSPENDED", "running"),
+        ("COMPLETED", "ended"),
+        ("FAILED", "ended"),
+        ("OUT_OF_MEMORY", "ended"),
+        ("BOOT_FAIL", "ended"),
+        ("NODE_FAIL", "ended"),
+        ("PREEMPTED", "ended"),
+        ("DEADLINE", "ended"),
+        ("TIMEOUT", "ended"),
+        ("CANCELLED", "ended"),
         # The sibling of a federated job may run elsewhere; a word of a future Slurm may mean
         # anything; and of an unknown job nothing is known.
-        ("REVOKED", "", ""),
-        ("TELEPORTED", "", ""),
-        (UNKNOWN, "", ""),
+        ("REVOKED", ""),
+        ("TELEPORTED", ""),
+        (UNKNOWN, ""),
     ],
 )
-def test_a_state_is_ended_waiting_running_or_none_of_them(
-    state: str, kind: str, explanation: str
-) -> None:
+def test_a_state_is_ended_waiting_running_or_none_of_them(state: str, kind: str) -> None:
     record = JobRecord(id="1", state=state)
 
     found = {"waiting": record.waiting, "running": record.running, "ended": record.ended}
     assert [name for name, value in found.items() if value] == ([kind] if kind else [])
-    assert record.explanation == explanation
 
 
 @pytest.mark.parametrize(
@@ -186,14 +184,10 @@ def test_nodes_have_a_state_flags_and_a_reason() -> None:
     found = parse_nodes(NODES)
 
     assert set(found) == {"n1", "n2", "n3"}
-    assert (found["n1"].state, found["n1"].failed, found["n1"].booted) == (
-        "IDLE",
-        False,
-        1795239085,
-    )
+    assert (found["n1"].state, found["n1"].failed) == ("IDLE", False)
     assert found["n2"].flags == {"NOT_RESPONDING", "DRAIN", "DYNAMIC_NORM"}
     assert (found["n2"].state, found["n2"].failed) == ("DOWN", True)
-    assert (found["n2"].reason, found["n2"].booted) == ("bad disk |x", None)
+    assert found["n2"].reason == "bad disk |x"
     assert (found["n3"].state, found["n3"].failed) == ("MIXED", True)
 
 
@@ -281,6 +275,37 @@ def test_a_site_without_accounting_is_normal(programs: Programs) -> None:
 
     assert slurm.sacct(["7"]) == {}
     assert slurm.job_states(["7"])["7"].state == UNKNOWN
+
+
+def test_an_accounting_that_fails_is_not_one_that_knows_nothing(programs: Programs) -> None:
+    programs.answer("squeue", "")
+    programs.answer("sacct", "", code=1, stderr="sacct: error: Problem talking to the database")
+
+    reason = slurm.job_states(["7"])["7"].reason
+
+    assert reason.startswith("the queue does not know it, and sacct: sacct: error: Problem talking")
+
+
+def test_a_question_without_time_left_is_not_an_answer(programs: Programs) -> None:
+    programs.answer("squeue", PENDING)
+
+    assert slurm.job_states(["7"], timeout_s=0.0)["7"].reason == "no time was left to ask Slurm"
+    assert programs.calls("squeue") == []
+
+
+def test_the_accounting_is_searched_from_the_submission_or_a_month_back(
+    programs: Programs,
+) -> None:
+    programs.answer("sacct", SACCT)
+    day_before = datetime.fromtimestamp(1795250914 - 86400).astimezone().strftime("%FT%T")
+
+    slurm.sacct(["10"])
+    slurm.sacct(["10"], since=1795250914.0)
+
+    bounded, known = programs.calls("sacct")
+    assert " --starttime=now-30days " in bounded
+    # Clocks differ, and so do time zones.
+    assert f" --starttime={day_before} " in known
 
 
 def test_without_slurm_every_job_is_unknown(programs: Programs) -> None:

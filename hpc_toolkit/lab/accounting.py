@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.lab.commands import finished
 from hpc_toolkit.lab.config import CLUSTER_NAME
 from hpc_toolkit.lab.daemons import daemon_environment, start, user_name, wait_for_daemon
 from hpc_toolkit.lab.packages import program
@@ -64,11 +64,7 @@ def start_slurmdbd(host: Host) -> None:
 
 def _add_cluster(host: Host) -> bool:
     """Whether slurmdbd took the cluster; it knows nothing while it makes its tables."""
-    done = subprocess.run(
-        [program("sacctmgr"), "--immediate", "add", "cluster", CLUSTER_NAME],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=daemon_environment(host.paths),
-        check=False,
-    )
+    paths = host.paths
+    argv = [program("sacctmgr"), "--immediate", "add", "cluster", CLUSTER_NAME]
+    done = finished(argv, daemon_environment(paths), what="sacctmgr", logs=paths.logs)
     return done.returncode == 0

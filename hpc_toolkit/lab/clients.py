@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.commands import finished
 from hpc_toolkit.lab.packages import program
 
 if TYPE_CHECKING:
@@ -29,17 +29,10 @@ def ask(paths: LabPaths, *argv: str) -> str:
     """What a Slurm command prints when the lab answers it.
 
     Raises:
-        HpcToolkitError: it fails.
+        HpcToolkitError: it fails, or does not answer within 30 s.
     """
-    done = subprocess.run(
-        [program(argv[0]), *argv[1:]],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=environment(paths),
-        check=False,
-    )
+    words = [program(argv[0]), *argv[1:]]
+    done = finished(words, environment(paths), what=argv[0], logs=paths.logs)
     if done.returncode != 0:
         message = " ".join(done.stderr.split()) or f"{argv[0]} failed"
         raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")

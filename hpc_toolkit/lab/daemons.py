@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.commands import finished
 from hpc_toolkit.lab.config import CONTROL
 from hpc_toolkit.lab.members import LOOKS, members
 from hpc_toolkit.lab.packages import program, search_path
@@ -92,16 +93,11 @@ def check_namespaces(host: Host) -> None:
 
     Raises:
         NamespaceError: it cannot, and why.
+        HpcToolkitError: the kernel does not answer.
     """
-    done = subprocess.run(
-        host.command(["true"]),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=daemon_environment(host.paths),
-        check=False,
-    )
+    paths = host.paths
+    command = host.command(["true"])
+    done = finished(command, daemon_environment(paths), what="unshare", logs=paths.logs)
     if done.returncode != 0:
         why = " ".join(done.stderr.split())
         message = f"no process can be made a host of its own here: {why}"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S = 0.05
 _PAUSE_S = 0.5
+_QUESTIONS = 20
+"""That go without an answer, one after the other, before a job is given up."""
+_STANDS_S = 2.0
 _COLUMNS = "JobArrayID:48,State:24,exit_code:16"
 _LOGS = re.compile(r" StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?= [A-Z]\w*=|\s*$)")
 
@@ -24,7 +27,10 @@ ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "TIMEOUT"),
 }
-"""States that a job does not leave again."""
+"""States of a job that has ended."""
+
+_QUEUED_AGAIN = {"NODE_FAIL", "PREEMPTED"}
+"""Those in which a job is seen for a moment that Slurm then queues again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +67,48 @@ def run_script(
     cancelled.
 
     Raises:
-        HpcToolkitError: sbatch refuses the script, or the lab goes down.
+        HpcToolkitError: sbatch refuses the script, the lab goes down, or its controller stays
+            silent.
     """
     began = time.monotonic()
     # Made absolute, so that no name is taken for an option; what follows is the script's.
     job = lab.ask("sbatch", "--parsable", str(script.absolute()), *arguments).strip()
     job = job.partition(";")[0]
-    read: dict[Path, int] = {}
-    pause = _FIRST_PAUSE_S
     try:
-        while True:
-            records = job_records(lab, job)
-            # The state was asked before the log is read: of an ended job nothing is missed.
-            for log in job_logs(lab, job):
-                read[log] = _show_more(log, read.get(log, 0), show)
-            if records and all(one.state in ENDED for one in records):
-                worst = max(records, key=lambda one: one.code)
-                return JobEnd(job, worst.state, worst.code, time.monotonic() - began)
-            time.sleep(pause)
-            pause = min(2 * pause, _PAUSE_S)
+        worst = max(_follow(lab, job, show), key=lambda one: one.code)
     except BaseException:
         lab.ask("scancel", "--quiet", job)
         raise
+    return JobEnd(job, worst.state, worst.code, time.monotonic() - began)
+
+
+def _follow(lab: Lab, job: str, show: Callable[[bytes], None]) -> list[JobRecord]:
+    """The last records of a job, once it has ended for good."""
+    read: dict[Path, int] = {}
+    pause, failed, ended_since = _FIRST_PAUSE_S, 0, None
+    while True:
+        try:
+            # The state is asked before the log is read: of an ended job nothing is missed.
+            records, logs = job_records(lab, job), job_logs(lab, job)
+            failed = 0
+        except HpcToolkitError:
+            # A controller that is busy, or starts again, misses some questions.
+            failed += 1
+            if failed == _QUESTIONS or lab.status().state != "up":
+                raise
+            records, logs = [], []
+        for log in logs:
+            read[log] = _show_more(log, read.get(log, 0), show)
+        if not records or any(one.state not in ENDED for one in records):
+            ended_since = None
+        else:
+            now = time.monotonic()
+            ended_since = now if ended_since is None else ended_since
+            doubtful = any(one.state in _QUEUED_AGAIN for one in records)
+            if not doubtful or now - ended_since >= _STANDS_S:
+                return records
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE_S)
 
 
 def job_records(lab: Lab, job: str) -> list[JobRecord]:

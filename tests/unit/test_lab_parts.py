@@ -316,7 +316,8 @@ class SlowSlurm:
         self.asked += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if answer == "error":
-            raise HpcToolkitError("slurm_load_jobs error: Unable to contact slurm controller")
+            message = "slurm_load_jobs error: Unable to contact slurm controller"
+            raise HpcToolkitError(message)
         return f"12  {answer}  0\n"
 
     def status(self) -> SimpleNamespace:

@@ -1,0 +1,49 @@
+"""Commands that ask something and end: run to their end, or killed when that does not come."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.processes import kill_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+ANSWER_S = 30.0
+"""Seconds for a question. Slurm's programs try again by themselves, for about 10 s."""
+
+
+def finished(
+    argv: Sequence[str], environ: Mapping[str, str], *, what: str, logs: Path
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it printed.
+
+    ``what`` is its name for an error, and ``logs`` the directory where the daemons write why.
+
+    Raises:
+        HpcToolkitError: it did not end in time, as when a daemon is stopped; it was killed, with
+            all that it started.
+    """
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environ,
+        process_group=0,
+    )
+    with child:
+        try:
+            stdout, stderr = child.communicate(timeout=ANSWER_S)
+        except subprocess.TimeoutExpired:
+            message = f"{what} did not answer within {ANSWER_S:.3g} s"
+            raise HpcToolkitError(message, hint=f"the lab's logs are in {logs}") from None
+        finally:
+            if child.poll() is None:
+                kill_group(child.pid)
+    return subprocess.CompletedProcess(argv, child.returncode, stdout, stderr)

@@ -66,6 +66,10 @@ def executor(
     site = resolved(cluster)
     if site is None:
         return _local(request, place, gpus=resources.get("gpus_per_node"))
+    if site.node_setup:
+        msg = f"{site.written('node_setup')}: jobs from notebooks run nothing once on each node"
+        hint = "give the facts with node_setup=() as cluster if they can do without, or render"
+        raise ConfigError(msg, hint=f"{hint} a script")
     check_directory(site, Path.cwd())
     full = complete(request, site)
     _note_folder(place)
@@ -157,7 +161,7 @@ def _setup(full: ScriptSpec, site: Cluster) -> list[str]:
         "export SLURM_EXPORT_ENV=ALL",
         "export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
     ]
-    env = [*site.nccl, *site.env, *full.env]
+    env = [*site.env, *(site.nccl if full.gpus_per_node else ()), *full.env]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in env]
     commands = [["module", "load", module] for module in (*site.modules, *full.modules)]
     commands += [shlex.split(line) for line in (*site.setup, *full.setup)]

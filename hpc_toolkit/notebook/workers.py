@@ -45,9 +45,12 @@ echo "hpctk: the step ended with code $hpctk_rc, items left: $hpctk_left"
 if [[ $hpctk_left == 0 ]]; then exit 0; fi
 # 75: items are left. Above 128: a rank was killed. Any other is an error that would come again.
 if (( hpctk_rc != 75 && hpctk_rc <= 128 )); then exit "$hpctk_rc"; fi
-if (( ${{SLURM_RESTART_COUNT:-0}} >= {restarts} )); then exit 75; fi
-# A cancelled job must stay cancelled: scontrol would requeue it too.
-if [[ $(squeue --noheader --jobs="$hpctk_job" --format=%T) != RUNNING ]]; then exit 75; fi
+# The scheduler's count: a job that this one submits inherits the variable. A cancelled job must
+# stay cancelled, and scontrol would requeue it too.
+hpctk_answer=$(squeue --noheader --jobs="$hpctk_job" --Format=State:20,RestartCnt:10)
+read -r hpctk_state hpctk_restarts <<< "$hpctk_answer"
+if [[ $hpctk_state != RUNNING ]]; then exit 75; fi
+if (( ${{hpctk_restarts:-0}} >= {restarts} )); then exit 75; fi
 trap 'exit 0' TERM # requeueing ends this script
 scontrol requeue "$hpctk_job" || exit 75
 exit 0"""

@@ -7,6 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS
+from hpc_toolkit.submit.jobs import own_login
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,7 @@ def pending_line(job: str = "7", **cells: str) -> str:
         "Reason": "Priority",
         "NodeList": "",
         "Name": "work-queue",
+        "UserName": own_login(),
         "exit_code": "0",
     }
     ids = {"JobID": job, "ArrayJobID": job, "JobArrayID": job}

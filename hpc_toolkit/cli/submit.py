@@ -209,7 +209,11 @@ def cancel(
     """
     from hpc_toolkit.submit.cancellation import cancel_jobs, cancelable_jobs
 
-    found = cancelable_jobs(open_run(run).paths, only=job)
+    queued = cancelable_jobs(open_run(run).paths, only=job)
+    for one in queued:
+        if one.foreign:
+            print(f"note: job {one.record.id} is left alone: {one.foreign}", file=sys.stderr)
+    found = [one for one in queued if not one.foreign]
     if not found:
         message = f"no job of {run} is in the queue"
         raise HpcToolkitError(message, hint="'hpctk status' shows the jobs that it knows")

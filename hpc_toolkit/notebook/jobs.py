@@ -22,7 +22,8 @@ from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.status import living_workers
-from hpc_toolkit.submit.jobs import SubmittedJob, record_job
+from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
+from hpc_toolkit.submit.jobs import KnownJob, SubmittedJob, known_jobs, own_login, record_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +59,8 @@ class _Submission:
     """Tasks of each job, as submitit counts them."""
     workers: int
     """Workers of all these jobs."""
+    name: str = ""
+    """The jobs' name."""
 
     def write(self, run: Run) -> None:
         """Note it, for :meth:`WorkerJobs.open` and for ``hpctk status``.
@@ -75,6 +78,8 @@ class _Submission:
             array = f"0-{count - 1}" if f"{job}_0" in self.jobs else None
             record = SubmittedJob(
                 job=job,
+                name=self.name,
+                by=own_login(),
                 array=array,
                 cwd=self.folder,
                 log="%A_%a_0_log.out" if array else "%j_0_log.out",
@@ -115,6 +120,8 @@ class WorkerJobs:
             jobs=tuple(job.job_id for job in jobs),
             tasks=jobs[0].num_tasks,
             workers=workers,
+            # submitit's own default, where an executor was given none.
+            name=getattr(executor, "parameters", {}).get("job_name", "submitit"),
         )
         try:
             note.write(run)
@@ -157,14 +164,24 @@ class WorkerJobs:
     def cancel(self) -> None:
         """End the jobs; their workers finish their item or give it back first.
 
+        A job that has another name or user than the one submitted is left alone, and that is said.
+
         Raises:
             SlurmError: Slurm did not do it.
         """
         for job in self._local():
             if _local_state(job) == "RUNNING":
                 os.kill(int(job.job_id), signal.SIGTERM)
-        known = slurm.squeue(self._in_slurm())
-        slurm.scancel([job for job, record in known.items() if not record.ended])
+        known = {job.id: job for job in known_jobs(self.run.paths)}
+        ids = dict.fromkeys(job.partition("_")[0] for job in self._in_slurm())
+        # A job that could not be noted has its id alone.
+        queued = queued_jobs(
+            known.get(one) or KnownJob(one, "", 0.0, SubmittedJob(job=one)) for one in ids
+        )
+        for job in queued:
+            if job.foreign:
+                sys.stderr.write(f"note: job {job.record.id} is left alone: {job.foreign}\n")
+        cancel_jobs(queued)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run is complete, and say whether it is.

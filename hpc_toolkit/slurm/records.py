@@ -45,6 +45,8 @@ SQUEUE_FIELDS = (
     ("Reason", 256),
     ("NodeList", 1024),
     ("Name", 256),
+    ("UserName", 64),
+    ("Cluster", 64),
 )
 """Columns of ``squeue --Format`` and their widths; squeue cuts what is longer."""
 
@@ -81,6 +83,10 @@ class JobRecord:
     """Of an ended job: exit code of its script, or 128 and the signal's number."""
     name: str = ""
     """The job's name."""
+    user: str = ""
+    """Login name of its user; "" where Slurm did not say."""
+    cluster: str = ""
+    """The cluster that gave the answer; "" where it did not say."""
     array: str = ""
     """Id of the array that it belongs to; "" for a job of its own."""
     raw: str = ""
@@ -168,6 +174,8 @@ def _squeue_record(row: dict[str, str]) -> JobRecord:
         start=parse_time(row["StartTime"]),
         end=parse_time(row["EndTime"]),
         name=row["Name"],
+        user=_word(row["UserName"]),
+        cluster=_word(row["Cluster"]),
     )
     return replace(record, exit_code=parse_exit(row["exit_code"]) if record.ended else None)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import time
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.queue.presence import Presence
 
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
@@ -68,6 +70,21 @@ class KnownJob:
     """Epoch seconds of its submission or of its first worker, to sort by."""
     submitted: SubmittedJob | None
     """How it was submitted; None for a job that only its workers name."""
+    name: str = ""
+    """Its name; "" if nothing tells it."""
+    place: str = ""
+    """The cluster on which its workers were; "" if nothing tells it."""
+
+
+def own_login() -> str:
+    """The login name of this process's user as Slurm prints it; the number of one without a name.
+
+    No variable of the environment decides it: they stay when the user changes.
+    """
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def script_copy(paths: RunPaths, name: str, script: str) -> Path:
@@ -128,8 +145,9 @@ def known_jobs(paths: RunPaths) -> list[KnownJob]:
     """The jobs that the run's own files name, oldest first."""
     jobs: dict[tuple[str, str], KnownJob] = {}
     for one in read_jobs(paths):
-        jobs[one.job, one.cluster] = KnownJob(one.job, one.cluster, one.submitted, one)
+        jobs[one.job, one.cluster] = KnownJob(one.job, one.cluster, one.submitted, one, one.name)
     named = {job for job, _ in jobs}
+    newest: dict[str, Presence] = {}
     for name in files.list_names(paths.workers):
         if not name.endswith(".json"):
             continue
@@ -139,7 +157,10 @@ def known_jobs(paths: RunPaths) -> list[KnownJob]:
             continue
         before = jobs.get((job, ""))
         since = min(presence.started, before.since) if before else presence.started
-        jobs[job, ""] = KnownJob(job, "", since, None)
+        latest = newest.setdefault(job, presence)
+        if presence.started > latest.started:
+            latest = newest[job] = presence
+        jobs[job, ""] = KnownJob(job, "", since, None, latest.job_name, latest.cluster)
     return sorted(jobs.values(), key=lambda job: (job.since, len(job.id), job.id))
 
 

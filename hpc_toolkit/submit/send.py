@@ -6,8 +6,6 @@ the job's record loses the record alone: the job's workers name their job themse
 
 from __future__ import annotations
 
-import getpass
-import os
 import sys
 import time
 from dataclasses import replace
@@ -20,7 +18,7 @@ from hpc_toolkit.render.limits import forbidden
 from hpc_toolkit.safety import pause_reason
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.submit.failednodes import MOST, failed_nodes
-from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, record_job
+from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, own_login, record_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,7 +144,7 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
         log=submission.log,
         excluded=submission.excluded,
         submitted=round(time.time(), 3),
-        by=_user(),
+        by=own_login(),
     )
     if run is not None:
         try:
@@ -168,10 +166,3 @@ def _write(submission: Submission, script: Script) -> None:
     except OSError as error:
         message = f"cannot keep the script in {submission.run.paths.jobs}: {error.strerror}"
         raise RunError(message, hint="check its permissions and the free space") from error
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())

@@ -22,7 +22,9 @@ from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import JobRecord
+from hpc_toolkit.submit.jobs import own_login, read_jobs
 from tests.fakesbatch import KeptJobs, options
+from tests.fakeslurm import Programs, pending_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -280,6 +282,41 @@ def test_jobs_are_found_again_by_the_run(run: Run) -> None:
     assert found.jobs[0].num_tasks == 2
     assert found.jobs[0].paths.folder == first.jobs[0].paths.folder
     assert repr(found) == f"WorkerJobs('{run.root}', workers=4, jobs=[100, 101_0, 101_1])"
+
+
+def test_jobs_are_noted_with_their_name_and_who_submitted_them(
+    run: Run, folder: Path, sbatch: KeptJobs
+) -> None:
+    notebook.submit_workers(run, 1, cluster=SITE, job_name="mine")
+    notebook.submit_workers(run, 1, executor=notebook.executor(SITE, folder=folder))
+
+    noted = {job.job: (job.name, job.by) for job in read_jobs(run.paths)}
+    names = {number: sbatch.options()[number - 100]["job-name"] for number in (100, 101)}
+    assert noted == {str(number): (name, own_login()) for number, name in names.items()}
+    assert names[100] == "mine"
+
+
+def test_a_notebook_cancels_no_job_that_bears_another_name(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        (tmp_path / "kept").mkdir()
+        KeptJobs(tmp_path / "kept", patch)
+        jobs = notebook.submit_workers(run, 1, cluster=SITE, job_name="mine")
+        jobs.jobs += notebook.submit_workers(run, 2, cluster=SITE, job_name="mine", array=True).jobs
+    programs = Programs(tmp_path, monkeypatch)
+    lines = [
+        pending_line("100", Name="somebody-elses"),
+        pending_line("102", ArrayJobID="101", JobArrayID="101_0", Name="mine"),
+        pending_line("101", ArrayJobID="101", JobArrayID="101_1", Name="mine"),
+    ]
+    programs.answer("squeue", "\n".join(lines))
+    programs.answer("scancel", "")
+
+    jobs.cancel()
+
+    assert programs.calls("scancel") == ["101"]
+    assert "job 100 is left alone: it is called somebody-elses" in capsys.readouterr().err
 
 
 def test_a_run_without_submissions_says_so(run: Run) -> None:

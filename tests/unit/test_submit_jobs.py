@@ -26,6 +26,7 @@ from hpc_toolkit.submit.jobs import (
     keep_script,
     known_jobs,
     log_files,
+    own_login,
     read_jobs,
     record_job,
 )
@@ -46,7 +47,7 @@ JOB = SubmittedJob(
     log="logs/%x-%j.out",
     excluded=("n3",),
     submitted=100.0,
-    by="u",
+    by=own_login(),
 )
 
 
@@ -408,6 +409,44 @@ def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
     assert (result.exit_code, result.stdout) == (0, "7\n")
     assert programs.calls("scancel") == ["7"]
     assert len(programs.calls("squeue")) == 1
+
+
+@pytest.mark.parametrize(
+    ("presence", "cells", "why"),
+    [
+        ({}, {}, "its workers did not note its name"),
+        ({"job_name": "mine"}, {"Name": "other"}, "it is called other, not mine"),
+        ({"job_name": "mine"}, {"UserName": "eve"}, "it is eve's"),
+        (
+            {"job_name": "mine", "cluster": "alpha"},
+            {"Cluster": "beta"},
+            "this is a job of cluster beta, not alpha",
+        ),
+    ],
+)
+def test_cancel_leaves_a_job_alone_that_may_be_anothers(
+    toy: ToyRun, programs: Programs, presence: dict[str, str], cells: dict[str, str], why: str
+) -> None:
+    toy.worker("a", job="7", **presence)
+    toy.worker("b", job="8", job_name="mine", cluster="alpha")
+    told = {"Name": "mine", "Cluster": "alpha"}
+    lines = [pending_line("7", **{**told, **cells}), pending_line("8", **told)]
+    programs.answer("squeue", "\n".join(lines))
+    programs.answer("scancel", "")
+
+    result = call("cancel", str(toy.root), "--yes")
+
+    assert (result.exit_code, result.stdout) == (0, "8\n")
+    assert f"job 7 is left alone: {why}" in result.stderr
+    assert programs.calls("scancel") == ["8"]
+
+
+def test_cancel_takes_a_job_whose_record_has_no_name(toy: ToyRun, programs: Programs) -> None:
+    programs.answer("squeue", pending_line("7", Name="submitit"))
+    programs.answer("scancel", "")
+    record_job(toy.paths, replace(JOB, name="", by=""))
+
+    assert call("cancel", str(toy.root), "--yes").stdout == "7\n"
 
 
 def test_cancel_of_a_run_without_queued_jobs_fails(toy: ToyRun, programs: Programs) -> None:

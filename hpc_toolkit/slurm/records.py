@@ -91,6 +91,8 @@ class JobRecord:
     """Id of the array that it belongs to; "" for a job of its own."""
     raw: str = ""
     """SLURM_JOB_ID inside the job; differs from ``id`` in arrays."""
+    raws: tuple[str, ...] = ()
+    """The raw ids of its elements that Slurm still lists, of an array asked for as a whole."""
     elements: tuple[tuple[str, int], ...] = ()
     """How many elements are in which state, of an array asked for as a whole."""
 
@@ -230,7 +232,12 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
             states = [row.state for row in mine]
             best = min(mine, key=_liveliness)
             counts = tuple(sorted((one, states.count(one)) for one in set(states)))
-            records[wanted] = replace(best, id=wanted, elements=counts if whole else ())
+            records[wanted] = replace(
+                best,
+                id=wanted,
+                raws=tuple(row.raw for row in whole),
+                elements=counts if whole else (),
+            )
     return records
 
 

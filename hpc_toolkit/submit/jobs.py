@@ -178,7 +178,8 @@ class JobStates:
 
         Never raises for what Slurm does or is not, and takes ``timeout_s`` seconds at most; a job
         of which it says nothing is ``unknown``. Jobs that ended some time ago are not asked
-        for again, and of very many jobs only the newest.
+        for again, nor are elements of an array that was submitted; of very many jobs only the
+        newest, those that were submitted first.
         """
         now = time.monotonic()
         if now - self._asked < ASKED_AGAIN_S:
@@ -186,18 +187,53 @@ class JobStates:
         self._asked = now
         jobs = known_jobs(self._paths)
         open_jobs = [job for job in jobs if (job.id, job.cluster) not in self._ended]
-        answers = _ask(open_jobs[-_MOST_ASKED:], now + timeout_s) if ask and open_jobs else {}
+        answers, named = dict(self._ended), _arrays(jobs)
+        if ask:
+            answers |= self._ask(open_jobs, named, now + timeout_s)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
-        answers |= self._ended
         why = "only the newest jobs are asked for" if ask else "Slurm was not asked"
-        records = [
-            answers.get((job.id, job.cluster)) or JobRecord(id=job.id, state=UNKNOWN, reason=why)
-            for job in jobs
-        ]
         # Workers of an array name its elements, which the array's own record sums up.
         arrays = {job.id for job in jobs if job.submitted is not None}
-        self._records = [one for one in records if one.array not in arrays or one.id == one.array]
+        elements = _elements(answers)
+        self._records = []
+        for job in jobs:
+            one = answers.get((job.id, job.cluster))
+            one = one or JobRecord(id=job.id, state=UNKNOWN, reason=why)
+            inside = one.array in arrays and one.id != one.array
+            forgotten = one.state == UNKNOWN and _like_an_element(job, named)
+            if not inside and not forgotten and (job.submitted or job.id not in elements):
+                self._records.append(one)
         return self._records
+
+    def _ask(
+        self, open_jobs: list[KnownJob], named: dict[str, float], until: float
+    ) -> dict[tuple[str, str], JobRecord]:
+        """Slurm's words: submitted jobs first, since an array's tell of its elements."""
+        first = [job for job in open_jobs if job.submitted][-_MOST_ASKED:]
+        found = _ask(first, until)
+        elements = _elements(self._ended | found)
+        others = [job for job in open_jobs if not job.submitted and job.id not in elements]
+        others.sort(key=lambda job: not _like_an_element(job, named))
+        room = _MOST_ASKED - len(first)
+        return found | _ask(others[-room:] if room else [], until)
+
+
+def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:
+    return {raw for record in records.values() for raw in record.raws}
+
+
+def _arrays(jobs: list[KnownJob]) -> dict[str, float]:
+    """The names of the arrays that were submitted, each with its first submission."""
+    found: dict[str, float] = {}
+    for job in jobs:
+        if job.submitted is not None and job.submitted.array is not None and job.name:
+            found[job.name] = min(job.since, found.get(job.name, job.since))
+    return found
+
+
+def _like_an_element(job: KnownJob, arrays: dict[str, float]) -> bool:
+    """Whether it may belong to an array that Slurm does not list whole any more."""
+    return job.submitted is None and job.since >= arrays.get(job.name, float("inf"))
 
 
 def _settled(record: JobRecord) -> bool:
@@ -211,8 +247,10 @@ def _ask(jobs: list[KnownJob], until: float) -> dict[tuple[str, str], JobRecord]
     found = {}
     for cluster in dict.fromkeys(job.cluster for job in jobs):
         ids = [job.id for job in jobs if job.cluster == cluster]
+        since = min((job.since for job in jobs if job.since > 0), default=None)
         left_s = max(0.0, until - time.monotonic())
-        for one, record in job_states(ids, cluster=cluster, timeout_s=left_s).items():
+        states = job_states(ids, cluster=cluster, since=since, timeout_s=left_s)
+        for one, record in states.items():
             found[one, cluster] = record
     return found
 

@@ -275,6 +275,53 @@ def test_elements_of_an_array_are_summed_up(toy: ToyRun, programs: Programs) -> 
     ]
 
 
+def test_an_array_of_many_started_elements_is_asked_for_as_a_whole(
+    toy: ToyRun, programs: Programs
+) -> None:
+    lines = [
+        pending_line(str(raw), ArrayJobID="700", JobArrayID=f"700_{raw - 701}", State="RUNNING")
+        for raw in range(701, 761)
+    ]
+    programs.answer("squeue", "\n".join(lines))
+    record_job(toy.paths, replace(JOB, job="700", array="0-59"))
+    for raw in range(701, 761):
+        toy.worker(f"w{raw}", job=str(raw), started=200.0)
+
+    (record,) = JobStates(toy.paths).read()
+
+    assert (record.id, record.elements) == ("700", (("RUNNING", 60),))
+    assert [line.split()[-2] for line in programs.calls("squeue")] == ["--jobs=700"]
+
+
+def test_elements_that_slurm_forgot_are_no_jobs_of_their_own(
+    toy: ToyRun, programs: Programs
+) -> None:
+    programs.answer("squeue", pending_line("700", ArrayJobID="700", JobArrayID="700_99"))
+    record_job(toy.paths, replace(JOB, job="700", array="0-99"))
+    for raw in range(701, 761):
+        toy.worker(f"w{raw}", job=str(raw), started=200.0, job_name="work-queue")
+    toy.worker("another", job="900", started=100.0, job_name="by-hand")
+
+    records = JobStates(toy.paths).read()
+
+    assert [record.id for record in records] == ["700", "900"]
+
+
+def test_submitted_jobs_are_asked_for_before_those_that_workers_name(
+    toy: ToyRun, programs: Programs
+) -> None:
+    lines = [pending_line(str(number), State="RUNNING") for number in (7, *range(900, 960))]
+    programs.answer("squeue", "\n".join(lines))
+    record_job(toy.paths, JOB)
+    for number in range(900, 960):
+        toy.worker(f"w{number}", job=str(number), started=200.0 + number)
+
+    records = JobStates(toy.paths).read()
+
+    assert (records[0].id, records[0].state) == ("7", "RUNNING")
+    assert [one.id for one in records if one.state == UNKNOWN] == [str(n) for n in range(900, 911)]
+
+
 def test_of_many_jobs_those_that_may_still_work_are_shown(toy: ToyRun, programs: Programs) -> None:
     ended = [pending_line(str(n), State="COMPLETED", EndTime="1000") for n in range(11, 30)]
     programs.answer("squeue", "\n".join([pending_line("10"), *ended]))

@@ -25,7 +25,7 @@ WORDS = re.findall(
     r"\w+",
     """run stage segment item group unit claim generation lease heartbeat attempt death worker
     executor rank local_rank world_size pending leased done failed gather checkpoint layer arm pull
-    reward regret policy budget task job cluster""",
+    reward regret policy budget task job cluster lab""",
 )
 BANNED_MODULES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
 BANNED_WORDS = re.compile(r"\b(slaves?|experiments?|sessions?)\b", re.IGNORECASE)

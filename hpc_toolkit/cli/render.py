@@ -89,8 +89,7 @@ def render(
 
 def _embedded(source: str) -> dict[str, Any]:
     """What a script was rendered from."""
-    from hpc_toolkit.render.drift import read_script
-    from hpc_toolkit.render.file import read_header
+    from hpc_toolkit.render.file import read_header, read_script
     from hpc_toolkit.render.spec import spec_values
 
     header = read_header(read_script(Path(source)), source)
@@ -149,8 +148,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 def _own_scripts() -> list[Path]:
     """The scripts in slurm/ that this command wrote; there may be others beside them."""
-    from hpc_toolkit.render.drift import read_script
-    from hpc_toolkit.render.file import origin
+    from hpc_toolkit.render.file import origin, read_script
 
     found = sorted(Path("slurm").glob("*.sbatch"))
     own = [path for path in found if origin(read_script(path)) != "foreign"]

@@ -13,9 +13,11 @@ import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
 from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, add_script_command, requested
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 
 if TYPE_CHECKING:
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.render.file import Header
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.submit.submission import Submission
 
@@ -130,11 +132,13 @@ def _of_request(
 def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> "Submission":
+    import re
     from dataclasses import replace
 
+    from hpc_toolkit.render.file import read_script
     from hpc_toolkit.render.spec import ScriptSpec
-    from hpc_toolkit.submit.send import check_run, without_failed_nodes
-    from hpc_toolkit.submit.submission import embedded_request, of_script, read_script
+    from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
+    from hpc_toolkit.submit.submission import of_script, script_options
 
     path = Path(template or "")
     others = [
@@ -145,22 +149,60 @@ def _of_script(
     if others:
         message = f"--{others[0].replace('_', '-')}: {path} is sent as it is"
         raise ConfigError(message, hint="render it anew, or edit it; --run and --dependency work")
-    request = embedded_request(read_script(path))
-    named = given.get("run") or request.get("run")
+    text = read_script(path)
+    header = _header(path, text, needed=not given.get("run"))
+    site = _site(header)
+    check_directory(site, Path.cwd())
+    options = script_options(text)
+    named = given.get("run")
+    if not named and header is not None and header.request.get("run"):
+        # The job looks for it where it works.
+        named = str(Path(options.get("chdir", ""), header.request["run"]))
     run = open_run(named) if named else None
     if run is not None:
         check_run(run, force=force)
-    submission = of_script(path, run=run, cwd=Path.cwd())
+    submission = of_script(path, text, run=run, cwd=Path.cwd())
     if not given.get("run"):
         submission = replace(submission, arguments=())
     if given.get("dependency"):
         spec = ScriptSpec(python=sys.executable, dependency=given["dependency"])
         submission = replace(submission, options=(f"--dependency={spec.dependency}",))
-    if not exclude_failed or request.get("nodelist"):
+    if not exclude_failed or "nodelist" in options or "nodefile" in options:
         return submission
+    least = re.match("[0-9]+", options.get("nodes", ""))
     return without_failed_nodes(
-        submission, exclude=request.get("exclude"), nodes=int(request.get("nodes", 1))
+        submission,
+        exclude=options.get("exclude"),
+        nodes=int(least[0]) if least else 1,
+        most_nodes=site.nodes,
     )
+
+
+def _header(path: Path, text: str, *, needed: bool) -> "Header | None":
+    """What a script says of its making; None for one that was written by hand."""
+    from hpc_toolkit.render.file import origin, read_header
+
+    if origin(text) == "foreign":
+        return None
+    try:
+        return read_header(text, str(path))
+    except RenderError as error:
+        if not needed:
+            return None
+        raise RenderError(error.message, hint="render it anew, or name the run: --run") from error
+
+
+def _site(header: "Header | None") -> "Cluster":
+    """The cluster for which a script was rendered, else the one that is recognized here."""
+    from hpc_toolkit.clusters.choice import FALLBACK, resolve_cluster
+
+    if header is not None and header.cluster != FALLBACK:
+        try:
+            return resolve_cluster(header.cluster).cluster
+        except ConfigError:
+            # Its file may be gone; what it said is in the script.
+            return resolve_cluster(None).cluster
+    return resolve_cluster(None).cluster
 
 
 def _show(submission: "Submission") -> None:

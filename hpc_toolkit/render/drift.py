@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit import __version__
 from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.render.file import Header, origin, read_header
+from hpc_toolkit.render.file import Header, origin, read_header, read_script
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec, spec_values
 
@@ -34,18 +34,6 @@ class Drift:
         """What rendering it again would change, as a unified diff."""
         old, new = self.script.splitlines(True), (self.rendered or "").splitlines(True)
         return "".join(difflib.unified_diff(old, new, self.file, f"{self.file} (rendered now)"))
-
-
-def read_script(path: Path) -> str:
-    """The text of a script. Raises RenderError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror}"
-        raise RenderError(msg, hint="name a script that 'hpctk render' wrote") from None
-    except UnicodeDecodeError:
-        msg = f"{path}: is not UTF-8 text"
-        raise RenderError(msg, hint="name a script that 'hpctk render' wrote") from None
 
 
 def check_drift(path: Path) -> Drift:

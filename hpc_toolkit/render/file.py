@@ -61,6 +61,22 @@ def origin(script: str) -> Literal["rendered", "edited", "foreign"]:
     return "rendered" if marks == [f"{_MARK}{sha256(rest)}"] else "edited"
 
 
+def read_script(path: Path) -> str:
+    """The text of a script. Raises RenderError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = (
+            f"cannot be read: {error.strerror}"
+            if isinstance(error, OSError)
+            else "is not UTF-8 text"
+        )
+        msg = f"{path}: {why}"
+        raise RenderError(
+            msg, hint="name a script; a template has no '/' and no '.sbatch'"
+        ) from None
+
+
 def read_header(script: str, where: str) -> Header:
     """The header of a script; ``where`` is what errors call the file.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.render.directives import log_pattern
 from hpc_toolkit.slurm.client import SlurmError, max_array_size, sbatch_argv
 from hpc_toolkit.submit.arrays import split_array
@@ -20,8 +18,16 @@ if TYPE_CHECKING:
     from hpc_toolkit.render.spec import ScriptSpec
     from hpc_toolkit.run import Run
 
-_REQUEST = re.compile(r"^# hpctk-spec: sha256:\S+ (\{.*\})$", re.MULTILINE)
-_LETTERS = {"J": "job-name", "o": "output", "D": "chdir", "a": "array"}
+_LETTERS = {
+    "J": "job-name",
+    "o": "output",
+    "D": "chdir",
+    "a": "array",
+    "x": "exclude",
+    "w": "nodelist",
+    "F": "nodefile",
+    "N": "nodes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +123,12 @@ def of_request(
     )
 
 
-def of_script(path: Path, *, run: Run | None, cwd: Path) -> Submission:
-    """A script as it is; ``run`` becomes its argument.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    text = read_script(path)
-    found = _directives(text)
+def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submission:
+    """A script as it is; ``run`` becomes its argument, absolute where the script sets ``chdir``."""
+    found = script_options(text)
+    root = ""
+    if run is not None:
+        root = str(run.root.absolute() if "chdir" in found else run.root)
     name = found.get("job-name", path.stem)
     plain = "slurm-%A_%a.out" if "array" in found else "slurm-%j.out"
     return Submission(
@@ -134,35 +138,11 @@ def of_script(path: Path, *, run: Run | None, cwd: Path) -> Submission:
         cwd=cwd / found.get("chdir", ""),
         run=run,
         # A word ":" would begin another job of a heterogeneous one.
-        arguments=(f"./{run.root}" if str(run.root) == ":" else str(run.root),) if run else (),
+        arguments=(f"./{root}" if root == ":" else root,) if root else (),
     )
 
 
-def read_script(path: Path) -> str:
-    """The text of a script.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        message = f"{path}: {why}"
-        raise ConfigError(message, hint="a template has no '/' and no '.sbatch'") from error
-
-
-def embedded_request(script: str) -> dict[str, Any]:
-    """What a rendered script was asked to be: ``template``, ``cluster`` and fields; or nothing."""
-    match = _REQUEST.search(script)
-    try:
-        found = json.loads(match[1]) if match else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _directives(script: str) -> dict[str, str]:
+def script_options(script: str) -> dict[str, str]:
     """The options of the ``#SBATCH`` lines by their long names; those with a value only."""
     found: dict[str, str] = {}
     for line in script.splitlines():
@@ -179,7 +159,7 @@ def _directives(script: str) -> dict[str, str]:
                 found[match[1]] = match[2]
             elif word.startswith("--"):
                 found[word[2:]] = following
-            elif match := re.fullmatch(r"-([JoDa])(.*)", word):
+            elif match := re.fullmatch(r"-([JoDaxwFN])(.*)", word):
                 found[_LETTERS[match[1]]] = match[2] or following
     return found
 

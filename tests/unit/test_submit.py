@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.submit.jobs import SubmittedJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
@@ -439,6 +440,99 @@ def test_a_script_without_a_run_is_sent_from_where_it_lies(programs: Programs) -
 
     assert sent(programs) == [["--parsable", str(Path("own.sbatch").absolute())]]
     assert [path.name for path in Path().iterdir()] == ["own.sbatch"]
+
+
+@pytest.mark.parametrize("text", ["-x n7", "-xn7", "--exclude=n7", "--exclude n7"])
+def test_what_a_script_leaves_out_itself_stays_left_out(
+    run: ToyRun, programs: Programs, text: str
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    Path("own.sbatch").write_text(f"#!/bin/bash\n#SBATCH {text}\ntrue\n")
+
+    call("own.sbatch", "--run", "runs/a")
+
+    assert sent(programs)[0][1] == "--exclude=n7,n3"
+
+
+@pytest.mark.parametrize("text", ["-w n3", "--nodelist=n[1-3]", "-F hosts"])
+def test_a_script_that_names_its_nodes_gets_them(
+    run: ToyRun, programs: Programs, text: str
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    Path("own.sbatch").write_text(f"#!/bin/bash\n#SBATCH {text}\ntrue\n")
+
+    call("own.sbatch", "--run", "runs/a")
+
+    assert not [word for word in sent(programs)[0] if word.startswith("--exclude")]
+
+
+@pytest.mark.parametrize("text", ["-N 2", "--nodes=2-4"])
+def test_nodes_that_a_script_needs_are_not_left_out(
+    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    Path("small.toml").write_text("nodes = 2\n[defaults]\ntime = '5'\n")
+    monkeypatch.setenv("HPCTK_CLUSTER", "./small.toml")
+    Path("own.sbatch").write_text(f"#!/bin/bash\n#SBATCH {text}\ntrue\n")
+
+    assert "there are not enough nodes" in call("own.sbatch", "--run", "runs/a").stderr
+    assert sent(programs)[0][0:1] == ["--parsable"]
+    assert not [word for word in sent(programs)[0] if word.startswith("--exclude")]
+
+
+def test_a_script_that_works_elsewhere_gets_its_run_by_an_absolute_path(
+    run: ToyRun, programs: Programs
+) -> None:
+    Path("work").mkdir()
+    Path("own.sbatch").write_text("#!/bin/bash\n#SBATCH -D work\ntrue\n")
+
+    call("own.sbatch", "--run", "runs/a")
+
+    assert sent(programs)[0][-1] == str(run.root.absolute())
+
+
+def test_the_run_in_a_script_lies_where_its_job_works(
+    run: ToyRun, programs: Programs, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = call("--dry-run").stdout
+    programs.add("sbatch", "echo 5")
+    Path("own.sbatch").write_text(
+        text.replace("#SBATCH --nodes", f"#SBATCH --chdir={elsewhere}\n#SBATCH --nodes")
+    )
+    (elsewhere / "below").mkdir()
+    monkeypatch.chdir(elsewhere / "below")
+
+    result = call("../own.sbatch")
+
+    assert result.stdout == "5\n", repr(result.exception)
+    assert [job.job for job in read_jobs(RunPaths(elsewhere / "runs/a"))] == ["5"]
+
+
+def test_a_script_is_refused_from_a_forbidden_directory(
+    run: ToyRun, programs: Programs, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"forbidden_submit_dirs = ['{elsewhere.parent}']\n[defaults]\ntime = '5'\n"
+    Path("strict.toml").write_text(text)
+    monkeypatch.setenv("HPCTK_CLUSTER", "./strict.toml")
+    Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
+
+    assert "takes no jobs from below" in refused("own.sbatch", "--run", "runs/a").message
+    assert sent(programs) == []
+    assert read_jobs(run.paths) == []
+
+
+def test_a_script_whose_request_was_edited_names_no_run(run: ToyRun, programs: Programs) -> None:
+    shown = call("--dry-run").stdout
+    programs.add("sbatch", "echo 5")
+    text = shown.replace('"run": "runs/a"', '"run": "runs/b", "nodes": "x"')
+    Path("own.sbatch").write_text(text)
+
+    error = refused("own.sbatch")
+
+    assert error.message == "own.sbatch: the request in its header was edited"
+    assert "--run" in error.hint
+    assert not read_jobs(run.paths)
+    assert call("own.sbatch", "--run", "runs/a").stdout == "5\n"
 
 
 def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:

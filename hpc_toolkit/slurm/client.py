@@ -98,7 +98,7 @@ def run(
         try:
             stdout, stderr = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            message = f"{argv[0]} did not answer within {timeout_s:.3g} s"
+            message = f"{argv[0]} did not answer within {round(timeout_s, 1):g} s"
             raise SlurmError(
                 message, hint="is the controller up? 'scontrol ping' asks it"
             ) from None

@@ -82,7 +82,8 @@ def up(
     which = _which(name, directory)
     print(f'  eval "$(hpctk lab env{which})"')
     print("  sinfo")
-    print('  sbatch "$(hpctk render --cluster lab --nodes 2 --gpus-per-node 4 --run RUN)"')
+    resources = f"--nodes {nodes}" + (f" --gpus-per-node {gpus_per_node}" if gpus_per_node else "")
+    print(f'  sbatch "$(hpctk render --cluster lab {resources} --run RUN)"')
     print(f"  hpctk lab down{which}")
 
 

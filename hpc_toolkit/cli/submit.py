@@ -13,6 +13,7 @@ import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
 from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, add_script_command, requested
+from hpc_toolkit.cli.terminal import printable
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 
 if TYPE_CHECKING:
@@ -254,7 +255,8 @@ def cancel(
     queued = cancelable_jobs(open_run(run).paths, only=job)
     for one in queued:
         if one.foreign:
-            print(f"note: job {one.record.id} is left alone: {one.foreign}", file=sys.stderr)
+            note = f"note: job {one.record.id} is left alone: {one.foreign}"
+            print(printable(note), file=sys.stderr)
     found = [one for one in queued if not one.foreign]
     if not found:
         message = f"no job of {run} is in the queue"

@@ -72,6 +72,10 @@ class Started:
     def send(self, sig: int) -> None:
         self.process.send_signal(sig)
 
+    def printed(self) -> str:
+        """What it wrote to stdout so far."""
+        return self._out.read_text()
+
     def ended(self, *, limit_s: float = 60.0) -> Ended:
         """Wait for the end."""
         code = self.process.wait(timeout=limit_s)

@@ -169,8 +169,8 @@ import os, signal, sys, time
 from hpc_toolkit import notebook
 from hpc_toolkit.queue.presence import read_presence
 jobs = notebook.submit_workers("run", 1, cluster="local")
-print(jobs.jobs[0].job_id, flush=True)
 try:
+    print("watching", flush=True)
     notebook.watch("run")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -182,12 +182,16 @@ os._exit(0)
 
 @pytest.mark.slow
 def test_interrupting_the_notebook_stops_no_local_worker(hpctk: Hpctk) -> None:
-    run = hpctk.make_sleeping(60, 0.05)
+    # Open, so that it cannot be complete before the interrupt.
+    run = hpctk.make_sleeping(10, 0.05, open_end=True)
     started = hpctk.start(first=INTERRUPTED)
     working(run)
+    wait_until(lambda: "watching" in started.printed(), "the notebook to watch")
 
     # A notebook's interrupt goes to the group of its kernel.
     os.killpg(started.pid, signal.SIGINT)
+    wait_until(lambda: "interrupted" in started.printed(), "the interrupt")
+    run.seal()
     ended = started.ended()
 
     assert (ended.code, ended.out.splitlines()[-2:]) == (0, ["interrupted", "0"])

@@ -37,7 +37,7 @@ def test_a_notice_is_read_as_it_was_given_and_once(paths: RunPaths) -> None:
     assert reader.poll() == ([], [])
 
 
-def test_a_notice_of_a_death_asks_nobody_to_leave(paths: RunPaths) -> None:
+def test_i5_a_notice_of_a_death_asks_nobody_to_leave(paths: RunPaths) -> None:
     """Its worker may live after all, and must not take it for a request."""
     give_notice(paths, [NOTICE])
 

@@ -121,13 +121,14 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
     alive: set[str] = set()
     draining = 0
     place = (host_name(), boot_id())
-    notices = {notice.worker: notice.heartbeat for notice in ControlReader(view.paths).poll()[1]}
+    # Of a worker that was silent more than once there are several.
+    notices = {(one.worker, one.heartbeat) for one in ControlReader(view.paths).poll()[1]}
     for path in sorted(view.paths.workers.glob("*.json")):
         presence = read_presence(path)
         if presence is not None and presence.state == FINISHED:
             counts.finished += 1
         elif presence is None or (
-            notices.get(path.stem) != presence.heartbeat and _seems_alive(presence, place, clock)
+            (path.stem, presence.heartbeat) not in notices and _seems_alive(presence, place, clock)
         ):
             counts.alive += 1
             alive.add(path.stem)

@@ -7,6 +7,7 @@ and the heartbeat must not wait. Slurm's silence proves nothing: then the lease 
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -30,6 +31,7 @@ MISSED = 2.5
 
 _FIRST_S, _LONGEST_S = 30.0, 600.0
 _PATIENCE_S = 60.0
+_LEAVING_S = 2.0
 
 # Slurm's words for what ended a job, and ours; all others explain nothing.
 _EXPLAINED = {
@@ -102,14 +104,23 @@ class Witness:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - a worker has one thread
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - a worker has one thread
             )
 
     def close(self) -> None:
         """Stop asking."""
-        if self._child is not None and self._child.poll() is None:
+        if self._child is None or self._child.poll() is not None:
+            return
+        self._child.terminate()  # it ends what it started, which SIGKILL would leave behind
+        try:
+            self._child.wait(_LEAVING_S)
+        except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+
+
+def _end_with_parent() -> None:
+    die_with_parent(signal.SIGTERM)
 
 
 def main(arguments: list[str]) -> int:
@@ -129,4 +140,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As an exception it passes through the client, which kills the program that does not answer.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.exit(main(sys.argv[1:]))

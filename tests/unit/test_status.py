@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.clock import ManualClock
+from hpc_toolkit.queue.control import DeathNotice, give_notice
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.status import StageCounts, Status, read_status
@@ -127,6 +128,20 @@ def test_workers_are_counted_by_what_is_known_of_them(toy: ToyRun) -> None:
 
     assert (found.workers.alive, found.workers.finished, found.workers.dead) == (4, 1, 2)
     assert found.draining == 1
+
+
+@pytest.mark.parametrize("heartbeats", [(3, 9), (9, 3)])
+def test_slurms_word_about_a_silence_counts_whatever_it_said_of_an_earlier_one(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, heartbeats: tuple[int, int]
+) -> None:
+    names = iter((b"aaaa", b"bbbb"))  # of the files, which are listed in this order
+    monkeypatch.setattr("hpc_toolkit.queue.control.os.urandom", lambda _: next(names))
+    toy.worker("n3", host="elsewhere", at=NOW - 10, heartbeat=9)
+    for heartbeat in heartbeats:
+        notice = DeathNotice(worker="n3", heartbeat=heartbeat, explained="node failure")
+        give_notice(toy.paths, [notice])
+
+    assert status(toy).workers.dead == 1
 
 
 def test_rate_and_time_left_come_from_the_living(toy: ToyRun) -> None:

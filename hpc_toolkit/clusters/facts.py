@@ -33,6 +33,8 @@ class Partition:
     """Longest job that it accepts, in seconds; None where unknown or without limit."""
     nodes: int | None = None
     """How many nodes one job can get there at most."""
+    min_nodes: int | None = None
+    """How many nodes a job must ask for there."""
     gpus_per_node: int | None = None
     """Physical GPUs of a node."""
     gpu_type: str | None = None
@@ -41,6 +43,8 @@ class Partition:
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have, in MiB."""
+    restricted: bool = False
+    """Whether only some may use it; it is never chosen, only taken where a job names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class Cluster:
     pattern of the host's name."""
     nodes: int | None = None
     """How many nodes one job can get at most."""
+    min_nodes: int | None = None
+    """How many nodes a job must ask for."""
     gpus_per_node: int | None = None
     """Physical GPUs of a node; 0 for a site without any."""
     gpu_type: str | None = None
@@ -90,7 +96,7 @@ class Cluster:
     """Whether a script names the first partition that fits, where the user names none."""
     partitions: tuple[Partition, ...] = ()
     """Partitions whose limits are known, in the order in which they are tried; the list may be
-    incomplete."""
+    incomplete. Where there are any, the cluster's own limits stand for what they leave open."""
     forbidden_submit_dirs: tuple[str, ...] = ()
     """Directories below which sbatch refuses to take jobs; ``~`` is the home directory."""
     modules: tuple[str, ...] = ()

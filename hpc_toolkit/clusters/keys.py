@@ -163,16 +163,22 @@ IDENTIFY_KEYS: dict[str, t.Key] = {
     "hostname": ("hostname", t.text),
 }
 
-_NODE_KEYS: dict[str, t.Key] = {
+NODE_KEYS: dict[str, t.Key] = {
     "nodes": ("nodes", t.count),
+    "min_nodes": ("min_nodes", t.count),
     "max_walltime": ("max_walltime_s", t.walltime),
     "gpus_per_node": ("gpus_per_node", t.count_or_zero),
     "gpu_type": ("gpu_type", t.word),
     "cpus_per_node": ("cpus_per_node", t.count),
     "mem_per_node": ("mem_per_node_mib", t.mem),
 }
+"""What a partition may state for itself."""
 
-PARTITION_KEYS: dict[str, t.Key] = {"name": ("name", partition_name), **_NODE_KEYS}
+PARTITION_KEYS: dict[str, t.Key] = {
+    "name": ("name", partition_name),
+    **NODE_KEYS,
+    "restricted": ("restricted", t.flag),
+}
 
 KEYS: dict[str, t.Key] = {
     "description": ("description", t.text),
@@ -181,7 +187,7 @@ KEYS: dict[str, t.Key] = {
     "checked": ("checked", t.date),
     "verified": ("verified", t.flag),
     "identify": ("identify", identify),
-    **_NODE_KEYS,
+    **NODE_KEYS,
     "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
     "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "account_required": ("account_required", t.flag),

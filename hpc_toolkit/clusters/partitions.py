@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.clusters.keys import NODE_KEYS
 from hpc_toolkit.clusters.merge import Origin
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.quantities import format_mem, format_walltime
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from hpc_toolkit.clusters.facts import Cluster, Partition
-
-_HINT = "ask for less time and let the job requeue itself, or for fewer nodes"
-
-_NODE_FACTS = {
-    "nodes": "nodes",
-    "max_walltime": "max_walltime_s",
-    "gpus_per_node": "gpus_per_node",
-    "gpu_type": "gpu_type",
-    "cpus_per_node": "cpus_per_node",
-    "mem_per_node": "mem_per_node_mib",
-}
-"""Keys that a partition may state for itself, and their fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +24,16 @@ class Needs:
     """Number of nodes."""
     gpus_per_node: int
     """GPUs of each node."""
-    cpus: int | None
-    """CPUs of each node; None where the job does not say."""
-    mem_mib: int | None
-    """Memory of each node in MiB; 0 for all of it, None where the job does not say."""
+    cpus: int
+    """CPUs of each node, at least."""
+    mem_mib: int
+    """Memory of each node in MiB, at least; 0 for all of it, or where the job does not say."""
     time_s: int
     """Time limit in seconds."""
     gpu_type: str | None = None
     """The type of GPU that it must be; None for any."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where a value is from that the user did not give, by the key of its limit."""
 
     def __str__(self) -> str:
         gpus = f" with {self.gpus_per_node} {self.gpu_type or 'GPUs'}" if self.gpus_per_node else ""
@@ -48,59 +41,97 @@ class Needs:
         return f"{nodes}{gpus} for {format_walltime(self.time_s)}"
 
 
-def choose_partition(
-    cluster: Cluster,
-    *,
-    nodes: int,
-    gpus_per_node: int,
-    cpus: int | None,
-    mem_mib: int | None,
-    time_s: int,
-    gpu_type: str | None = None,
-) -> Partition:
-    """The first partition, in the order of the cluster's file, that takes the job.
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that a job does not keep."""
 
-    The arguments are those of ``Needs``. Raises RenderError, with the reason of each, if none does.
+    key: str
+    """The limit's key in a cluster file."""
+    wanted: str
+    """What the job asks for."""
+    limit: str
+    """What there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How errors speak of a limit."""
+
+    asked: str
+    """What asks for it."""
+    reason: str
+    """Why a partition refuses; the limit follows."""
+    relation: str
+    """How what is asked for differs from the limit; the cluster's name stands between."""
+    way_out: str
+    """What to ask for instead."""
+
+
+_MORE = "more than {} has"
+_WORDS = {
+    "gpu_type": _Words("--gpu-type", "its GPUs are", "not what {} has", "another type of GPU"),
+    "nodes": _Words("--nodes", "nodes at most", _MORE, "fewer nodes"),
+    "min_nodes": _Words("--nodes", "nodes at least", "less than {} takes", "more nodes"),
+    "gpus_per_node": _Words("--gpus-per-node", "GPUs a node at most", _MORE, "fewer GPUs a node"),
+    "cpus_per_node": _Words(
+        "--ntasks-per-node x --cpus-per-task", "CPUs a node at most", _MORE, "fewer CPUs a node"
+    ),
+    "mem_per_node": _Words("memory per node", "memory a node at most", _MORE, "less memory"),
+    "max_walltime": _Words("--time", "time at most", _MORE, "less time"),
+}
+
+
+def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
+    """The limits of a cluster, or of a partition as the cluster that it is, beyond which a job is.
+
+    What the site does not say is no limit.
     """
-    needs = Needs(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        cpus=cpus,
-        mem_mib=mem_mib,
-        time_s=time_s,
-        gpu_type=gpu_type,
-    )
-    return _first(cluster, cluster.partitions, needs)
+    if needs.gpus_per_node and needs.gpu_type and site.gpu_type not in (None, needs.gpu_type):
+        yield Excess("gpu_type", needs.gpu_type, str(site.gpu_type))
+    if needs.nodes < (site.min_nodes or 1):
+        yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
+    for key, wanted, limit, shown in (
+        ("nodes", needs.nodes, site.nodes, str),
+        ("gpus_per_node", needs.gpus_per_node, site.gpus_per_node, str),
+        ("cpus_per_node", needs.cpus, site.cpus_per_node, str),
+        ("mem_per_node", needs.mem_mib, site.mem_per_node_mib, format_mem),
+        ("max_walltime", needs.time_s, site.max_walltime_s, format_walltime),
+    ):
+        if limit is not None and wanted > limit:
+            yield Excess(key, shown(wanted), shown(limit))
 
 
-def check_partitions(
-    cluster: Cluster,
-    names: tuple[str, ...],
-    *,
-    nodes: int,
-    gpus_per_node: int,
-    cpus: int | None,
-    mem_mib: int | None,
-    time_s: int,
-    gpu_type: str | None = None,
-) -> None:
-    """Raise RenderError unless one of the named partitions, or of all for ``()``, takes the job.
+def choose_partition(cluster: Cluster, needs: Needs) -> Partition:
+    """The first partition open to all, in the order of the cluster's file, that takes the job.
 
-    A job beyond its partition's limits is no error for Slurm: it stays pending for ever. Nothing
-    is checked where no partition is known, or one of ``names`` is not.
+    Raises RenderError, with the reason of each, if none does.
     """
-    known = {partition.name for partition in cluster.partitions}
-    if not known or not known.issuperset(names):
-        return
-    needs = Needs(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        cpus=cpus,
-        mem_mib=mem_mib,
-        time_s=time_s,
-        gpu_type=gpu_type,
-    )
-    _first(cluster, tuple(p for p in cluster.partitions if not names or p.name in names), needs)
+    partitions = [one for one in cluster.partitions if not one.restricted]
+    for partition in partitions:
+        if not any(exceeded(for_partition(cluster, partition), needs)):
+            return partition
+    if not partitions:
+        msg = f"{cluster.written('partitions')}: all of them are restricted; none is chosen"
+        raise RenderError(msg, hint="name yours with --partition")
+    raise _refusal(cluster, tuple(one.name for one in partitions), needs)
+
+
+def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:
+    """The first of the named partitions, or of all for ``()``, that takes the job, as a cluster.
+
+    Where a cluster lists partitions, its own limits bind no job: another partition may give more.
+    It is the cluster itself if it lists none; or, unchecked, if one of ``names`` is not listed.
+    Raises RenderError where nothing takes the job: for Slurm a job beyond its partition's limits is
+    no error, it stays pending for ever.
+    """
+    known = {one.name: one for one in cluster.partitions}
+    if known and not known.keys() >= set(names):
+        return cluster
+    sites = [for_partition(cluster, known[name]) for name in names or known] if known else [cluster]
+    for site in sites:
+        if not any(exceeded(site, needs)):
+            return site
+    raise _refusal(cluster, names or tuple(known), needs)
 
 
 def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
@@ -109,9 +140,9 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
     What the partition leaves open stays; ``written`` tells where each value is from.
     """
     stated = {
-        key: (field, getattr(partition, field))
-        for key, field in _NODE_FACTS.items()
-        if getattr(partition, field) is not None
+        key: (name, getattr(partition, name))
+        for key, (name, _) in NODE_KEYS.items()
+        if getattr(partition, name) is not None
     }
     file = dict(cluster.origins).get("partitions", Origin(file=cluster.file, key="")).file
     origins = dict(cluster.origins)
@@ -120,28 +151,37 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
     return replace(cluster, origins=tuple(origins.items()), **dict(stated.values()))
 
 
-def _first(cluster: Cluster, partitions: tuple[Partition, ...], needs: Needs) -> Partition:
-    reasons = {}
-    for partition in partitions:
-        reasons[partition.name] = _refusal(for_partition(cluster, partition), needs)
-        if not reasons[partition.name]:
-            return partition
-    said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+def _refusal(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> RenderError:
+    """The error for a job that none of the partitions takes, or not the cluster without any."""
+    partitions = [one for one in cluster.partitions if one.name in names]
+    sites = [for_partition(cluster, one) for one in partitions] or [cluster]
+    excesses = [list(exceeded(site, needs)) for site in sites]
+    for one in excesses[0]:
+        if all(one in others for others in excesses):
+            return _beyond(sites[0], one, needs)
+    ways = {one.key: _way_out(one.key, needs) for found in excesses for one in found}
+    said = "; ".join(
+        f"{partition.name}: {_WORDS[found[0].key].reason} {found[0].limit}"
+        for partition, found in zip(partitions, excesses, strict=True)
+    )
     msg = f"no partition of {cluster.name} gives {needs} ({cluster.written('partitions')}: {said})"
-    raise RenderError(msg, hint=_HINT)
+    hint = f"ask for {', or '.join(ways.values())}"
+    if "max_walltime" in ways:
+        hint += "; a job can requeue itself until its work is done"
+    return RenderError(msg, hint=hint)
 
 
-def _refusal(site: Cluster, needs: Needs) -> str:
-    """Why a partition, as the cluster that it is, does not take the job; "" if it does."""
-    if needs.gpu_type and site.gpu_type not in (None, needs.gpu_type):
-        return f"its GPUs are {site.gpu_type}"
-    for what, wanted, limit, shown in (
-        ("nodes", needs.nodes, site.nodes, str),
-        ("GPUs a node", needs.gpus_per_node, site.gpus_per_node, str),
-        ("CPUs a node", needs.cpus, site.cpus_per_node, str),
-        ("memory a node", needs.mem_mib, site.mem_per_node_mib, format_mem),
-        ("time", needs.time_s, site.max_walltime_s, format_walltime),
-    ):
-        if wanted is not None and limit is not None and wanted > limit:
-            return f"{what} at most {shown(limit)}"
-    return ""
+def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
+    """The error for the one limit that is the same everywhere."""
+    words = _WORDS[one.key]
+    source = f" ({needs.sources[one.key]})" if one.key in needs.sources else ""
+    relation = words.relation.format(site.name)
+    msg = f"{words.asked}{source}: {one.wanted} is {relation}"
+    msg += f" ({site.written(one.key)} = {one.limit})"
+    hint = f"ask for {words.way_out}, or correct the file where it is wrong"
+    return RenderError(msg, hint=hint)
+
+
+def _way_out(key: str, needs: Needs) -> str:
+    source = f" than {needs.sources[key]} says" if key in needs.sources else ""
+    return f"{_WORDS[key].way_out}{source}"

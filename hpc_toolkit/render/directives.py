@@ -7,7 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clusters.keys import BLANKED
-from hpc_toolkit.clusters.partitions import check_partitions, choose_partition, for_partition
+from hpc_toolkit.clusters.partitions import (
+    Needs,
+    choose_partition,
+    fitting_site,
+    for_partition,
+)
 from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.quantities import (
@@ -23,7 +28,7 @@ from hpc_toolkit.render.passthrough import split_passed
 from hpc_toolkit.render.shares import MEMORY, cpus, cpus_share, memory_mib, memory_share, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.render.spec import ScriptSpec
@@ -63,19 +68,19 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
         output=log_pattern(full),
         **_ranks(full, cluster),
     )
-    full = _with_partition(full, cluster)
-    site = _site(full, cluster)
-    if not full.cpus_per_gpu:
-        full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
-    if not _memory(full):
-        full = replace(full, **memory_share(full, site))
     if not full.signal and not full.command:
         # A program that does not know the signal would be ended by it.
         shortest = full.time_min or full.time or FALLBACK_TIME
         full = replace(full, signal=_signal(parse_walltime(shortest)))
-    check_limits(full, site, sources)
-    names = tuple(full.partition.split(",")) if full.partition else ()
-    check_partitions(cluster, names, **_needs(full, cpus(full), memory_mib(full)))
+    check_limits(full, cluster, sources)
+    if cluster.choose_partition and not full.partition:
+        full = replace(full, partition=choose_partition(cluster, _needs(full, None, sources)).name)
+    site = _fitting(full, cluster, sources)
+    if not full.cpus_per_gpu:
+        full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
+    if not _memory(full):
+        full = replace(full, **memory_share(full, site))
+    _fitting(full, cluster, sources)
     return full
 
 
@@ -210,24 +215,25 @@ def _gpus_of_rank(full: ScriptSpec, why: str) -> int:
     return per_rank
 
 
-def _with_partition(full: ScriptSpec, cluster: Cluster) -> ScriptSpec:
-    if full.partition or not cluster.choose_partition:
-        return full
-    asked_cpus = cpus(full) if full.cpus_per_task or full.cpus_per_gpu else None
-    asked_mib = memory_mib(full) if _memory(full) else None
-    chosen = choose_partition(cluster, **_needs(full, asked_cpus, asked_mib))
-    return replace(full, partition=chosen.name)
+def _fitting(full: ScriptSpec, cluster: Cluster, sources: Mapping[str, str]) -> Cluster:
+    """Where the job can run, as far as it says yet what it asks for; RenderError if nowhere."""
+    names = tuple(full.partition.split(",")) if full.partition else ()
+    # Without a type in the request the script asks for that of the site.
+    return fitting_site(cluster, names, _needs(full, _site(full, cluster).gpu_type, sources))
 
 
-def _needs(full: ScriptSpec, cpus: int | None, mem_mib: int | None) -> dict[str, Any]:
-    return {
-        "nodes": full.nodes,
-        "gpus_per_node": full.gpus_per_node,
-        "cpus": cpus,
-        "mem_mib": mem_mib,
-        "time_s": parse_walltime(full.time or FALLBACK_TIME),
-        "gpu_type": full.gpu_type,
-    }
+def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -> Needs:
+    keys = {"cpus_per_task": "cpus_per_node", "time": "max_walltime"}
+    keys |= dict.fromkeys(MEMORY, "mem_per_node")
+    return Needs(
+        nodes=full.nodes,
+        gpus_per_node=full.gpus_per_node,
+        cpus=cpus(full),
+        mem_mib=memory_mib(full),
+        time_s=parse_walltime(full.time or FALLBACK_TIME),
+        gpu_type=full.gpu_type or gpu_type,
+        sources={keys[name]: source for name, source in sources.items() if name in keys},
+    )
 
 
 def _site(full: ScriptSpec, cluster: Cluster) -> Cluster:

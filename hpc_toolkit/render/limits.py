@@ -1,4 +1,7 @@
-"""A complete request, held to what a cluster can give; every refusal says where that is written."""
+"""A request, held to what a whole cluster takes; every refusal says where that is written.
+
+What a node gives, and for how long, is the partitions' to judge.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.quantities import format_mem, format_walltime, parse_walltime
+from hpc_toolkit.quantities import format_walltime, parse_walltime
 from hpc_toolkit.render.grammar import parse_array, parse_moment
-from hpc_toolkit.render.shares import cpus, memory_mib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +32,6 @@ def check_limits(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) ->
         msg += f" ({site.written('account_required')} = true)"
         raise RenderError(msg, hint=f"--account {site.account_hint or 'NAME'}")
     _check_times(full, sources)
-    _check_amounts(full, site, sources)
     _check_array(full, site)
 
 
@@ -66,29 +67,6 @@ def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
         span = f"{format_walltime(shortest_s)} cannot end by {deadline.text}"
         msg = f"--deadline: a job of {span} if it starts at {begin.text}"
         raise RenderError(msg, hint="Slurm would remove it; see --time-min")
-
-
-def _check_amounts(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) -> None:
-    per_node = "--ntasks-per-node x --cpus-per-task"
-    time_s = parse_walltime(full.time or "0")
-    for label, key, wanted, limit, shown in (
-        ("--nodes", "nodes", full.nodes, site.nodes, str),
-        ("--gpus-per-node", "gpus_per_node", full.gpus_per_node, site.gpus_per_node, str),
-        (per_node, "cpus_per_node", cpus(full), site.cpus_per_node, str),
-        ("memory per node", "mem_per_node", memory_mib(full), site.mem_per_node_mib, format_mem),
-        (
-            sources.get("time", "--time"),
-            "max_walltime",
-            time_s,
-            site.max_walltime_s,
-            format_walltime,
-        ),
-    ):
-        if limit is not None and wanted > limit:
-            msg = f"{label}: {shown(wanted)} is more than {site.name} has"
-            msg += f" ({site.written(key)} = {shown(limit)})"
-            hint = f"ask for at most {shown(limit)}, or correct the file where it is wrong"
-            raise RenderError(msg, hint=hint)
 
 
 def _check_array(full: ScriptSpec, site: Cluster) -> None:

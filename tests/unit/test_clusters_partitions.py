@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.clusters.facts import Cluster, load_cluster, parse_cluster
-from hpc_toolkit.clusters.partitions import check_partitions, choose_partition, for_partition
+from hpc_toolkit.clusters.partitions import (
+    Needs,
+    choose_partition,
+    fitting_site,
+    for_partition,
+)
 from hpc_toolkit.errors import RenderError
 
 MIXED = parse_cluster(
@@ -37,9 +42,9 @@ MIXED = parse_cluster(
 )
 
 
-def needs(**given: Any) -> dict[str, Any]:
+def needs(**given: Any) -> Needs:
     job = {"nodes": 1, "gpus_per_node": 4, "cpus": 8, "mem_mib": 1024, "time_s": 3600}
-    return {**job, **given}
+    return Needs(**{**job, **given})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,6 @@ def needs(**given: Any) -> dict[str, Any]:
         ({"gpus_per_node": 5}, "big"),
         ({"mem_mib": 480 * 1024 + 1}, "big"),
         ({"mem_mib": 0}, "short"),
-        ({"cpus": None, "mem_mib": None}, "short"),
         ({"gpu_type": "h100"}, "big"),
         ({"gpu_type": "l40s"}, "short"),
         ({"cpus": 64, "gpus_per_node": 0}, "short"),
@@ -62,12 +66,12 @@ def needs(**given: Any) -> dict[str, Any]:
 def test_the_first_partition_in_the_order_of_the_file_that_fits_is_chosen(
     job: dict[str, Any], name: str
 ) -> None:
-    assert choose_partition(MIXED, **needs(**job)).name == name
+    assert choose_partition(MIXED, needs(**job)).name == name
 
 
 def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
     with pytest.raises(RenderError) as caught:
-        choose_partition(MIXED, **needs(nodes=3, cpus=60, time_s=86400))
+        choose_partition(MIXED, needs(nodes=3, cpus=60, time_s=86400))
 
     assert caught.value.message == (
         "no partition of site gives 3 nodes with 4 GPUs for 1-00:00:00 (site.toml: partitions:"
@@ -79,7 +83,7 @@ def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        ({"nodes": 11}, "nodes at most 10"),
+        ({"nodes": 11}, "short: nodes at most 10"),
         ({"gpus_per_node": 9}, "big: GPUs a node at most 8"),
         ({"mem_mib": 3 * 2**20}, "big: memory a node at most 2T"),
         ({"gpu_type": "a100"}, "short: its GPUs are l40s"),
@@ -87,13 +91,13 @@ def test_a_job_that_fits_nowhere_is_refused_with_the_reason_of_each() -> None:
 )
 def test_a_refusal_names_the_limit(job: dict[str, Any], reason: str) -> None:
     with pytest.raises(RenderError, match=reason):
-        choose_partition(MIXED, **needs(**job))
+        choose_partition(MIXED, needs(**job))
 
 
 def test_a_partition_without_a_limit_takes_what_its_cluster_takes() -> None:
     site = parse_cluster("[[partitions]]\nname = 'a'", file="s.toml", name="s")
 
-    assert choose_partition(site, **needs(nodes=10**6, time_s=10**9)).name == "a"
+    assert choose_partition(site, needs(nodes=10**6, time_s=10**9)).name == "a"
 
 
 @pytest.mark.parametrize(
@@ -102,16 +106,68 @@ def test_a_partition_without_a_limit_takes_what_its_cluster_takes() -> None:
 def test_named_partitions_of_which_one_fits_or_is_unknown_are_accepted(
     names: tuple[str, ...],
 ) -> None:
-    check_partitions(MIXED, names, **needs(nodes=2, time_s=20000))
+    fitting_site(MIXED, names, needs(nodes=2, time_s=20000))
 
 
 def test_named_partitions_of_which_none_fits_are_refused() -> None:
-    with pytest.raises(RenderError, match=r"partitions: short: time at most 03:00:00\)"):
-        check_partitions(MIXED, ("short",), **needs(time_s=20000))
+    with pytest.raises(
+        RenderError, match=r"--time: 05:33:20 .*partitions\.short\.max_walltime = 03"
+    ):
+        fitting_site(MIXED, ("short",), needs(time_s=20000))
 
 
 def test_nothing_is_checked_where_no_partition_is_known() -> None:
-    check_partitions(Cluster(name="s", file="s.toml"), ("a",), **needs(nodes=10**6))
+    fitting_site(Cluster(name="s", file="s.toml"), ("a",), needs(nodes=10**6))
+
+
+def test_a_limit_that_is_the_same_everywhere_is_told_once() -> None:
+    with pytest.raises(RenderError) as caught:
+        fitting_site(load_cluster("killarney"), (), needs(gpus_per_node=5, nodes=90))
+
+    assert caught.value.message == (
+        "--gpus-per-node: 5 is more than killarney has (clusters/killarney.toml: gpus_per_node = 4)"
+    )
+
+
+def test_a_refusal_proposes_what_would_help() -> None:
+    sources = {"mem_per_node": "$HPCTK_MEM"}
+    with pytest.raises(RenderError) as caught:
+        choose_partition(MIXED, needs(gpus_per_node=5, mem_mib=3 * 2**20, sources=sources))
+
+    assert caught.value.hint == "ask for fewer GPUs a node, or less memory than $HPCTK_MEM says"
+
+
+def test_a_partition_for_large_jobs_takes_no_small_one() -> None:
+    site = parse_cluster(
+        "[[partitions]]\nname = 'a'\nmin_nodes = 4\n[[partitions]]\nname = 'b'\nnodes = 3",
+        file="s.toml",
+        name="s",
+    )
+
+    assert choose_partition(site, needs(nodes=3)).name == "b"
+    assert choose_partition(site, needs(nodes=4)).name == "a"
+    with pytest.raises(RenderError, match=r"--nodes: 3 is less than s takes .*min_nodes = 4"):
+        fitting_site(site, ("a",), needs(nodes=3))
+
+
+def test_a_restricted_partition_is_never_chosen_and_taken_if_named() -> None:
+    site = parse_cluster(
+        "[[partitions]]\nname = 'a'\nrestricted = true\n[[partitions]]\nname = 'b'\nnodes = 3",
+        file="s.toml",
+        name="s",
+    )
+
+    assert choose_partition(site, needs()).name == "b"
+    assert fitting_site(site, ("a",), needs(nodes=9)).nodes is None
+    with pytest.raises(RenderError, match="--nodes: 9 is more than s has"):
+        choose_partition(site, needs(nodes=9))
+
+
+def test_a_site_of_restricted_partitions_wants_one_to_be_named() -> None:
+    text = "[[partitions]]\nname = 'a'\nrestricted = true"
+    with pytest.raises(RenderError, match="all of them are restricted") as caught:
+        choose_partition(parse_cluster(text, file="s.toml", name="s"), needs())
+    assert "--partition" in caught.value.hint
 
 
 def test_a_cluster_for_a_partition_has_its_nodes_and_tells_where_they_are_written() -> None:
@@ -124,6 +180,6 @@ def test_a_cluster_for_a_partition_has_its_nodes_and_tells_where_they_are_writte
 
 
 def test_a_killarney_job_of_a_day_fits_into_the_third_tier() -> None:
-    found = choose_partition(load_cluster("killarney"), **needs(nodes=40, time_s=86400))
+    found = choose_partition(load_cluster("killarney"), needs(nodes=40, time_s=86400))
 
     assert found.name == "gpubase_l40s_b3"

@@ -22,6 +22,8 @@ VALIDATOR = jsonschema.Draft7Validator(cluster_schema(), format_checker=jsonsche
 GOOD = [
     "nodes = 1",
     "gpus_per_node = 0",
+    "min_nodes = 2",
+    "partitions = [{name = 'a', min_nodes = 2, restricted = true}]",
     "gpu_type = 'l40s'",
     "mem_per_node = '192000M'",
     "mem_per_node = '1T'",

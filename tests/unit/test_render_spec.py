@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import Cluster, Partition, load_cluster
+from hpc_toolkit.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.render.directives import complete, directive_text, directives, log_pattern
 from hpc_toolkit.render.limits import forbidden
@@ -139,7 +139,7 @@ def test_time_is_canonical_and_the_warning_fits(time: str, canonical: str, signa
 @pytest.mark.parametrize(
     ("request_fields", "message"),
     [
-        ({"nodes": 9}, r"--nodes: 9 is more than lab has \(clusters/lab.toml: nodes = 8\)"),
+        ({"nodes": 9}, r"--nodes: 9 is more than lab has \(clusters/lab.toml: .*nodes = 8\)"),
         ({"gpus_per_node": 5}, r"5 is more than .*clusters/lab.toml: gpus_per_node = 4"),
         ({"ntasks_per_node": 33}, r"33 is more than .*clusters/lab.toml: cpus_per_node = 32"),
         (
@@ -368,7 +368,9 @@ def test_a_shorter_limit_that_fits_the_deadline_is_enough() -> None:
 def test_a_default_beyond_a_limit_is_refused_with_both_places() -> None:
     site = Cluster(name="s", file="s.toml", max_walltime_s=3600, defaults=(("time", "2:00:00"),))
 
-    with pytest.raises(RenderError, match=r"s\.toml: defaults\.time: 02:00:00 is more than s has"):
+    with pytest.raises(
+        RenderError, match=r"--time \(s\.toml: defaults\.time\): 02:00:00 is more than s"
+    ):
         options(spec(), site)
 
 
@@ -383,6 +385,95 @@ def test_an_index_beyond_the_largest_array_is_refused(array: str, *, refused: bo
         return
     with pytest.raises(RenderError, match=r"more than s has \(s\.toml: max_array_size = 100\)"):
         options(spec(array=array), site)
+
+
+ROUTED_SITE = parse_cluster(
+    """
+    nodes = 4
+    max_walltime = "3:00:00"
+    gpus_per_node = 4
+    cpus_per_node = 62
+    mem_per_node = "500G"
+    [[partitions]]
+    name = "l40s"
+    gpu_type = "l40s"
+    [[partitions]]
+    name = "h100"
+    nodes = 6
+    max_walltime = "7-00:00:00"
+    gpus_per_node = 8
+    gpu_type = "h100"
+    cpus_per_node = 46
+    mem_per_node = "2000G"
+    """,
+    file="s.toml",
+    name="s",
+)
+"""A draft of a site that routes jobs: its own limits are those of one of its partitions."""
+
+
+@pytest.mark.parametrize("partition", [None, "l40s,h100", "elsewhere"])
+def test_what_another_partition_gives_is_not_refused_by_the_clusters_own_limits(
+    partition: str | None,
+) -> None:
+    asked = spec(
+        gpus_per_node=8, nodes=6, time="2-0", mem="1800G", cpus_per_task=5, partition=partition
+    )
+
+    assert options(asked, ROUTED_SITE)["gpus-per-node"] == "8"
+
+
+def test_a_job_without_a_partition_gets_its_share_of_the_first_that_takes_it() -> None:
+    found = options(spec(gpus_per_node=8), ROUTED_SITE)
+
+    assert (found["cpus-per-task"], found["mem"]) == ("5", "2000G")
+
+
+def test_a_type_that_only_the_clusters_own_limits_name_is_checked() -> None:
+    site = Cluster(name="s", file="s.toml", gpus_per_node=4, gpu_type="l40s")
+
+    with pytest.raises(RenderError, match=r"--gpu-type: h100 is not what s has .*gpu_type = l40s"):
+        options(spec(gpus_per_node=1, gpu_type="h100"), site)
+
+
+@pytest.mark.parametrize("partition", [None, "large"])
+def test_ranks_without_a_number_of_cpus_count_as_one_cpu_each(partition: str | None) -> None:
+    site = parse_cluster(
+        """
+        choose_partition = true
+        [[partitions]]
+        name = "small"
+        cpus_per_node = 32
+        [[partitions]]
+        name = "large"
+        cpus_per_node = 128
+        """,
+        file="s.toml",
+        name="s",
+    )
+
+    assert options(spec(ntasks_per_node=64, partition=partition), site)["partition"] == "large"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ((("mem", "9G"),), r"memory per node \(s\.toml: defaults\.mem\): 9G is more than s has"),
+        (
+            (("cpus_per_task", 9),),
+            r"--cpus-per-task \(s\.toml: defaults\.cpus_per_task\): 9 is more than s has",
+        ),
+    ],
+)
+def test_a_refusal_names_the_default_that_asks_for_too_much(
+    defaults: tuple[tuple[str, str | int], ...], message: str
+) -> None:
+    site = Cluster(
+        name="s", file="s.toml", cpus_per_node=8, mem_per_node_mib=8192, defaults=defaults
+    )
+
+    with pytest.raises(RenderError, match=message):
+        options(spec(), site)
 
 
 def test_an_array_has_a_log_for_each_element() -> None:

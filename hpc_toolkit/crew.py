@@ -108,7 +108,9 @@ class Crew:
         """
 
         def tick() -> None:
-            self._watch()
+            if self._watch():
+                # Workers would wait for ever for decisions that nobody makes.
+                signal.raise_signal(signal.SIGTERM)
             if on_tick is not None:
                 on_tick()
 
@@ -130,9 +132,10 @@ class Crew:
             preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
         )
 
-    def _watch(self) -> None:
+    def _watch(self) -> bool:
+        """Start conduct again if it was killed; True, once, if it failed for good."""
         if self._conduct is None or self._conduct.poll() is None:
-            return
+            return False
         code = self._conduct.returncode
         if code < 0 and self._lives > 0:
             self._lives -= 1
@@ -142,10 +145,10 @@ class Crew:
             if time.monotonic() > self._started_at + _RIVAL_S:
                 self._start()
         elif code != 0:
-            # Workers would wait for ever for decisions that nobody makes.
             self._conduct = None
             self._failed = code
-            signal.raise_signal(signal.SIGTERM)
+            return True
+        return False
 
     def _conclude(self, *, wait: bool) -> None:
         """Let conduct publish the last table, and say if it failed."""

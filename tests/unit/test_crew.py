@@ -1,0 +1,84 @@
+"""What becomes of a campaign here when the process that decides fails. Workers are played."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.crew import Crew
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.worker import EXIT_COMPLETE, EXIT_LEFT, WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FAILING = """\
+#!/bin/sh
+until [ -e {root}/workers-left ]; do sleep 0.01; done
+exit 3
+"""
+
+
+@pytest.fixture
+def told() -> Iterator[list[int]]:
+    """The SIGTERMs that this process sends to itself."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose conduct fails as soon as ``workers-left`` is there."""
+    program = tmp_path / "conduct"
+    program.write_text(FAILING.format(root=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return tmp_path
+
+
+class PlayedRun:
+    """Workers that do what a test says."""
+
+    def __init__(self, root: Path, work: Callable[[Callable[[], None]], int]) -> None:
+        self.root = root
+        self._work = work
+
+    def work(self, _workers: int, _options: WorkerOptions, *, on_tick: Callable[[], None]) -> int:
+        return self._work(on_tick)
+
+
+def crew(root: Path, work: Callable[[Callable[[], None]], int]) -> Crew:
+    run: Any = PlayedRun(root, work)
+    return Crew(run)
+
+
+def test_conduct_that_fails_after_the_workers_left_is_reported(root: Path, told: list[int]) -> None:
+    def complete(_tick: Callable[[], None]) -> int:
+        (root / "workers-left").touch()
+        return EXIT_COMPLETE
+
+    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code 3"):
+        crew(root, complete).work(1, WorkerOptions())
+    # Nobody is left whom it could tell to leave but this process itself.
+    assert told == []
+
+
+def test_conduct_that_fails_among_the_workers_makes_them_leave(root: Path, told: list[int]) -> None:
+    def drained(tick: Callable[[], None]) -> int:
+        (root / "workers-left").touch()
+        end = time.monotonic() + 30
+        while not told and time.monotonic() < end:
+            tick()
+        tick()
+        return EXIT_LEFT
+
+    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code 3"):
+        crew(root, drained).work(1, WorkerOptions())
+    assert told == [signal.SIGTERM]

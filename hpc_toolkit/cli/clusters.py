@@ -183,8 +183,10 @@ def _limits(partition: dict[str, Any]) -> str:
     said: dict[str, Callable[[Any], str]] = {
         "max_walltime_s": lambda s: f"up to {format_walltime(s)}",
         "nodes": lambda n: f"{n} nodes",
+        "min_nodes": lambda n: f"at least {n} nodes a job",
         "gpus_per_node": lambda n: f"{n} {gpu} a node",
         "cpus_per_node": lambda n: f"{n} CPUs a node",
         "mem_per_node_mib": lambda mib: f"{format_mem(mib)} a node",
     }
-    return ", ".join(f(partition[key]) for key, f in said.items() if partition[key] is not None)
+    shown = [f(partition[key]) for key, f in said.items() if partition[key] is not None]
+    return ", ".join([*shown, *(["only for some"] if partition["restricted"] else [])])

@@ -127,7 +127,8 @@ def _site(facts: SlurmFacts, usable: list[Offer], main: Offer, gpu_type: str | N
         typed = "gpus-per-node" if _setting(facts, "SelectType") == "select/cons_tres" else "gres"
         lines.append(f"gpu_request = {_text(typed)}")
     if "MEMORY" not in _setting(facts, "SelectTypeParameters").upper():
-        lines.append("# mem_style: Slurm does not share out memory here (SelectTypeParameters)")
+        lines.append("# Slurm does not share out memory here (SelectTypeParameters).")
+        lines.append('mem_style = "none"')
     size = _setting(facts, "MaxArraySize")
     if size.isdecimal() and int(size) > 0:
         lines.append(f"max_array_size = {size}")
@@ -159,9 +160,14 @@ def _partition(one: Offer, main: Offer, gpu_type: str | None) -> str:
     lines.append(f"name = {_text(one.name)}")
     if one.max_walltime_s is not None:
         lines.append(f"max_walltime = {_text(format_walltime(one.max_walltime_s))}")
-    lines += [f"nodes = {one.nodes}", *_node(one.shape, main.shape)]
+    lines.append(f"nodes = {one.nodes}")
+    if one.min_nodes:
+        lines.append(f"min_nodes = {one.min_nodes}")
+    lines += _node(one.shape, main.shape)
     if one.shape.gpus and one.shape.gpu_type not in (None, gpu_type):
         lines.append(f"gpu_type = {_text(one.shape.gpu_type or '')}")
+    if one.restricted:
+        lines.append("restricted = true")
     return "\n" + "\n".join(lines)
 
 

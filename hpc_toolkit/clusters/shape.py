@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.clusters.probe import SlurmFacts
 
-_EVERYBODY = {"AllowAccounts": "ALL", "AllowGroups": "ALL", "AllowQos": "ALL"}
+_EVERYBODY = {
+    "AllowAccounts": "ALL",
+    "AllowGroups": "ALL",
+    "AllowQos": "ALL",
+    "AllocNodes": "ALL",
+    "ReqResv": "NO",
+}
+"""Of a partition that all may use: a job from this host, and without a reservation."""
+
 _NOBODY = ("DenyAccounts", "DenyQos")
 
 
@@ -50,9 +58,11 @@ class Offer:
     max_walltime_s: int | None
     """Its MaxTime; None for UNLIMITED."""
     nodes: int
-    """Nodes of that kind that one job can get."""
+    """Nodes that give at least what that kind gives, and that one job can get."""
+    min_nodes: int | None
+    """Its MinNodes, where that is more than one."""
     shape: Shape
-    """That kind."""
+    """That kind; without a type of GPUs where the nodes have several."""
     remarks: tuple[str, ...]
     """What a person should know: other nodes, who may use it, preemption."""
     restricted: bool
@@ -99,7 +109,9 @@ def gpus_of(gres: str) -> tuple[int, str | None]:
 
 def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
     with_gpus = Counter({shape: n for shape, n in shapes.items() if shape.gpus})
-    ((shape, count),) = (with_gpus or shapes).most_common(1)
+    ((shape, _),) = (with_gpus or shapes).most_common(1)
+    count = sum(n for one, n in shapes.items() if _gives(one, shape))
+    several = len({one.gpu_type for one in with_gpus}) > 1
     others = [f"other nodes: {n} x {one}" for one, n in shapes.most_common() if one != shape]
     limits = [
         f"{key}={record[key]}" for key, all_ in _EVERYBODY.items() if record.get(key, all_) != all_
@@ -110,20 +122,28 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
     if preempted != "OFF":
         remarks.append(f"PreemptMode={preempted}: jobs here may have to give way to others")
     cpus, mem = _number(record, "MaxCPUsPerNode"), _number(record, "MaxMemPerNode")
+    least = _number(record, "MinNodes") or 1
     return Offer(
         name=record["PartitionName"],
         default=record.get("Default") == "YES",
         max_walltime_s=_walltime(record.get("MaxTime", "UNLIMITED")),
         nodes=_least((count, _number(record, "MaxNodes"))) or count,
+        min_nodes=least if least > 1 else None,
         shape=Shape(
             shape.gpus,
-            shape.gpu_type,
+            None if several else shape.gpu_type,
             _least((shape.cpus, cpus)),
             _least((shape.mem_mib, mem)),
         ),
         remarks=tuple(remarks),
         restricted=bool(limits),
     )
+
+
+def _gives(one: Shape, wanted: Shape) -> bool:
+    """Whether a kind of node gives at least what another one gives, of whatever type of GPUs."""
+    have, need = ((s.gpus, s.cpus or 0, s.mem_mib or 0) for s in (one, wanted))
+    return all(a >= b for a, b in zip(have, need, strict=True))
 
 
 def _unusable(record: Mapping[str, str]) -> str:
@@ -145,7 +165,9 @@ def _shape(node: Mapping[str, str]) -> Shape:
     cpus = _number(node, "CPUEfctv") or _number(node, "CPUTot")
     mem = _number(node, "RealMemory")
     kept = _number(node, "MemSpecLimit") or 0
-    return Shape(gpus, gpu_type, cpus, mem - kept if mem and mem > kept else None)
+    # 1 is what Slurm says where nobody set it.
+    known = mem is not None and mem > max(1, kept)
+    return Shape(gpus, gpu_type, cpus, mem - kept if mem and known else None)
 
 
 def _number(record: Mapping[str, str], key: str) -> int | None:

@@ -39,6 +39,7 @@ def test_an_old_slurm_with_select_linear_is_described() -> None:
     assert site.defaults == (("time", "00:30:00"),)
     assert not site.choose_partition
     assert "does not share out memory" in text
+    assert site.mem_style == "none"
 
 
 def test_a_draft_tells_its_source_its_date_and_that_nobody_verified_it() -> None:
@@ -74,6 +75,63 @@ def test_a_site_that_routes_jobs_is_described_by_its_gpu_nodes() -> None:
     assert site.max_walltime_s is None
     assert not site.choose_partition
     assert "left to the site (JobSubmitPlugins=lua)" in text
+
+
+def described(partition: str, *nodes: str, config: str = "") -> tuple[str, Cluster]:
+    settings = f"ClusterName = x\nSelectTypeParameters = CR_CORE_MEMORY\n{config}"
+    return drafted(facts(settings, [partition], list(nodes)))
+
+
+@pytest.mark.parametrize("limit", ["ReqResv=YES", "AllocNodes=login9", "AllowGroups=staff"])
+def test_a_partition_that_only_some_may_use_is_marked(limit: str) -> None:
+    text, site = described(
+        f"PartitionName=a State=UP {limit}", "NodeName=n1 CPUTot=4 RealMemory=100 Partitions=a"
+    )
+
+    assert f"# restricted: {limit}" in text
+    assert site.partitions[0].restricted
+
+
+def test_a_partition_for_large_jobs_says_from_how_many_nodes_on() -> None:
+    nodes = [f"NodeName=n{i} CPUTot=4 RealMemory=100 Partitions=a" for i in range(3)]
+
+    assert described("PartitionName=a MinNodes=2", *nodes)[1].partitions[0].min_nodes == 2
+    assert described("PartitionName=a MinNodes=1", *nodes)[1].partitions[0].min_nodes is None
+
+
+def test_every_node_that_gives_at_least_as_much_is_counted() -> None:
+    nodes = [
+        f"NodeName=n{i} CPUTot=64 RealMemory={515000 if i < 7 else 515900} Partitions=gpu"
+        " Gres=gpu:a100:4"
+        for i in range(12)
+    ]
+    _, site = described("PartitionName=gpu", *nodes)
+
+    assert (site.nodes, site.mem_per_node_mib, site.gpu_type) == (12, 515000, "a100")
+
+
+def test_a_partition_of_several_types_of_gpus_names_none() -> None:
+    nodes = [
+        f"NodeName=n{i} CPUTot=64 RealMemory=515000 Partitions=main"
+        f" Gres=gpu:{'l40s' if i < 6 else 'h100'}:4"
+        for i in range(10)
+    ]
+    text, site = described("PartitionName=main", *nodes)
+
+    assert (site.nodes, site.gpus_per_node) == (10, 4)
+    assert (site.gpu_type, site.partitions[0].gpu_type) == (None, None)
+    assert "# other nodes: 4 x 4 GPUs h100" in text
+
+
+def test_memory_that_nobody_told_slurm_of_is_unknown() -> None:
+    told = facts(
+        "ClusterName = x\nSelectTypeParameters = CR_CORE",
+        ["PartitionName=a"],
+        ["NodeName=n1 CPUTot=4 RealMemory=1 Partitions=a"],
+    )
+    _, site = drafted(told)
+
+    assert (site.mem_per_node_mib, site.mem_style) == (None, "none")
 
 
 def test_limits_of_use_are_told_in_comments() -> None:

@@ -120,8 +120,9 @@ class Run:
 
         Raises:
             ItemsError: a duplicate, an empty list, or a missing group key.
-            RunError: the stage is sealed.
+            RunError: the stage is sealed, or conduct fills it.
         """
+        self._refuse_campaign()
         self._trust()
         with _writing(self.root):
             self._add(StageLog(self.paths.stage(stage)), items, self.manifest.stage(stage))
@@ -141,7 +142,12 @@ class Run:
                 return
 
     def seal(self) -> None:
-        """Say of every stage that no more items will come."""
+        """Say of every stage that no more items will come.
+
+        Raises:
+            RunError: the run is a campaign, which conduct seals.
+        """
+        self._refuse_campaign()
         self._trust()
         for stage in self.manifest.stages:
             log = StageLog(self.paths.stage(stage.name))
@@ -184,7 +190,8 @@ class Run:
 
     def status(self) -> Status:
         """How the run stands now; reads only."""
-        return read_status(self.view, SystemClock(), given=str(self.root))
+        campaign = self.manifest.campaign is not None
+        return read_status(self.view, SystemClock(), given=str(self.root), campaign=campaign)
 
     def _repr_html_(self) -> str:
         from hpc_toolkit.progress import status_html
@@ -238,6 +245,13 @@ class Run:
         if self._view is None:
             self._view = RunView(self.paths, self.manifest)
         return self._view
+
+    def _refuse_campaign(self) -> None:
+        # A seal cannot be taken back: conduct could add nothing any more.
+        if self.manifest.campaign is not None:
+            message = f"{self.root} is a campaign: conduct adds its items and seals its stages"
+            hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk run CAMPAIGN.toml' goes on"
+            raise RunError(message, hint=hint)
 
     def _trust(self) -> None:
         warning = check_trust(self.root)

@@ -82,8 +82,15 @@ class Status:
         return asdict(self)
 
 
-def read_status(view: RunView, clock: Clock, *, given: str) -> Status:
-    """Read everything that is new and sum it up."""
+def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = False) -> Status:
+    """Read everything that is new and sum it up.
+
+    Args:
+        view: of the run; is brought up to date.
+        clock: tells how long ago workers of other hosts gave a sign.
+        given: the run's path as messages name it.
+        campaign: whether conduct fills the run's stages, and no ``add``.
+    """
     view.poll_claims()
     view.poll()
     workers, alive, draining = _workers(view, clock)
@@ -104,7 +111,7 @@ def read_status(view: RunView, clock: Clock, *, given: str) -> Status:
             for unit in stage.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=_reason(view, stages, workers, left),
+        reason=_reason(view, stages, workers, given if campaign else ""),
         failures=_failures(view),
         warnings=_warnings(view, alive),
         draining=draining,
@@ -122,7 +129,8 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
     draining = 0
     place = (host_name(), boot_id())
     # Of a worker that was silent more than once there are several.
-    notices = {(one.worker, one.heartbeat) for one in ControlReader(view.paths).poll()[1]}
+    _, given = ControlReader(view.paths).poll()
+    notices = {(one.worker, one.heartbeat) for one in given if one.final}
     for path in sorted(view.paths.workers.glob("*.json")):
         presence = read_presence(path)
         if presence is not None and presence.state == FINISHED:
@@ -187,18 +195,32 @@ def _rate(view: RunView, worker: str) -> float:
     return sum(done for done, _ in pace) / seconds if seconds > 0 else 0.0
 
 
-def _reason(view: RunView, stages: dict[str, StageCounts], workers: WorkerCounts, left: int) -> str:
+def _reason(
+    view: RunView, stages: dict[str, StageCounts], workers: WorkerCounts, campaign: str
+) -> str:
+    """``campaign`` is the run's path where it is one, else ""."""
     if view.complete:
         return ""
     for stage in view.stages.values():
         reason = pause_reason(stage)
         if reason and not workers.alive:
             return f"paused: {reason}; mend the cause, then 'hpctk retry' and start workers"
+    left = any(counts.pending + counts.leased for counts in stages.values())
+    died = f"; {workers.dead} died" if workers.dead else ""
+    if campaign and not workers.alive:
+        return (
+            f"no worker is alive{died}: 'hpctk submit campaign --run {campaign}' or "
+            "'hpctk run CAMPAIGN.toml' goes on"
+        )
+    if campaign and not left:
+        return (
+            "no item is left until conduct decides what is next; if none runs, start "
+            f"'hpctk conduct {campaign}'"
+        )
     if not left:
         opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
         return f"every item is finished; {opened} waits for more items, or for 'hpctk seal'"
     if not workers.alive:
-        died = f"; {workers.dead} died" if workers.dead else ""
         return f"no worker is alive{died}: start some with 'hpctk work' or sbatch"
     if not any(counts.leased for counts in stages.values()):
         return (

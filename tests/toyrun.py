@@ -51,6 +51,13 @@ def units_of(size: int) -> Iterator[None]:
         yield
 
 
+def empty_campaign(root: Path) -> Run:
+    """The run of a campaign whose conduct has not begun."""
+    stages = (spec_of("metrics"), spec_of("tasks"))
+    manifest = Manifest(run=root.name, stages=stages, campaign={"name": "toy"})
+    return create_run(root, manifest, {}, sealed=False)
+
+
 class ToyRun:
     """One run of one stage ``items``, in units of ``unit`` items."""
 

@@ -15,7 +15,7 @@ import pytest
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError, RunError, WorkloadError
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.run import Run, create_run
-from tests.toyrun import FAULTS, Faults, ToyRun, plain_items, spec_of
+from tests.toyrun import FAULTS, Faults, ToyRun, empty_campaign, plain_items, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,19 @@ def test_create_open_waits_for_more_items(tmp_path: Path) -> None:
     assert run.status().stages["items"].total == 4
     with pytest.raises(RunError, match="is sealed"):
         Run.open(tmp_path / "run").add([{"id": 11}])
+
+
+@pytest.mark.parametrize("call", [Run.seal, lambda run: run.add([{"id": 1}], stage="tasks")])
+def test_a_campaign_is_sealed_and_filled_by_conduct_alone(
+    tmp_path: Path, call: Callable[[Run], object]
+) -> None:
+    run = empty_campaign(tmp_path / "toy")
+
+    with pytest.raises(RunError, match="toy is a campaign: conduct adds") as caught:
+        call(run)
+
+    assert "hpctk submit campaign --run" in caught.value.hint
+    assert not any(stage.sealed for stage in run.status().stages.values())
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda p: p.symlink_to("nowhere")])

@@ -15,7 +15,7 @@ from hpc_toolkit.queue.control import DeathNotice, give_notice
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.status import StageCounts, Status, read_status
-from tests.toyrun import ToyRun, ToyWorker, tree
+from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,6 +188,27 @@ def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
 
     assert not found.complete
     assert "items waits for more items, or for 'hpctk seal'" in found.reason
+
+
+def test_a_campaign_without_workers_names_what_goes_on_with_it(fast_dir: Path) -> None:
+    found = empty_campaign(fast_dir / "toy").status()
+
+    assert found.reason == (
+        f"no worker is alive: 'hpctk submit campaign --run {fast_dir}/toy' or "
+        "'hpctk run CAMPAIGN.toml' goes on"
+    )
+
+
+def test_a_campaign_without_items_waits_for_conduct_and_no_seal(fast_dir: Path) -> None:
+    run = empty_campaign(fast_dir / "toy")
+    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
+    ToyWorker(run.paths, "w", **here)
+
+    found = run.status()
+
+    assert found.workers.alive == 1
+    assert found.reason.endswith(f"start 'hpctk conduct {fast_dir}/toy'")
+    assert "seal" not in found.reason
 
 
 def test_workers_that_hold_nothing_are_a_reason(toy: ToyRun) -> None:

@@ -206,27 +206,29 @@ def _reason(
         if reason and not workers.alive:
             return f"paused: {reason}; mend the cause, then 'hpctk retry' and start workers"
     left = any(counts.pending + counts.leased for counts in stages.values())
-    died = f"; {workers.dead} died" if workers.dead else ""
-    if campaign and not workers.alive:
-        return (
-            f"no worker is alive{died}: 'hpctk submit campaign --run {campaign}' or "
-            "'hpctk run CAMPAIGN.toml' goes on"
-        )
-    if campaign and not left:
-        return (
-            "no item is left until conduct decides what is next; if none runs, start "
-            f"'hpctk conduct {campaign}'"
-        )
+    if not workers.alive and (left or campaign):
+        died = f"; {workers.dead} died" if workers.dead else ""
+        start = "start some with 'hpctk work' or sbatch"
+        if campaign:
+            start = f"'hpctk submit campaign --run {campaign}' or 'hpctk run CAMPAIGN.toml' goes on"
+        return f"no worker is alive{died}: {start}"
     if not left:
-        opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
-        return f"every item is finished; {opened} waits for more items, or for 'hpctk seal'"
-    if not workers.alive:
-        return f"no worker is alive{died}: start some with 'hpctk work' or sbatch"
+        return _waiting(stages, campaign)
     if not any(counts.leased for counts in stages.values()):
         return (
             "workers are alive but hold nothing: they are starting, or wait for a dead one's lease"
         )
     return ""
+
+
+def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
+    if campaign:
+        return (
+            "no item is left until conduct decides what is next; if none runs, start "
+            f"'hpctk conduct {campaign}'"
+        )
+    opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
+    return f"every item is finished; {opened} waits for more items, or for 'hpctk seal'"
 
 
 def _failures(view: RunView) -> list[dict[str, Any]]:

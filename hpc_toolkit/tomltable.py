@@ -22,6 +22,8 @@ Key = tuple[str, "Callable[[Any, str], Any]"]
 MAX_COUNT = 2**20
 """No count of a cluster's hardware comes near; a larger one is a slip."""
 
+_SHOWN_CHARS = 200
+
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -55,7 +57,13 @@ def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[Hpc
 
 def wrong(where: str, value: object, wanted: str) -> ConfigError:
     """The error for a value that is not what was wanted."""
-    return ConfigError(f"{where}: {value!r} is not {wanted}", hint=f"write {wanted}")
+    try:
+        shown = repr(value)
+    except ValueError:
+        # Python writes no number of more than 4,300 digits.
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    return ConfigError(f"{where}: {shown} is not {wanted}", hint=f"write {wanted}")
 
 
 def text(value: object, where: str) -> str:

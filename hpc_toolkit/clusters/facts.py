@@ -7,12 +7,11 @@ same on a laptop and on the login node.
 from __future__ import annotations
 
 import os
-import tomllib
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.clusters.files import cluster_files, files_called, read_table
+from hpc_toolkit.clusters.files import cluster_files, files_called, parse_table, read_table
 from hpc_toolkit.clusters.keys import KEYS
 from hpc_toolkit.clusters.merge import MergedFacts
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
@@ -169,13 +168,8 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
 
     Raises ConfigError.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        msg = f"{file}: {error}"
-        raise ConfigError(msg, hint="a cluster file is TOML") from None
     merged = MergedFacts()
-    merged.add(table, file)
+    merged.add(parse_table(text, file), file)
     return _build(merged, name, file=file)
 
 

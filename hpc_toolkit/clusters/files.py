@@ -6,6 +6,7 @@ commands, so one that others can write is refused.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import stat
@@ -45,11 +46,12 @@ class ClusterFile:
 def cluster_files() -> list[ClusterFile]:
     """Every cluster file in reach, earlier layers first, each layer sorted by name.
 
-    Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` names no directory.
+    Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` names no directory, or one cannot be read.
     """
     found = list(_files_in("built-in", _builtin(), "clusters/"))
     site = site_directory()
-    if "HPCTK_SITE_CLUSTERS" in os.environ and not site.is_dir():
+    # Not Path.is_dir, which raises where a directory above it cannot be searched.
+    if os.environ.get("HPCTK_SITE_CLUSTERS") and not os.path.isdir(site):
         msg = f"HPCTK_SITE_CLUSTERS: {str(site)!r} is no directory"
         raise ConfigError(msg, hint="name the directory of the site's cluster files, or unset it")
     found += _files_in("site", site, f"{site}/")
@@ -99,23 +101,49 @@ def files_called(name: str) -> list[ClusterFile]:
 
 def read_table(found: ClusterFile) -> dict[str, Any]:
     """What a file says, unchecked. Raises ConfigError: unreadable, unsafe, not TOML."""
-    if isinstance(found.source, Path) and found.layer != "built-in":
-        _refuse_unsafe(found, found.source)
     try:
-        return tomllib.loads(_text(found))
+        text = _bytes(found).decode("utf-8")
     except OSError as error:
         msg = f"{found.file}: cannot be read: {error.strerror}"
         raise ConfigError(msg, hint="'hpctk cluster list' shows what is in reach") from None
     except UnicodeDecodeError:
         msg = f"{found.file}: is not UTF-8 text"
         raise ConfigError(msg, hint="a cluster file is TOML") from None
+    return parse_table(text, found.file)
+
+
+def parse_table(text: str, file: str) -> dict[str, Any]:
+    """The TOML table of a ``text``; ``file`` is what errors call it. Raises ConfigError."""
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        msg = f"{found.file}: {error}"
-        raise ConfigError(msg, hint="a cluster file is TOML") from None
+        msg = f"{file}: {error}"
+    except ValueError:
+        # Python's own limit, which tomllib does not translate; so is the next one.
+        msg = f"{file}: holds a number of thousands of digits"
+    except RecursionError:
+        msg = f"{file}: is nested hundreds of levels deep"
+    raise ConfigError(msg, hint="a cluster file is TOML")
 
 
-def _text(found: ClusterFile) -> str:
-    return found.source.read_text(encoding="utf-8")
+def _bytes(found: ClusterFile) -> bytes:
+    if not isinstance(found.source, Path):
+        return found.source.read_bytes()
+    # What is checked is what is read: between two looks at a name somebody may put another there.
+    with open(found.source, "rb", opener=_open_regular) as file:
+        if found.layer != "built-in":
+            _refuse_unsafe(found, found.source, os.fstat(file.fileno()))
+        return file.read()
+
+
+def _open_regular(path: str, flags: int) -> int:
+    # A pipe without a writer would hold up the opening.
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is no regular file")
 
 
 @functools.cache
@@ -126,8 +154,12 @@ def _builtin() -> Traversable:
 def _files_in(layer: Layer, directory: Traversable | Path, shown: str) -> Iterator[ClusterFile]:
     try:
         names = sorted(entry.name for entry in directory.iterdir())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        msg = f"{shown}: cannot be read: {error.strerror}"
+        hint = "what it says would silently be missing; make it readable, or remove it"
+        raise ConfigError(msg, hint=hint) from None
     for name in names:
         if name.endswith(_SUFFIX) and not name.startswith("."):
             source, stem = directory / name, name.removesuffix(_SUFFIX)
@@ -140,24 +172,22 @@ def _repeats_builtin(found: ClusterFile) -> bool:
         return False
     builtin = _builtin() / f"{found.name}{_SUFFIX}"
     try:
-        return builtin.is_file() and builtin.read_bytes() == found.source.read_bytes()
-    except OSError:
+        return builtin.is_file() and builtin.read_bytes() == _bytes(found)
+    except (OSError, ConfigError):
         return False
 
 
-def _refuse_unsafe(found: ClusterFile, path: Path) -> None:
+def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None:
     """Raise ConfigError for a file that others can write, or a project's file of somebody else."""
-    try:
-        info = path.stat()
-        directories = {path.parent.stat(), path.resolve().parent.stat()}
-    except OSError:
-        return  # reading it tells better what is wrong
+    directories = {path.parent.stat(), path.resolve().parent.stat()}
     if info.st_mode & stat.S_IWOTH or any(map(_open_to_all, directories)):
         msg = f"{found.file}: everybody may write it, and its commands would run as you"
         hint = f"chmod o-w {str(path.parent)!r} {str(path)!r}, after reading it"
         raise ConfigError(msg, hint=hint)
-    if found.layer == "project" and info.st_uid not in (os.getuid(), 0):
-        msg = f"{found.file}: belongs to another user, and its commands would run as you"
+    owners = {one.st_uid for one in (info, *directories)}
+    if found.layer == "project" and not owners <= {os.getuid(), 0}:
+        msg = f"{found.file}: it or its directory belongs to another user, and its commands would"
+        msg += " run as you"
         hint = f"if you trust it, give its path: --cluster {found.file}"
         raise ConfigError(msg, hint=hint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ class MergedFacts:
             text = environ.get(variable)
             if text:
                 where = f"${variable}"
-                value = int(text) if option == "cpus_per_task" and text.isdecimal() else text
+                number = option == "cpus_per_task" and re.fullmatch("[0-9]{1,9}", text)
+                value = int(text) if number else text
                 _, check = DEFAULT_KEYS[option]
                 self.set_inner("defaults", option, check(value, where), Origin(file=where, key=""))
 

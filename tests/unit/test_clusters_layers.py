@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.clusters import files
+from hpc_toolkit.clusters.choice import resolve_cluster
 from hpc_toolkit.clusters.facts import cluster_names, load_cluster
 from hpc_toolkit.clusters.files import cluster_files, user_directory
 from hpc_toolkit.clusters.keys import DEFAULT_OPTIONS
 from hpc_toolkit.clusters.merge import VARIABLES
 from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Layers:
@@ -198,7 +204,12 @@ def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("layers")
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("HPCTK_CPUS_PER_TASK", "four"), ("HPCTK_CPUS_PER_TASK", "0"), ("HPCTK_QOS", "a\nb")],
+    [
+        ("HPCTK_CPUS_PER_TASK", "four"),
+        ("HPCTK_CPUS_PER_TASK", "0"),
+        ("HPCTK_CPUS_PER_TASK", "9" * 5000),
+        ("HPCTK_QOS", "a\nb"),
+    ],
 )
 def test_a_variable_that_is_no_value_is_refused_by_its_name(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
@@ -279,6 +290,90 @@ def test_a_project_file_of_another_user_is_read_only_where_its_path_is_given(
         load_cluster("lab")
     assert load_cluster("./clusters/lab.toml").nodes == 2
     assert "--cluster ./clusters/lab.toml" in caught.value.hint
+
+
+def test_a_project_directory_of_another_user_is_refused(layers: Layers) -> None:
+    layers.write("project", "x", "nodes = 1")
+    if os.getuid() != 0:
+        pytest.skip("only root can give a directory away")
+    os.chown(layers.directories["project"], 12345, -1)
+
+    with pytest.raises(ConfigError, match="its directory belongs to another user"):
+        load_cluster("x")
+
+
+def test_the_file_that_was_checked_is_the_one_that_is_read(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers.write("project", "x", "nodes = 1")
+    path = layers.directories["project"] / "x.toml"
+    real = files._open_to_all
+
+    def exchange(directory: os.stat_result) -> bool:
+        other = path.with_name("other")
+        other.write_text("nodes = 99", encoding="utf-8")
+        other.replace(path)
+        return real(directory)
+
+    monkeypatch.setattr(files, "_open_to_all", exchange)
+
+    assert load_cluster("x").nodes == 1
+
+
+def test_a_pipe_is_no_cluster_file_and_nobody_waits_for_its_writer(layers: Layers) -> None:
+    layers.write("project", "other", "nodes = 1")
+    for name in ("x", "lab"):
+        os.mkfifo(layers.directories["project"] / f"{name}.toml")
+
+    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read: is no regular file"):
+        load_cluster("x")
+    assert load_cluster("other").nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"nodes = {'1' * 5000}", "holds a number of thousands of digits"),
+        (f"nodes = 0x{'f' * 5000}", "a number of thousands of digits is not a whole number"),
+        (f"nodes = {'[' * 3000}{']' * 3000}", "is nested hundreds of levels deep"),
+        (f"gpu_type = '{' ' * 5000}'", r"' {199}\.\.\. is not a name"),
+    ],
+)
+def test_a_file_beyond_what_python_reads_is_an_error_of_that_file(
+    layers: Layers, text: str, message: str
+) -> None:
+    layers.write("project", "x", text)
+
+    with pytest.raises(ConfigError, match=rf"clusters/x\.toml: .*{message}") as caught:
+        load_cluster("x")
+    assert len(caught.value.message) < 400
+    assert resolve_cluster(None).cluster.name == "generic"
+
+
+def test_an_empty_variable_names_no_directory_of_the_site(
+    monkeypatch: pytest.MonkeyPatch, layers: Layers
+) -> None:
+    layers.write("user", "x", "nodes = 3")
+    monkeypatch.setenv("HPCTK_SITE_CLUSTERS", "")
+
+    assert load_cluster("x").nodes == 3
+
+
+def test_a_directory_that_cannot_be_read_is_told(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.iterdir
+
+    def forbidden(path: Path) -> Iterator[Path]:
+        if path == layers.directories["user"]:
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+
+    with pytest.raises(ConfigError, match="clusters/: cannot be read: Permission denied") as caught:
+        load_cluster("generic")
+    assert "readable" in caught.value.hint
 
 
 @pytest.mark.usefixtures("layers")

@@ -19,6 +19,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 if TYPE_CHECKING:
     from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.render.file import Header
+    from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.submit.submission import Submission
 
@@ -107,6 +108,7 @@ def _of_request(
     run = None
     if kind != "command":
         run = open_run(given.get("run"))
+        _check_template(template, run)
         if given.get("chdir"):
             # The job would look for it there.
             given["run"] = str(run.root.absolute())
@@ -161,6 +163,8 @@ def _of_script(
         named = str(Path(options.get("chdir", ""), header.request["run"]))
     run = open_run(named) if named else None
     if run is not None:
+        if header is not None:
+            _check_template(header.template, run)
         check_run(run, force=force)
     submission = of_script(path, text, run=run, cwd=Path.cwd())
     if not given.get("run"):
@@ -177,6 +181,21 @@ def _of_script(
         nodes=int(least[0]) if least else 1,
         most_nodes=site.nodes,
     )
+
+
+def _check_template(template: str | None, run: "Run") -> None:
+    """Refuse a template that does nothing for a run; None is one that was not named."""
+    if run.manifest.campaign is None:
+        if template == "campaign":
+            message = f"the template campaign is for campaigns, and {run.root} is a list of items"
+            raise ConfigError(message, hint="leave the template out")
+    elif template is None:
+        message = f"{run.root} is a campaign: which template?"
+        hint = "'hpctk submit campaign ...'; work-queue adds workers, and decides nothing"
+        raise ConfigError(message, hint=hint)
+    elif template != "campaign":
+        note = f"{template} decides nothing: {run.root} is a campaign, whose conduct must run"
+        print(f"note: {note} elsewhere", file=sys.stderr)
 
 
 def _header(path: Path, text: str, *, needed: bool) -> "Header | None":

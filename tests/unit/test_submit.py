@@ -12,12 +12,15 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
+from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.submit.jobs import SubmittedJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
-from tests.toyrun import ToyRun
+from tests.toyrun import ToyRun, empty_campaign
 
 # Counts its jobs from 101, says what a site's wrapper says, and keeps what it was called with.
 SBATCH = """\
@@ -130,6 +133,41 @@ def test_a_dry_run_needs_no_slurm(run: ToyRun, programs: Programs) -> None:
 
     assert (result.exit_code, run.paths.jobs.exists()) == (0, False)
     assert "Slurm" not in result.stderr
+
+
+def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) -> None:
+    empty_campaign(Path("toy"))
+
+    error = refused("--run", "toy")
+
+    assert error.message == "toy is a campaign: which template?"
+    assert "hpctk submit campaign" in error.hint
+    assert programs.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(("template", "noted"), [("campaign", False), ("work-queue", True)])
+def test_workers_alone_for_a_campaign_are_sent_with_a_note(
+    programs: Programs, template: str, noted: bool
+) -> None:
+    empty_campaign(Path("toy"))
+
+    result = call(template, "--run", "toy")
+
+    assert result.stdout == "101\n"
+    assert ("note: work-queue decides nothing: toy is a campaign" in result.stderr) is noted
+
+
+def test_the_template_of_campaigns_is_refused_for_a_list_of_items(
+    run: ToyRun, programs: Programs
+) -> None:
+    assert "runs/a is a list of items" in refused("campaign", "--run", "runs/a").message
+
+    script = Path("other.sbatch")
+    spec = ScriptSpec(python="/usr/bin/python3")
+    script.write_text(render_script(spec, load_cluster("generic"), "campaign"))
+    assert "is a list of items" in refused(str(script), "--run", "runs/a").message
+
+    assert programs.calls("sbatch") == []
 
 
 def test_a_chain_is_jobs_that_wait_for_each_other(run: ToyRun, programs: Programs) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
-from hpc_toolkit.cli.terminal import printable
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.campaign import Campaign

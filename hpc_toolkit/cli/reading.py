@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
-from hpc_toolkit.cli.terminal import printable
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,8 +13,8 @@ import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
 from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, add_script_command, requested
-from hpc_toolkit.cli.terminal import printable
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.clusters.facts import Cluster

@@ -24,6 +24,7 @@ from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.status import living_workers
 from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.jobs import KnownJob, SubmittedJob, known_jobs, own_login, record_job
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +181,8 @@ class WorkerJobs:
         )
         for job in queued:
             if job.foreign:
-                sys.stderr.write(f"note: job {job.record.id} is left alone: {job.foreign}\n")
+                said = printable(f"note: job {job.record.id} is left alone: {job.foreign}")
+                sys.stderr.write(f"{said}\n")
         cancel_jobs(queued)
 
     def wait(self, timeout: float | None = None) -> bool:

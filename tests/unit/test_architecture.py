@@ -30,7 +30,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
-    {"__version__", "clock", "errors", "gpus", "processes", "ranks"},
+    {"__version__", "clock", "errors", "gpus", "processes", "ranks", "terminal"},
     {"allowlist", "attempts", "files", "quantities"},
     {"environment"},
     {"bandit", "journal", "lab", "layout", "metrics", "slurm", "tomltable"},

@@ -306,7 +306,7 @@ def test_a_notebook_cancels_no_job_that_bears_another_name(
         jobs.jobs += notebook.submit_workers(run, 2, cluster=SITE, job_name="mine", array=True).jobs
     programs = Programs(tmp_path, monkeypatch)
     lines = [
-        pending_line("100", Name="somebody-elses"),
+        pending_line("100", Name="somebody\x1b[2Jelses"),
         pending_line("102", ArrayJobID="101", JobArrayID="101_0", Name="mine"),
         pending_line("101", ArrayJobID="101", JobArrayID="101_1", Name="mine"),
     ]
@@ -316,7 +316,8 @@ def test_a_notebook_cancels_no_job_that_bears_another_name(
     jobs.cancel()
 
     assert programs.calls("scancel") == ["101"]
-    assert "job 100 is left alone: it is called somebody-elses" in capsys.readouterr().err
+    said = r"job 100 is left alone: it is called somebody\x1b[2Jelses, not mine"
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_without_submissions_says_so(run: Run) -> None:

@@ -20,7 +20,8 @@ from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.ranks import RankInfo, host_name
-from hpc_toolkit.slurm.client import SUBMIT_S, failure, host_names, run
+from hpc_toolkit.slurm.client import SUBMIT_S, failure, run
+from hpc_toolkit.slurm.controller import host_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_LONGEST_NAME = 386
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class RankInfo:
     job_id: str | None = None
     """The Slurm job, ``ARRAY_INDEX`` for an element of an array; None outside Slurm."""
     job_name: str = ""
-    """The first 64 characters of its name."""
+    """Its name, as far as :func:`noted_name` keeps it."""
     cluster: str = ""
     """The name of its Slurm (SLURM_CLUSTER_NAME)."""
     restart: int = 0
@@ -56,11 +59,19 @@ class RankInfo:
             local_rank=local_rank or 0,
             world_size=world_size or 1,
             job_id=job_id,
-            job_name=environ.get("SLURM_JOB_NAME", "")[:64] if job_id is not None else "",
+            job_name=noted_name(environ.get("SLURM_JOB_NAME", "")) if job_id is not None else "",
             cluster=environ.get("SLURM_CLUSTER_NAME", "") if job_id is not None else "",
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=in_step,
         )
+
+
+def noted_name(name: str) -> str:
+    """As much of a job's name as a worker notes in its file, which has a fixed length."""
+    name = name[:64]
+    while len(json.dumps(name)) > _LONGEST_NAME:
+        name = name[:-1]
+    return name
 
 
 def _number(text: str | None) -> int | None:

@@ -208,7 +208,7 @@ def _reason(
     left = any(counts.pending + counts.leased for counts in stages.values())
     if not workers.alive and (left or campaign):
         died = f"; {workers.dead} died" if workers.dead else ""
-        start = "start some with 'hpctk work' or sbatch"
+        start = "start some with 'hpctk work' or 'hpctk submit'"
         if campaign:
             start = f"'hpctk submit campaign --run {campaign}' or 'hpctk run CAMPAIGN.toml' goes on"
         return f"no worker is alive{died}: {start}"

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.processes import die_with_parent
-from hpc_toolkit.queue.control import DeathNotice, give_notice
+from hpc_toolkit.queue.control import SUSPENDED, DeathNotice, give_notice
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
-from hpc_toolkit.slurm.client import job_states, node_states
+from hpc_toolkit.ranks import RankInfo
+from hpc_toolkit.slurm.client import job_states
+from hpc_toolkit.slurm.controller import node_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +35,7 @@ _FIRST_S, _LONGEST_S = 30.0, 600.0
 _PATIENCE_S = 60.0
 _LEAVING_S = 2.0
 
-# Slurm's words for what ended a job, and ours; all others explain nothing.
+# Slurm's words for what ended or stopped a job, and ours; all others explain nothing.
 _EXPLAINED = {
     "PREEMPTED": "preemption",
     "TIMEOUT": "time limit",
@@ -44,8 +46,10 @@ _EXPLAINED = {
     "REVOKED": "cancel",
     "REQUEUED": "requeue",
     "PENDING": "requeue",
+    "SUSPENDED": SUSPENDED,
+    "STOPPED": SUSPENDED,
 }
-_ENDED = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"} | _EXPLAINED.keys()
+_TELLING = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"} | _EXPLAINED.keys()
 
 
 def judge(
@@ -61,7 +65,7 @@ def judge(
             explained = "node failure"
         elif job is not None and (job.restarts or 0) > presence.restart:
             explained = "requeue"
-        elif job is not None and job.state in _ENDED:
+        elif job is not None and job.state in _TELLING:
             explained = _EXPLAINED.get(job.state, "")
         if explained is not None:
             found.append(
@@ -125,11 +129,14 @@ def _end_with_parent() -> None:
 
 def main(arguments: list[str]) -> int:
     """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even where it says nothing."""
-    paths = RunPaths(Path(arguments[0]))
+    paths, cluster = RunPaths(Path(arguments[0])), RankInfo.from_environ().cluster
     silent = []
     for name, _, heartbeat in (word.rpartition(":") for word in arguments[1:]):
         presence = read_presence(paths.worker(name))
-        if presence is not None and presence.job and presence.state != FINISHED:
+        # Only its own Slurm can be asked here, and others give the same numbers to their jobs.
+        if presence is None or presence.cluster != cluster:
+            continue
+        if presence.job and presence.state != FINISHED:
             silent += [presence] if str(presence.heartbeat) == heartbeat else []
     jobs = job_states(sorted({one.job for one in silent if one.job}), timeout_s=_PATIENCE_S)
     nodes = node_states(sorted({one.host for one in silent}), timeout_s=_PATIENCE_S)

@@ -118,6 +118,7 @@ class Worker:
             lease_s=options.lease_s,
             job=rank.job_id,
             restart=rank.restart,
+            cluster=rank.cluster,
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 def squeue_line(**cells: str) -> str:
-    """A line of squeue as --Format pads and cuts it."""
+    """A line of squeue as --Format pads and cuts it: as bytes, in the middle of a letter, too."""
     standard = {"JobID": "7", "ArrayJobID": "7", "JobArrayID": "7", "State": "RUNNING"}
     row = {name: "N/A" for name, _ in SQUEUE_FIELDS} | standard | cells
-    return "".join(f"{row[name]:<{width}}"[:width] for name, width in SQUEUE_FIELDS)
+    columns = (row[name].encode().ljust(width)[:width] for name, width in SQUEUE_FIELDS)
+    return b"".join(columns).decode("utf-8", "surrogateescape")
 
 
 def pending_line(job: str = "7", **cells: str) -> str:

@@ -65,6 +65,9 @@ def status(
     while watch and not now.complete:
         gc.enable()
         time.sleep(_WATCH_S)
+        if not found.paths.manifest.exists():
+            message = f"{found.root} is a run no more: its run.json is gone"
+            raise RunError(message, hint="somebody removed or moved it")
         now = found.status()
         if sys.stdout.isatty() and not as_json:
             sys.stdout.write("\x1b[2J\x1b[H")
@@ -97,7 +100,8 @@ def _overview(runs: list[Path], *, as_json: bool) -> None:
 
 
 def _show(now: Status, jobs: list[JobRecord], *, as_json: bool) -> None:
-    from hpc_toolkit.cli.joblines import job_json, why
+    from hpc_toolkit.cli.joblines import job_json
+    from hpc_toolkit.submit.standstill import why
 
     now.reason = why(now, jobs)
     if as_json:
@@ -297,7 +301,7 @@ def _job_logs(run: Run, job: str) -> Iterator[_LogPart]:
     from hpc_toolkit.submit.jobs import known_jobs, log_files
 
     known = [one.id for one in known_jobs(run.paths)]
-    if job.partition("_")[0] not in known:
+    if job not in known and job.partition("_")[0] not in known:
         message = f"no job of {run.root} has the id {job!r}"
         hint = f"there are: {', '.join(known[-10:])}" if known else "none is known"
         raise ConfigError(message, hint=hint)

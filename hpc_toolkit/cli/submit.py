@@ -70,6 +70,8 @@ def submit(
     from hpc_toolkit.slurm.client import overriding_variables
 
     for name in overriding_variables():
+        if name == "SBATCH_JOB_NAME":
+            continue  # the command names the job
         text = f"warning: {name} in the environment overrides what the script says; see sbatch(1)"
         print(text, file=sys.stderr)
     chain = given.get("dependency") == _AFTER_EACH
@@ -90,10 +92,29 @@ def submit(
     if dry_run:
         _show(submission)
         return
+    _send(submission)
+
+
+def _send(submission: "Submission") -> None:
+    """Print each id when its job was taken; where that breaks off, say what is in the queue."""
+    from hpc_toolkit.slurm.client import SlurmSilentError
     from hpc_toolkit.submit.send import send
 
-    for job in send(submission):
-        print(job.job, flush=True)
+    taken: list[str] = []
+    try:
+        for job in send(submission):
+            print(job.job, flush=True)
+            taken.append(job.job)
+    except (HpcToolkitError, KeyboardInterrupt) as error:
+        unsure = isinstance(error, KeyboardInterrupt | SlurmSilentError)
+        total = submission.copies * len(submission.scripts)
+        if taken or unsure:
+            words = [f"{len(taken)} of {total} were taken" + f": {', '.join(taken)}" * bool(taken)]
+            words += ["'squeue --me' tells of the one in flight"] * unsure
+            back = f"hpctk cancel {submission.run.root}" if submission.run else "scancel"
+            words += [f"'{back}' takes them back"] * bool(taken)
+            print(printable(f"note: {'; '.join(words)}"), file=sys.stderr)
+        raise
 
 
 def _of_request(
@@ -279,7 +300,11 @@ def cancel(
     found = [one for one in queued if not one.foreign]
     if not found:
         message = f"no job of {run} is in the queue"
-        raise HpcToolkitError(message, hint="'hpctk status' shows the jobs that it knows")
+        hint = "'hpctk status' shows the jobs that it knows"
+        if queued:
+            jobs = "1 job was" if len(queued) == 1 else f"{len(queued)} jobs were"
+            message, hint = f"{jobs} left alone, see above", ""
+        raise HpcToolkitError(message, hint=hint)
     for one in found:
         print(f"job {_described(one.record)}", file=sys.stderr)
     if not yes:

@@ -39,8 +39,8 @@ def work(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Be gone by then: a duration from now, or @EPOCH. By default $HPCTK_DEADLINE "
-            "or the end of the Slurm job.",
+            help="Be gone by then: a duration from now, or @EPOCH. By default the end "
+            "of the Slurm job, or $HPCTK_DEADLINE where the job does not know it.",
         ),
     ] = None,
     idle_exit: Annotated[
@@ -131,8 +131,9 @@ def _deadline(given: str | None) -> float | None:
     """Epoch seconds by which to be gone."""
     if given is not None and not given.startswith("@"):
         return time.time() + parse_duration(given, where="--deadline")
-    # The job's end: Slurm 23 sets the second, the rendered scripts set the first for older ones.
-    job_end = os.environ.get("HPCTK_DEADLINE") or os.environ.get("SLURM_JOB_END_TIME")
+    # Slurm 23 sets the first anew in each job; the rendered scripts set the second for older ones,
+    # and a job that was submitted inside another may have inherited the other's.
+    job_end = os.environ.get("SLURM_JOB_END_TIME") or os.environ.get("HPCTK_DEADLINE")
     text, margin = (given[1:], 0.0) if given is not None else (job_end, _LEAVE_BEFORE_END_S)
     if text is None:
         return None

@@ -14,18 +14,27 @@ if TYPE_CHECKING:
 
 _DRAIN, _DEATHS = "drain", "deaths"
 
+SUSPENDED = "suspended"
+"""Explains a silence that may end: the lease decides when it is a death."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathNotice:
-    """Slurm said that a worker's job or node ended. It speeds a verdict up (rule R6)."""
+    """Slurm said that a worker's job or node ended, which speeds a verdict up (rule R6), or that
+    its job is suspended, which only explains one."""
 
     worker: str
     """Of whom."""
     heartbeat: int
     """The last heartbeat number before Slurm was asked: a worker that beats on refutes it."""
     explained: str
-    """What ended it: ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``;
-    "" where nothing explains the death."""
+    """What ended it: ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``,
+    ``suspended``; "" where nothing explains the death."""
+
+    @property
+    def final(self) -> bool:
+        """Whether it is a death by itself."""
+        return self.explained != SUSPENDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,14 @@ class Liveness:
         lease_s: float,
         job: str | None = None,
         restart: int = 0,
+        cluster: str = "",
     ) -> None:
         self._paths = paths
         self._clock = clock
         self._place = (host, boot)
         self._lease_s = lease_s
         self._job = (job, restart)
+        self._cluster = cluster
         self._notices: dict[str, DeathNotice] = {}
         self._seen: dict[str, tuple[Presence | None, float]] = {}
         self._gone: dict[str, Verdict] = {}
@@ -89,14 +91,15 @@ class Liveness:
             self._notices[notice.worker] = notice
 
     def silent(self, *, missed: float) -> list[Presence]:
-        """Workers of Slurm jobs that missed so many heartbeats, as last seen; less those of which
-        Slurm has spoken already."""
+        """Workers of jobs of this Slurm that missed so many heartbeats, as last seen; less those of
+        which it has spoken already."""
         now = self._clock.monotonic()
         return [
             presence
             for worker, (presence, since) in self._seen.items()
             if presence is not None
             and presence.job is not None
+            and presence.cluster == self._cluster
             and worker not in self._gone
             and now - since > missed * presence.interval_s
             and self._notice_of(presence) is None
@@ -137,7 +140,10 @@ class Liveness:
         if same_kernel and lock_is_free(self._paths, worker):
             return "lock"
         heard = self._is_heard(worker, presence)
-        if self._was_requeued(presence) or self._notice_of(presence) is not None:
+        notice = self._notice_of(presence)
+        # A job that is suspended goes on later: to take its units over at once would repeat work
+        # after every pause of a gang's turn.
+        if (notice is not None and notice.final) or self._was_requeued(presence):
             return "slurm"
         return "" if heard else "lease"
 
@@ -159,7 +165,8 @@ class Liveness:
         # Slurm starts a job again only when its processes of the time before are gone, or their
         # node is lost.
         job, restart = self._job
-        return job is not None and presence.job == job and presence.restart < restart
+        same = presence.job == job and presence.cluster == self._cluster
+        return job is not None and same and presence.restart < restart
 
     def _is_heard(self, worker: str, presence: Presence | None) -> bool:
         """Whether the heartbeat changed within the lease, by this observer's monotonic clock."""

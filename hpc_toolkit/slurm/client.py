@@ -5,12 +5,13 @@ Whatever Slurm does not say, or not in time, is unknown: nothing here takes sile
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.processes import kill_group
@@ -19,17 +20,15 @@ from hpc_toolkit.slurm.records import (
     SQUEUE_FIELDS,
     UNKNOWN,
     JobRecord,
-    NodeRecord,
     by_id,
     job_id,
     parse_job_id,
-    parse_nodes,
     parse_sacct,
     parse_squeue,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 ASK_S = 5.0
@@ -39,15 +38,26 @@ SUBMIT_S = 120.0
 
 _DAY_S = 86400.0
 _LEAST_S = 0.05
+_AT_ONCE = 1000
+"""Ids in one command: the kernel takes 128 KiB in one argument (execve(2))."""
 
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI")
+_OF_A_JOB = (
+    *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI"),
+    *("HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "HPCTK_HOST"),
+)
 # What would change the columns, the order or the rows of an answer.
 _OF_A_QUESTION = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_BITSTR_LEN")
 
 
 class SlurmError(HpcToolkitError):
     """A program of Slurm is missing, did not answer in time, or refused."""
+
+
+class SlurmSilentError(SlurmError):
+    """A program of Slurm did not answer in time; it may have done what it was asked to do."""
+
+    exit_code = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,8 @@ class Finished:
     """Exit code; negative for a signal."""
     stdout: str
     stderr: str
+    raw: bytes = b""
+    """stdout before it was decoded: Slurm's columns are so many bytes wide."""
 
 
 def run(
@@ -73,39 +85,56 @@ def run(
     it then gets as it is: sbatch passes all of it on to the job.
 
     Raises:
-        SlurmError: it is not installed, or not finished after ``timeout_s`` seconds; it is then
-            killed, with all that it started.
+        SlurmSilentError: it did not finish within ``timeout_s`` seconds; it is then killed, with
+            all that it started.
+        SlurmError: it cannot be started.
     """
     given = _asking() if environ is None else dict(environ)
-    try:
-        # A group of its own: sites wrap these programs, and what a wrapper leaves behind would
-        # keep the pipes open after it was killed.
-        child = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=given,
-            cwd=cwd,
-            encoding="utf-8",
-            errors="replace",
-            process_group=0,
-        )
-    except OSError as error:
-        message = f"cannot run {argv[0]}: {error.strerror}"
-        raise SlurmError(message, hint="is Slurm installed here, and on your PATH?") from error
-    with child:
+    # Files, not pipes: sites wrap these programs, and what a wrapper leaves behind would keep a
+    # pipe open after the program said all that it had to say.
+    with _scratch("stdout") as out, _scratch("stderr") as err:
         try:
-            stdout, stderr = child.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            message = f"{argv[0]} did not answer within {round(timeout_s, 1):g} s"
-            raise SlurmError(
-                message, hint="is the controller up? 'scontrol ping' asks it"
-            ) from None
-        finally:
-            if child.poll() is None:
+            # A group of its own, so that nothing of it is left where it must be killed.
+            child = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=given,
+                cwd=cwd,
+                process_group=0,
+            )
+        except OSError as error:
+            message = f"cannot run {argv[0]}: {error.strerror}"
+            missing = error.errno == errno.ENOENT
+            hint = "is Slurm installed here, and on your PATH?" if missing else ""
+            raise SlurmError(message, hint=hint) from error
+        with child:
+            try:
+                code = child.wait(timeout_s)
+            except BaseException as error:
                 kill_group(child.pid)
-    return Finished(child.returncode, stdout, stderr)
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                message = f"{argv[0]} did not answer within {round(timeout_s, 1):g} s"
+                hint = "is the controller up? 'scontrol ping' asks it"
+                raise SlurmSilentError(message, hint=hint) from None
+        said = _written(out)
+        return Finished(code, _text(said), _text(_written(err)), raw=said)
+
+
+def _scratch(name: str) -> BinaryIO:
+    # In memory: a full disk must not keep anybody from asking.
+    return os.fdopen(os.memfd_create(name), "w+b")
+
+
+def _written(file: BinaryIO) -> bytes:
+    # What was left behind may still write, at the place that both share.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
 
 
 def _asking() -> dict[str, str]:
@@ -139,30 +168,31 @@ def failure(argv: Sequence[str], done: Finished) -> SlurmError:
 def squeue(
     ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
-    """The jobs that the queue still knows, by the ids asked for; one call for all.
+    """The jobs that the queue still knows, by the ids asked for; one call for each thousand.
 
     Slurm forgets a job some minutes after its end (MinJobAge); an id that is gone has no entry.
 
     Raises:
         SlurmError: no answer.
     """
-    wanted = _checked(ids)
-    if not wanted:
-        return {}
+    until = time.monotonic() + timeout_s
     columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
     argv = ["squeue", *_on(cluster), "--noheader", "--array", "--states=all"]
-    argv += [f"--jobs={_bases(wanted)}", f"--Format={columns}"]
-    done = run(argv, timeout_s=timeout_s)
-    # Where one id is asked for and gone, that is an error; of several the others are listed.
-    if done.code and "Invalid job id" not in done.stderr:
-        raise failure(argv, done)
-    return by_id(parse_squeue(done.stdout), wanted)
+    found: dict[str, JobRecord] = {}
+    for some in _pieces(_checked(ids)):
+        asked = [*argv, f"--jobs={_bases(some)}", f"--Format={columns}"]
+        done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
+        # Where one id is asked for and gone, that is an error; of several the others are listed.
+        if done.code and "Invalid job id" not in done.stderr:
+            raise failure(asked, done)
+        found |= by_id(parse_squeue(done.raw), some)
+    return found
 
 
 def sacct(
     ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
-    """The jobs that the accounting knows, by the ids asked for; one call for all.
+    """The jobs that the accounting knows, by the ids asked for; one call for each thousand.
 
     It may lag by seconds behind the queue. None are known where the site keeps no accounting.
 
@@ -176,20 +206,21 @@ def sacct(
     Raises:
         SlurmError: no answer.
     """
-    wanted = _checked(ids)
-    if not wanted:
-        return {}
+    until = time.monotonic() + timeout_s
     argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
     # Without a start some versions look at today only; from 1970 on, a large site's takes minutes.
     start = "now-30days"
     if since is not None:
         start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(0.0, since - _DAY_S)))
-    argv += [f"--starttime={start}", f"--jobs={_bases(wanted)}"]
-    argv.append(f"--format={','.join(SACCT_FIELDS)}")
-    done = run(argv, timeout_s=timeout_s)
-    if done.code and "accounting storage is disabled" not in done.stderr:
-        raise failure(argv, done)
-    return by_id(parse_sacct(done.stdout), wanted)
+    argv += [f"--starttime={start}", f"--format={','.join(SACCT_FIELDS)}"]
+    found: dict[str, JobRecord] = {}
+    for some in _pieces(_checked(ids)):
+        asked = [*argv, f"--jobs={_bases(some)}"]
+        done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
+        if done.code and "accounting storage is disabled" not in done.stderr:
+            raise failure(asked, done)
+        found |= by_id(parse_sacct(done.stdout), some)
+    return found
 
 
 def job_states(
@@ -226,56 +257,6 @@ def job_states(
     return {one: found.get(one) or JobRecord(id=one, state=UNKNOWN, reason=why) for one in wanted}
 
 
-def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, NodeRecord]:
-    """One record for every name; ``unknown`` for nodes of which Slurm says nothing. Never raises.
-
-    ``names`` are single names, not lists in brackets.
-    """
-    wanted = [name for name in dict.fromkeys(names) if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)]
-    found: dict[str, NodeRecord] = {}
-    if wanted:
-        argv = ["scontrol", "--oneliner", "show", "node", ",".join(wanted)]
-        try:
-            # A name that does not exist is an error, and the others are listed all the same.
-            found = parse_nodes(run(argv, timeout_s=timeout_s).stdout)
-        except SlurmError:
-            found = {}
-    return {name: found.get(name) or NodeRecord(name=name, state=UNKNOWN) for name in names}
-
-
-def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
-    """The names in a list such as ``n[1-3,5]``; no controller is asked.
-
-    Raises:
-        SlurmError: it is no list, or scontrol is missing.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
-        return []
-    return ask(["scontrol", "show", "hostnames", nodes], timeout_s=timeout_s).split()
-
-
-def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str, str]]:
-    """What the controller knows of a job, one mapping for each element of an array.
-
-    Values that hold spaces are cut at the first one, but for those of ``StdOut``, ``StdErr`` and
-    ``WorkDir``.
-
-    Raises:
-        SlurmError: no answer, or the job is gone.
-    """
-    (checked,) = _checked([wanted]) or ("0",)
-    text = ask(["scontrol", "show", "job", checked], timeout_s=timeout_s)
-    jobs: list[dict[str, str]] = []
-    for block in re.split(r"\n\s*\n", text):
-        values = dict(re.findall(r"(?:^|\s)([\w/:]+)=(\S*)", block))
-        for name in ("StdOut", "StdErr", "WorkDir", "Command"):
-            if line := re.search(rf"^\s*{name}=(.*)$", block, re.MULTILINE):
-                values[name] = line[1]
-        if "JobId" in values:
-            jobs.append(values)
-    return jobs
-
-
 def sbatch_argv(
     script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
 ) -> list[str]:
@@ -283,13 +264,25 @@ def sbatch_argv(
     return ["sbatch", "--parsable", *options, str(script), *arguments]
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job that sbatch submitted."""
+
+    job: str
+    """Its id."""
+    cluster: str
+    """The cluster that sbatch named, or ""."""
+    said: tuple[str, ...] = ()
+    """What sbatch and the site's filters wrote to stderr, a line each."""
+
+
 def sbatch(
     argv: Sequence[str],
     *,
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-) -> tuple[str, str]:
-    """Submit by a command of :func:`sbatch_argv`; (job id, cluster or "").
+) -> Accepted:
+    """Submit by a command of :func:`sbatch_argv`.
 
     Args:
         argv: the command.
@@ -303,16 +296,21 @@ def sbatch(
     given = clean_environment() if environ is None else environ
     try:
         done = run(argv, timeout_s=SUBMIT_S, environ=given, cwd=cwd)
-    except SlurmError as error:
-        hint = f"{error.hint}; if it ran, 'squeue --me' tells whether the job was taken"
-        raise SlurmError(error.message, hint=hint) from error
+    except SlurmSilentError as error:
+        hint = f"{error.hint}; 'squeue --me' tells whether the job was taken"
+        raise SlurmSilentError(error.message, hint=hint) from error
     found = parse_job_id(done.stdout)
     if done.code:
-        raise failure(argv, done)
+        refusal = failure(argv, done)
+        if found is None:
+            raise refusal
+        hint = f"it printed the id {found[0]} all the same: 'squeue --me' tells whether it is taken"
+        raise SlurmError(refusal.message, hint=f"{hint}; {refusal.hint}")
     if found is None:
         message = f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}"
         raise SlurmError(message, hint="'squeue --me' tells whether the job was taken")
-    return found
+    said = (line.rstrip() for line in done.stderr.splitlines())
+    return Accepted(*found, tuple(line for line in said if line))
 
 
 def start_estimate(argv: Sequence[str]) -> str:
@@ -333,25 +331,13 @@ def start_estimate(argv: Sequence[str]) -> str:
 
 
 def scancel(ids: Sequence[str], *, cluster: str = "", timeout_s: float = 30.0) -> None:
-    """Cancel jobs; one call for all.
+    """Cancel jobs; one call for each thousand.
 
     Raises:
         SlurmError: no answer, or one of them could not be cancelled.
     """
-    wanted = _checked(ids)
-    if wanted:
-        ask(["scancel", *_on(cluster), *wanted], timeout_s=timeout_s)
-
-
-def max_array_size(*, timeout_s: float = ASK_S) -> int | None:
-    """Slurm's MaxArraySize: the highest index of an array is one less; None if it does not say.
-
-    Raises:
-        SlurmError: no answer.
-    """
-    text = ask(["scontrol", "show", "config"], timeout_s=timeout_s)
-    match = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", text, re.MULTILINE)
-    return int(match[1]) if match else None
+    for some in _pieces(_checked(ids)):
+        ask(["scancel", *_on(cluster), *some], timeout_s=timeout_s)
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -376,6 +362,10 @@ def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 def _checked(ids: Iterable[str]) -> list[str]:
     return [one for one in dict.fromkeys(ids) if job_id(one)]
+
+
+def _pieces(ids: list[str]) -> Iterator[list[str]]:
+    return (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
 
 
 def _bases(ids: Iterable[str]) -> str:

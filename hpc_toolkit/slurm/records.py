@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 """The state of a job of which Slurm said nothing; it is no failure."""
 
+NODE_FAILURES = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+"""States of jobs that a node's failure ended."""
+
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
     *("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"),
@@ -48,11 +51,12 @@ SQUEUE_FIELDS = (
     ("UserName", 64),
     ("Cluster", 64),
 )
-"""Columns of ``squeue --Format`` and their widths; squeue cuts what is longer."""
+"""Columns of ``squeue --Format`` and their widths in bytes; squeue cuts what is longer."""
+_TELL_WHEN_CUT = {"Reason", "Name"}
 
 SACCT_FIELDS = (
     *("JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "Partition"),
-    *("NodeList", "JobName"),
+    *("NodeList", "User", "Cluster", "JobName"),
 )
 """Columns of ``sacct --parsable2``; the name is last, since it may hold the delimiter."""
 
@@ -82,7 +86,7 @@ class JobRecord:
     exit_code: int | None = None
     """Of an ended job: exit code of its script, or 128 and the signal's number."""
     name: str = ""
-    """The job's name."""
+    """The job's name; of one of 256 bytes or more its beginning."""
     user: str = ""
     """Login name of its user; "" where Slurm did not say."""
     cluster: str = ""
@@ -93,6 +97,8 @@ class JobRecord:
     """SLURM_JOB_ID inside the job; differs from ``id`` in arrays."""
     raws: tuple[str, ...] = ()
     """The raw ids of its elements that Slurm still lists, of an array asked for as a whole."""
+    lost: tuple[JobRecord, ...] = ()
+    """Its earlier runs that a node's failure ended, as far as the accounting was asked."""
     elements: tuple[tuple[str, int], ...] = ()
     """How many elements are in which state, of an array asked for as a whole."""
 
@@ -147,14 +153,20 @@ def parse_state(text: str) -> str:
     return word or UNKNOWN
 
 
-def parse_squeue(text: str) -> list[JobRecord]:
-    """Rows of ``squeue --noheader --array --Format=...`` with SQUEUE_FIELDS; others are skipped."""
+def parse_squeue(text: bytes) -> list[JobRecord]:
+    """Rows of ``squeue --noheader --array --Format=...`` with SQUEUE_FIELDS; others are skipped.
+
+    They are cut as bytes, as squeue pads them: a name that is no ASCII would shift the columns.
+    """
     found = []
-    for line in text.splitlines():
+    for line in text.split(b"\n"):
         row, at = {}, 0
         for name, width in SQUEUE_FIELDS:
-            cell = line[at : at + width]
-            row[name] = "" if len(cell.rstrip()) == width else cell.strip()
+            cell = line[at : at + width].rstrip()
+            whole = len(cell) < width or name in _TELL_WHEN_CUT
+            # A letter that was cut in the middle is none.
+            errors = "replace" if len(cell) < width else "ignore"
+            row[name] = cell.decode("utf-8", errors).strip() if whole else ""
             at += width
         if row["JobID"].isdigit():
             found.append(_squeue_record(row))
@@ -193,10 +205,12 @@ def parse_sacct(text: str) -> list[JobRecord]:
         row = dict(zip(SACCT_FIELDS, cells, strict=False))
         if len(cells) == len(SACCT_FIELDS) and job_id(row["JobIDRaw"]):
             runs.setdefault(row["JobID"], []).append(_sacct_record(row))
-    return [
-        replace(max(many, key=lambda one: one.submitted or 0), restarts=len(many) - 1)
-        for many in runs.values()
-    ]
+    found = []
+    for many in runs.values():
+        *earlier, last = sorted(many, key=lambda one: one.submitted or 0)
+        lost = tuple(one for one in earlier if one.state in NODE_FAILURES)
+        found.append(replace(last, restarts=len(earlier), lost=lost))
+    return found
 
 
 def _sacct_record(row: dict[str, str]) -> JobRecord:
@@ -212,6 +226,8 @@ def _sacct_record(row: dict[str, str]) -> JobRecord:
         start=parse_time(row["Start"]),
         end=parse_time(row["End"]),
         name=row["JobName"],
+        user=row["User"],
+        cluster=row["Cluster"],
     )
     return replace(record, exit_code=parse_exit(row["ExitCode"]) if record.ended else None)
 
@@ -236,6 +252,7 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
                 best,
                 id=wanted,
                 raws=tuple(row.raw for row in whole),
+                lost=tuple(run for row in mine for run in row.lost),
                 elements=counts if whole else (),
             )
     return records

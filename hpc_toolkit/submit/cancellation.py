@@ -47,14 +47,16 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
             known = ", ".join(job.id for job in jobs[-10:]) or "none is known"
             message = f"--job {one}: no job of {paths.root}"
             raise ConfigError(message, hint=f"its jobs: {known}")
-    return queued_jobs(job for job in jobs if not wanted or job.id in wanted)
+    # Workers name the elements of an array, of which many are no question of their own.
+    arrays = {job.id for job in jobs if job.submitted and job.submitted.array is not None}
+    outside = [job for job in jobs if job.id.partition("_")[0] not in arrays - {job.id}]
+    return queued_jobs([job for job in jobs if job.id in wanted] if wanted else outside)
 
 
 def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
     """Those of the jobs that are still in the queue; one question for each cluster.
 
-    A cluster that was set up afresh gives the same ids again, and so does another cluster that
-    shares the file system: what differs from what is known of a job is somebody else's.
+    What differs from what is known of a job is somebody else's, and so is what Slurm does not name.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -72,18 +74,15 @@ def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
 
 
 def _foreign(job: KnownJob, record: JobRecord) -> str:
-    """Why this is not the job that was known; "" if nothing speaks against it."""
-    user = (job.submitted.by if job.submitted else "") or own_login()
-    if job.place and record.cluster not in ("", job.place):
-        return f"this is a job of cluster {record.cluster}, not {job.place}"
-    if record.user not in ("", user):
-        return f"it is {record.user}'s"
-    if job.name and record.name not in ("", job.name):
-        return f"it is called {record.name}, not {job.name}"
-    if job.submitted is None and not (job.name and record.name and record.user):
-        missing = "its workers did not note its name" if not job.name else "Slurm did not say whose"
-        return f"{missing}, and no submission was noted; 'scancel {job.id}' takes it"
-    return ""
+    """Why this may be another job than the one that was known; "" for the run's own."""
+    if other := job.contradicts(record, user=own_login()):
+        return other
+    missing = ""
+    if not record.name or not record.user:
+        missing = "Slurm did not say whose it is"
+    elif job.submitted is None and not job.name:
+        missing = "its workers did not note its name, and no submission was noted"
+    return f"{missing}; 'scancel {job.id}' takes it" if missing else ""
 
 
 def cancel_jobs(jobs: Iterable[QueuedJob]) -> None:

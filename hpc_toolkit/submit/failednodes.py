@@ -9,15 +9,22 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from hpc_toolkit import files
 from hpc_toolkit.queue.presence import read_presence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.slurm.records import JobRecord
 
 MOST = 4
 """Never more nodes than this are left out; where more failed, the cause is elsewhere."""
 _RECENT_S = 86400.0
+
+Failure = tuple[float, str]
+"""When a node failed, in epoch seconds, and the words for it."""
 
 
 def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
@@ -27,37 +34,58 @@ def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
         view: of the run, up to date.
         records: of the run's jobs, as Slurm tells.
     """
-    found = _of_journals(view)
-    for name, failure in _of_jobs(records).items():
+    found: dict[str, Failure] = {}
+    for name, failure in (*_of_deaths(view), *_of_requeues(view, records), *_of_jobs(records)):
         found[name] = max(failure, found.get(name, failure))
     recent = sorted(found.items(), key=lambda entry: -entry[1][0])
     now = time.time()
     return {name: why for name, (at, why) in recent if now - at < _RECENT_S and _plain(name)}
 
 
-def _of_journals(view: RunView) -> dict[str, tuple[float, str]]:
-    """Hosts of workers whose death a node failure explains: when, and the reason."""
-    found: dict[str, tuple[float, str]] = {}
+def _deaths(view: RunView, explained: str) -> Iterator[tuple[str, Presence | None, str]]:
+    """Host, last word and name of the workers whose death was so explained."""
     for stage in view.stages.values():
         for unit in stage.state.units.values():
             for death in unit.deaths.values():
-                if death.explained != "node failure":
-                    continue
-                presence = read_presence(view.paths.worker(death.worker))
-                at = presence.at if presence is not None else 0.0
-                job = f" of job {presence.job}" if presence is not None and presence.job else ""
-                if at >= found.get(death.host, (0.0, ""))[0]:
-                    found[death.host] = at, f"it failed under worker {death.worker}{job}"
-    return found
+                if death.explained == explained:
+                    yield death.host, read_presence(view.paths.worker(death.worker)), death.worker
 
 
-def _of_jobs(records: list[JobRecord]) -> dict[str, tuple[float, str]]:
-    """Nodes of jobs that ended by a node's failure: of several nodes those that still are down."""
-    from hpc_toolkit.slurm.client import SlurmError, host_names, node_states
+def _of_deaths(view: RunView) -> Iterator[tuple[str, Failure]]:
+    """Hosts of workers whose death a node failure explains."""
+    for host, presence, worker in _deaths(view, "node failure"):
+        at = presence.at if presence is not None else 0.0
+        job = f" of job {presence.job}" if presence is not None and presence.job else ""
+        yield host, (at, f"it failed under worker {worker}{job}")
 
-    found: dict[str, tuple[float, str]] = {}
-    for record in records:
-        if record.state not in ("NODE_FAIL", "BOOT_FAIL") or not record.nodes:
+
+def _of_requeues(view: RunView, records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
+    """Nodes that are down now and had workers of a job's earlier start.
+
+    Slurm requeues the job of a node that failed, and the queue then tells of the next start alone.
+    """
+    from hpc_toolkit.slurm.controller import node_states
+
+    restarts = {record.id: record.restarts or 0 for record in records}
+    before = [presence for _, presence, _ in _deaths(view, "requeue") if presence is not None]
+    if any(restarts.values()):
+        named = files.list_names(view.paths.workers)
+        found = (read_presence(view.paths.workers / name) for name in named if name[-5:] == ".json")
+        before += [one for one in found if one and one.restart < restarts.get(one.job or "", 0)]
+    nodes = node_states({one.host for one in before})
+    for one in before:
+        if nodes[one.host].failed:
+            yield one.host, (one.at, f"it went down under job {one.job}, which was requeued")
+
+
+def _of_jobs(records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
+    """Nodes of jobs that a node's failure ended: of several nodes those that still are down."""
+    from hpc_toolkit.slurm.client import SlurmError
+    from hpc_toolkit.slurm.controller import host_names, node_states
+    from hpc_toolkit.slurm.records import NODE_FAILURES
+
+    for record in (start for job in records for start in (job, *job.lost)):
+        if record.state not in NODE_FAILURES or not record.nodes:
             continue
         try:
             names = host_names(record.nodes)
@@ -66,9 +94,7 @@ def _of_jobs(records: list[JobRecord]) -> dict[str, tuple[float, str]]:
         if len(names) > 1:
             names = [name for name, node in node_states(names).items() if node.failed]
         for name in names:
-            failure = record.end or 0.0, f"job {record.id} ended with {record.state}"
-            found[name] = max(failure, found.get(name, failure))
-    return found
+            yield name, (record.end or 0.0, f"job {record.id} ended with {record.state}")
 
 
 def _plain(name: str) -> bool:

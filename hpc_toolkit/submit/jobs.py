@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.ranks import noted_name
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
 
 if TYPE_CHECKING:
@@ -75,6 +76,21 @@ class KnownJob:
     place: str = ""
     """The cluster on which its workers were; "" if nothing tells it."""
 
+    def contradicts(self, record: JobRecord, *, user: str = "") -> str:
+        """Why ``record`` tells of another job with the same id; "" if nothing speaks for that.
+
+        A cluster that was set up afresh gives the same ids again, and so does another cluster that
+        shares the file system. ``user`` is whose job it must be where no submission was noted.
+        """
+        user = (self.submitted.by if self.submitted else "") or user
+        if self.place and record.cluster not in ("", self.place):
+            return f"this is a job of cluster {record.cluster}, not {self.place}"
+        if user and record.user not in ("", user):
+            return f"it is {record.user}'s"
+        if self.name and record.name and noted_name(record.name) != noted_name(self.name):
+            return f"it is called {record.name}, not {self.name}"
+        return ""
+
 
 def own_login() -> str:
     """The login name of this process's user as Slurm prints it; the number of one without a name.
@@ -123,21 +139,21 @@ def read_jobs(paths: RunPaths) -> list[SubmittedJob]:
     found = []
     for name in files.list_names(paths.jobs):
         if name.endswith(".json") and not name.startswith("."):
-            job = _decode(files.read_fresh(paths.jobs / name))
+            job = _read_job(paths.jobs / name)
             found += [job] if job is not None else []
     return sorted(found, key=lambda job: (job.submitted, job.job))
 
 
-def _decode(data: bytes) -> SubmittedJob | None:
+def _read_job(path: Path) -> SubmittedJob | None:
     try:
-        record: dict[str, Any] = json.loads(data)
+        record: dict[str, Any] = json.loads(files.read_fresh(path))
         values = {key: record[key] for key in SubmittedJob.__dataclass_fields__ if key in record}
         for key in ("argv", "excluded"):
             values[key] = tuple(str(word) for word in values.get(key, ()))
         job = SubmittedJob(**values)
         usable = job_id(job.job) and re.fullmatch(r"[\w.-]*", job.cluster) is not None
         return replace(job, submitted=float(job.submitted)) if usable else None
-    except (ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -199,6 +215,8 @@ class JobStates:
         for job in jobs:
             one = answers.get((job.id, job.cluster))
             one = one or JobRecord(id=job.id, state=UNKNOWN, reason=why)
+            if job.contradicts(one):
+                one = JobRecord(id=job.id, state=UNKNOWN, reason="another job has this id")
             inside = one.array in arrays and one.id != one.array
             forgotten = one.state == UNKNOWN and _like_an_element(job, named)
             if not inside and not forgotten and (job.submitted or job.id not in elements):
@@ -267,7 +285,7 @@ def log_files(paths: RunPaths, wanted: str) -> list[Path]:
     if records:
         job = records[-1]
         return sorted(_expand(Path(job.cwd), job, wanted))
-    from hpc_toolkit.slurm.client import scontrol_show_job
+    from hpc_toolkit.slurm.controller import scontrol_show_job
 
     outputs = [one.get("StdOut", "") for one in scontrol_show_job(wanted)]
     return sorted({path for path in map(Path, filter(None, outputs)) if path.is_file()})

@@ -19,6 +19,7 @@ from hpc_toolkit.safety import pause_reason
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.submit.failednodes import MOST, failed_nodes
 from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, own_login, record_job
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,8 @@ def without_failed_nodes(
 def send(submission: Submission) -> Iterator[SubmittedJob]:
     """Submit, and yield each job when Slurm has taken it; what was yielded is in the queue.
 
+    What sbatch says beside the ids goes to stderr.
+
     Raises:
         HpcToolkitError: sbatch refused, the run cannot keep the script, the logs have no place, or
             an edited script is in the way; nothing more is submitted then.
@@ -127,15 +130,15 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
     _write(submission, script)
     argv = submission.argv(script, before)
     try:
-        number, cluster = slurm.sbatch(argv)
+        accepted = slurm.sbatch(argv)
     except slurm.SlurmError as error:
         if submission.excluded:
             hint = f"{error.hint}; --no-exclude-failed takes {', '.join(submission.excluded)} again"
-            raise slurm.SlurmError(error.message, hint=hint) from error
+            raise type(error)(error.message, hint=hint) from error
         raise
     job = SubmittedJob(
-        job=number,
-        cluster=cluster,
+        job=accepted.job,
+        cluster=accepted.cluster,
         name=submission.name,
         array=script.array,
         script=f"jobs/{submission.place(script).name}",
@@ -151,7 +154,8 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
             record_job(run.paths, job)
         except OSError as error:
             # It is in the queue and will work; to fail now would hide its id.
-            sys.stderr.write(f"warning: job {number} is not noted in {run.paths.jobs}: {error}\n")
+            sys.stderr.write(f"warning: job {job.job} is not noted in {run.paths.jobs}: {error}\n")
+    sys.stderr.writelines(f"{printable(line)}\n" for line in accepted.said)
     return job
 
 

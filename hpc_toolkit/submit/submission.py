@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.render.directives import log_pattern
-from hpc_toolkit.slurm.client import SlurmError, max_array_size, sbatch_argv
+from hpc_toolkit.render.grammar import parse_array
+from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
+from hpc_toolkit.slurm.controller import max_array_size
 from hpc_toolkit.submit.arrays import split_array
 from hpc_toolkit.submit.jobs import script_copy
 
@@ -78,7 +80,9 @@ class Submission:
     def argv(self, script: Script, before: str = "") -> list[str]:
         """The command that submits ``script`` as the next one after job ``before``."""
         chained = [f"--dependency=afterany:{before}"] if self.chain and before else []
-        options = [*self.options, *chained]
+        # Else SBATCH_JOB_NAME would name it, or the file: the copy below the run. A job of another
+        # name than the one that is noted counts as somebody else's.
+        options = [f"--job-name={self.name}", *self.options, *chained]
         return sbatch_argv(self.place(script), self.arguments, options=options)
 
 
@@ -100,7 +104,7 @@ def of_request(
         ]
         scripts = [replace(scripts[0], array=spec.array)]
     else:
-        chunks = split_array(spec.array, limit)
+        chunks = split_array(parse_array(spec.array, "--array"), limit)
         scripts = []
         for chunk in chunks:
             part = replace(spec, array=chunk.array, array_offset=spec.array_offset + chunk.offset)
@@ -129,7 +133,7 @@ def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submissio
     root = ""
     if run is not None:
         root = str(run.root.absolute() if "chdir" in found else run.root)
-    name = found.get("job-name", path.stem)
+    name = found.get("job-name") or path.name  # as sbatch names it
     plain = "slurm-%A_%a.out" if "array" in found else "slurm-%j.out"
     return Submission(
         name=name,

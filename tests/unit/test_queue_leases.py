@@ -350,6 +350,46 @@ def test_what_slurm_said_explains_a_death_that_was_seen_by_its_lock(
     assert (verdict.evidence, verdict.explained) == ("lock", "preemption")
 
 
+def test_of_a_suspended_job_the_lease_decides_and_slurm_explains(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths, job="17")
+    assert observer.verdict("w").alive
+    observer.take_notice(notice_of(worker, "suspended"))
+    clock.advance(LEASE_S - 1)
+    assert observer.verdict("w").alive
+
+    clock.advance(2)
+
+    verdict = observer.verdict("w")
+    assert (verdict.alive, verdict.evidence, verdict.explained) == (False, "lease", "suspended")
+    worker.update()
+    assert observer.verdict("w").alive
+
+
+def test_a_job_of_another_cluster_is_none_of_this_slurms(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    observer = Liveness(
+        paths,
+        clock,
+        host="here",
+        boot="boot",
+        lease_s=LEASE_S,
+        job="17",
+        restart=1,
+        cluster="alpha",
+    )
+    begin(paths, "mine", job="18", cluster="alpha", interval_s=10.0)
+    begin(paths, "other", job="17", restart=0, cluster="beta", interval_s=10.0)
+    assert all(observer.verdict(name).alive for name in observer.names())
+
+    clock.advance(26)
+
+    assert [presence.worker for presence in observer.silent(missed=2.5)] == ["mine"]
+    assert observer.verdict("other").alive, "it is no earlier start of this job"
+
+
 def test_only_silent_workers_of_jobs_are_asked_about(
     paths: RunPaths, observer: Liveness, clock: ManualClock
 ) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm import controller
+from hpc_toolkit.slurm.client import Accepted, SlurmError, SlurmSilentError
 from hpc_toolkit.slurm.records import (
     UNKNOWN,
     JobRecord,
@@ -44,13 +45,13 @@ PENDING = squeue_line(
 
 # Slurm 22.05.8, 'sacct --parsable2 --noheader --allocations --duplicates' with SACCT_FIELDS.
 SACCT = """\
-10|10|COMPLETED|0:0|1795250914|1795250915|1795250918|main|n[1-4]|bench
-11|11|CANCELLED by 1000|0:0|1795250914|Unknown|1795250999|main|None assigned|bench
-12|12|REQUEUED|0:0|1795250914|1795250915|1795250920|main|n1|bench
-12|12|NODE_FAIL|1:0|1795250920|1795250926|1795250940|main|n2|bench
-12|12|TIMEOUT|0:15|1795250940|1795250946|1795251000|main|n2|a|b
-14|13_1|OUT_OF_MEMORY|0:125|1795250914|1795250915|1795250918|main|n1|array
-13|13_2|COMPLETED|0:0|1795250914|1795250915|1795250918|main|n1|array
+10|10|COMPLETED|0:0|1795250914|1795250915|1795250918|main|n[1-4]|me|lab|bench
+11|11|CANCELLED by 1000|0:0|1795250914|Unknown|1795250999|main|None assigned|me|lab|bench
+12|12|REQUEUED|0:0|1795250914|1795250915|1795250920|main|n1|me|lab|bench
+12|12|NODE_FAIL|1:0|1795250920|1795250926|1795250940|main|n2|me|lab|bench
+12|12|TIMEOUT|0:15|1795250940|1795250946|1795251000|main|n2|me|lab|a|b
+14|13_1|OUT_OF_MEMORY|0:125|1795250914|1795250915|1795250918|main|n1|me|lab|array
+13|13_2|COMPLETED|0:0|1795250914|1795250915|1795250918|main|n1|me|lab|array
 """
 
 NODES = """\
@@ -64,7 +65,7 @@ Node n99 not found
 
 
 def test_a_pending_job_has_its_reason_and_expected_start() -> None:
-    (record,) = parse_squeue(PENDING)
+    (record,) = parse_squeue(PENDING.encode())
 
     assert record == JobRecord(
         id="7",
@@ -85,14 +86,34 @@ def test_lines_that_are_no_jobs_are_skipped() -> None:
     # With --clusters squeue prints the cluster's name; sites print notices.
     text = f"CLUSTER: alpha\nNotice: maintenance on Monday\n\n{PENDING}\n"
 
-    assert [record.id for record in parse_squeue(text)] == ["7"]
+    assert [record.id for record in parse_squeue(text.encode())] == ["7"]
 
 
 def test_a_node_list_that_squeue_cut_is_no_node_list() -> None:
     nodes = ",".join(f"n{number}" for number in range(1000))
 
-    assert parse_squeue(squeue_line(NodeList=nodes))[0].nodes == ""
-    assert parse_squeue(squeue_line(NodeList="n[1-4]"))[0].nodes == "n[1-4]"
+    assert parse_squeue(squeue_line(NodeList=nodes).encode())[0].nodes == ""
+    assert parse_squeue(squeue_line(NodeList="n[1-4]").encode())[0].nodes == "n[1-4]"
+
+
+@pytest.mark.parametrize("name", ["tr\u00e4ume", "\u6a21\u578b", "a\rb\x0bc"])
+def test_a_name_that_is_no_ascii_shifts_no_column(name: str) -> None:
+    line = squeue_line(Name=name, UserName="eve", Cluster="alpha")
+
+    (record,) = parse_squeue(line.encode())
+
+    assert (record.name, record.user, record.cluster) == (name, "eve", "alpha")
+
+
+def test_of_a_name_and_a_reason_that_squeue_cut_the_beginning_is_told() -> None:
+    words = "ReqNodeNotAvail, UnavailableNodes:" + ",".join(f"gn[{n}-{n + 3}]" for n in range(99))
+    line = squeue_line(Reason=words, Name="x" + "\u00e4" * 200, UserName="eve")
+
+    (record,) = parse_squeue(line.encode("utf-8", "surrogateescape"))
+
+    assert record.reason == words[:256]
+    assert record.name == "x" + "\u00e4" * 127, "the letter in the middle of which it was cut"
+    assert record.user == "eve"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +173,14 @@ def test_the_accounting_gives_the_last_run_of_a_job_and_how_many_were_before() -
     assert (found["11"].state, found["11"].nodes, found["11"].start) == ("CANCELLED", "", None)
     assert (found["12"].state, found["12"].restarts, found["12"].name) == ("TIMEOUT", 2, "a|b")
     assert found["12"].exit_code == 128 + 15
+    assert (found["10"].user, found["10"].cluster) == ("me", "lab")
+
+
+def test_the_accounting_tells_which_nodes_failed_under_earlier_runs() -> None:
+    found = by_id(parse_sacct(SACCT), ["10", "12"])
+
+    assert found["10"].lost == ()
+    assert [(run.nodes, run.end) for run in found["12"].lost] == [("n2", 1795250940.0)]
 
 
 def test_lines_of_no_job_are_no_records_of_the_accounting() -> None:
@@ -164,7 +193,7 @@ def test_an_array_is_as_alive_as_its_liveliest_element() -> None:
         "\n".join(
             squeue_line(JobID=f"{40 - n}", ArrayJobID="35", JobArrayID=f"35_{n}", State=state)
             for n, state in states.items()
-        )
+        ).encode()
     )
 
     found = by_id(rows, ["35", "35_5", "37", "36_1"])
@@ -263,7 +292,7 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(programs: Programs) -
     assert [record.state for record in found.values()] == ["PENDING", "COMPLETED", UNKNOWN]
     assert "neither" in found["99"].reason
     (call,) = programs.calls("sacct")
-    assert " --jobs=10,99 " in call
+    assert " --jobs=10,99" in call
     assert "--duplicates" in call
 
 
@@ -313,7 +342,7 @@ def test_without_slurm_every_job_is_unknown(programs: Programs) -> None:
 
     assert (found.state, found.ended) == (UNKNOWN, False)
     assert found.reason == "cannot run squeue: No such file or directory"
-    assert slurm.node_states(["n1"])["n1"].state == UNKNOWN
+    assert controller.node_states(["n1"])["n1"].state == UNKNOWN
 
 
 def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs) -> None:
@@ -329,6 +358,48 @@ def test_a_slurm_that_hangs_costs_the_time_given_and_no_more(programs: Programs)
     assert "squeue did not answer" in found["10"].reason
     child = int((programs.root / "squeue.child").read_text())
     assert not _runs(child)
+
+
+def test_what_a_wrapper_leaves_behind_does_not_delay_an_answer(programs: Programs) -> None:
+    programs.add("sbatch", "sleep 5 & echo $! > $0.child; echo 7")
+    began = time.monotonic()
+
+    accepted = slurm.sbatch(slurm.sbatch_argv(programs.root / "x.sbatch"))
+
+    assert (accepted.job, time.monotonic() - began < 4) == ("7", True)
+    assert _runs(int((programs.root / "sbatch.child").read_text())), "it may be wanted"
+
+
+def test_a_program_that_is_silent_is_told_from_one_that_refuses(programs: Programs) -> None:
+    programs.add("squeue", "sleep 60")
+
+    with pytest.raises(SlurmSilentError, match=r"squeue did not answer within 0\.1 s") as caught:
+        slurm.squeue(["7"], timeout_s=0.1)
+    assert caught.value.exit_code == 75
+
+
+def test_thousands_of_jobs_are_asked_for_and_cancelled_in_pieces(programs: Programs) -> None:
+    programs.answer("squeue", squeue_line(JobID="9", ArrayJobID="7", JobArrayID="7_2500"))
+    programs.answer("scancel", "")
+    ids = [f"7_{n}" for n in range(2501)]
+
+    assert set(slurm.squeue(ids)) == {"7_2500"}
+    slurm.scancel(ids)
+
+    assert [call.count("7_") for call in programs.calls("squeue")] == [1000, 1000, 501]
+    assert [call.count("7_") for call in programs.calls("scancel")] == [1000, 1000, 501]
+
+
+def test_only_a_program_that_is_missing_is_said_to_be(programs: Programs) -> None:
+    programs.add("squeue", "")
+    (programs.root / "squeue").chmod(0o644)
+
+    with pytest.raises(SlurmError, match="cannot run squeue: Permission denied") as refused:
+        slurm.squeue(["7"])
+    with pytest.raises(SlurmError, match="cannot run scancel: No such file") as missing:
+        slurm.scancel(["7"])
+    assert refused.value.hint == ""
+    assert "on your PATH" in missing.value.hint
 
 
 def _runs(pid: int) -> bool:
@@ -377,7 +448,7 @@ def test_a_job_gets_neither_the_locale_nor_the_times_in_which_slurm_is_asked(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     programs.add("sbatch", f"env > {tmp_path}/env; echo 5")
 
-    assert slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch")) == ("5", "")
+    assert slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch")) == Accepted("5", "")
     said = (tmp_path / "env").read_text().splitlines()
     assert "LC_ALL=de_DE.UTF-8" in said
     assert not [line for line in said if line.startswith("SLURM_TIME_FORMAT")]
@@ -390,6 +461,16 @@ def test_a_refusal_of_sbatch_is_told_in_its_words(programs: Programs, tmp_path: 
     with pytest.raises(SlurmError, match="submission failed: Invalid account") as caught:
         slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch", ["a b"], options=["--exclude=n1"]))
     assert f"sbatch --parsable --exclude=n1 {tmp_path}/x.sbatch 'a b'" in caught.value.hint
+
+
+def test_an_id_that_sbatch_printed_before_it_failed_is_told(
+    programs: Programs, tmp_path: Path
+) -> None:
+    programs.answer("sbatch", "102", code=1, stderr="sbatch: error: cannot write the journal")
+
+    with pytest.raises(SlurmError, match="cannot write the journal") as caught:
+        slurm.sbatch(slurm.sbatch_argv(tmp_path / "x.sbatch"))
+    assert caught.value.hint.startswith("it printed the id 102 all the same")
 
 
 def test_a_submission_without_an_id_is_not_taken_for_one(
@@ -414,6 +495,9 @@ INSIDE = {
     "SLURM_CONF": "/etc/slurm.conf",
     "SLURM_CLUSTERS": "alpha",
     "HPCTK_RUN": "runs/a",
+    "HPCTK_DEADLINE": "1",
+    "HPCTK_ARRAY_INDEX": "3",
+    "HPCTK_HOST": "n1",
 }
 
 
@@ -434,7 +518,7 @@ def test_outside_a_job_the_environment_is_the_users() -> None:
 def test_nodes_of_strange_names_are_not_asked_for(programs: Programs) -> None:
     programs.answer("scontrol", NODES, code=1)
 
-    found = slurm.node_states(["n1", "n99", "-n", "n1 n2"])
+    found = controller.node_states(["n1", "n99", "-n", "n1 n2"])
 
     assert {name: node.state for name, node in found.items()} == {
         "n1": "IDLE",

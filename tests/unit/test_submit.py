@@ -17,7 +17,8 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
-from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
 from hpc_toolkit.submit.jobs import SubmittedJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun, empty_campaign
@@ -70,7 +71,9 @@ def refused(*arguments: str) -> HpcToolkitError:
 
 
 def sent(programs: Programs) -> list[list[str]]:
-    return [shlex.split(line) for line in programs.calls("sbatch")]
+    """The words of each call, less the name, which every submission gives."""
+    calls = [shlex.split(line) for line in programs.calls("sbatch")]
+    return [[word for word in words if not word.startswith("--job-name=")] for words in calls]
 
 
 def test_submit_prints_the_id_alone_and_notes_the_job(run: ToyRun, programs: Programs) -> None:
@@ -86,7 +89,7 @@ def test_submit_prints_the_id_alone_and_notes_the_job(run: ToyRun, programs: Pro
     (job,) = read_jobs(run.paths)
     assert (job.job, job.name, job.array, job.excluded) == ("101", "work-queue", None, ())
     assert job.script == f"jobs/{Path(script).name}"
-    assert job.argv == ("sbatch", "--parsable", script)
+    assert job.argv == ("sbatch", "--parsable", "--job-name=work-queue", script)
     assert (job.cwd, job.log) == (str(Path.cwd()), "slurm/logs/%x-%j.out")
     assert abs(job.submitted - time.time()) < 60
 
@@ -113,7 +116,7 @@ def test_a_dry_run_shows_all_and_leaves_nothing(run: ToyRun, programs: Programs)
     assert result.stdout.startswith("#!/bin/bash\n")
     assert "#SBATCH --nodes=2\n" in result.stdout
     copy = next(word for word in result.stderr.split() if word.endswith(".sbatch"))
-    assert f"would run: sbatch --parsable {copy}\n" in result.stderr
+    assert f"would run: sbatch --parsable --job-name=work-queue {copy}\n" in result.stderr
     assert "Slurm: to start at X\n" in result.stderr
     ((test_only, *_),) = sent(programs)
     assert test_only == "--test-only"
@@ -296,6 +299,77 @@ def test_what_sbatch_refuses_is_told_and_not_noted(run: ToyRun, programs: Progra
     assert read_jobs(run.paths) == []
 
 
+def test_a_script_that_names_no_job_is_noted_as_slurm_names_it(
+    run: ToyRun, programs: Programs
+) -> None:
+    Path("own.sbatch").write_text("#!/bin/bash\n#SBATCH --output=%x.out\ntrue\n")
+
+    assert call("own.sbatch", "--run", "runs/a").stdout == "101\n"
+
+    assert "--parsable --job-name=own.sbatch " in programs.calls("sbatch")[0]
+    (job,) = read_jobs(run.paths)
+    assert job.name == "own.sbatch"
+
+
+def test_a_variable_does_not_rename_a_job(
+    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_JOB_NAME", "other")
+
+    result = call()
+
+    assert " --job-name=work-queue " in programs.calls("sbatch")[0]
+    assert ("SBATCH_JOB_NAME" in result.stderr, read_jobs(run.paths)[0].name) == (
+        False,
+        "work-queue",
+    )
+
+
+def test_what_a_site_says_of_a_job_is_shown(run: ToyRun, programs: Programs) -> None:
+    programs.add(
+        "sbatch", "printf 'sbatch: lua: \\033[2Jproject x is nearly used up\\n' >&2; echo 5"
+    )
+
+    result = call()
+
+    assert result.stdout == "5\n"
+    assert "sbatch: lua: \\x1b[2Jproject x is nearly used up\n" in result.stderr
+    assert read_jobs(run.paths)
+
+
+def test_a_chain_that_breaks_off_tells_what_is_in_the_queue(
+    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "SUBMIT_S", 0.3)
+    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 103 ] || sleep 60; echo "$n"'))
+
+    result = call("--jobs", "5", "--dependency", "afterany")
+
+    assert result.stdout == "101\n102\n"
+    assert (
+        "note: 2 of 5 were taken: 101, 102; 'squeue --me' tells of the one in flight; "
+        "'hpctk cancel runs/a' takes them back\n"
+    ) in result.stderr
+    assert isinstance(result.exception, SlurmSilentError)
+    assert result.exception.exit_code == 75
+    assert len(read_jobs(run.paths)) == 2
+
+
+def test_an_interrupted_submission_tells_what_is_in_the_queue(
+    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm, "run", interrupted)
+
+    result = call()
+
+    assert result.exit_code != 0
+    assert "note: 0 of 1 were taken; 'squeue --me' tells of the one in flight\n" in result.stderr
+    assert read_jobs(run.paths) == []
+
+
 def test_a_chain_that_breaks_has_printed_what_is_queued(run: ToyRun, programs: Programs) -> None:
     programs.add("sbatch", SBATCH.replace('echo "$n"', 'echo "$n"; [ $n -lt 102 ]'))
 
@@ -303,6 +377,7 @@ def test_a_chain_that_breaks_has_printed_what_is_queued(run: ToyRun, programs: P
 
     assert result.stdout == "101\n"
     assert isinstance(result.exception, SlurmError)
+    assert "note: 1 of 3 were taken: 101; 'hpctk cancel runs/a' takes them back" in result.stderr
     assert [job.job for job in read_jobs(run.paths)] == ["101"]
 
 
@@ -413,6 +488,43 @@ def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Pr
 
     assert "note: n5 is left out" in result.stderr
     assert "job 7 ended with NODE_FAIL" in result.stderr
+    assert sent(programs)[0][1] == "--exclude=n5"
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["by the queue", "by a death"])
+def test_a_node_that_a_requeued_job_lost_is_left_out_while_it_is_down(
+    run: ToyRun, programs: Programs, noted: bool
+) -> None:
+    programs.answer("scontrol", "NodeName=n3 State=DOWN* X=1\nNodeName=n4 State=IDLE X=1")
+    programs.answer("squeue", pending_line("7", RestartCnt="0" if noted else "1"))
+    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+    if noted:
+        failing_node(run, "w", "n3", time.time() - 60, "requeue")
+    else:
+        run.worker("w", host="n3", job="7", at=time.time() - 60)
+    run.worker("x", host="n4", job="7", at=time.time() - 60)
+
+    result = call()
+
+    assert sent(programs)[0][1] == "--exclude=n3"
+    assert "it went down under job 7, which was requeued" in result.stderr
+
+
+def test_a_node_that_failed_under_an_earlier_start_is_known_by_the_accounting(
+    run: ToyRun, programs: Programs
+) -> None:
+    at = int(time.time()) - 60
+    rest = "me|x|work-queue"
+    programs.answer(
+        "sacct",
+        f"7|7|NODE_FAIL|1:0|{at - 50}|{at - 40}|{at - 30}|main|n5|{rest}\n"
+        f"7|7|COMPLETED|0:0|{at - 30}|{at - 20}|{at}|main|n6|{rest}",
+    )
+    programs.answer("squeue", "")
+    programs.answer("scontrol", "n5")
+    record_job(run.paths, SubmittedJob(job="7", name="work-queue"))
+
+    assert "job 7 ended with NODE_FAIL" in call().stderr
     assert sent(programs)[0][1] == "--exclude=n5"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typer.testing import CliRunner, Result
 from hpc_toolkit.cli import reading
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.ranks import RankInfo, boot_id, host_name
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.pending import is_stuck, why_waiting
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
@@ -114,6 +115,14 @@ def test_a_damaged_note_is_left_out(toy: ToyRun, content: str) -> None:
     assert read_jobs(toy.paths) == [JOB]
 
 
+def test_a_note_that_cannot_be_read_is_left_out(toy: ToyRun) -> None:
+    record_job(toy.paths, JOB)
+    (toy.paths.jobs / "8.json").mkdir()
+
+    assert read_jobs(toy.paths) == [JOB]
+    assert call("status", str(toy.root), "--no-slurm").exit_code == 0
+
+
 def test_a_note_of_a_newer_version_is_read(toy: ToyRun) -> None:
     toy.paths.jobs.mkdir()
     (toy.paths.jobs / "8.json").write_text('{"format": 1, "job": "8", "color": "red"}')
@@ -190,6 +199,23 @@ def test_the_json_of_a_job_has_what_the_contract_says(toy: ToyRun, programs: Pro
     }
 
 
+@pytest.mark.parametrize(
+    "cells", [{"Name": "other"}, {"UserName": "eve"}, {"Cluster": "beta"}], ids=str
+)
+def test_the_job_of_another_with_the_same_id_is_unknown(
+    toy: ToyRun, programs: Programs, cells: dict[str, str]
+) -> None:
+    line = {"Name": "mine", "Cluster": "alpha", "State": "RUNNING", "NodeList": "n1", **cells}
+    programs.answer("squeue", pending_line("9", **line))
+    toy.worker("a", job="9", job_name="mine", cluster="alpha")
+    if "UserName" in cells:
+        record_job(toy.paths, replace(JOB, job="9", name="mine"))
+
+    result = call("status", str(toy.root))
+
+    assert "  job 9         unknown (another job has this id)\n" in result.stdout
+
+
 def test_no_slurm_asks_nothing_and_knows_nothing(toy: ToyRun, programs: Programs) -> None:
     programs.answer("squeue", pending_line())
     record_job(toy.paths, JOB)
@@ -219,6 +245,17 @@ def test_the_run_itself_asks_no_slurm(toy: ToyRun, programs: Programs) -> None:
     assert programs.calls("squeue") == []
 
 
+def test_watching_ends_when_the_run_is_gone(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_toolkit.cli.reading.time.sleep", lambda _: shutil.rmtree(toy.root))
+
+    error = refused("status", str(toy.root), "--watch", "--no-slurm")
+
+    assert (error.exit_code, error.message) == (
+        1,
+        f"{toy.root} is a run no more: its run.json is gone",
+    )
+
+
 def test_watching_asks_slurm_every_30_s_at_most(
     toy: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,9 +277,9 @@ def test_a_job_that_ended_long_ago_is_not_asked_for_again(
 ) -> None:
     lately = str(int(time.time()) - 5)
     lines = [
-        pending_line("7", State="COMPLETED", EndTime="1000", Name="a"),
-        pending_line("8", State="NODE_FAIL", EndTime=lately, Name="a"),
-        pending_line("9", State="RUNNING", EndTime="1000", Name="a"),
+        pending_line("7", State="COMPLETED", EndTime="1000"),
+        pending_line("8", State="NODE_FAIL", EndTime=lately),
+        pending_line("9", State="RUNNING", EndTime="1000"),
     ]
     programs.answer("squeue", "\n".join(lines))
     for number in "789":
@@ -431,6 +468,18 @@ def test_the_log_of_another_job_is_refused(toy: ToyRun) -> None:
     assert error.hint == "there are: 7"
 
 
+def test_the_log_of_an_element_that_only_its_workers_name_is_found(
+    toy: ToyRun, programs: Programs, tmp_path: Path
+) -> None:
+    log = tmp_path / "element.out"
+    log.write_text("hello\n")
+    programs.answer("scontrol", f"JobId=125 ArrayJobId=123 ArrayTaskId=4\n   StdOut={log}")
+    toy.worker("a", job="123_4")
+
+    assert call("logs", str(toy.root), "--job", "123_4").stdout == "hello\n"
+    assert refused("logs", str(toy.root), "--job", "124_4").hint == "there are: 123_4"
+
+
 def test_a_job_without_a_log_says_so(toy: ToyRun, tmp_path: Path) -> None:
     record_job(toy.paths, replace(JOB, cwd=str(tmp_path)))
 
@@ -462,6 +511,8 @@ def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
     ("presence", "cells", "why"),
     [
         ({}, {}, "its workers did not note its name"),
+        ({"job_name": "mine"}, {"UserName": ""}, "Slurm did not say whose it is"),
+        ({"job_name": "mine"}, {"Name": ""}, "Slurm did not say whose it is"),
         ({"job_name": "mine"}, {"Name": "other"}, "it is called other, not mine"),
         ({"job_name": "mine"}, {"UserName": "eve"}, "it is eve's"),
         (
@@ -494,6 +545,49 @@ def test_cancel_takes_a_job_whose_record_has_no_name(toy: ToyRun, programs: Prog
     record_job(toy.paths, replace(JOB, name="", by=""))
 
     assert call("cancel", str(toy.root), "--yes").stdout == "7\n"
+
+
+def test_a_job_of_a_long_name_is_cancelled_by_what_its_worker_noted(
+    toy: ToyRun, programs: Programs
+) -> None:
+    names = {"7": "x" * 100, "8": "\N{ROCKET}" * 60}
+    lines = [pending_line(job, Name=name) for job, name in names.items()]
+    programs.answer("squeue", "\n".join(lines))
+    programs.answer("scancel", "")
+    for job, name in names.items():
+        environ = {"SLURM_JOB_ID": job, "SLURM_JOB_NAME": name}
+        toy.worker(f"w{job}", job=job, job_name=RankInfo.from_environ(environ).job_name)
+
+    assert call("cancel", str(toy.root), "--yes").stdout == "7\n8\n"
+
+
+@pytest.mark.parametrize("cells", [{"UserName": ""}, {"Name": ""}], ids=str)
+def test_a_job_of_which_slurm_does_not_say_whose_it_is_is_left_alone(
+    toy: ToyRun, programs: Programs, cells: dict[str, str]
+) -> None:
+    programs.answer("squeue", pending_line("7", **cells))
+    programs.answer("scancel", "")
+    record_job(toy.paths, JOB)
+
+    error = refused("cancel", str(toy.root), "--yes")
+
+    assert (error.message, error.hint) == ("1 job was left alone, see above", "")
+    assert programs.calls("scancel") == []
+
+
+def test_cancel_asks_for_an_array_and_not_for_its_elements(toy: ToyRun, programs: Programs) -> None:
+    lines = [pending_line(str(70 + n), ArrayJobID="70", JobArrayID=f"70_{n}") for n in range(3)]
+    programs.answer("squeue", "\n".join(lines))
+    programs.answer("scancel", "")
+    record_job(toy.paths, replace(JOB, job="70", array="0-2"))
+    for n in range(3):
+        toy.worker(f"w{n}", job=f"70_{n}", job_name=JOB.name)
+
+    assert call("cancel", str(toy.root), "--yes").stdout == "70\n"
+    assert call("cancel", str(toy.root), "--job", "70_1", "--yes").stdout == "70_1\n"
+
+    first, second = programs.calls("squeue")
+    assert (" --jobs=70 " in first, " --jobs=70_1 " in second) == (True, True)
 
 
 def test_cancel_of_a_run_without_queued_jobs_fails(toy: ToyRun, programs: Programs) -> None:

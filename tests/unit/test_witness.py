@@ -41,6 +41,8 @@ def said(state: str, *, restarts: int | None = 1) -> dict[str, JobRecord]:
         ("CANCELLED", "cancel"),
         ("PENDING", "requeue"),
         ("REQUEUED", "requeue"),
+        ("SUSPENDED", "suspended"),
+        ("STOPPED", "suspended"),
         ("OUT_OF_MEMORY", ""),
         ("FAILED", ""),
         ("COMPLETED", ""),
@@ -52,7 +54,7 @@ def test_a_job_that_ended_is_a_death_explained_in_our_words(state: str, explaine
     assert (notice.worker, notice.heartbeat, notice.explained) == ("n3-1-a", 5, explained)
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", UNKNOWN])
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "CONFIGURING", UNKNOWN])
 def test_a_job_that_may_run_proves_nothing(state: str) -> None:
     assert judge([SILENT], said(state), {}) == []
 
@@ -91,6 +93,8 @@ def test_slurm_that_says_nothing_proves_nothing() -> None:
 def test_question_writes_what_slurm_said_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "16")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "alpha")
     paths = RunPaths(tmp_path)
     paths.make([])
     found: dict[str, dict[str, Any]] = {
@@ -98,9 +102,10 @@ def test_question_writes_what_slurm_said_for_all(
         "beats": {"heartbeat": 4},
         "left": {"state": FINISHED},
         "local": {"job": None},
+        "elsewhere": {"cluster": "beta"},
     }
     for name, changes in found.items():
-        fields = {"job": "17", "restart": 1, **changes}
+        fields = {"job": "17", "restart": 1, "cluster": "alpha", **changes}
         PresenceFile(
             paths.worker(name),
             Presence(worker=name, host="n3", boot="b", pid=1, rank=0, **fields),
@@ -108,7 +113,7 @@ def test_question_writes_what_slurm_said_for_all(
     monkeypatch.setattr(witness, "job_states", lambda ids, **_: said("PREEMPTED"))
     monkeypatch.setattr(witness, "node_states", lambda names, **_: {})
 
-    words = ["a:0", "beats:3", "left:0", "local:0", "missing:0"]
+    words = ["a:0", "beats:3", "left:0", "local:0", "elsewhere:0", "missing:0"]
     assert witness.main([str(tmp_path), *words]) == 0
 
     _, notices = ControlReader(paths).poll()

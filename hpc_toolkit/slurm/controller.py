@@ -1,0 +1,73 @@
+"""What Slurm's controller says of its nodes, jobs and limits: the questions for scontrol."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.slurm.client import ASK_S, SlurmError, ask, run
+from hpc_toolkit.slurm.records import UNKNOWN, NodeRecord, job_id, parse_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, NodeRecord]:
+    """One record for every name; ``unknown`` for nodes of which Slurm says nothing. Never raises.
+
+    ``names`` are single names, not lists in brackets.
+    """
+    wanted = [name for name in dict.fromkeys(names) if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)]
+    found: dict[str, NodeRecord] = {}
+    if wanted:
+        argv = ["scontrol", "--oneliner", "show", "node", ",".join(wanted)]
+        try:
+            # A name that does not exist is an error, and the others are listed all the same.
+            found = parse_nodes(run(argv, timeout_s=timeout_s).stdout)
+        except SlurmError:
+            found = {}
+    return {name: found.get(name) or NodeRecord(name=name, state=UNKNOWN) for name in names}
+
+
+def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
+    """The names in a list such as ``n[1-3,5]``; no controller is asked.
+
+    Raises:
+        SlurmError: it is no list, or scontrol is missing.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
+        return []
+    return ask(["scontrol", "show", "hostnames", nodes], timeout_s=timeout_s).split()
+
+
+def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str, str]]:
+    """What the controller knows of a job, one mapping for each element of an array.
+
+    Values that hold spaces are cut at the first one, but for those of ``StdOut``, ``StdErr`` and
+    ``WorkDir``.
+
+    Raises:
+        SlurmError: no answer, or the job is gone.
+    """
+    checked = wanted if job_id(wanted) else "0"
+    text = ask(["scontrol", "show", "job", checked], timeout_s=timeout_s)
+    jobs: list[dict[str, str]] = []
+    for block in re.split(r"\n\s*\n", text):
+        values = dict(re.findall(r"(?:^|\s)([\w/:]+)=(\S*)", block))
+        for name in ("StdOut", "StdErr", "WorkDir", "Command"):
+            if line := re.search(rf"^\s*{name}=(.*)$", block, re.MULTILINE):
+                values[name] = line[1]
+        if "JobId" in values:
+            jobs.append(values)
+    return jobs
+
+
+def max_array_size(*, timeout_s: float = ASK_S) -> int | None:
+    """Slurm's MaxArraySize: the highest index of an array is one less; None if it does not say.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    text = ask(["scontrol", "show", "config"], timeout_s=timeout_s)
+    match = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", text, re.MULTILINE)
+    return int(match[1]) if match else None

@@ -163,7 +163,7 @@ def retry(
     count = found.retry(match=match)
     print(f"{count} items are pending again", file=sys.stderr)
     if count and not found.status().workers.alive:
-        print("no worker is alive: start some with 'hpctk work' or sbatch", file=sys.stderr)
+        print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
 
 
 def drain(run: RunArgument = None) -> None:

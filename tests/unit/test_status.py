@@ -44,7 +44,7 @@ def test_a_new_run_is_pending(toy: ToyRun) -> None:
     assert found.stages["items"] == StageCounts(total=4, pending=4, sealed=True)
     assert not found.complete
     assert (found.rate_per_s, found.eta_s) == (0.0, None)
-    assert found.reason == "no worker is alive: start some with 'hpctk work' or sbatch"
+    assert found.reason == "no worker is alive: start some with 'hpctk work' or 'hpctk submit'"
 
 
 def test_the_json_has_what_the_contract_says(toy: ToyRun) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import json
 import os
+import pwd
 import shutil
 import stat
 from dataclasses import dataclass
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_KEYS = {"format", "settings", "start"}
+"""By these a lab.json is a lab's, whichever version wrote it."""
+_BEGINNING = b'{"format": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,11 @@ class LabRecord:
 def labs_home() -> Path:
     """Where labs lie unless --dir says otherwise."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
+    try:
+        home = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
+    except RuntimeError:
+        message = "this user has no home directory, where labs would lie"
+        raise ConfigError(message, hint="give --dir, or set HOME or XDG_STATE_HOME") from None
     return home / "hpctk/labs"
 
 
@@ -48,15 +58,20 @@ def lab_paths(name: str, directory: Path | None) -> LabPaths:
         ConfigError: neither can be a lab.
     """
     where = directory if directory is not None else labs_home() / check_name(name)
-    # Resolved, so that a lab has one token by whichever path it is called.
-    return LabPaths(where.expanduser().resolve())
+    try:
+        # Resolved, so that a lab has one token by whichever path it is called.
+        return LabPaths(where.expanduser().resolve())
+    except (RuntimeError, OSError) as error:
+        message = f"{where}: {error}"
+        raise ConfigError(message, hint="give another directory with --dir") from None
 
 
 def known_labs() -> Iterator[LabPaths]:
-    """The labs below labs_home()."""
+    """The labs below labs_home(); what no --name can mean is none."""
     home = labs_home()
     for record in sorted(home.glob("*/lab.json")) if home.is_dir() else ():
-        yield LabPaths(record.parent.resolve())
+        with contextlib.suppress(ConfigError):
+            yield lab_paths(record.parent.name, None)
 
 
 def make_directory(paths: LabPaths) -> None:
@@ -67,23 +82,54 @@ def make_directory(paths: LabPaths) -> None:
     """
     root = paths.root
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
+        for above in reversed(root.parents):
+            # With a mode of its own: after a wide umask anybody could replace what lies below.
+            if not above.exists():
+                above.mkdir(mode=0o755, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
         check_owner(root)
-        unfinished = {path.name for path in paths.unfinished_records()}
-        others = set(os.listdir(root)) - {paths.lock.name} - unfinished
+        foreign = [] if is_lab(paths) else sorted(os.listdir(root))
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
         raise ConfigError(message, hint="give another directory with --dir") from None
-    if others and not paths.record.exists():
-        message = f"{root}: holds files that are not a lab's, such as {min(others)}"
+    if foreign:
+        message = f"{root}: holds files that are not a lab's, such as {foreign[0]}"
         raise ConfigError(message, hint="give an empty or a new directory with --dir")
     # Root's daemons run everybody's jobs as who submitted them; a user's are for that user alone.
     root.chmod(0o755 if os.geteuid() == 0 else 0o700)
 
 
-def check_owner(root: Path) -> None:
+def is_lab(paths: LabPaths) -> bool:
+    """Whether a directory is a lab's, or what is left of one: all else in it is never touched.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        names = set(os.listdir(paths.root))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    left = {path.name for path in paths.unfinished_records()}
+    if paths.record.name not in names:
+        # An 'up' that was killed before it wrote lab.json had but locked the directory.
+        return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
+    text = read_fresh(paths.record)
+    try:
+        content: Any = json.loads(text)
+    except ValueError:
+        own = {path.name for path in (*paths.written(), paths.record, paths.lock)}
+        return names <= own | left and text[: len(_BEGINNING)] == _BEGINNING[: len(text)]
+    return isinstance(content, dict) and content.keys() >= _KEYS
+
+
+def _empty(path: Path) -> bool:
+    return not path.exists() or (path.is_file() and path.stat().st_size == 0)
+
+
+def check_owner(root: Path, *, others_of_root: bool = False) -> None:
     """Return if nobody but this user and root can change what lies in ``root``.
+
+    With ``others_of_root`` it may be root's as well as this user's.
 
     Raises:
         ConfigError: somebody can.
@@ -92,27 +138,57 @@ def check_owner(root: Path) -> None:
     if not stat.S_ISDIR(told.st_mode):
         message = f"{root}: not a directory"
         raise ConfigError(message, hint="give another with --dir")
-    if told.st_uid != os.geteuid():
+    if told.st_uid not in {os.geteuid(), *((0,) if others_of_root else ())}:
         message = f"{root}: belongs to user {told.st_uid}, not to you"
         raise ConfigError(message, hint="a lab's directory belongs to who starts it; see --dir")
     if told.st_mode & _OPEN_TO_OTHERS:
         message = f"{root}: others may write there"
         raise ConfigError(message, hint=f"chmod go-w {root}")
     for above in root.parents:
-        mode = above.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            message = f"{root}: others may replace it, since all may write to {above}"
+        if who := _who_may_replace(above):
+            message = f"{root}: others may replace it, since {who} may write to {above}"
             raise ConfigError(message, hint="give another directory with --dir")
 
 
-def remove_files(paths: LabPaths, *, keep_logs: bool = False) -> None:
+def _who_may_replace(directory: Path) -> str:
+    """Who besides this user and root can rename what lies in a directory; "" if nobody."""
+    told = directory.stat()
+    if told.st_uid not in (0, os.geteuid()) and not _is_unmapped(told.st_uid):
+        return f"user {told.st_uid}"
+    if told.st_mode & stat.S_ISVTX:
+        return ""
+    if told.st_mode & stat.S_IWOTH:
+        return "all"
+    shared = told.st_mode & stat.S_IWGRP and not _is_private_group(told)
+    return f"group {told.st_gid}" if shared else ""
+
+
+def _is_private_group(told: os.stat_result) -> bool:
+    """Whether a group is its owner's alone, as where the umask is 002: usermod(8), -U."""
+    try:
+        owner, group = pwd.getpwuid(told.st_uid), grp.getgrgid(told.st_gid)
+    except KeyError:
+        return False
+    own = (group.gr_name, group.gr_gid) == (owner.pw_name, owner.pw_gid)
+    return own and set(group.gr_mem) <= {owner.pw_name}
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Whether this is what a user namespace shows for root outside; user_namespaces(7)."""
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+        lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return False
+    ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
+    return uid == overflow and not any(first <= uid < first + count for first, count in ranges)
+
+
+def remove_files(paths: LabPaths) -> None:
     """Remove what a lab wrote, lab.json last: until then its next start can clean up."""
-    for path in (
-        paths.etc, paths.hosts, paths.devices, paths.run, paths.state, paths.spool,
-        paths.munge, paths.database, paths.crashed, *(() if keep_logs else (paths.logs,)),
-    ):  # fmt: skip
+    for path in paths.written():
         shutil.rmtree(path, ignore_errors=True)
-    for path in (*paths.unfinished_records(), *(() if keep_logs else (paths.record,))):
+    for path in (*paths.unfinished_records(), paths.record):
         path.unlink(missing_ok=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
@@ -11,17 +11,19 @@ from hpc_toolkit.lab.daemons import Host, start_slurmd
 from hpc_toolkit.lab.directory import (
     LabRecord,
     check_owner,
+    is_lab,
     make_directory,
     read_record,
     remove_files,
 )
-from hpc_toolkit.lab.members import kill_members
+from hpc_toolkit.lab.members import kill_members, surrounding_labs
 from hpc_toolkit.lab.packages import check_programs
 from hpc_toolkit.lab.startup import end_lab, start_lab, wait_for_nodes
 from hpc_toolkit.lab.status import LabStatus, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from hpc_toolkit.lab.settings import LabPaths, LabSettings
 
@@ -46,6 +48,7 @@ class Lab:
             HpcToolkitError: it does not start; nothing of it is left running.
         """
         check_programs(accounting=settings.accounting)
+        _check_outside(surrounding_labs())
         with self._locked():
             if self._is_up_with(settings):
                 return False
@@ -64,17 +67,22 @@ class Lab:
         Raises:
             HpcToolkitError: a process does not end.
         """
-        if not self.paths.root.is_dir():
-            return kill_members(self.paths.token)
-        with self._locked():
-            killed = end_lab(self.paths)
-            if self.paths.record.exists():
-                remove_files(self.paths)
-            self.paths.lock.unlink(missing_ok=True)
+        _check_outside(surrounding_labs() & {self.paths.token})
         try:
-            self.paths.root.rmdir()
-        except OSError:
-            return killed  # The user keeps other files there.
+            if self.paths.root.is_dir():
+                check_owner(self.paths.root)
+            if not is_lab(self.paths):
+                return kill_members(self.paths.token)
+            with self._lock():
+                killed = end_lab(self.paths)
+                if is_lab(self.paths):  # Another 'down' may have been first.
+                    remove_files(self.paths)
+                self.paths.lock.unlink(missing_ok=True)
+        except FileNotFoundError:
+            # Another 'down' was first, and has removed the directory.
+            return kill_members(self.paths.token)
+        with suppress(OSError):
+            self.paths.root.rmdir()  # Unless the user keeps other files there.
         return killed
 
     def status(self) -> LabStatus:
@@ -128,6 +136,7 @@ class Lab:
             ConfigError: the lab is not up, has no such node, or is another user's.
             HpcToolkitError: the node does not come back.
         """
+        _check_outside(surrounding_labs())
         record = self._check_node(node)
         kill_members(self.paths.token, node)
         start_slurmd(Host(self.paths, record.start, node)).wait()
@@ -143,6 +152,9 @@ class Lab:
         self._record_of_up()
 
     def _record_of_up(self) -> LabRecord:
+        if self.paths.root.is_dir():
+            # What it says is executed: its slurm.conf names plugins, its hosts file is mounted.
+            check_owner(self.paths.root, others_of_root=True)
         now, record = self.status(), read_record(self.paths)
         if now.state != "up" or record is None:
             broken = now.state == "broken" and now.gone
@@ -152,8 +164,8 @@ class Lab:
         return record
 
     def _check_node(self, node: str) -> LabRecord:
-        record = self._record_of_up()
         check_owner(self.paths.root)
+        record = self._record_of_up()
         names = record.settings.node_names
         if node not in names:
             message = f"the lab has no node {node!r}"
@@ -172,17 +184,41 @@ class Lab:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only one who starts or ends this lab."""
+        """Be the only one who starts or ends this lab, in a directory that is made if need be."""
+        while True:
+            make_directory(self.paths)
+            try:
+                lock = self._lock()
+                break
+            except FileNotFoundError:
+                continue  # A 'down' has just removed the directory.
+        with lock:
+            yield
+
+    def _lock(self) -> AbstractContextManager[object]:
+        """Take the lock; leaving its context gives it back.
+
+        Raises:
+            FileNotFoundError: the lab's directory is not there.
+            HpcToolkitError: another process has held it for minutes.
+        """
         from filelock import FileLock, Timeout
 
-        make_directory(self.paths)
-        lock = FileLock(self.paths.lock, timeout=_LOCK_S)
+        # Nobody else may open it: whoever can may hold it.
+        lock = FileLock(self.paths.lock, timeout=_LOCK_S, mode=0o600)
         try:
-            lock.acquire()
+            return lock.acquire()
         except Timeout:
             message = f"{self.paths.lock}: another hpctk has held this lab for minutes"
             raise HpcToolkitError(message, hint="end that process, then try again") from None
-        try:
-            yield
-        finally:
-            lock.release()
+
+
+def _check_outside(surrounding: set[str]) -> None:
+    """Return if no lab surrounds this process that would end it, or hold what it starts.
+
+    Raises:
+        ConfigError: one does.
+    """
+    if surrounding:
+        message = "this process runs inside a lab"
+        raise ConfigError(message, hint="run the command in a shell outside the lab")

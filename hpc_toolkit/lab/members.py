@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hpc_toolkit.errors import HpcToolkitError
 
+PROC = "/proc"
 _KILL_S = 20.0
 _PAUSE_S = 0.02
 LOOKS = 3
@@ -44,22 +45,38 @@ def member_node(mounts: str, token: str) -> str | None:
 def members(token: str, node: str | None = None) -> list[Member]:
     """The processes of a lab that live now, or those of one of its nodes.
 
-    A process that is created during the look may be missing; see LOOKS.
+    A process that is created during the look may be missing; see LOOKS. To an ordinary user only
+    processes of root and of the user itself count: others could bear the token to be in the way.
     """
     found = []
-    for entry in os.listdir("/proc"):
+    user = os.geteuid()
+    for entry in os.listdir(PROC):
         if not entry.isdigit():
             continue
         # Processes end while we look; zombies have no mounts; those of other users may be closed.
         with contextlib.suppress(OSError):
             own = member_node(_read(entry, "mountinfo"), token)
-            if own is not None and node in (None, own):
+            if own is None or node not in (None, own):
+                continue
+            if user == 0 or _real_user(entry) in (0, user):
                 found.append(Member(int(entry), own, _read(entry, "comm").strip()))
     return found
 
 
+def surrounding_labs() -> set[str]:
+    """The tokens of the labs in which this process itself runs."""
+    mark = r"/(hpctk-[0-9a-f]{16})\.[0-9a-f]+\.[a-z0-9]+(?:/+deleted)? "
+    return set(re.findall(mark, _read("self", "mountinfo")))
+
+
+def _real_user(pid: str) -> int:
+    """Whose a process is. Not by the owner of its directory, which it can make root's: proc(5)."""
+    match = re.search(r"^Uid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
+    return int(match[1]) if match else -1
+
+
 def _read(pid: str, name: str) -> str:
-    return Path("/proc", pid, name).read_text(encoding="utf-8", errors="replace")
+    return Path(PROC, pid, name).read_text(encoding="utf-8", errors="replace")
 
 
 def kill_members(token: str, node: str | None = None, *, name: str | None = None) -> int:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 FIRST_PORT = 17000
+LAST_PORT = 65535
 LOOPBACK = "127.0.0.1"
 _LISTEN = "0A"
 _LOOPBACK_HEX = "0100007F"
@@ -23,22 +28,25 @@ class Listener:
     """Whether it can be reached from this machine alone, by 127.0.0.1."""
 
 
-def free_block(count: int, *, seed: int, last: int | None = None) -> int:
-    """The first of ``count`` consecutive ports that are free on 127.0.0.1 at this moment.
+def free_block(count: int, *, seed: int, spans: Iterable[range] | None = None) -> int:
+    """The first of ``count`` consecutive ports on which nobody listens, at any address.
 
     The search begins at a place that ``seed`` decides, so that labs started at the same moment
-    meet rarely; it stays below the ports that the kernel gives to outgoing connections.
+    meet rarely. It goes through ``spans``, by default those of ``port_spans()``.
 
     Raises:
         ConfigError: there is no such block.
     """
-    last = last if last is not None else _first_ephemeral() - 1
-    places = (last - FIRST_PORT + 1) // count
-    for step in range(max(places, 0)):
-        first = FIRST_PORT + (seed + step) % places * count
-        if all(is_free(port) for port in range(first, first + count)):
-            return first
-    message = f"no {count} consecutive free ports between {FIRST_PORT} and {last}"
+    # Slurm could bind beside a listener at another address, which then seemed to be the lab's.
+    taken = {one.port for one in listeners()}
+    for span in spans if spans is not None else port_spans():
+        places = len(span) // count
+        for step in range(places):
+            first = span.start + (seed + step) % places * count
+            block = range(first, first + count)
+            if taken.isdisjoint(block) and all(map(is_free, block)):
+                return first
+    message = f"no {count} consecutive free ports between {FIRST_PORT} and {LAST_PORT}"
     raise ConfigError(message, hint="ask for fewer --nodes, or take other labs down")
 
 
@@ -54,12 +62,18 @@ def is_free(port: int) -> bool:
         return True
 
 
-def _first_ephemeral() -> int:
+def port_spans() -> list[range]:
+    """Where to look for ports: below and above those that the kernel gives to outgoing
+    connections, then among these: ip(7), ip_local_port_range.
+    """
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
-        return int(text.split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32768
+        low, high = map(int, text.split())
+    except (OSError, ValueError):
+        low, high = 32768, 60999
+    below = range(FIRST_PORT, min(low, LAST_PORT + 1))
+    above = range(max(high + 1, FIRST_PORT), LAST_PORT + 1)
+    return [below, above, range(FIRST_PORT, LAST_PORT + 1)]
 
 
 def own_address() -> str:

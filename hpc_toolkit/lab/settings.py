@@ -109,6 +109,13 @@ class LabPaths:
         """What files.replace_file() leaves where it is killed."""
         return list(self.root.glob(f".{self.record.name}.*.tmp"))
 
+    def written(self) -> tuple[Path, ...]:
+        """The directories that a start makes."""
+        return (
+            self.etc, self.hosts, self.devices, self.run, self.state, self.spool, self.munge,
+            self.database, self.crashed, self.logs,
+        )  # fmt: skip
+
     @property
     def lock(self) -> Path:
         return self.root / "lock"

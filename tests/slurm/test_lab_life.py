@@ -134,6 +134,63 @@ def test_down_finds_processes_whose_directory_was_removed(small: LabUnderTest) -
     assert not processes_of(small)
 
 
+def test_of_several_downs_at_once_each_ends_well(small: LabUnderTest) -> None:
+    for _ in range(3):
+        small.up()
+        found = [ended(one) for one in [hpctk(small, "down") for _ in range(4)]]
+
+        assert [(code, err) for code, _, err in found] == [(0, "")] * 4
+        assert not small.directory.exists()
+        assert not processes_of(small)
+
+
+def test_downs_beside_ups_break_nothing(small: LabUnderTest) -> None:
+    started = [hpctk(small, "down") if number % 2 else up(small) for number in range(6)]
+    found = [ended(one) for one in started]
+
+    assert [(code, err) for code, _, err in found] == [(0, "")] * 6
+    assert small.lab.status().state in ("up", "down")
+
+
+@pytest.mark.parametrize("command", [["down"], ["up", "--nodes", "2"], ["restore", "n1"]])
+def test_a_lab_is_not_ended_or_started_from_inside(small: LabUnderTest, command: list[str]) -> None:
+    small.up()
+    before = {one.pid for one in processes_of(small)}
+    word, *options = command
+    inner: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "hpc_toolkit",
+        "lab",
+        word,
+        "--dir",
+        small.directory,
+        *options,
+    ]
+
+    code, out, err = ended(hpctk(small, "exec", *inner))
+
+    assert (code, out) == (1, "")
+    assert "error: this process runs inside a lab" in err
+    assert {one.pid for one in processes_of(small)} >= before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, as only root can")
+@pytest.mark.parametrize("command", [["env"], ["sinfo"], ["run", "x.sh"], ["exec", "true"]])
+def test_root_uses_no_lab_that_another_user_could_change(
+    small: LabUnderTest, command: list[str]
+) -> None:
+    small.up()
+    word, *words = command
+    os.chown(small.directory, 65534, -1)
+
+    code, out, err = ended(hpctk(small, word, *words))
+    os.chown(small.directory, 0, -1)
+
+    assert (code, out) == (1, "")
+    assert "belongs to user 65534, not to you" in err
+
+
 def test_two_labs_side_by_side_do_not_know_each_other(
     lab: LabUnderTest, small: LabUnderTest, tmp_path: Path
 ) -> None:

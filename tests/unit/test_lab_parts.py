@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -17,6 +18,8 @@ from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.daemons import failure
 from hpc_toolkit.lab.directory import (
     LabRecord,
+    check_owner,
+    known_labs,
     lab_paths,
     labs_home,
     make_directory,
@@ -25,15 +28,26 @@ from hpc_toolkit.lab.directory import (
     write_record,
 )
 from hpc_toolkit.lab.jobs import JobEnd, JobRecord, parse_logs, parse_records, run_script
-from hpc_toolkit.lab.members import member_node
-from hpc_toolkit.lab.ports import FIRST_PORT, Listener, free_block, parse_listeners
+from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab.members import member_node, members
+from hpc_toolkit.lab.ports import (
+    FIRST_PORT,
+    Listener,
+    free_block,
+    is_free,
+    parse_listeners,
+    port_spans,
+)
 from hpc_toolkit.lab.settings import LabPaths, LabSettings
 from hpc_toolkit.lab.status import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.lab.lab import Lab
+
+NOBODY = 65534
+SHARED_GROUP = 100
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, as only root can")
 
 
 @pytest.fixture
@@ -50,35 +64,67 @@ def taken() -> Iterator[int]:
         yield one.getsockname()[1]
 
 
-class TestPorts:
-    def test_a_port_that_somebody_listens_on_is_not_free(
-        self, taken: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("hpc_toolkit.lab.ports.FIRST_PORT", taken)
+def homeless() -> Path:
+    message = "Could not determine home directory."
+    raise RuntimeError(message)
 
+
+class TestPorts:
+    def test_a_port_that_somebody_listens_on_is_not_free(self, taken: int) -> None:
         with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
-            free_block(1, seed=0, last=taken)
+            free_block(1, seed=0, spans=[range(taken, taken + 1)])
+
+    def test_a_port_with_a_listener_at_another_address_is_not_free(self) -> None:
+        """Or that listener would be taken for a daemon that can be reached from elsewhere."""
+        with socket.create_server(("127.0.0.2", 0)) as other:
+            port = other.getsockname()[1]
+            assert is_free(port)
+
+            with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
+                free_block(1, seed=0, spans=[range(port, port + 1)])
 
     def test_a_block_with_a_taken_port_is_passed_over(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         busy = {FIRST_PORT + 2, FIRST_PORT + 14}
         monkeypatch.setattr("hpc_toolkit.lab.ports.is_free", lambda port: port not in busy)
-        last = FIRST_PORT + 14
+        monkeypatch.setattr("hpc_toolkit.lab.ports.listeners", list)
+        span = range(FIRST_PORT, FIRST_PORT + 15)
 
         # Three places for a block of 5; the search goes round from wherever it begins.
         for seed in range(3):
-            assert free_block(5, seed=seed, last=last) == FIRST_PORT + 5
+            assert free_block(5, seed=seed, spans=[span]) == FIRST_PORT + 5
 
     def test_a_block_lies_between_the_first_port_and_the_ephemeral_ones(self) -> None:
         for seed in (0, 1, 12345, 2**32 - 1):
-            first = free_block(10, seed=seed, last=32767)
+            first = free_block(10, seed=seed, spans=[range(FIRST_PORT, 32768)])
             assert first >= FIRST_PORT
             assert first + 9 <= 32767
 
+    @pytest.mark.parametrize(
+        ("outgoing", "spans"),
+        [
+            ("32768\t60999", [range(FIRST_PORT, 32768), range(61000, 65536)]),
+            ("10000\t65000", [range(FIRST_PORT, 10000), range(65001, 65536)]),
+            ("1024\t65535", [range(FIRST_PORT, 1024), range(65536, 65536)]),
+            ("", [range(FIRST_PORT, 32768), range(61000, 65536)]),
+        ],
+    )
+    def test_ports_are_found_however_many_are_for_outgoing_connections(
+        self, outgoing: str, spans: list[range], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Path, "read_text", lambda *_args, **_kwargs: outgoing)
+
+        assert port_spans() == [*spans, range(FIRST_PORT, 65536)]
+
+    def test_where_the_first_ports_are_taken_the_next_ones_are_looked_at(self) -> None:
+        empty, small, wide = range(FIRST_PORT, 10000), range(65001, 65004), range(40000, 41000)
+
+        assert free_block(10, seed=1, spans=[empty, small, wide]) in wide
+
     def test_no_place_at_all_is_an_error_not_a_division_by_zero(self) -> None:
         with pytest.raises(ConfigError, match="no 300 consecutive free ports"):
-            free_block(300, seed=7, last=FIRST_PORT + 10)
+            free_block(300, seed=7, spans=[range(FIRST_PORT, FIRST_PORT + 10)])
 
     def test_only_sockets_that_listen_count_and_only_127_0_0_1_is_loopback(self) -> None:
         head = "  sl  local_address rem_address   st tx_queue rx_queue\n"
@@ -139,6 +185,26 @@ class TestPackages:
 
 
 class TestMembers:
+    def test_a_process_of_another_user_is_no_member_to_an_ordinary_user(
+        self, paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or anybody who makes a mount with the token could keep a lab from ending."""
+        mount = f"1 2 3:4 /hosts/{paths.token}.0a.n1 /etc/hosts rw\n"
+        for pid, user in ((11, 1000), (12, 1001), (13, 0)):
+            (tmp_path / "proc" / str(pid)).mkdir(parents=True)
+            (tmp_path / "proc" / str(pid) / "mountinfo").write_text(mount)
+            (tmp_path / "proc" / str(pid) / "comm").write_text("slurmd\n")
+            status = f"Name:\tslurmd\nUid:\t{user}\t0\t0\t0\n"
+            (tmp_path / "proc" / str(pid) / "status").write_text(status)
+        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+        found = {}
+
+        for user in (1000, 0):
+            monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+            found[user] = sorted(one.pid for one in members(paths.token))
+
+        assert found == {1000: [11, 13], 0: [11, 12, 13]}
+
     def test_the_mount_tells_the_node_also_when_its_file_is_gone(self, paths: LabPaths) -> None:
         root = f"/some where/hosts/{paths.token}.0a1b2c3d.n12".replace(" ", "\\040")
         line = f"723 703 254:0 {root} /etc/hosts rw,relatime - ext4 /dev/vda rw\n"
@@ -165,6 +231,27 @@ class TestDirectory:
         monkeypatch.setenv("XDG_STATE_HOME", "/var/ada")
 
         assert lab_paths("second", None).root == Path("/var/ada/hpctk/labs/second")
+
+    def test_a_user_without_a_home_is_told_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", homeless)
+
+        with pytest.raises(ConfigError, match="this user has no home directory"):
+            lab_paths("lab", None)
+
+    def test_a_home_that_nobody_has_is_an_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"^~no-such-user/x: "):
+            lab_paths("lab", Path("~no-such-user/x"))
+
+    def test_a_directory_that_no_name_can_mean_hides_no_lab(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        for name in ("first", "se cond", "Third", "x" * 100, "zeta"):
+            (tmp_path / "hpctk/labs" / name).mkdir(parents=True)
+            (tmp_path / "hpctk/labs" / name / "lab.json").touch()
+
+        assert [one.root.name for one in known_labs()] == ["first", "zeta"]
 
     def test_a_link_to_a_lab_names_the_same_lab(self, tmp_path: Path) -> None:
         (tmp_path / "real").mkdir()
@@ -194,6 +281,87 @@ class TestDirectory:
 
         with pytest.raises(ConfigError, match="others may replace it, since all may write to"):
             make_directory(LabPaths(tmp_path / "open/lab"))
+
+    @as_root
+    def test_a_directory_below_one_of_a_shared_group_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "shared").mkdir()
+        os.chown(tmp_path / "shared", -1, SHARED_GROUP)
+        (tmp_path / "shared").chmod(0o775)
+
+        with pytest.raises(ConfigError, match=f"group {SHARED_GROUP} may write to .*/shared"):
+            make_directory(LabPaths(tmp_path / "shared/lab"))
+        (tmp_path / "shared").chmod(0o1775)
+        make_directory(LabPaths(tmp_path / "shared/lab"))
+
+    @as_root
+    @pytest.mark.parametrize("mode", [0o755, 0o1777])
+    def test_a_directory_below_another_users_is_refused(self, tmp_path: Path, mode: int) -> None:
+        (tmp_path / "theirs/deep/lab").mkdir(parents=True)
+        (tmp_path / "theirs").chmod(mode)
+        os.chown(tmp_path / "theirs", NOBODY, -1)
+
+        for others_of_root in (False, True):
+            with pytest.raises(ConfigError, match=f"user {NOBODY} may write to .*/theirs$"):
+                check_owner(tmp_path / "theirs/deep/lab", others_of_root=others_of_root)
+
+    @as_root
+    def test_a_lab_of_another_user_is_no_one_elses(self, paths: LabPaths) -> None:
+        make_directory(paths)
+        os.chown(paths.root, NOBODY, -1)
+
+        for others_of_root in (False, True):
+            with pytest.raises(ConfigError, match=f"belongs to user {NOBODY}, not to you"):
+                check_owner(paths.root, others_of_root=others_of_root)
+
+    def test_directories_above_are_made_for_this_user_alone_to_write(self, tmp_path: Path) -> None:
+        before = os.umask(0)
+        try:
+            make_directory(LabPaths(tmp_path / "state/labs/lab"))
+        finally:
+            os.umask(before)
+
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o755
+
+    @pytest.mark.parametrize(
+        "text",
+        ['{"name": "the experiments lab"}', "[]", "null", "name: lab", '{"format": 1}', "\xff", ""],
+    )
+    def test_a_foreign_lab_json_makes_no_lab(self, paths: LabPaths, text: str) -> None:
+        paths.root.mkdir()
+        paths.record.write_text(text, encoding="latin-1")
+        (paths.root / "db").mkdir()
+        (paths.root / "thesis.tex").touch()
+        before = paths.root.stat().st_mode
+
+        with pytest.raises(ConfigError, match="holds files that are not a lab's, such as db"):
+            make_directory(paths)
+        assert Lab(paths).down() == 0
+        assert {one.name for one in paths.root.iterdir()} == {"lab.json", "db", "thesis.tex"}
+        assert paths.root.stat().st_mode == before
+
+    @pytest.mark.parametrize("name", ["", "lock", "thesis.tex"])
+    def test_down_leaves_a_directory_that_was_never_a_lab_as_it_is(
+        self, paths: LabPaths, name: str
+    ) -> None:
+        paths.root.mkdir(mode=0o711)
+        if name:
+            (paths.root / name).write_text("mine")
+
+        assert Lab(paths).down() == 0
+
+        assert os.listdir(paths.root) == ([name] if name else [])
+        assert paths.root.stat().st_mode & 0o777 == 0o711
+
+    @pytest.mark.parametrize("text", ["", '{"for', '{"format": 1, "set', '{"format": 2, "new": '])
+    def test_a_lab_json_that_was_cut_short_is_cleaned_up(self, paths: LabPaths, text: str) -> None:
+        make_directory(paths)
+        paths.record.write_text(text)
+        paths.etc.mkdir()
+
+        make_directory(paths)
+        Lab(paths).down()
+
+        assert not paths.root.exists()
 
     def test_a_directory_with_other_files_is_refused_and_kept(self, paths: LabPaths) -> None:
         paths.root.mkdir()
@@ -227,8 +395,6 @@ class TestDirectory:
         paths.logs.mkdir()
         (paths.root / "mine").touch()
 
-        remove_files(paths, keep_logs=True)
-        assert {one.name for one in paths.root.iterdir()} == {"lab.json", "log", "mine"}
         remove_files(paths)
         assert {one.name for one in paths.root.iterdir()} == {"mine"}
 

@@ -55,13 +55,16 @@ def status(
     from hpc_toolkit.submit.jobs import JobStates
 
     runs = all_runs()
-    if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1:
-        _overview(runs, as_json=as_json)
+    if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
+        troubled = _overview(runs, as_json=as_json)
+        if check and troubled:
+            sys.exit(1)
         return
     found = open_run(run)
+    screen = watch and not as_json and sys.stdout.isatty()
     jobs = JobStates(found.paths)
-    now = found.status()
-    _show(now, jobs.read(ask=slurm), as_json=as_json)
+    now, records = found.status(), jobs.read(ask=slurm)
+    _show(now, records, as_json=as_json, screen=screen)
     while watch and not now.complete:
         gc.enable()
         time.sleep(_WATCH_S)
@@ -69,14 +72,18 @@ def status(
             message = f"{found.root} is a run no more: its run.json is gone"
             raise RunError(message, hint="somebody removed or moved it")
         now = found.status()
-        if sys.stdout.isatty() and not as_json:
-            sys.stdout.write("\x1b[2J\x1b[H")
-        _show(now, jobs.read(ask=slurm), as_json=as_json)
-    if check and any(counts.failed for counts in now.stages.values()):
+        if now.complete and slurm and not all(job.ended for job in records):
+            # They are about to end, and what Slurm said before would be the last word.
+            time.sleep(_WATCH_S)
+            jobs = JobStates(found.paths)
+        records = jobs.read(ask=slurm)
+        _show(now, records, as_json=as_json, screen=screen)
+    if check and _failed(now):
         sys.exit(1)
 
 
-def _overview(runs: list[Path], *, as_json: bool) -> None:
+def _overview(runs: list[Path], *, as_json: bool) -> bool:
+    """Print a line for each run; whether one has failed items, or cannot be read."""
     from hpc_toolkit.cli import show_error
 
     found = []
@@ -85,21 +92,27 @@ def _overview(runs: list[Path], *, as_json: bool) -> None:
             found.append(open_run(str(run)).status())
         except RunError as error:
             show_error(error)
+    troubled = len(found) < len(runs) or any(map(_failed, found))
     if as_json:
         print(json.dumps([one.to_json() for one in found]))
-        return
+        return troubled
     if not runs:
         print("no runs below ./runs; make one with 'hpctk init'", file=sys.stderr)
     width = max((len(one.run) for one in found), default=0)
     for one in found:
         total = sum(counts.total for counts in one.stages.values())
         done = sum(counts.done for counts in one.stages.values())
-        failed = sum(counts.failed for counts in one.stages.values())
         state = "complete" if one.complete else f"{one.workers.alive} workers"
-        print(f"{printable(one.run):<{width}}  {done}/{total} done  {failed} failed  {state}")
+        print(f"{printable(one.run):<{width}}  {done}/{total} done  {_failed(one)} failed  {state}")
+    return troubled
 
 
-def _show(now: Status, jobs: list[JobRecord], *, as_json: bool) -> None:
+def _failed(now: Status) -> int:
+    return sum(counts.failed for counts in now.stages.values())
+
+
+def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool) -> None:
+    """Print a status; with ``screen`` in place of what the terminal shows, and no more than it."""
     from hpc_toolkit.cli.joblines import job_json
     from hpc_toolkit.submit.standstill import why
 
@@ -107,15 +120,31 @@ def _show(now: Status, jobs: list[JobRecord], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**now.to_json(), "jobs": job_json(jobs)}), flush=True)
         return
-    print("\n".join(map(printable, status_lines(now, jobs))), flush=True)
+    lines, errors = (list(map(printable, part)) for part in status_parts(now, jobs))
+    if not screen:
+        print("\n".join(lines + errors), flush=True)
+        return
+    from shutil import get_terminal_size
+
+    from hpc_toolkit.cli.screen import fit
+
+    columns, rows = get_terminal_size()
+    shown = fit(lines, errors, columns=columns, rows=rows)
+    print("\x1b[2J\x1b[H" + "\n".join(shown), flush=True)
 
 
 def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
     """A run's status as people read it."""
+    lines, errors = status_parts(now, jobs)
+    return lines + errors
+
+
+def status_parts(now: Status, jobs: Sequence[JobRecord] = ()) -> tuple[list[str], list[str]]:
+    """The same in two parts: how it stands, then what was found wrong."""
     from hpc_toolkit.cli.joblines import job_lines
 
     lines = [f"{now.run}: {_headline(now)}"]
-    width = max(len(name) for name in now.stages)
+    width = max(len(name) for name in (*now.stages, "workers"))
     for name, counts in now.stages.items():
         finished = counts.done + counts.failed
         share = f"{100 * finished / counts.total:3.0f}%" if counts.total else "  - "
@@ -132,15 +161,15 @@ def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
     lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
     lines += job_lines(jobs)
     if now.reason:
-        lines.append(f"  why       {now.reason}")
-    lines += [f"  failure   {one['items']} x {one['error']}" for one in now.failures]
-    lines += [f"  warning   {warning}" for warning in now.warnings[:5]]
-    return lines
+        lines.append(f"  {'why':<{width}}  {now.reason}")
+    errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
+    errors += [f"  {'failure':<{width}}  {one['items']} x {one['error']}" for one in now.failures]
+    return lines, errors
 
 
 def _headline(now: Status) -> str:
     if now.complete:
-        failed = sum(counts.failed for counts in now.stages.values())
+        failed = _failed(now)
         return f"complete, {failed} failed" if failed else "complete"
     if now.rate_per_s > 0:
         rate = now.rate_per_s

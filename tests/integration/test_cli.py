@@ -118,6 +118,32 @@ def test_status_check_exits_with_1_only_when_items_failed(hpctk: Hpctk) -> None:
     assert "1 x MemoryError" in hpctk("status", "bad").out
 
 
+def test_check_of_all_runs_exits_with_1_if_one_failed_or_cannot_be_read(hpctk: Hpctk) -> None:
+    hpctk.make([{}], name="runs/good")
+    hpctk.make([{}], name="runs/new")
+    assert hpctk("work", "runs/good").code == 0
+    assert hpctk("status", "--check").code == 0
+
+    hpctk.make([{"how": "memory"}], name="runs/bad", max_attempts=1)
+    assert hpctk("work", "runs/bad").code == 0
+    assert hpctk("status", "--check").code == 1
+    assert hpctk("status", "--check", "--json").code == 1
+    assert hpctk("status").code == 0
+
+    (hpctk.cwd / "runs/bad/run.json").write_text("{")
+    assert hpctk("status", "--check").code == 1
+
+
+def test_watch_needs_one_run(hpctk: Hpctk) -> None:
+    for name in ("runs/a", "runs/b"):
+        hpctk.make([{}], name=name)
+
+    ended = hpctk("status", "--watch", limit_s=10)
+
+    assert (ended.code, ended.out) == (1, "")
+    assert "error: which run? Below ./runs there is: runs/a, runs/b" in ended.err
+
+
 def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(60, 0.05)
     work = hpctk.start("work", "run", "--workers", 3)

@@ -92,7 +92,10 @@ def validate(
     from hpc_toolkit.clusters.facts import problems
     from hpc_toolkit.clusters.files import cluster_files, files_called
 
-    files = [one for name in names for one in files_called(name)] if names else cluster_files()
+    files = [] if names else cluster_files()
+    for name in names or ():
+        called = files_called(name)
+        files += called[-1:] if called[-1].layer == "path" else called
     wrong = 0
     for one in files:
         errors = problems(one)

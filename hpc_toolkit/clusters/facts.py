@@ -11,12 +11,20 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.clusters.files import cluster_files, files_called, parse_table, read_table
-from hpc_toolkit.clusters.keys import KEYS
+from hpc_toolkit.clusters.files import (
+    cluster_files,
+    files_called,
+    parse_table,
+    read_table,
+    with_earlier,
+)
+from hpc_toolkit.clusters.keys import key_problems
 from hpc_toolkit.clusters.merge import MergedFacts
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpc_toolkit.clusters.files import ClusterFile
     from hpc_toolkit.clusters.keys import ContainerRuntime, GpuRequest, MemStyle
     from hpc_toolkit.clusters.merge import Origin
@@ -157,10 +165,7 @@ def load_cluster(name: str) -> Cluster:
     ``cluster_files``, variables ``HPCTK_...``. Raises ConfigError: unknown name, unreadable or
     unsafe file, unknown key, value out of range.
     """
-    merged = MergedFacts()
-    files = _add_files(merged, name, ())
-    merged.add_variables(os.environ)
-    return _build(merged, files[-1].name, file=files[0].file, argument=name)
+    return _load(files_called(name), name, os.environ)
 
 
 def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
@@ -174,31 +179,37 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
 
 
 def problems(found: ClusterFile) -> list[HpcToolkitError]:
-    """Everything that is wrong with a file; with its cluster as a whole, if the file is right."""
+    """Everything that is wrong with a file; if it is right, with what it makes of earlier ones."""
     try:
-        errors = t.problems(read_table(found), KEYS, found.file)
+        errors = key_problems(read_table(found), found.file)
         if not errors:
-            load_cluster(found.file if found.layer == "path" else found.name)
+            _load(with_earlier(found), found.name, {})
     except HpcToolkitError as error:
         return [error]
     return errors
 
 
-def _add_files(merged: MergedFacts, name: str, extending: tuple[str, ...]) -> list[ClusterFile]:
-    """Add the files of a cluster after those that it extends; return its own."""
-    if name in extending:
-        msg = f"{' extends '.join((*extending, name))}: a circle"
-        raise ConfigError(msg, hint="remove one 'extends'")
-    files = files_called(name)
+def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -> Cluster:
+    merged = MergedFacts()
+    _add_files(merged, files, (argument,))
+    merged.add_variables(environ)
+    return _build(merged, files[-1].name, file=files[0].file, argument=argument)
+
+
+def _add_files(merged: MergedFacts, files: list[ClusterFile], extending: tuple[str, ...]) -> None:
+    """Add files of a cluster after those that it extends; ``extending`` is how it was reached."""
     tables = [(read_table(found), found.file) for found in files]
     # Checked here, since the cluster that it names is looked for before the rest is.
     bases = [t.word(one["extends"], f"{file}: extends") for one, file in tables if "extends" in one]
     if bases:
-        _add_files(merged, bases[-1], (*extending, name))
+        chain = (*extending, bases[-1])
+        if bases[-1] in extending:
+            msg = f"{' extends '.join(chain)}: a circle"
+            raise ConfigError(msg, hint="remove one 'extends'")
+        _add_files(merged, files_called(bases[-1]), chain)
         merged.forget("identify")
     for table, file in tables:
         merged.add(table, file)
-    return files
 
 
 def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> Cluster:

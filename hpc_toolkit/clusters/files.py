@@ -81,7 +81,8 @@ def user_directory() -> Path | None:
 def files_called(name: str) -> list[ClusterFile]:
     """The files of the cluster ``name``, earlier layers first; or the one whose path it is.
 
-    A path has "/" or ".toml". Raises ConfigError: unknown name.
+    A path has "/" or ".toml"; where it is that of a layer's own file, the files that this one
+    overrides come before it. Raises ConfigError: unknown name.
     """
     if not name.isprintable():
         msg = f"cluster {name!r}: holds a control character"
@@ -89,7 +90,7 @@ def files_called(name: str) -> list[ClusterFile]:
     if "/" in name or name.endswith(_SUFFIX):
         source = Path(name)
         stem = source.name.removesuffix(_SUFFIX)
-        return [ClusterFile(name=stem, layer="path", file=name, source=source)]
+        return with_earlier(ClusterFile(name=stem, layer="path", file=name, source=source))
     known = cluster_files()
     files = [found for found in known if found.name == name]
     if not files:
@@ -97,6 +98,22 @@ def files_called(name: str) -> list[ClusterFile]:
         hint = near_miss(name, sorted({found.name for found in known}))
         raise ConfigError(msg, hint=f"{hint}; or give the path of a TOML file")
     return files
+
+
+def with_earlier(found: ClusterFile) -> list[ClusterFile]:
+    """A file, after those of earlier layers that it overrides."""
+    known = [one for one in cluster_files() if one.name == found.name]
+    places = [place for place, one in enumerate(known) if _same(one, found)]
+    return [*known[: places[0]], found] if places else [found]
+
+
+def _same(one: ClusterFile, other: ClusterFile) -> bool:
+    if not isinstance(one.source, Path) or not isinstance(other.source, Path):
+        return one == other
+    try:
+        return one.source.samefile(other.source)
+    except OSError:
+        return False
 
 
 def read_table(found: ClusterFile) -> dict[str, Any]:

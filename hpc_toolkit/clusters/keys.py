@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpc_toolkit import tomltable as t
-from hpc_toolkit.allowlist import check_module, check_variable, setup_words
+from hpc_toolkit.allowlist import (
+    PATTERNS,
+    check_count,
+    check_module,
+    check_text,
+    check_variable,
+    setup_words,
+)
 from hpc_toolkit.environment import check_bind
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.quantities import parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,12 +111,31 @@ def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
     return found
 
 
-def default(value: object, where: str) -> str:
-    """The value of an sbatch option."""
-    text = t.text(value, where)
-    if re.search(BLANKED, text):
-        raise t.wrong(where, value, "a value without the words hetjob and packjob")
-    return text
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A converter for the value of an sbatch option, as text."""
+
+    name: str
+    """A field of ``ScriptSpec``."""
+
+    def __call__(self, value: object, where: str) -> str:
+        text = t.text(value, where)
+        if re.search(BLANKED, text):
+            raise t.wrong(where, value, "a value without the words hetjob and packjob")
+        if self.name in PATTERNS:
+            _allowed(check_text, text, self.name, where)
+        elif self.name == "time":
+            parse_walltime(text, where=where)
+        else:
+            parse_mem_mib(text, where=where, zero=self.name == "mem")
+        return text
+
+
+def cpus_per_task(value: object, where: str) -> int:
+    """CPUs of a rank."""
+    found = t.count(value, where)
+    _allowed(check_count, found, "cpus_per_task", where)
+    return found
 
 
 def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
@@ -129,7 +157,10 @@ def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
     """The fields of each partition, in the order of the file."""
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise t.wrong(where, value, "a list of [[partitions]] tables")
-    found = tuple(t.convert(entry, PARTITION_KEYS, where) for entry in value)
+    found = tuple(
+        t.convert(entry, PARTITION_KEYS, _of_partition(entry, number, where))
+        for number, entry in enumerate(value, 1)
+    )
     names = [entry.get("name") for entry in found]
     for name in names:
         if name is None or names.count(name) > 1:
@@ -139,7 +170,29 @@ def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
     return found
 
 
-def _allowed(check: Callable[..., object], *args: str) -> None:
+def _of_partition(entry: dict[str, Any], number: int, where: str) -> str:
+    name = entry.get("name")
+    known = isinstance(name, str) and re.fullmatch(PARTITION_NAME, name)
+    return f"{where}.{name}" if known else f"{where}[{number}]"
+
+
+def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
+    """Every error in what a file says, one for each wrong key, those of its tables included."""
+    found = []
+    for key, value in table.items():
+        where, errors = f"{file}: {key}", []
+        if key in _TABLES and isinstance(value, dict):
+            errors = t.problems(value, _TABLES[key], where)
+        if key == "partitions" and isinstance(value, list):
+            for number, entry in enumerate(value, 1):
+                if isinstance(entry, dict):
+                    place = _of_partition(entry, number, where)
+                    errors += t.problems(entry, PARTITION_KEYS, place)
+        found += errors or t.problems({key: value}, KEYS, file)
+    return found
+
+
+def _allowed(check: Callable[..., object], *args: object) -> None:
     try:
         check(*args)
     except HpcToolkitError as error:
@@ -153,8 +206,8 @@ def _table(value: object, keys: dict[str, t.Key], where: str) -> dict[str, Any]:
 
 
 DEFAULT_KEYS: dict[str, t.Key] = {
-    **{option: (option, default) for option in DEFAULT_OPTIONS},
-    "cpus_per_task": ("cpus_per_task", t.count),
+    **{option: (option, Option(option)) for option in DEFAULT_OPTIONS},
+    "cpus_per_task": ("cpus_per_task", cpus_per_task),
 }
 
 IDENTIFY_KEYS: dict[str, t.Key] = {
@@ -162,6 +215,8 @@ IDENTIFY_KEYS: dict[str, t.Key] = {
     "env": ("env", variable),
     "hostname": ("hostname", t.text),
 }
+
+_TABLES = {"defaults": DEFAULT_KEYS, "identify": IDENTIFY_KEYS}
 
 NODE_KEYS: dict[str, t.Key] = {
     "nodes": ("nodes", t.count),

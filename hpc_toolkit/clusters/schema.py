@@ -12,10 +12,12 @@ import itertools
 from typing import Any
 
 from hpc_toolkit import tomltable as t
+from hpc_toolkit.allowlist import COUNTS, PATTERNS
 from hpc_toolkit.clusters import facts as clusters
 from hpc_toolkit.clusters import keys
 
 _LINE = r"^[^\u0000-\u001f\u007f]*$"
+_MEM = "[0-9]{1,12}[KMGTkmgt]?([Ii]?[Bb])?"
 _TEXTS = {"type": "array", "items": {"type": "string", "pattern": _LINE}}
 _PAIRS = {"type": "object", "additionalProperties": {"type": "string", "pattern": _LINE}}
 
@@ -41,7 +43,17 @@ def _object(table: dict[str, t.Key], described: dict[str, str]) -> dict[str, Any
 def _schema(convert: Any) -> dict[str, Any]:
     if isinstance(convert, t.Choice):
         return {"enum": list(convert.choices)}
+    if isinstance(convert, keys.Option):
+        return _option(convert.name)
     return _SCHEMAS[convert]
+
+
+def _option(name: str) -> dict[str, Any]:
+    if name in PATTERNS:
+        return _text(PATTERNS[name][0], **{"not": {"pattern": keys.BLANKED}})
+    if name == "time":
+        return _SCHEMAS[t.walltime]
+    return _text(_MEM) if name == "mem" else _SCHEMAS[t.mem]
 
 
 def _text(pattern: str, **more: Any) -> dict[str, Any]:
@@ -62,20 +74,23 @@ def _docstrings(name: str) -> dict[str, str]:
 
 _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.text: {"type": "string", "pattern": _LINE},
-    keys.default: {"type": "string", "pattern": _LINE, "not": {"pattern": keys.BLANKED}},
     t.word: _text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
     t.path: _text(r"/[^\u0000-\u001f\u007f]*"),
     t.date: {"type": "string", "format": "date"},
     t.flag: {"type": "boolean"},
     t.count: {"type": "integer", "minimum": 1, "maximum": t.MAX_COUNT},
     t.count_or_zero: {"type": "integer", "minimum": 0, "maximum": t.MAX_COUNT},
-    t.mem: _text(r"(?!0+([^0-9]|$))[0-9]{1,12}[KMGTkmgt]?([Ii]?[Bb])?", examples=["480G"]),
+    t.mem: _text(rf"(?!0+([^0-9]|$)){_MEM}", examples=["480G"]),
     t.walltime: _text(
         r"(?![0:-]+$)([0-9]{1,12}-[0-9]{1,12}|[0-9]{1,12})(:[0-9]{1,12}){0,2}",
         examples=["3-00:00:00", "12:00:00"],
     ),
     t.texts: _TEXTS,
     t.pairs: _PAIRS,
+    keys.cpus_per_task: {
+        "type": "integer",
+        **dict(zip(("minimum", "maximum"), COUNTS["cpus_per_task"], strict=True)),
+    },
     keys.partition_name: _text(keys.PARTITION_NAME),
     keys.variable: _text(keys.VARIABLE),
     keys.binds: {"type": "array", "items": _text(keys.BIND)},

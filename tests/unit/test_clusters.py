@@ -127,6 +127,11 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("defaults = {account = 'hetjob'}", "defaults: account: 'hetjob' is not a value without"),
         ("defaults = {qos = 'my-PackJobs'}", "defaults: qos"),
         ("defaults = {mem = '5G', mem_per_cpu = '1G'}", "defaults: mem and mem_per_cpu exclude"),
+        ("defaults = {time = 'ninety'}", "defaults: time"),
+        ("defaults = {mem = 'lots'}", "defaults: mem"),
+        ("defaults = {mem_per_cpu = '0'}", "defaults: mem_per_cpu"),
+        ("defaults = {account = 'a;b'}", "defaults: account"),
+        ("defaults = {cpus_per_task = 5000}", "defaults: cpus_per_task"),
         ("identify = {env = 'SITE'}", "identify: env"),
         ("identify = 'lab'", "identify"),
         ("choose_partition = true", "choose_partition: there are no"),
@@ -151,10 +156,10 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("extends = '../lab'", "extends"),
         ("partitions = ['gpu']", "partitions"),
         ("partitions = [{max_walltime = '5'}]", "partitions"),
-        ("partitions = [{name = 'a b'}]", "partitions: name"),
+        ("partitions = [{name = 'a b'}]", r"partitions\[1\]: name"),
         ("partitions = [{name = 'a'}, {name = 'a'}]", "partitions: 'a' is there twice"),
-        ("partitions = [{name = 'gpu', mem_per_node = 5}]", "partitions: mem_per_node"),
-        ("partitions = [{name = 'gpu', max_walltime = '0'}]", "partitions: max_walltime"),
+        ("partitions = [{name = 'gpu', mem_per_node = 5}]", r"partitions\.gpu: mem_per_node"),
+        ("partitions = [{name = 'gpu', max_walltime = '0'}]", r"partitions\.gpu: max_walltime"),
     ],
 )
 def test_value_out_of_range_is_refused_with_file_and_key(line: str, key: str) -> None:
@@ -168,7 +173,7 @@ def test_value_out_of_range_is_refused_with_file_and_key(line: str, key: str) ->
     ("line", "table", "near"),
     [
         ("defaults = {tiem = '5'}", "defaults", "time"),
-        ("partitions = [{name='a', max_walltime='5', node=1}]", "partitions", "nodes"),
+        ("partitions = [{name='a', max_walltime='5', node=1}]", r"partitions\.a", "nodes"),
     ],
 )
 def test_unknown_key_of_a_table_is_refused_with_the_near_miss(

@@ -127,15 +127,47 @@ def test_validate_tells_every_error_of_every_file_and_ends_with_1(user: Path) ->
     assert "error: no cluster is called 'labb'" in result.stderr
 
 
+def test_validate_tells_every_error_of_a_table_with_the_name_of_its_entry(user: Path) -> None:
+    (user / "x.toml").write_text(
+        "[defaults]\ntime = 'ninety'\nmem = 'lots'\n"
+        "[[partitions]]\nname = 'a'\nnodes = 0\nnods = 1\n[[partitions]]\nnodes = 'b'\n",
+        encoding="utf-8",
+    )
+
+    result = call("validate", "x")
+
+    for where in (
+        *("defaults: time: 'ninety'", "defaults: mem: 'lots'"),
+        *(
+            "partitions.a: nodes: 0",
+            "partitions.a: unknown key 'nods'",
+            "partitions[2]: nodes: 'b'",
+        ),
+    ):
+        assert f"error: {user}/x.toml: {where}" in result.stderr
+
+
+def test_validate_tells_an_error_once_and_of_the_file_that_has_it(user: Path) -> None:
+    (user / "lab.toml").write_text("nods = 4", encoding="utf-8")
+
+    result = call("validate", "lab")
+
+    assert result.stdout.splitlines() == ["clusters/lab.toml: ok"]
+    assert result.stderr.count("unknown key 'nods'") == 1
+
+
 def test_validate_takes_names_and_paths(user: Path) -> None:
     (user / "lab.toml").write_text("nodes = 4", encoding="utf-8")
     path = user / "elsewhere"
     path.mkdir()
     (path / "x.toml").write_text("nodes = 1", encoding="utf-8")
 
-    lines = output("validate", "lab", str(path / "x.toml")).splitlines()
+    lines = output("validate", "lab", str(path / "x.toml"), str(user / "lab.toml")).splitlines()
 
-    assert lines == ["clusters/lab.toml: ok", f"{user}/lab.toml: ok", f"{path}/x.toml: ok"]
+    assert lines == [
+        *("clusters/lab.toml: ok", f"{user}/lab.toml: ok", f"{path}/x.toml: ok"),
+        f"{user}/lab.toml: ok",
+    ]
 
 
 def test_validate_of_an_unknown_name_gives_the_near_miss() -> None:

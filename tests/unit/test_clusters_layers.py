@@ -127,14 +127,23 @@ def test_a_project_file_equal_to_the_builtin_one_is_no_layer(layers: Layers) -> 
 def test_a_cluster_named_by_its_path_has_one_file_and_the_variables(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layers.write("project", "lab", "nodes = 3")
+    (layers.directories["project"].parent / "lab.toml").write_text("nodes = 3", encoding="utf-8")
     layers.write("user", "lab", "cpus_per_node = 5")
     monkeypatch.setenv("HPCTK_ACCOUNT", "me")
 
-    lab = load_cluster("./clusters/lab.toml")
+    lab = load_cluster("./lab.toml")
 
     assert (lab.nodes, lab.cpus_per_node, lab.defaults) == (3, None, (("account", "me"),))
-    assert lab.argument == "./clusters/lab.toml"
+
+
+def test_the_path_of_a_layers_own_file_keeps_what_the_file_overrides(layers: Layers) -> None:
+    layers.write("project", "lab", "nodes = 3")
+    user = layers.write("user", "lab", "cpus_per_node = 5")
+
+    lab = load_cluster("./clusters/lab.toml")
+
+    assert (lab.nodes, lab.cpus_per_node, lab.gpu_type) == (3, 5, "l40s")
+    assert load_cluster(user).nodes == 8
 
 
 def test_extends_starts_from_another_cluster_but_not_from_how_it_is_recognized(

@@ -43,8 +43,12 @@ class Array:
 
     text: str
     """As sbatch reads them."""
+    ranges: tuple[range, ...]
+    """The indices, in the order in which they were given."""
+    at_once: str
+    """How many elements may run at a time; "" for all."""
     highest: int
-    """The largest index."""
+    """The largest index as it is written: Slurm counts the end of ``0-9:2`` as 9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Moment:
 def parse_array(text: str, where: str) -> Array:
     """The indices that ``text`` names; leading zeros are dropped."""
     indices, percent, at_once = text.partition("%")
-    ranges, highest = [], 0
+    texts, ranges, highest = [], [], 0
     for part in indices.split(","):
         match = re.fullmatch(_RANGE, part)
         if not match:
@@ -72,15 +76,16 @@ def parse_array(text: str, where: str) -> Array:
         # sbatch refuses "3-1" and a step of 0 without saying why.
         if top < (first or 0) or step == 0:
             raise refusal(where, text, _ARRAY_HINT)
-        ranges.append("-".join(str(n) for n in (first, last) if n is not None))
-        ranges[-1] += f":{step}" if step else ""
+        texts.append("-".join(str(n) for n in (first, last) if n is not None))
+        texts[-1] += f":{step}" if step else ""
+        ranges.append(range(first or 0, top + 1, step or 1))
         highest = max(highest, top)
     if percent and not re.fullmatch("[1-9][0-9]{0,6}", at_once):
         raise refusal(where, text, _ARRAY_HINT)
     if highest > MAX_INDEX:
         msg = f"{where}: no Slurm has an index {highest} (the highest is {MAX_INDEX})"
         raise RenderError(msg, hint="let each element do several things")
-    return Array(",".join(ranges) + percent + at_once, highest)
+    return Array(",".join(texts) + percent + at_once, tuple(ranges), at_once, highest)
 
 
 def check_dependency(text: str, where: str) -> None:

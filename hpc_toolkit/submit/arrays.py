@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
 
-_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+if TYPE_CHECKING:
+    from hpc_toolkit.render.grammar import Array
+
 _MOST_CHUNKS = 1000
 
 
@@ -21,46 +23,34 @@ class Chunk:
     """What must be added to get the index that was asked for."""
 
 
-def split_array(array: str, limit: int) -> list[Chunk]:
+def split_array(array: Array, limit: int) -> list[Chunk]:
     """The arrays to submit so that no index reaches ``limit``; one, as it is, if none does.
 
     Args:
-        array: sbatch's notation: ``0-99``, ``1,5,9-20:2``, with ``%N`` at the end for at most N at
-            once; this holds for each of the arrays.
+        array: the indices; how many may run at once holds for each of the arrays.
         limit: Slurm's MaxArraySize.
 
     Raises:
-        RenderError: not this notation, far too many arrays, or a ``limit`` of none.
+        RenderError: far too many arrays, or a ``limit`` of none.
     """
     if limit < 1:
         message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"
         raise RenderError(message, hint="--jobs N sends one script N times; or ask the site")
-    listed, percent, throttle = array.partition("%")
-    ranges = [_range(part, array) for part in listed.split(",")]
-    highest = max(found[-1] for found in ranges)
-    if highest < limit:
-        return [Chunk(array, 0)]
-    if highest // limit >= _MOST_CHUNKS:
-        message = f"--array: {array!r} makes more than {_MOST_CHUNKS} arrays of {limit} elements"
+    if array.highest < limit:
+        return [Chunk(array.text, 0)]
+    if array.highest // limit >= _MOST_CHUNKS:
+        message = (
+            f"--array: {array.text!r} makes more than {_MOST_CHUNKS} arrays of {limit} elements"
+        )
         raise RenderError(message, hint="put the work into a run: a few jobs drain any number")
     chunks = []
-    for offset in range(0, highest + 1, limit):
-        parts = [_clip(one, offset, offset + limit) for one in ranges]
+    throttle = f"%{array.at_once}" if array.at_once else ""
+    for offset in range(0, array.highest + 1, limit):
+        parts = [_clip(one, offset, offset + limit) for one in array.ranges]
         text = ",".join(_text(part, offset) for part in parts if part)
         if text:
-            chunks.append(Chunk(f"{text}{percent}{throttle}", offset))
+            chunks.append(Chunk(f"{text}{throttle}", offset))
     return chunks
-
-
-def _range(part: str, array: str) -> range:
-    match = _PART.fullmatch(part)
-    first = int(match[1]) if match else 0
-    last = int(match[2] or first) if match else -1
-    step = int(match[3] or 1) if match else 0
-    if last < first or step < 1:
-        message = f"--array: {array!r} is no list of indices"
-        raise RenderError(message, hint="such as 0-99, 1,5,9-20:2 or 0-999%50")
-    return range(first, last + 1, step)
 
 
 def _clip(one: range, low: int, high: int) -> range:

@@ -15,7 +15,9 @@ import pytest
 
 from hpc_toolkit.lab.packages import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.witness import judge
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:
@@ -110,6 +112,37 @@ def test_cancel_leaves_jobs_of_others_alone(desk: Desk) -> None:
     assert desk.jobs(other)[second]["state"] == "PENDING"
 
 
+def test_a_script_that_names_no_job_is_found_again(desk: Desk) -> None:
+    run = desk.init()
+    own = desk.cwd / "own.sbatch"
+    own.write_text("#!/bin/bash\n#SBATCH --mem=100M --output=%x-%j.out\necho hello; sleep 300\n")
+    (job,) = desk.submit(own, "--run", run)
+    desk.lab.wait_for(job, "RUNNING")
+    deadline = time.monotonic() + 20
+    while "hello" not in desk.call("logs", run, "--job", job, check=False).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+    assert (desk.cwd / f"own.sbatch-{job}.out").is_file()
+    assert desk.jobs(run)[job]["state"] == "RUNNING"
+    assert desk.call("cancel", run, "--yes").stdout == f"{job}\n"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "tr\u00e4ume-\u6a21\u578b", "\u6a21" * 90, "a b"])
+def test_a_job_of_any_name_is_the_runs_own(desk: Desk, name: str) -> None:
+    run = desk.init()
+    own = desk.cwd / "own.sbatch"
+    option = shlex.quote(f"--job-name={name}")
+    own.write_text(f"#!/bin/bash\n#SBATCH --mem=100M --hold --output=own.out {option}\ntrue\n")
+    env = {"SBATCH_JOB_NAME": "other"}
+    words = (sys.executable, "-m", "hpc_toolkit", "submit", own, "--run", run)
+    job = desk.lab.run(*words, cwd=desk.cwd, env=env).stdout.strip()
+
+    assert f"JobName={name}\n" in desk.lab.scontrol("show", "job", job)
+    assert desk.jobs(run)[job]["state"] == "PENDING"
+    assert desk.call("cancel", run, "--yes").stdout == f"{job}\n"
+
+
 def test_a_job_submits_a_job_that_inherits_nothing_of_it(desk: Desk) -> None:
     # srun ends with an error where both kinds of memory limit are in its environment.
     outer, inner = desk.cwd / "outer.sbatch", desk.cwd / "inner.sbatch"
@@ -198,6 +231,43 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     assert json.loads(record.read_text())["excluded"] == ["n3"]
     taken = desk.submit(*SMALL, "--run", run, "--hold", "--no-exclude-failed")
     assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", taken[0])
+
+
+@pytest.mark.slow
+def test_a_node_that_failed_under_a_job_that_was_requeued_is_left_out(desk: Desk) -> None:
+    run = desk.init(1, 300.0)
+    (job,) = desk.submit(*SMALL, "--run", run, "--nodelist", "n3")
+    workers = desk.cwd / run / "workers"
+    deadline = time.monotonic() + 30
+    while not list(workers.glob("*.json")):
+        assert time.monotonic() < deadline, desk.call("logs", run, "--job", job).stdout
+        time.sleep(0.1)
+    desk.lab.lab.crash("n3")
+    desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
+    desk.lab.wait_for(job, "PENDING")
+
+    again = desk.call("submit", *SMALL, "--run", run, "--hold")
+
+    note = f"it went down under job {job}, which was requeued"
+    assert f"note: n3 is left out (--no-exclude-failed takes it): {note}\n" in again.stderr
+    assert "ExcNodeList=n3\n" in desk.lab.scontrol("show", "job", again.stdout.strip())
+
+
+def test_slurm_says_of_a_suspended_job_that_it_is(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = desk.cwd / "own.sbatch"
+    own.write_text("#!/bin/bash\n#SBATCH --mem=100M --output=own.out\nsleep 300\n")
+    (job,) = desk.submit(own)
+    desk.lab.wait_for(job, "RUNNING")
+    desk.lab.scontrol("suspend", job)
+    monkeypatch.setenv("SLURM_CONF", str(desk.lab.slurm_conf))
+    presence = Presence(worker="w", host="n1", boot="b", pid=1, rank=0, job=job)
+
+    (notice,) = judge([presence], slurm.job_states([job]), {})
+
+    assert (notice.explained, notice.final) == ("suspended", False)
+    desk.lab.scontrol("resume", job)
 
 
 def test_values_reach_slurm_as_they_are_or_not_at_all(desk: Desk) -> None:

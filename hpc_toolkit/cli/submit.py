@@ -148,15 +148,12 @@ def _of_request(
     submission = of_request(spec, site, kind, run=run, cwd=Path.cwd())
     if not exclude_failed or spec.nodelist:
         return submission
-    return without_failed_nodes(
-        submission, exclude=spec.exclude, nodes=spec.nodes, most_nodes=site.nodes
-    )
+    return without_failed_nodes(submission, exclude=spec.exclude)
 
 
 def _of_script(
     template: str | None, given: dict[str, Any], *, force: bool, exclude_failed: bool
 ) -> "Submission":
-    import re
     from dataclasses import replace
 
     from hpc_toolkit.render.file import read_script
@@ -175,8 +172,7 @@ def _of_script(
         raise ConfigError(message, hint="render it anew, or edit it; --run and --dependency work")
     text = read_script(path)
     header = _header(path, text, needed=not given.get("run"))
-    site = _site(header)
-    check_directory(site, Path.cwd())
+    check_directory(_site(header), Path.cwd())
     options = script_options(text)
     named = given.get("run")
     if not named and header is not None and header.request.get("run"):
@@ -195,13 +191,7 @@ def _of_script(
         submission = replace(submission, options=(f"--dependency={spec.dependency}",))
     if not exclude_failed or "nodelist" in options or "nodefile" in options:
         return submission
-    least = re.match("[0-9]+", options.get("nodes", ""))
-    return without_failed_nodes(
-        submission,
-        exclude=options.get("exclude"),
-        nodes=int(least[0]) if least else 1,
-        most_nodes=site.nodes,
-    )
+    return without_failed_nodes(submission, exclude=options.get("exclude"))
 
 
 def _check_template(template: str | None, run: "Run") -> None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.submit.submission import Script, Submission
 
 
+_EXCLUDE = "--exclude="
+
+
 def check_run(run: Run, *, force: bool = False) -> None:
     """Refuse a run on which a job would do nothing, unless ``force`` is set.
 
@@ -62,20 +65,12 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
         raise ConfigError(reason, hint="submit from another directory")
 
 
-def without_failed_nodes(
-    submission: Submission,
-    *,
-    exclude: str | None = None,
-    nodes: int = 1,
-    most_nodes: int | None = None,
-) -> Submission:
+def without_failed_nodes(submission: Submission, *, exclude: str | None = None) -> Submission:
     """The submission without the nodes that failed for its run within a day, and why in its notes.
 
     Args:
         submission: for a run that was just read.
         exclude: what the script leaves out already, which sbatch would forget.
-        nodes: how many nodes a job needs.
-        most_nodes: how many the cluster has; None if unknown.
     """
     run = submission.run
     if run is None:
@@ -84,11 +79,8 @@ def without_failed_nodes(
     names = list(found)[:MOST]
     if not names:
         return submission
-    if most_nodes is not None and most_nodes - len(names) < nodes:
-        note = f"{', '.join(names)} failed, but without them there are not enough nodes"
-        return replace(submission, notes=(*submission.notes, note))
     notes = [f"{name} is left out (--no-exclude-failed takes it): {found[name]}" for name in names]
-    option = f"--exclude={','.join([*([exclude] if exclude else []), *names])}"
+    option = f"{_EXCLUDE}{','.join([*([exclude] if exclude else []), *names])}"
     return replace(
         submission,
         options=(*submission.options, option),
@@ -100,7 +92,8 @@ def without_failed_nodes(
 def send(submission: Submission) -> Iterator[SubmittedJob]:
     """Submit, and yield each job when Slurm has taken it; what was yielded is in the queue.
 
-    What sbatch says beside the ids goes to stderr.
+    Where Slurm takes the job only with the nodes that failed, they are not left out. That, and what
+    sbatch says beside the ids, goes to stderr.
 
     Raises:
         HpcToolkitError: sbatch refused, the run cannot keep the script, the logs have no place, or
@@ -110,9 +103,26 @@ def send(submission: Submission) -> Iterator[SubmittedJob]:
     before = ""
     for _ in range(submission.copies):
         for script in submission.scripts:
-            job = _send_one(submission, script, before)
+            try:
+                job = _send_one(submission, script, before)
+            except slurm.SlurmSilentError:
+                raise
+            except slurm.SlurmError as error:
+                if not submission.excluded:
+                    raise
+                # Only Slurm knows whether the other nodes are enough.
+                names = ", ".join(submission.excluded)
+                submission = _with_failed_nodes(submission)
+                job = _send_one(submission, script, before)
+                note = f"note: {names} may be taken all the same; without: {error.message}\n"
+                sys.stderr.write(note)
             before = job.job
             yield job
+
+
+def _with_failed_nodes(submission: Submission) -> Submission:
+    options = tuple(one for one in submission.options if not one.startswith(_EXCLUDE))
+    return replace(submission, options=options, excluded=())
 
 
 def _make_log_directory(submission: Submission) -> None:
@@ -129,13 +139,7 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
     run = submission.run
     _write(submission, script)
     argv = submission.argv(script, before)
-    try:
-        accepted = slurm.sbatch(argv)
-    except slurm.SlurmError as error:
-        if submission.excluded:
-            hint = f"{error.hint}; --no-exclude-failed takes {', '.join(submission.excluded)} again"
-            raise type(error)(error.message, hint=hint) from error
-        raise
+    accepted = slurm.sbatch(argv)
     job = SubmittedJob(
         job=accepted.job,
         cluster=accepted.cluster,

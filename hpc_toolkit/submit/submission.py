@@ -28,7 +28,6 @@ _LETTERS = {
     "x": "exclude",
     "w": "nodelist",
     "F": "nodefile",
-    "N": "nodes",
 }
 
 
@@ -163,7 +162,7 @@ def script_options(script: str) -> dict[str, str]:
                 found[match[1]] = match[2]
             elif word.startswith("--"):
                 found[word[2:]] = following
-            elif match := re.fullmatch(r"-([JoDaxwFN])(.*)", word):
+            elif match := re.fullmatch(r"-([JoDaxwF])(.*)", word):
                 found[_LETTERS[match[1]]] = match[2] or following
     return found
 

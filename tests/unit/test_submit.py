@@ -467,14 +467,48 @@ def test_a_node_that_is_asked_for_by_name_is_taken(run: ToyRun, programs: Progra
     assert len(sent(programs)[0]) == 2
 
 
-def test_nodes_that_are_needed_are_not_left_out(run: ToyRun, programs: Programs) -> None:
+_NEEDS_ALL = f"""\
+case "$*" in *--exclude*)
+  echo "$*" >> "$0.calls"
+  echo "sbatch: error: Requested node configuration is not available" >&2; exit 1 ;;
+esac
+{SBATCH}"""
+
+
+def test_failed_nodes_that_slurm_cannot_do_without_are_not_left_out(
+    run: ToyRun, programs: Programs
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    programs.add("sbatch", _NEEDS_ALL)
+
+    result = call("--nodes", "2", "--jobs", "2")
+
+    assert result.stdout == "101\n102\n", repr(result.exception)
+    assert "note: n3 may be taken all the same" in result.stderr
+    assert "node configuration is not available" in result.stderr
+    assert ["--exclude=n3" in words for words in sent(programs)] == [True, False, False]
+    assert [job.excluded for job in read_jobs(run.paths)] == [(), ()]
+
+
+def test_a_failed_node_is_left_out_however_few_nodes_one_job_may_get(
+    run: ToyRun, programs: Programs
+) -> None:
     failing_node(run, "w", "n3", time.time() - 60)
     Path("small.toml").write_text("nodes = 2\n[defaults]\ntime = '5'\n")
 
-    result = call("--nodes", "2", "--cluster", "small.toml")
+    call("--nodes", "2", "--cluster", "small.toml")
 
-    assert "n3 failed, but without them there are not enough nodes" in result.stderr
-    assert len(sent(programs)[0]) == 2
+    assert "--exclude=n3" in sent(programs)[0]
+
+
+def test_what_slurm_refuses_with_and_without_a_failed_node_is_told_once(
+    run: ToyRun, programs: Programs
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    programs.answer("sbatch", "", code=1, stderr="sbatch: error: Invalid account")
+
+    assert "Invalid account" in refused().message
+    assert not read_jobs(run.paths)
 
 
 def test_the_node_of_a_job_that_slurm_lost_is_left_out(run: ToyRun, programs: Programs) -> None:
@@ -613,20 +647,6 @@ def test_a_script_that_names_its_nodes_gets_them(
 
     call("own.sbatch", "--run", "runs/a")
 
-    assert not [word for word in sent(programs)[0] if word.startswith("--exclude")]
-
-
-@pytest.mark.parametrize("text", ["-N 2", "--nodes=2-4"])
-def test_nodes_that_a_script_needs_are_not_left_out(
-    run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    failing_node(run, "w", "n3", time.time() - 60)
-    Path("small.toml").write_text("nodes = 2\n[defaults]\ntime = '5'\n")
-    monkeypatch.setenv("HPCTK_CLUSTER", "./small.toml")
-    Path("own.sbatch").write_text(f"#!/bin/bash\n#SBATCH {text}\ntrue\n")
-
-    assert "there are not enough nodes" in call("own.sbatch", "--run", "runs/a").stderr
-    assert sent(programs)[0][0:1] == ["--parsable"]
     assert not [word for word in sent(programs)[0] if word.startswith("--exclude")]
 
 

@@ -71,23 +71,27 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
 def usable_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that a process with ``environ`` can use: granted by Slurm, and answering the driver.
 
-    Without NVIDIA's library the grant alone counts; 0 where nothing tells of a GPU.
+    Without NVIDIA's library the grant alone counts, and for parts of GPUs, since the library counts
+    whole ones (CUDA names a part ``MIG-...``); 0 where nothing tells of a GPU.
     """
-    granted = next((environ[name] for name in _GRANTED if name in environ), None)
+    listed = next((environ[name] for name in _GRANTED if name in environ), None)
+    granted = _granted(listed) if listed is not None else None
+    if granted is not None and any(word.startswith("MIG-") for word in granted):
+        return len(granted)
+    counts = [] if granted is None else [len(granted)]
     answering = _answering_gpus()
-    counts = [answering] if answering is not None else []
-    if granted is not None:
-        counts.append(_named_gpus(granted))
+    if answering is not None:
+        counts.append(answering)
     return min(counts, default=0)
 
 
-def _named_gpus(granted: str) -> int:
+def _granted(listed: str) -> list[str]:
     """Devices up to the first word that names none, as CUDA reads the list.
 
     Slurm and sites write ``NoDevFiles`` or ``-1`` for a job that was given no GPU.
     """
-    words = [word.strip() for word in granted.rstrip(",").split(",")]
-    return len(list(takewhile(lambda word: word not in _NO_DEVICE, words)))
+    words = [word.strip() for word in listed.rstrip(",").split(",")]
+    return list(takewhile(lambda word: word not in _NO_DEVICE, words))
 
 
 def _answering_gpus() -> int | None:

@@ -63,6 +63,9 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"CUDA_VISIBLE_DEVICES": "2"}, Nvml(0, 0, 0, 0), 1),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, Nvml(0, 15), 1),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, Nvml(0, 0, init=9), 0),
+        # NVML counts cards, of which each may be divided into several devices.
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, Nvml(0), 2),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8a,GPU-1c"}, Nvml(0), 1),
     ],
 )
 def test_gpus_count_that_are_granted_and_answer(

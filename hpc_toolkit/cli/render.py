@@ -72,6 +72,7 @@ def render(
     writes (slurm/JOB-NAME.sbatch).
     """
     if check:
+        _refuse_writing({"-o": out, "--force": force, "--from": source})
         words = given.pop("command") or ()
         _check([word for word in (template, *words) if word], given, diff=diff, as_json=as_json)
         return
@@ -82,9 +83,13 @@ def render(
     _show_notes(site)
     if out == "-":
         sys.stdout.write(script)
-        return
-    path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
-    _write(spec, script, path, force=force)
+    else:
+        from hpc_toolkit.render.file import write_script
+
+        path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
+        write_script(path, script, force=force)
+        print(path)
+    _make_log_directories(spec)
 
 
 def _embedded(source: str) -> dict[str, Any]:
@@ -97,11 +102,11 @@ def _embedded(source: str) -> dict[str, Any]:
     return {**spec_values(header.request), **known}
 
 
-def _write(spec: "ScriptSpec", script: str, path: Path, *, force: bool) -> None:
+def _make_log_directories(spec: "ScriptSpec") -> None:
+    """Slurm makes none, and where one is missing the job ends at once, without a word."""
     from hpc_toolkit.render.directives import log_pattern
-    from hpc_toolkit.render.file import log_directory, write_script
+    from hpc_toolkit.render.file import log_directory
 
-    write_script(path, script, force=force)
     for pattern in filter(None, (log_pattern(spec), spec.error)):
         logs = Path(spec.chdir or "") / log_directory(pattern)
         try:
@@ -110,7 +115,6 @@ def _write(spec: "ScriptSpec", script: str, path: Path, *, force: bool) -> None:
             # Not an error: the path may exist on the cluster only.
             text = f"{_NOTE}{logs}: {error.strerror}; without it the job ends at once"
             print(text, file=sys.stderr)
-    print(path)
 
 
 def _show_notes(site: "Cluster") -> None:
@@ -122,6 +126,13 @@ def _show_notes(site: "Cluster") -> None:
     reason = forbidden(site, Path.cwd())
     if reason:
         print(f"{_NOTE}{reason}", file=sys.stderr)
+
+
+def _refuse_writing(given: dict[str, Any]) -> None:
+    named = [option for option, value in given.items() if value]
+    if named:
+        msg = f"{named[0]} writes a script, and --check none"
+        raise ConfigError(msg, hint="name the scripts to check: hpctk render --check FILE ...")
 
 
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
@@ -148,14 +159,22 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 def _own_scripts() -> list[Path]:
     """The scripts in slurm/ that this command wrote; there may be others beside them."""
-    from hpc_toolkit.render.file import origin, read_script
-
     found = sorted(Path("slurm").glob("*.sbatch"))
-    own = [path for path in found if origin(read_script(path)) != "foreign"]
+    own = [path for path in found if _is_own(path)]
     if not own:
         msg = "slurm/ holds no rendered script"
         raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")
     return own
+
+
+def _is_own(path: Path) -> bool:
+    from hpc_toolkit.errors import RenderError
+    from hpc_toolkit.render.file import origin, read_script
+
+    try:
+        return origin(read_script(path)) != "foreign"
+    except RenderError:
+        return False
 
 
 def _record(one: "Drift", *, diff: bool) -> dict[str, Any]:

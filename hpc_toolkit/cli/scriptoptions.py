@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -81,10 +82,14 @@ def requested(
         print(f"note: {note}", file=sys.stderr)
     values = {name: value for name, value in values.items() if name not in ("cluster", "template")}
     if "python" not in values:
-        values["python"] = _python(values)
+        values["python"] = _python(values, kind)
     values.setdefault("job_name", kind)
     spec = ScriptSpec(**values)
-    return spec, found.cluster, render_script(spec, found.cluster, kind)
+    cluster = found.cluster
+    if "/" in cluster.argument or cluster.argument.endswith(".toml"):
+        # The header names it for renderings from any directory.
+        cluster = replace(cluster, argument=os.path.abspath(cluster.argument))
+    return spec, cluster, render_script(spec, cluster, kind)
 
 
 def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -97,10 +102,13 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return {**{name: base[name] for name in base if name not in replaced}, **values}
 
 
-def _python(values: dict[str, Any]) -> str:
+def _python(values: dict[str, Any], template: str) -> str:
     from hpc_toolkit.environment import default_python
 
     surroundings = {name: values.get(name) for name in ("conda", "venv", "container")}
+    if template == "command":
+        # Its container holds the program alone: the nodes are checked outside.
+        surroundings["container"] = None
     # Not resolved: the link in a virtual environment is what makes Python use the environment.
     return default_python(**surroundings) or os.path.abspath(sys.executable)
 

@@ -39,16 +39,16 @@ class Drift:
 def check_drift(path: Path) -> Drift:
     """Render the script at ``path`` again from the request in its header, and compare.
 
-    Raises RenderError if it cannot be read or is no rendered script.
+    A file that cannot be read, or that is no rendered script, is one that differs.
     """
-    script = read_script(path)
-    edited = origin(script) == "edited"
+    script = ""
     try:
+        script = read_script(path)
         header = read_header(script, str(path))
     except RenderError as error:
-        if not edited:
-            raise
-        return Drift(file=str(path), reasons=(error.message,), script=script, rendered=None)
+        reason = error.message.removeprefix(f"{path}: ")
+        return Drift(file=str(path), reasons=(reason,), script=script, rendered=None)
+    edited = origin(script) == "edited"
     reasons = ["edited by hand"] if edited else []
     try:
         cluster = load_cluster(header.cluster)

@@ -62,9 +62,9 @@ def origin(script: str) -> Literal["rendered", "edited", "foreign"]:
 
 
 def read_script(path: Path) -> str:
-    """The text of a script. Raises RenderError if it cannot be read."""
+    """The text of a script, its line ends as they are. Raises RenderError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         why = (
             f"cannot be read: {error.strerror}"
@@ -85,9 +85,10 @@ def read_header(script: str, where: str) -> Header:
     import json
     import shlex
 
-    found = [
-        re.search(pattern, script) for pattern in (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER, _SPEC)
-    ]
+    # Another system's editor ends lines with "\r\n", which is an edit, but tells the same.
+    text = script.replace("\r\n", "\n")
+    patterns = (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER, _SPEC)
+    found = [re.search(pattern, text) for pattern in patterns]
     version, command, template, cluster, spec = found
     if _MARK not in script or not (version and command and template and cluster and spec):
         msg = f"{where}: is no script that 'hpctk render' wrote, or its header was edited"
@@ -119,7 +120,7 @@ def write_script(path: Path, script: str, *, force: bool = False) -> None:
     cannot be written.
     """
     try:
-        old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        old = path.read_bytes().decode(errors="replace") if path.exists() else None
         if old == script:
             return
         if old is not None and not force and origin(old) != "rendered":

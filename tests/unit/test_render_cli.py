@@ -59,11 +59,25 @@ def test_render_calls_the_interpreter_that_rendered_it() -> None:
     assert f"\nhpctk_python='{Path(sys.executable).absolute()}'\n" in DEFAULT.read_text()
 
 
-def test_render_to_stdout_writes_no_file(elsewhere: Path) -> None:
+def test_render_to_stdout_writes_no_file_but_makes_the_directory_of_the_log(
+    elsewhere: Path,
+) -> None:
     result = call("render", "-o", "-")
 
     assert result.stdout.startswith("#!/bin/bash\n")
-    assert not list(elsewhere.iterdir())
+    assert [path for path in elsewhere.rglob("*") if not path.is_dir()] == []
+    assert Path("slurm/logs").is_dir()
+
+
+def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
+    Path("site.toml").write_text('container_runtime = "apptainer"\n')
+    given = ("render", "command", "--cluster", "./site.toml", "--container", "x.sif")
+
+    script = call(*given, "-o", "-", "--", "python", "train.py").stdout
+
+    assert f"\nhpctk_python='{Path(sys.executable).absolute()}'\n" in script
+    error = refused("render", "--cluster", "./site.toml", "--container", "x.sif")
+    assert "nothing says which interpreter inside it" in error.message
 
 
 def test_render_again_leaves_the_same_file_alone() -> None:
@@ -164,14 +178,17 @@ def test_the_command_in_the_header_renders_the_same_bytes() -> None:
 def test_the_command_of_an_example_asks_for_the_same_again(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The path of a cluster's file is relative to the checkout.
+    # The path of a cluster's file is relative to the checkout, which must stay as it is.
     monkeypatch.chdir(CHECKOUT)
+    monkeypatch.setattr(render_command, "_make_log_directories", lambda _spec: None)
     example = (CHECKOUT / "slurm/examples" / name).read_text(encoding="utf-8")
 
     again = call("render", "-o", "-", *command_of(example)).stdout
 
     assert read_header(again, name).request == read_header(example, name).request
-    assert command_of(again) == command_of(example)
+    whole = ["slurm/examples/site.toml", f"{CHECKOUT}/slurm/examples/site.toml"]
+    expected = [whole[1] if word == whole[0] else word for word in command_of(example)]
+    assert command_of(again) == expected
 
 
 def command_of(script: str) -> list[str]:

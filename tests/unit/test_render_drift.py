@@ -192,15 +192,62 @@ def test_a_damaged_header_is_told_and_hides_no_other_script() -> None:
     assert second == "slurm/b.sbatch: up to date"
 
 
+def test_an_odd_file_hides_no_other_script() -> None:
+    call("--job-name", "a")
+    Path("slurm/b.sbatch").write_bytes(b"#!/bin/bash\n# caf\xe9\n")
+    Path("slurm/c.sbatch").mkdir()
+
+    own = call("--check")
+    named = call("--check", *sorted(map(str, Path("slurm").glob("*.sbatch"))), "mine.sh")
+
+    assert (own.exit_code, own.stdout) == (0, "slurm/a.sbatch: up to date\n")
+    assert named.exit_code == 1
+    assert named.stdout.splitlines() == [
+        "slurm/a.sbatch: up to date",
+        "slurm/b.sbatch: is not UTF-8 text",
+        "slurm/c.sbatch: cannot be read: Is a directory",
+        "mine.sh: cannot be read: No such file or directory",
+    ]
+
+
+def test_a_script_whose_lines_end_otherwise_is_edited_and_can_be_mended() -> None:
+    call("--nodes", "2")
+    unix = DEFAULT.read_bytes()
+    DEFAULT.write_bytes(unix.replace(b"\n", b"\r\n"))
+
+    result = call("--check")
+    mended = call("--from", str(DEFAULT), "--force")
+
+    assert (result.exit_code, result.stdout) == (1, f"{DEFAULT}: edited by hand\n")
+    assert mended.exit_code == 0
+    assert DEFAULT.read_bytes() == unix
+
+
+def test_a_clusters_file_is_found_from_another_directory(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written("nodes = 2\n", Path("site.toml"))
+    call("--cluster", "./site.toml", "--nodes", "2")
+    (elsewhere / "below").mkdir()
+    monkeypatch.chdir(elsewhere / "below")
+
+    result = call("--check", f"../{DEFAULT}")
+
+    assert result.stdout == f"../{DEFAULT}: up to date\n"
+    assert call("--from", f"../{DEFAULT}").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--check",), "slurm/ holds no rendered script"),
-        (("--check", "nowhere.sbatch"), "nowhere.sbatch: cannot be read"),
-        (("--check", "mine.sh"), "mine.sh: is no script that 'hpctk render' wrote"),
+        (("--from", "nowhere.sbatch"), "nowhere.sbatch: cannot be read"),
         (("--from", "mine.sh"), "mine.sh: is no script that 'hpctk render' wrote"),
         (("--check", "--nodes", "2"), "--nodes: --check renders what each script asks for"),
         (("--diff",), "--diff and --json belong to --check"),
+        (("--check", "--from", "mine.sh"), "--from writes a script, and --check none"),
+        (("--check", "-o", "x.sbatch"), "-o writes a script, and --check none"),
+        (("--check", "--force"), "--force writes a script, and --check none"),
     ],
 )
 def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message: str) -> None:

@@ -123,6 +123,16 @@ def living_workers(view: RunView, clock: Clock) -> set[str]:
     return _workers(view, clock)[1]
 
 
+def held_elsewhere(view: RunView, clock: Clock, *, job: str | None) -> int:
+    """Unfinished items in units that living workers hold who are not of Slurm's ``job``."""
+    others = set()
+    for worker in living_workers(view, clock):
+        presence = read_presence(view.paths.worker(worker))
+        if presence is not None and (job is None or presence.job != job):
+            others.add(worker)
+    return sum(_count(view, stage, others).leased for stage in view.stages.values())
+
+
 def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
     counts = WorkerCounts()
     alive: set[str] = set()

@@ -37,7 +37,14 @@ def preflight(
 
 
 def left(run: RunArgument = None) -> None:
-    """Print how many items are not finished, and whether the run is complete or open."""
-    status = open_run(run).status()
+    """Print how many items are not finished, whether the run is complete or open, and how many of
+    these items living workers outside this job hold."""
+    from hpc_toolkit.clock import SystemClock
+    from hpc_toolkit.ranks import RankInfo
+    from hpc_toolkit.status import held_elsewhere
+
+    opened = open_run(run)
+    status = opened.status()
     count = sum(stage.pending + stage.leased for stage in status.stages.values())
-    print(0 if status.complete else count, "complete" if status.complete else "open")
+    elsewhere = held_elsewhere(opened.view, SystemClock(), job=RankInfo.from_environ().job_id)
+    print(*(0, "complete", 0) if status.complete else (count, "open", elsewhere))

@@ -30,6 +30,7 @@ RECORD = """#!/bin/bash
 printf '%s\\0' "${0##*/}" "$@" > "$FAKE_DIR/calls/$EPOCHREALTIME.$$"
 """
 SRUN = """
+if [[ $* == *' preflight '* && -e $FAKE_DIR/srun_code ]]; then exit "$(<"$FAKE_DIR/srun_code")"; fi
 if [[ $1 == --version ]]; then echo 'slurm 0.0-fake'; exit; fi
 while [[ $1 == -* ]]; do shift; done
 exec "$@"
@@ -38,8 +39,10 @@ SCONTROL = """
 if [[ $1 == show ]]; then cat "$FAKE_DIR/hosts"; else exit "$(cat "$FAKE_DIR/requeue_code")"; fi
 """
 SQUEUE = """
+env -0 > "$FAKE_DIR/squeue.env"
 case "$*" in
   *%e) cat "$FAKE_DIR/end" ;;
+  *--Format=PreemptTime*) cat "$FAKE_DIR/preempted" ;;
   *--Format=State*) echo "$(cat "$FAKE_DIR/state") $(cat "$FAKE_DIR/restarts")" ;;
 esac
 """
@@ -77,8 +80,8 @@ class FakeSlurm:
         for name, text in answers.items():
             (self.root / name).write_text(f"{text}\n", encoding="utf-8")
 
-    def left(self, count: int, *, complete: bool = False) -> None:
-        self.answer(left=f"{count} {'complete' if complete else 'open'}")
+    def left(self, count: int, *, complete: bool = False, elsewhere: int = 0) -> None:
+        self.answer(left=f"{count} {'complete' if complete else 'open'} {elsewhere}")
 
     def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
         path = self.root / "slurm_script"
@@ -139,6 +142,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     }
     fake = FakeSlurm(tmp_path, home / "python", environ)
     fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, end="N/A")
+    fake.answer(preempted="N/A")
     fake.answer(
         work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs\nn2: ready: 4 GPUs"
     )
@@ -253,18 +257,24 @@ def test_ranks_get_an_environment_of_their_own(slurm: FakeSlurm) -> None:
 
 @pytest.mark.parametrize(
     ("end", "deadline"),
-    [("2030-03-17T17:46:40", "1900000000"), ("N/A", None), ("", None), ("Unknown", None)],
+    [("1900000000", "1900000000"), ("N/A", None), ("", None), ("Unknown", None)],
 )
 def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
     slurm: FakeSlurm, end: str, deadline: str | None
 ) -> None:
     del slurm.environ["SLURM_JOB_END_TIME"]
+    slurm.environ |= {"SLURM_TIME_FORMAT": "relative", "SQUEUE_STATES": "PENDING"}
     slurm.answer(end=end)
 
     code, _ = slurm.run(script_of(slurm))
 
     assert code == 0
     assert slurm.rank_environ.get("HPCTK_DEADLINE") == deadline
+    # The questions are the script's, and the variables the user's.
+    asked = (slurm.root / "squeue.env").read_text(encoding="utf-8").split("\0")
+    assert "SLURM_TIME_FORMAT=%s" in asked
+    assert not [pair for pair in asked if pair.startswith("SQUEUE_")]
+    assert slurm.rank_environ["SQUEUE_STATES"] == "PENDING"
 
 
 @pytest.mark.parametrize(
@@ -299,6 +309,45 @@ def test_a_failed_setup_ends_the_job(slurm: FakeSlurm, setup: str) -> None:
 
     assert code == 1
     assert f"error: setup failed: {setup}" in output
+
+
+def test_a_setup_that_moves_is_told_and_taken_back(slurm: FakeSlurm) -> None:
+    (slurm.root / "else where").mkdir()
+
+    code, output = slurm.run(script_of(slurm, setup=("cd 'else where'", "touch there")))
+
+    assert code == 0, output
+    assert (slurm.root / "else where/there").exists()
+    assert f"the setup moved to {slurm.root}/else where, back to {slurm.root}:" in output
+
+
+@pytest.mark.parametrize("srun_code", [137, 233])
+@pytest.mark.parametrize("template", ["work-queue", "command"])
+def test_a_node_that_is_lost_before_it_was_checked_lets_the_job_start_again(
+    slurm: FakeSlurm, template: str, srun_code: int
+) -> None:
+    slurm.answer(srun_code=srun_code)
+    program: dict[str, Any] = {"command": ("true",)} if template == "command" else {}
+
+    code, output = slurm.run(script_of(slurm, template, **program))
+    once, refusal = slurm.run(script_of(slurm, template, requeue=False, **program))
+
+    assert code == 0, output
+    assert "a node was lost before its checks were done: see above" in output
+    assert slurm.requeued
+    assert once == 75
+    assert "not requeued: --no-requeue" in refusal
+
+
+@pytest.mark.parametrize("srun_code", [1, 127, 139])
+def test_checks_that_fail_alike_everywhere_end_the_job(slurm: FakeSlurm, srun_code: int) -> None:
+    slurm.answer(srun_code=srun_code)
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert code == 1
+    assert "error: no node is fit for this job: see above" in output
+    assert not slurm.requeued
 
 
 def test_a_module_is_loaded_although_its_function_uses_unset_variables(slurm: FakeSlurm) -> None:
@@ -341,6 +390,20 @@ def test_a_job_is_not_requeued_without_a_reason(
 
     assert code == expected, output
     assert not slurm.requeued
+
+
+@pytest.mark.parametrize(("left", "requeued"), [(1, False), (2, True)])
+def test_a_job_is_not_requeued_for_what_workers_of_others_hold(
+    slurm: FakeSlurm, left: int, *, requeued: bool
+) -> None:
+    slurm.answer(work_code=75)
+    slurm.left(left, elsewhere=1)
+
+    code, output = slurm.run(script_of(slurm))
+
+    assert slurm.requeued is requeued
+    assert code == (0 if requeued else 75)
+    assert ("not requeued: workers of other jobs hold all that is left" in output) is not requeued
 
 
 @pytest.mark.parametrize("work_code", [0, 75, 137])
@@ -396,7 +459,7 @@ def start_and_signal(
     slurm: FakeSlurm, number: signal.Signals, *, work_code: int = 75
 ) -> tuple[int, str]:
     slurm.answer(works_until_signalled="", work_code=work_code)
-    slurm.left(1)
+    slurm.left(1, elsewhere=1)
     process = slurm.start(script_of(slurm))
     # Only guards against a hang: the rank is up within milliseconds.
     deadline = time.monotonic() + 20
@@ -538,11 +601,14 @@ def test_a_script_forgets_what_an_outer_job_left_behind(slurm: FakeSlurm) -> Non
     left_behind = {
         *("SLURM_MEM_PER_NODE", "SLURM_GPUS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND_LIST"),
         *("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_TRES_PER_TASK", "SRUN_CPUS_PER_TASK"),
+        *("SLURM_LABELIO", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_NODE"),
     }
     slurm.environ |= dict.fromkeys(left_behind, "1")
     slurm.environ["SLURM_MEM_PER_CPU"] = "4096"
 
-    code, output = slurm.run(script_of(slurm, mem_per_cpu="4G"))
+    shares: dict[str, Any] = {"ntasks": 3, "cpus_per_gpu": 2, "gpus_per_node": 1}
+    site = {"gpu_request": "gres"}
+    code, output = slurm.run(script_of(slurm, mem_per_cpu="4G", site=site, **shares))
 
     assert code == 0, output
     assert not left_behind & slurm.rank_environ.keys()
@@ -559,6 +625,31 @@ def test_arguments_of_the_script_follow_those_of_the_program(slurm: FakeSlurm) -
     assert slurm.calls("srun")[-1][:4] == [
         *("--kill-on-bad-exit=1", "--wait=60", "--label", "--cpus-per-task=6")
     ]
+
+
+@pytest.mark.parametrize(("preempted", "expected"), [("N/A", 1), ("1900000000", 0)])
+def test_a_program_that_a_preemption_cut_short_starts_again(
+    slurm: FakeSlurm, preempted: str, expected: int
+) -> None:
+    slurm.answer(preempted=preempted)
+    # As Slurm does within the grace of a preemption: the task is told, and the script is not.
+    program = ("bash", "-c", "kill $PPID; kill $$; sleep 9")
+
+    code, output = slurm.run(script_of(slurm, "command", command=program))
+
+    assert "cut short (SIGTERM)" in output
+    assert "the step ended with code 1" in output
+    assert code == expected, output
+    assert slurm.requeued is (expected == 0)
+
+
+def test_a_program_that_is_ended_by_another_gives_its_own_code(slurm: FakeSlurm) -> None:
+    program = ("bash", "-c", "kill $$; sleep 9")
+
+    code, output = slurm.run(script_of(slurm, "command", command=program))
+
+    assert code == 143, output
+    assert "cut short" not in output
 
 
 @pytest.mark.parametrize("work_code", [0, 75])

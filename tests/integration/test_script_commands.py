@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.realrun import wait_until
 from tests.integration.test_campaign import CAMPAIGN
 
 if TYPE_CHECKING:
@@ -29,8 +30,21 @@ def test_what_is_left_is_one_line_for_a_script(hpctk: Hpctk) -> None:
     hpctk("work", run.root, "--workers", "1")
     after = hpctk("left", run.root)
 
-    assert (before.code, before.out) == (0, "3 open\n")
-    assert (after.code, after.out) == (0, "0 complete\n")
+    assert (before.code, before.out) == (0, "3 open 0\n")
+    assert (after.code, after.out) == (0, "0 complete 0\n")
+
+
+def test_what_workers_of_another_job_hold_is_told_apart(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(1, 60)
+    own = {"SLURM_JOB_ID": "17"}
+    worker = hpctk.start("work", run.root, "--workers", "1", env=own)
+    wait_until(lambda: hpctk("left", run.root).out == "1 open 1\n", "a worker with the item")
+
+    assert hpctk("left", run.root, env=own).out == "1 open 0\n"
+    assert hpctk("left", run.root, env={"SLURM_JOB_ID": "18"}).out == "1 open 1\n"
+    worker.process.kill()
+    worker.process.wait()
+    wait_until(lambda: not hpctk.leftovers(), "the end of its processes")
 
 
 def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
@@ -40,7 +54,7 @@ def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
     hpctk("init", "more", "--command", "true", "--items", "one.jsonl", "--open")
     hpctk("work", "more", "--workers", "1", "--idle-exit", "0.1s")
 
-    assert hpctk("left", "more").out == "0 open\n"
+    assert hpctk("left", "more").out == "0 open 0\n"
 
 
 def test_a_fit_node_answers_on_stdout_and_an_unfit_one_with_1(hpctk: Hpctk) -> None:
@@ -60,7 +74,7 @@ def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
     done = toy("run", "toy.toml", "--workers", "2")
 
     assert (made.code, made.out) == (0, "runs/toy\n")
-    assert left.out == "0 open\n"
+    assert left.out == "0 open 0\n"
     assert done.code == 0, done.err
     assert "best arm" in done.out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -10,14 +11,23 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.jobs import ENDED, JobRecord, job_logs, job_records
 from hpc_toolkit.lab.lab import Lab
+from hpc_toolkit.lab.members import kill_members, members
 from hpc_toolkit.lab.settings import LabSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpc_toolkit.lab.members import Member
+
 SETTINGS = LabSettings(nodes=8, gpus_per_node=4)
 # Variables of whoever runs the tests that the programs under test would obey.
 _FOREIGN = ("HPCTK_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "CUDA_VISIBLE_DEVICES")
+
+
+# What a lab consists of, as the kernel has the names; everything else belongs to jobs.
+_DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd"}
+# Step daemons tidy up after their job has ended for Slurm.
+_LEAVING_S = 10.0
 
 
 class LabUnderTest:
@@ -47,6 +57,17 @@ class LabUnderTest:
 
     def up(self) -> None:
         self.lab.up(self.settings)
+        self._conf = self.slurm_conf.read_text()
+
+    def configure(self, **keys: object) -> None:
+        """Give keys of slurm.conf(5) other values, until the lab is cleared."""
+        text = self._conf
+        for key, value in keys.items():
+            text, found = re.subn(rf"(?m)^{key}=.*$", f"{key}={value}", text)
+            assert found == 1, f"{key} is {found} times in {self.slurm_conf}"
+        if self.slurm_conf.read_text() != text:
+            self.slurm_conf.write_text(text)
+            self.scontrol("reconfigure")
 
     def down(self) -> None:
         self.lab.down()
@@ -112,8 +133,27 @@ class LabUnderTest:
         ]
         return "".join(found)
 
+    def strays(self) -> list[Member]:
+        """Processes of the lab that are none of its daemons: those of jobs."""
+        return [one for one in members(self.lab.paths.token) if one.name not in _DAEMONS]
+
+    def check_no_strays(self) -> None:
+        """Fail if jobs leave processes behind; those are killed for the sake of the next test."""
+        deadline = time.monotonic() + _LEAVING_S
+        while strays := self.strays():
+            if time.monotonic() > deadline:
+                for one in strays:
+                    kill_members(self.lab.paths.token, one.node, name=one.name)
+                named = ", ".join(f"{one.name} ({one.pid}) on {one.node}" for one in strays)
+                message = f"jobs have left processes behind: {named}"
+                raise AssertionError(message)
+            time.sleep(0.05)
+
     def clear(self) -> None:
-        """End all jobs and bring all nodes back: the next test finds the lab as it was."""
+        """End all jobs and bring all nodes back: the next test finds the lab as it was.
+
+        Fails if a job leaves a process behind.
+        """
         if self.lab.status().state != "up":
             self.up()
             return
@@ -121,6 +161,7 @@ class LabUnderTest:
         # Jobs that ignore SIGTERM would take KillWait, 30 s.
         self.run("scancel", "--full", "--signal=KILL", *everything)
         self.run("scancel", *everything)
+        self.configure()
         for node in self.lab.status().crashed:
             self.lab.restore(node)
         deadline = time.monotonic() + 60
@@ -132,3 +173,4 @@ class LabUnderTest:
                 self.run("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume",
                          check=False)  # fmt: skip
             time.sleep(0.05)
+        self.check_no_strays()

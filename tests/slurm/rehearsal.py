@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.slurm.records import JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,11 +51,18 @@ FULL = Size(groups=432, seconds=0.25)
 """3 sizes of a model x 144 checkpoints x 12 layers."""
 
 
-def wait_until(condition: Callable[[], T], what: str, *, limit_s: float = 120.0) -> T:
-    """Wait until a condition is true and give what it gave; the limit guards against hanging."""
+def wait_until(
+    condition: Callable[[], T], what: str | Callable[[], str], *, limit_s: float = 120.0
+) -> T:
+    """Wait until a condition is true and give what it gave; the limit guards against hanging.
+
+    ``what`` may be asked for only then: a log of the end says more than one of the beginning.
+    """
     end = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
+        if time.monotonic() >= end:
+            message = f"waited {limit_s:g} s for {what if isinstance(what, str) else what()}"
+            raise AssertionError(message)
         time.sleep(0.1)
     return found
 
@@ -185,6 +193,14 @@ class Rehearsal:
             :-1
         ]
 
+    def ended(self, job: str) -> bool:
+        state = self.state(job)
+        return not state or JobRecord(id=job, state=state).ended
+
+    def node_state(self, node: str) -> str:
+        """Slurm's word for a node, in lower case; a final * means that it does not respond."""
+        return self.call("sinfo", "-hN", "-p", "main", "-n", node, "-o", "%T").strip()
+
     def exit_code(self, job: str) -> str:
         """``code:signal`` of a job that ended."""
         shown = self.call("scontrol", "--oneliner", "show", "job", job)
@@ -202,7 +218,7 @@ class Rehearsal:
         return found
 
     def done(self) -> int:
-        return sum(b'"done"' in line for _, line in self._lines())
+        return self.measure().items
 
     def wait_for_done(self, number: int, *, limit_s: float = 120.0) -> None:
         """Until so many results are in the journals."""
@@ -212,9 +228,9 @@ class Rehearsal:
         """Until these jobs ended for good."""
 
         def over() -> bool:
-            return all(self.state(job) in ENDED for job in jobs)
+            return all(self.ended(job) for job in jobs)
 
-        wait_until(over, f"the end of {jobs}; log:\n{self.log()}", limit_s=limit_s)
+        wait_until(over, lambda: f"the end of {jobs}; log:\n{self.log()}", limit_s=limit_s)
 
     def rows(self) -> list[dict[str, Any]]:
         self.hpctk("gather", self.run, "-o", "rows.jsonl")
@@ -251,9 +267,6 @@ class Rehearsal:
         for path in self.run.glob("journals/*.jsonl"):
             for line in path.read_bytes().split(b"\n")[:-1]:
                 yield path.stem, line
-
-
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", ""}
 
 
 def check_whole(rehearsal: Rehearsal, size: Size) -> Measured:

@@ -96,13 +96,17 @@ class Site:
         text = self.lab.run("scontrol", "show", "job", "-o", job).stdout
         return [parse_job(line) for line in text.splitlines() if line]
 
+    def nodes(self, job: str) -> str:
+        """The nodes of a running job, as Slurm writes them."""
+        return self.lab.run("squeue", "--noheader", "--format=%N", "--jobs", job).stdout.strip()
+
     def end_of(self, job: str, *, limit_s: float = 60) -> tuple[str, int, int]:
         """State, exit code and restarts of a job that has ended."""
 
         def ended() -> bool:
             return self.jobs(job)[0].state in ENDED
 
-        wait_until(ended, f"the end of job {job}:\n{self.said(job)}", limit_s=limit_s)
+        wait_until(ended, lambda: f"the end of job {job}:\n{self.said(job)}", limit_s=limit_s)
         return self.jobs(job)[0].end
 
     def said(self, job: str) -> str:
@@ -113,7 +117,7 @@ class Site:
     def wait_for_text(self, job: str, text: str, *, times: int = 1) -> None:
         wait_until(
             lambda: self.said(job).count(text) >= times,
-            f"{text!r} in:\n{self.said(job)}",
+            lambda: f"{text!r} in:\n{self.said(job)}",
             limit_s=60,
         )
 

@@ -213,6 +213,12 @@ def read_manifest(root: Path) -> Manifest:
     path = root / "run.json"
     try:
         data = read_fresh(path)
+    except NotADirectoryError as error:
+        message = f"{root} is not a run but a file"
+        hint = f"name the run's directory: {root.parent}"
+        if root.name != "run.json":
+            hint = "name the run's directory; -o names a file that is written"
+        raise RunError(message, hint=hint) from error
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise RunError(message) from error

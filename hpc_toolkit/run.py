@@ -300,6 +300,10 @@ def check_stage(stage: StageSpec) -> None:
     if (work.function is None) == (work.command is None):
         message = "a run needs either a workload or a command"
         raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
+    if work.command is not None and not work.command.strip():
+        # A shell ends an empty command with success, so every item would seem done.
+        message = "the command is empty"
+        raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
     if stage.max_attempts < 1:
         message = f"max_attempts must be at least 1, got {stage.max_attempts}"
         raise ConfigError(message)
@@ -315,12 +319,12 @@ def check_placeholders(items: list[Item], command: str | None) -> None:
     """Refuse items that lack what a command takes from them.
 
     Raises:
-        ItemsError: names the first item and the key.
+        ItemsError: names the first item, counted from 0, and the key.
     """
     from hpc_toolkit.workloads.command import placeholders
 
     keys = placeholders(command) if command is not None else []
-    for number, item in enumerate(items, 1):
+    for number, item in enumerate(items):
         for key in keys:
             if key not in item:
                 message = f"item {number} has no key {key!r}, which the command needs"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 
+_HINT = 'write one object a line, such as {"seed": 1}'
+
 
 def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
     """Parse JSON lines; blank lines are skipped.
@@ -27,15 +29,17 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
         if not line.strip():
             continue
         try:
-            item = json.loads(line, parse_constant=_refuse_constant)
+            # Without its newline: what is missing at the end would be missed on the next line.
+            item = json.loads(line.rstrip(b"\r\n"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            message = f"{source}, line {number}: not JSON: {error}"
-            raise ItemsError(
-                message, hint='write one object a line, such as {"seed": 1}'
-            ) from error
+            at, what = "", str(error)
+            if isinstance(error, json.JSONDecodeError):
+                at, what = f", column {error.colno}", error.msg
+            message = f"{source}, line {number}{at}: not JSON: {what}"
+            raise ItemsError(message, hint=_HINT) from error
         if not isinstance(item, dict):
             message = f"{source}, line {number}: not a JSON object but {type(item).__name__}"
-            raise ItemsError(message, hint='write one object a line, such as {"seed": 1}')
+            raise ItemsError(message, hint=_HINT)
         items.append(item)
     return items
 
@@ -59,12 +63,13 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
         taken: canonical bytes of the items that the stage has; grows by the new ones.
 
     Raises:
-        ItemsError: empty, a duplicate, or without the group's key.
+        ItemsError: empty, a duplicate, or without the group's key; items are counted from 0, as
+            everywhere.
     """
     if not items:
         message = "the list of items is empty"
         raise ItemsError(message, hint="give at least one JSON object, one a line")
-    for number, item in enumerate(items, 1):
+    for number, item in enumerate(items):
         if group_by is not None and group_by not in item:
             message = f"item {number} has no key {group_by!r}, by which items are grouped"
             raise ItemsError(message, hint=near_miss(group_by, list(item)))

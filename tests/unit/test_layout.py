@@ -76,8 +76,19 @@ def test_a_missing_directory_is_not_a_run(tmp_path: Path) -> None:
 def test_a_file_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(RunError, match=r"file/run\.json: Not a directory"):
+    with pytest.raises(RunError, match=r"file is not a run but a file") as caught:
         read_manifest(tmp_path / "file")
+
+    assert caught.value.hint == "name the run's directory; -o names a file that is written"
+
+
+def test_manifest_itself_is_refused_and_its_directory_named(tmp_path: Path) -> None:
+    root = written(tmp_path, FULL.to_bytes())
+
+    with pytest.raises(RunError, match=r"run\.json is not a run but a file") as caught:
+        read_manifest(root / "run.json")
+
+    assert caught.value.hint == f"name the run's directory: {root}"
 
 
 def test_a_run_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:

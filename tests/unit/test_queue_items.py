@@ -53,10 +53,19 @@ def test_parse_items_skips_blank_lines_and_keeps_the_order() -> None:
     ],
 )
 def test_parse_items_names_the_line_that_is_no_object(line: bytes, problem: str) -> None:
-    with pytest.raises(ItemsError, match=f"list.jsonl, line 3: .*{problem}") as caught:
+    with pytest.raises(
+        ItemsError, match=rf"list.jsonl, line 3(, column \d+)?: .*{problem}"
+    ) as caught:
         parse_items([b'{"a":1}\n', b"\n", line], source="list.jsonl")
 
     assert "one object a line" in caught.value.hint
+
+
+def test_parse_items_names_one_line_and_the_column() -> None:
+    with pytest.raises(ItemsError) as caught:
+        parse_items([b'{"a":1}\n', b'{"a": 1\n'], source="f")
+
+    assert caught.value.message == "f, line 2, column 8: not JSON: Expecting ',' delimiter"
 
 
 def test_parse_items_of_a_line_nested_too_deeply_is_an_items_error() -> None:
@@ -72,7 +81,7 @@ def test_check_items_refuses_an_empty_list() -> None:
 def test_check_items_names_the_duplicate_whatever_the_order_of_its_keys() -> None:
     items = [{"a": 1, "b": 2}, {"a": 1}, {"b": 2, "a": 1}]
 
-    with pytest.raises(ItemsError, match=r'item 3 is there twice: \{"a":1,"b":2\}'):
+    with pytest.raises(ItemsError, match=r'item 2 is there twice: \{"a":1,"b":2\}'):
         check_items(items, group_by=None, taken=set())
 
 
@@ -80,7 +89,7 @@ def test_check_items_refuses_what_the_stage_has_already() -> None:
     taken: set[bytes] = set()
     check_items([{"a": 1}], group_by=None, taken=taken)
 
-    with pytest.raises(ItemsError, match="item 2 is there twice"):
+    with pytest.raises(ItemsError, match="item 1 is there twice"):
         check_items([{"a": 2}, {"a": 1}], group_by=None, taken=taken)
 
 
@@ -89,7 +98,7 @@ def test_check_items_tells_true_from_one_and_one_from_1_0() -> None:
 
 
 def test_check_items_names_the_near_miss_of_a_group_key() -> None:
-    with pytest.raises(ItemsError, match="item 1 has no key 'chekpoint'") as caught:
+    with pytest.raises(ItemsError, match="item 0 has no key 'chekpoint'") as caught:
         check_items([{"checkpoint": "a", "layer": 1}], group_by="chekpoint", taken=set())
 
     assert caught.value.hint == "did you mean 'checkpoint'?"
@@ -97,14 +106,14 @@ def test_check_items_names_the_near_miss_of_a_group_key() -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), object(), {1, 2}, b"bytes"])
 def test_check_items_refuses_values_that_are_not_json(value: object) -> None:
-    with pytest.raises(ItemsError, match="item 1 is not plain JSON"):
+    with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
         check_items([{"a": value}], group_by=None, taken=set())
 
 
 def test_a_number_too_large_for_json_is_refused_when_it_is_checked() -> None:
     items = parse_items([b'{"a": 1e999}'], source="f")
 
-    with pytest.raises(ItemsError, match="item 1 is not plain JSON"):
+    with pytest.raises(ItemsError, match="item 0 is not plain JSON"):
         check_items(items, group_by=None, taken=set())
 
 

@@ -79,8 +79,9 @@ def test_create_refuses_a_name_that_is_taken(
     ("changes", "kind", "problem"),
     [
         ({"items": []}, ItemsError, "the list of items is empty"),
-        ({"items": [{"a": 1}, {"a": 1}]}, ItemsError, "item 2 is there twice"),
-        ({"group_by": "layer"}, ItemsError, "item 1 has no key 'layer'"),
+        ({"items": [{"a": 1}, {"a": 1}]}, ItemsError, "item 1 is there twice"),
+        ({"workload": None, "command": " \n"}, ConfigError, "the command is empty"),
+        ({"group_by": "layer"}, ItemsError, "item 0 has no key 'layer'"),
         ({"workload": None}, ConfigError, "either a workload or a command"),
         ({"command": "true"}, ConfigError, "either a workload or a command"),
         ({"workload": "nothing"}, WorkloadError, "is not MODULE:NAME"),
@@ -250,7 +251,7 @@ def _call(toy: ToyRun, what: str) -> None:
 def test_add_refuses_an_item_that_is_there(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 2, unit=1, sealed=False)
 
-    with pytest.raises(ItemsError, match="item 2 is there twice"):
+    with pytest.raises(ItemsError, match="item 1 is there twice"):
         toy.reopen().add([{"id": 7}, {"id": 1}])
 
     assert toy.log().length == 1
@@ -273,7 +274,7 @@ def test_add_that_loses_a_race_sees_the_items_that_won(
 
     monkeypatch.setattr(StageLog, "add_segment", add_first)
 
-    with pytest.raises(ItemsError, match="item 1 is there twice"):
+    with pytest.raises(ItemsError, match="item 0 is there twice"):
         toy.reopen().add([{"id": 5}])
 
     assert toy.reopen().status().stages["items"].total == 2

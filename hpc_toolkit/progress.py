@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from hpc_toolkit.status import StageCounts, Status
@@ -71,15 +72,18 @@ class StatusDisplay:
     def __init__(self) -> None:
         self._handle: Any = None
         self._line = ""
+        self._reason = ""
 
     def show(self, status: Status) -> None:
         """Show it, unless nothing changed."""
-        line = status_line(status)
-        if line == self._line:
+        before = (self._line, self._reason)
+        self._line, self._reason = status_line(status), status.reason
+        if (self._line, self._reason) == before:
             return
-        self._line = line
         if not _in_notebook():
-            sys.stdout.write(f"{line}\n")
+            lines = [self._line] if self._line != before[0] else []
+            lines += [self._reason] if self._reason not in ("", before[1]) else []
+            sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
             sys.stdout.flush()
             return
         from IPython.display import HTML, display

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.notebook.executors import LOCAL
+from hpc_toolkit.notebook.localjobs import RUNNING, end_local, is_local, local_state
 from hpc_toolkit.progress import StatusDisplay, status_html
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
@@ -23,13 +23,22 @@ from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
 from hpc_toolkit.status import living_workers
 from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
-from hpc_toolkit.submit.jobs import KnownJob, SubmittedJob, known_jobs, own_login, record_job
+from hpc_toolkit.submit.jobs import (
+    JobStates,
+    KnownJob,
+    SubmittedJob,
+    known_jobs,
+    own_login,
+    record_job,
+)
+from hpc_toolkit.submit.standstill import lacks_workers, why
 from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.status import Status
 
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.2, 2.0
@@ -43,7 +52,16 @@ def watch(run: Run | str | Path, timeout: float | None = None) -> Status:
     Ends for nothing else, since more workers may come. Interrupting it stops no worker.
     """
     found = run if isinstance(run, Run) else Run.open(run)
-    return follow(found, timeout, lambda: False, StatusDisplay())
+    states = JobStates(found.paths)
+    return follow(lambda: _stand(found, states), timeout, lambda: False, StatusDisplay())
+
+
+def _stand(run: Run, states: JobStates) -> Status:
+    """How a run stands; where it has no workers, what its jobs in Slurm say of that."""
+    now = run.status()
+    if lacks_workers(now):
+        now.reason = why(now, states.read())
+    return now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +129,7 @@ class WorkerJobs:
         """submitit's jobs; ``results()`` of one waits for it, and tells the ranks' exit codes."""
         self.workers = workers
         """How many workers they start together."""
+        self._job_states = JobStates(run.paths)
 
     @classmethod
     def submitted(cls, run: Run, workers: int, executor: Any, jobs: list[Any]) -> WorkerJobs:
@@ -155,24 +174,40 @@ class WorkerJobs:
         A job with a living worker is ``RUNNING``; Slurm is asked once for all others.
         """
         living = self._jobs_of_living_workers()
-        found = {job: "RUNNING" if job in living else UNKNOWN for job in self._in_slurm()}
+        found = {job: RUNNING if job in living else UNKNOWN for job in self._in_slurm()}
         silent = [job for job, state in found.items() if state == UNKNOWN]
         if silent:
             found |= {job: record.state for job, record in slurm.job_states(silent).items()}
-        local = {job.job_id: _local_state(job) for job in self._local()}
+        local = {job.job_id: local_state(job) for job in self._local()}
         return {job.job_id: {**found, **local}[job.job_id] for job in self.jobs}
+
+    def status(self) -> Status:
+        """How the run stands; where it has no workers, what the jobs say of that."""
+        now = _stand(self.run, self._job_states)
+        if lacks_workers(now):
+            for job in self._local():
+                if local_state(job) == RUNNING:
+                    now.reason = (
+                        f"no worker is alive, and job {job.job_id} runs here: its workers are "
+                        f"starting, or {job.paths.stderr} tells why not"
+                    )
+        return now
 
     def cancel(self) -> None:
         """End the jobs; their workers finish their item or give it back first.
 
-        A job that has another name or user than the one submitted is left alone, and that is said.
+        A job that has another name or user than the one submitted is left alone, and so is a local
+        job that is not on this machine; that is said.
 
         Raises:
             SlurmError: Slurm did not do it.
         """
         for job in self._local():
-            if _local_state(job) == "RUNNING":
-                os.kill(int(job.job_id), signal.SIGTERM)
+            if local_state(job) in (RUNNING, UNKNOWN) and not end_local(job) and self._living():
+                sys.stderr.write(
+                    f"note: job {printable(job.job_id)} is not on this machine: 'hpctk drain "
+                    f"{self.run.root}' asks all workers of the run to leave\n"
+                )
         known = {job.id: job for job in known_jobs(self.run.paths)}
         ids = dict.fromkeys(job.partition("_")[0] for job in self._in_slurm())
         # A job that could not be noted has its id alone.
@@ -191,18 +226,32 @@ class WorkerJobs:
         Ends earlier when no job is left, or after ``timeout`` seconds. The jobs work on when this
         is interrupted.
         """
-        return follow(self.run, timeout, self._over).complete
+        return follow(self.run.status, timeout, self._over).complete
 
     def watch(self, timeout: float | None = None) -> bool:
-        """Like :meth:`wait`, and show meanwhile how the run stands."""
-        return follow(self.run, timeout, self._over, StatusDisplay()).complete
+        """Like :meth:`wait`, and show meanwhile how the run stands.
+
+        Where the jobs are over and the run is not complete, it says how each of them ended.
+        """
+        complete = follow(self.status, timeout, self._over, StatusDisplay()).complete
+        if not complete and self._over():
+            sys.stdout.writelines(f"{printable(line)}\n" for line in self._endings())
+        return complete
+
+    def _endings(self) -> list[str]:
+        """A line for each job that tells its end; of very many those that failed first."""
+        records = slurm.job_states(self._in_slurm())
+        ranked = sorted(self.jobs, key=lambda job: _ended_well(job, records))
+        lines = [_ending(job, records.get(job.job_id)) for job in ranked[:_JOBS_SHOWN]]
+        more = len(ranked) - len(lines)
+        return lines + ([f"and {more} more jobs"] if more else [])
 
     def _over(self) -> bool:
         """Whether no job runs or waits any more; False where Slurm does not answer."""
-        if any(_local_state(job) == "RUNNING" for job in self._local()):
+        if any(local_state(job) == RUNNING for job in self._local()):
             return False
         # Of a job that an earlier process started nothing is known but its workers.
-        if any(_local_state(job) == UNKNOWN for job in self._local()) and self._living():
+        if any(local_state(job) == UNKNOWN for job in self._local()) and self._living():
             return False
         ids = self._in_slurm()
         try:
@@ -219,10 +268,10 @@ class WorkerJobs:
         return {presence.job for presence in found if presence is not None and presence.job}
 
     def _in_slurm(self) -> list[str]:
-        return [job.job_id for job in self.jobs if not _is_local(job)]
+        return [job.job_id for job in self.jobs if not is_local(job)]
 
     def _local(self) -> list[Any]:
-        return [job for job in self.jobs if _is_local(job)]
+        return [job for job in self.jobs if is_local(job)]
 
     def __repr__(self) -> str:
         ids = ", ".join(job.job_id for job in self.jobs[:_JOBS_SHOWN])
@@ -237,16 +286,19 @@ class WorkerJobs:
         )
         more = len(self.jobs) - len(shown)
         rest = f"<div>and {more} more</div>" if more else ""
-        return f"{status_html(self.run.status())}<table>{rows}</table>{rest}"
+        return f"{status_html(self.status())}<table>{rows}</table>{rest}"
 
 
 def follow(
-    run: Run,
+    look: Callable[[], Status],
     timeout: float | None,
     over: Callable[[], bool],
     display: StatusDisplay | None = None,
 ) -> Status:
-    """Wait until a run is complete, nothing works on it, or time is up; how it stands then."""
+    """Wait until a run is complete, nothing works on it, or time is up; how it stands then.
+
+    ``look`` tells how it stands, and ``over`` whether nothing works on it any more.
+    """
     start = time.monotonic()
     look_s, ask_s, ask_at = _LOOK_FIRST_S, _ASK_FIRST_S, start + _ASK_FIRST_S
     while True:
@@ -255,7 +307,7 @@ def follow(
         if now >= ask_at:
             ask_s = min(2 * ask_s, _ASK_LAST_S)
             ask_at = now + ask_s
-        status = run.status()
+        status = look()
         if display is not None:
             display.show(status)
         late = timeout is not None and now - start >= timeout
@@ -265,10 +317,15 @@ def follow(
         look_s = min(2 * look_s, _LOOK_LAST_S)
 
 
-def _is_local(job: Any) -> bool:
-    return type(job).__name__ == "LocalJob"
+def _ended_well(job: Any, records: dict[str, JobRecord]) -> bool:
+    record = records.get(job.job_id)
+    return record is not None and record.state == "COMPLETED"
 
 
-def _local_state(job: Any) -> str:
-    state = str(job.state)
-    return state if state in ("RUNNING", "FINISHED", "INTERRUPTED") else UNKNOWN
+def _ending(job: Any, record: JobRecord | None) -> str:
+    state = local_state(job) if record is None else record.state
+    parts = [f"job {job.job_id}: {state}"]
+    if record is not None and record.exit_code:
+        parts.append(f"exit code {record.exit_code}")
+    stderr = job.paths.stderr
+    return "; ".join([", ".join(parts), *([f"see {stderr}"] if stderr.exists() else [])])

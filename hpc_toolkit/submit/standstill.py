@@ -11,9 +11,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.status import Status
 
 
+def lacks_workers(now: Status) -> bool:
+    """Whether nothing moves because no worker is alive."""
+    return now.reason.startswith("no worker is alive")
+
+
 def why(now: Status, jobs: Sequence[JobRecord]) -> str:
     """Why nothing moves, where the only hope is a job: what that waits for, and what helps."""
-    if not now.reason.startswith("no worker is alive"):
+    if not lacks_workers(now):
         return now.reason
     alive = [job for job in jobs if job.running]
     waiting = [job for job in jobs if job.waiting]

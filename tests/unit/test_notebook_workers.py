@@ -320,6 +320,66 @@ def test_a_notebook_cancels_no_job_that_bears_another_name(
     assert said in capsys.readouterr().err
 
 
+@pytest.fixture
+def waiting(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> notebook.WorkerJobs:
+    """Workers of a run in job 100, which waits."""
+    with monkeypatch.context() as patch:
+        (tmp_path / "kept").mkdir()
+        KeptJobs(tmp_path / "kept", patch)
+        jobs = notebook.submit_workers(run, 1, cluster=SITE, job_name="mine")
+    programs = Programs(tmp_path, monkeypatch)
+    programs.answer("squeue", pending_line("100", Name="mine"))
+    return jobs
+
+
+WAITS = "no worker is alive, and job 100 waits: other jobs have a higher priority"
+
+
+def test_a_run_without_workers_shows_what_its_job_waits_for(waiting: notebook.WorkerJobs) -> None:
+    assert WAITS in waiting._repr_html_()
+
+
+@pytest.mark.parametrize("by_jobs", [True, False])
+def test_watching_a_job_that_waits_says_what_for(
+    by_jobs: bool, waiting: notebook.WorkerJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if by_jobs:
+        assert waiting.watch(timeout=0.0) is False
+    else:
+        notebook.watch(waiting.run.root, timeout=0.0)
+
+    assert capsys.readouterr().out.splitlines() == ["0 of 4 done; 0 workers", WAITS]
+
+
+def test_watching_jobs_that_are_over_says_how_each_ended(
+    run: Run,
+    sbatch: KeptJobs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = notebook.submit_workers(run, 3, cluster=SITE, gpus_per_node=1, array=True)
+    monkeypatch.setattr("hpc_toolkit.notebook.jobs._ASK_FIRST_S", 0.0)
+    monkeypatch.setattr("hpc_toolkit.notebook.jobs._JOBS_SHOWN", 2)
+    ended = {
+        "100_0": JobRecord(id="100_0", state="COMPLETED"),
+        "100_1": JobRecord(id="100_1", state="FAILED", exit_code=3),
+        "100_2": JobRecord(id="100_2", state="CANCELLED"),
+    }
+    monkeypatch.setattr(slurm, "squeue", lambda _: ended)
+    monkeypatch.setattr(
+        slurm, "job_states", lambda ids, **_: {one: ended[one] for one in ids if one in ended}
+    )
+    jobs.jobs[1].paths.stderr.write_text("why")
+
+    assert jobs.watch() is False
+
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        f"job 100_1: FAILED, exit code 3; see {jobs.jobs[1].paths.stderr}",
+        "job 100_2: CANCELLED",
+        "and 1 more jobs",
+    ]
+
+
 def test_a_run_without_submissions_says_so(run: Run) -> None:
     with pytest.raises(RunError, match="no workers were submitted"):
         notebook.WorkerJobs.open(run)
@@ -360,7 +420,7 @@ def test_jobs_show_themselves_with_everything_escaped(
     jobs = notebook.submit_workers(run, 1, cluster=SITE)
     hostile = "<script>alert(1)</script>"
     record = JobRecord(id="100", state=hostile)
-    monkeypatch.setattr(slurm, "job_states", lambda ids: dict.fromkeys(ids, record))
+    monkeypatch.setattr(slurm, "job_states", lambda ids, **_: dict.fromkeys(ids, record))
 
     shown = jobs._repr_html_()
 

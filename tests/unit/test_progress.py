@@ -104,6 +104,17 @@ def test_a_terminal_gets_a_line_when_something_changed(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+def test_a_terminal_is_told_why_nothing_moves_when_that_changed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = StatusDisplay()
+
+    for reason in ("", "it waits", "it waits", "it \x1b[2J starts", ""):
+        display.show(status(reason=reason))
+
+    assert capsys.readouterr().out.splitlines()[1:] == ["it waits", r"it \x1b[2J starts"]
+
+
 def test_a_notebook_gets_one_piece_that_is_replaced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,7 +133,9 @@ def test_a_notebook_gets_one_piece_that_is_replaced(
 
     one.show(status())
     one.show(status(rate_per_s=4.0))
+    one.show(status(rate_per_s=4.0, reason="it waits"))
 
-    assert [what for what, _ in shown] == ["display True", "update"]
+    assert [what for what, _ in shown] == ["display True", "update", "update"]
     assert "4 items/s" in shown[1][1]
+    assert "it waits" in shown[2][1]
     assert capsys.readouterr().out == ""

@@ -60,6 +60,15 @@ def test_deadline_in_the_past_begins_nothing(
     assert not hpctk.noted("start")
 
 
+def test_the_end_of_the_job_comes_before_a_deadline_that_was_inherited(hpctk: Hpctk) -> None:
+    hpctk.make_sleeping(3, 0.0)
+    env = {"HPCTK_DEADLINE": "1", "SLURM_JOB_END_TIME": str(time.time() + 3600)}
+
+    assert hpctk("work", "run", env=env).code == 0
+
+    assert hpctk.noted("start")
+
+
 def test_idle_exit_leaves_an_open_run_with_75(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(2, 0.0, open_end=True)
 

@@ -128,7 +128,11 @@ def test_a_script_that_names_no_job_is_found_again(desk: Desk) -> None:
     assert desk.call("cancel", run, "--yes").stdout == f"{job}\n"
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "tr\u00e4ume-\u6a21\u578b", "\u6a21" * 90, "a b"])
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 300, "tr\u00e4ume-\u6a21\u578b", "\u6a21" * 90, "a b"],
+    ids=["long", "wide", "both", "two"],
+)
 def test_a_job_of_any_name_is_the_runs_own(desk: Desk, name: str) -> None:
     run = desk.init()
     own = desk.cwd / "own.sbatch"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.quantities import format_mem, format_walltime
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,12 +48,12 @@ def list_clusters(as_json: JsonOption = False) -> None:
             found.append(
                 {"name": name, "description": load_cluster(name).description, "files": own}
             )
-        except ConfigError as error:
+        except HpcToolkitError as error:
             found.append({"name": name, "error": error.message, "files": own})
     if as_json:
         print(json.dumps(found))
         return
-    rows = [(one["name"], ", ".join(f["layer"] for f in one["files"])) for one in found]
+    rows = [(printable(one["name"]), ", ".join(f["layer"] for f in one["files"])) for one in found]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     for (name, layers), one in zip(rows, found, strict=True):
         text = one.get("description", f"error: {one.get('error')}")
@@ -60,7 +61,12 @@ def list_clusters(as_json: JsonOption = False) -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A name of 'hpctk cluster list' or a TOML file.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A name of 'hpctk cluster list' or a TOML file.", autocompletion=complete_cluster
+        ),
+    ],
     origin: Annotated[
         bool, typer.Option("--origin", help="Print where each fact is written in front of it.")
     ] = False,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.clusters.facts import parse_cluster
-from hpc_toolkit.clusters.files import user_directory
+from hpc_toolkit.clusters.files import SUFFIX, user_directory
 from hpc_toolkit.clusters.shape import offers
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.files import replace_file
@@ -40,7 +40,8 @@ _ASK_NETWORK = """
 def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     """The text of a cluster file; it is valid, and says that nobody has verified it.
 
-    Raises ConfigError where Slurm shows no partition that takes jobs, or ``name`` is none.
+    Raises ConfigError where Slurm shows no partition that takes jobs, or ``name`` is none that
+    ``--cluster`` would find.
     """
     usable, left_out = offers(facts)
     if not usable:
@@ -70,6 +71,9 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
     # TOML has no place for what does not print, in comments neither.
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c == "\n")
     parse_cluster(text, file=name, name=name)
+    if name.endswith(SUFFIX):
+        msg = f"{name!r}: a cluster's name that ends in {SUFFIX} is taken for a path"
+        raise ConfigError(msg, hint=f"hpctk cluster init {name.removesuffix(SUFFIX)}; -o FILE")
     return text
 
 
@@ -82,7 +86,7 @@ def write_draft(name: str, text: str, *, out: str | None, force: bool) -> Path:
     if directory is None:
         msg = "there is no home directory to write to"
         raise ConfigError(msg, hint="name a file with -o")
-    path = directory / (Path(out).name if out else f"{name}.toml")
+    path = directory / (Path(out).name if out else f"{name}{SUFFIX}")
     if path.exists() and not force:
         msg = f"{path}: there is a file already"
         raise ConfigError(msg, hint="--force overwrites it; -o FILE writes another")

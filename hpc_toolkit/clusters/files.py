@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ Layer = Literal["built-in", "site", "user", "project", "path"]
 """Where a file is from; in order of precedence, "path" being one that was named by its path."""
 
 SITE_DIRECTORY = "/etc/hpctk/clusters"
-_SUFFIX = ".toml"
+SUFFIX = ".toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class ClusterFile:
     layer: Layer
     """Where it is from."""
     file: str
-    """What errors call it."""
+    """What errors call it; it prints."""
     source: Traversable | Path
     """What is read."""
 
@@ -87,9 +88,9 @@ def files_called(name: str) -> list[ClusterFile]:
     if not name.isprintable():
         msg = f"cluster {name!r}: holds a control character"
         raise ConfigError(msg, hint="give a name of 'hpctk cluster list', or a path")
-    if "/" in name or name.endswith(_SUFFIX):
+    if "/" in name or name.endswith(SUFFIX):
         source = Path(name)
-        stem = source.name.removesuffix(_SUFFIX)
+        stem = source.name.removesuffix(SUFFIX)
         return with_earlier(ClusterFile(name=stem, layer="path", file=name, source=source))
     known = cluster_files()
     files = [found for found in known if found.name == name]
@@ -178,16 +179,17 @@ def _files_in(layer: Layer, directory: Traversable | Path, shown: str) -> Iterat
         hint = "what it says would silently be missing; make it readable, or remove it"
         raise ConfigError(msg, hint=hint) from None
     for name in names:
-        if name.endswith(_SUFFIX) and not name.startswith("."):
-            source, stem = directory / name, name.removesuffix(_SUFFIX)
-            yield ClusterFile(name=stem, layer=layer, file=f"{shown}{name}", source=source)
+        if name.endswith(SUFFIX) and not name.startswith("."):
+            source, stem = directory / name, name.removesuffix(SUFFIX)
+            file = f"{shown}{printable(name)}"
+            yield ClusterFile(name=stem, layer=layer, file=file, source=source)
 
 
 def _repeats_builtin(found: ClusterFile) -> bool:
     """Whether a project's file is the built-in one: this project's own working tree."""
     if found.layer != "project":
         return False
-    builtin = _builtin() / f"{found.name}{_SUFFIX}"
+    builtin = _builtin() / f"{found.name}{SUFFIX}"
     try:
         return builtin.is_file() and builtin.read_bytes() == _bytes(found)
     except (OSError, ConfigError):

@@ -5,6 +5,7 @@ What a node gives, and for how long, is the partitions' to judge.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +38,12 @@ def check_limits(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) ->
 
 def forbidden(cluster: Cluster, directory: Path) -> str | None:
     """Why no job should be submitted from ``directory``; None where nothing is against it."""
+    # The home directory may be a link, and the current directory never tells of one.
+    forms = {directory, Path(os.path.realpath(directory))}
     for place in cluster.forbidden_submit_dirs:
-        if directory.is_relative_to(Path(place).expanduser()):
+        expanded = os.path.expanduser(place)
+        places = (expanded, os.path.realpath(expanded))
+        if any(form.is_relative_to(one) for form in forms for one in places):
             written = cluster.written("forbidden_submit_dirs")
             return f"{cluster.name} takes no jobs from below {place} ({written})"
     # Slurm joins the directory and the log's pattern before it fills that in (22.05 and newer): the

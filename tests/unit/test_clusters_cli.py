@@ -156,6 +156,16 @@ def test_validate_tells_an_error_once_and_of_the_file_that_has_it(user: Path) ->
     assert result.stderr.count("unknown key 'nods'") == 1
 
 
+def test_no_name_of_a_file_reaches_the_terminal_as_it_is(user: Path) -> None:
+    (user / "a\x1b[2J.toml").write_text("nods = 1", encoding="utf-8")
+
+    listed, validated = call("list"), call("validate")
+
+    assert r"a\x1b[2J" in listed.stdout
+    assert r"a\x1b[2J.toml: unknown key" in validated.stderr
+    assert "\x1b" not in listed.output + validated.output
+
+
 def test_validate_takes_names_and_paths(user: Path) -> None:
     (user / "lab.toml").write_text("nodes = 4", encoding="utf-8")
     path = user / "elsewhere"

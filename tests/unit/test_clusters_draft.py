@@ -233,6 +233,13 @@ def test_a_name_that_is_no_name_is_refused(name: str) -> None:
         draft(name, OLD_LINEAR, TODAY)
 
 
+@pytest.mark.parametrize("name", ["x.toml", "a.b.toml"])
+def test_a_name_that_would_be_taken_for_a_path_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is taken for a path") as caught:
+        draft(name, OLD_LINEAR, TODAY)
+    assert name.removesuffix(".toml") in caught.value.hint
+
+
 def test_hostile_words_of_slurm_stay_in_their_strings_and_comments() -> None:
     told = facts(
         'ClusterName = a"\\b\x1b\nSLURM_VERSION = 1"\nJobSubmitPlugins = x\x1b[2J',

@@ -593,6 +593,18 @@ def test_forbidden_says_why_no_job_should_be_submitted_from_there(
     assert found is None if reason is None else re.search(reason, found or "")
 
 
+def test_a_directory_behind_a_link_is_forbidden_by_either_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lustre" / "me" / "x").mkdir(parents=True)
+    (tmp_path / "home").symlink_to(tmp_path / "lustre")
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / "me"))
+
+    for name in ("home", "lustre"):
+        assert "takes no jobs from below ~" in str(forbidden(KILLARNEY, tmp_path / name / "me/x"))
+    assert forbidden(KILLARNEY, tmp_path) is None
+
+
 def test_command_line_names_what_differs_from_the_default() -> None:
     request = spec(nodes=2, requeue=False, exclusive=True, env=(("A", "b c"),), setup=("a b",))
 

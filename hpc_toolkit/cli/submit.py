@@ -97,7 +97,7 @@ def submit(
 
 def _send(submission: "Submission") -> None:
     """Print each id when its job was taken; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.slurm.client import SlurmSilentError
+    from hpc_toolkit.slurm.client import SlurmUnsureError
     from hpc_toolkit.submit.send import send
 
     taken: list[str] = []
@@ -106,7 +106,7 @@ def _send(submission: "Submission") -> None:
             print(job.job, flush=True)
             taken.append(job.job)
     except (HpcToolkitError, KeyboardInterrupt) as error:
-        unsure = isinstance(error, KeyboardInterrupt | SlurmSilentError)
+        unsure = isinstance(error, KeyboardInterrupt | SlurmUnsureError)
         total = submission.copies * len(submission.scripts)
         if taken or unsure:
             words = [f"{len(taken)} of {total} were taken" + f": {', '.join(taken)}" * bool(taken)]

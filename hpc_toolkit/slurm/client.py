@@ -54,8 +54,12 @@ class SlurmError(HpcToolkitError):
     """A program of Slurm is missing, did not answer in time, or refused."""
 
 
-class SlurmSilentError(SlurmError):
-    """A program of Slurm did not answer in time; it may have done what it was asked to do."""
+class SlurmUnsureError(SlurmError):
+    """A program of Slurm may have done what it was asked to do: once more could be twice."""
+
+
+class SlurmSilentError(SlurmUnsureError):
+    """A program of Slurm did not answer in time."""
 
     exit_code = 75
 
@@ -290,8 +294,8 @@ def sbatch(
         cwd: the directory of submission; by default this one.
 
     Raises:
-        SlurmError: it was refused, or sbatch did not answer: the job may then be queued all the
-            same.
+        SlurmUnsureError: sbatch did not answer, or not as it should: the job may be queued.
+        SlurmError: it was refused.
     """
     given = clean_environment() if environ is None else environ
     try:
@@ -305,10 +309,10 @@ def sbatch(
         if found is None:
             raise refusal
         hint = f"it printed the id {found[0]} all the same: 'squeue --me' tells whether it is taken"
-        raise SlurmError(refusal.message, hint=f"{hint}; {refusal.hint}")
+        raise SlurmUnsureError(refusal.message, hint=f"{hint}; {refusal.hint}")
     if found is None:
         message = f"sbatch printed no job id, but {done.stdout.strip()[:200]!r}"
-        raise SlurmError(message, hint="'squeue --me' tells whether the job was taken")
+        raise SlurmUnsureError(message, hint="'squeue --me' tells whether the job was taken")
     said = (line.rstrip() for line in done.stderr.splitlines())
     return Accepted(*found, tuple(line for line in said if line))
 

@@ -105,7 +105,7 @@ def send(submission: Submission) -> Iterator[SubmittedJob]:
         for script in submission.scripts:
             try:
                 job = _send_one(submission, script, before)
-            except slurm.SlurmSilentError:
+            except slurm.SlurmUnsureError:
                 raise
             except slurm.SlurmError as error:
                 if not submission.excluded:

@@ -355,6 +355,20 @@ def test_a_chain_that_breaks_off_tells_what_is_in_the_queue(
     assert len(read_jobs(run.paths)) == 2
 
 
+def test_a_job_of_which_sbatch_printed_the_id_is_not_sent_twice(
+    run: ToyRun, programs: Programs
+) -> None:
+    failing_node(run, "w", "n3", time.time() - 60)
+    programs.answer("sbatch", "102", code=1, stderr="sbatch: error: x")
+
+    result = call()
+
+    assert isinstance(result.exception, SlurmError)
+    assert "the id 102 all the same" in result.exception.hint
+    assert "note: 0 of 1 were taken; 'squeue --me' tells of the one in flight" in result.stderr
+    assert len(sent(programs)) == 1
+
+
 def test_an_interrupted_submission_tells_what_is_in_the_queue(
     run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +385,7 @@ def test_an_interrupted_submission_tells_what_is_in_the_queue(
 
 
 def test_a_chain_that_breaks_has_printed_what_is_queued(run: ToyRun, programs: Programs) -> None:
-    programs.add("sbatch", SBATCH.replace('echo "$n"', 'echo "$n"; [ $n -lt 102 ]'))
+    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 102 ] && echo "$n"'))
 
     result = call("--jobs", "3", "--dependency", "afterany")
 

@@ -16,6 +16,13 @@ def _complete_run(incomplete: str) -> list[str]:
     return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
 
 
+def complete_cluster(incomplete: str) -> list[str]:
+    """Names of clusters that begin so."""
+    from hpc_toolkit.clusters.facts import cluster_names
+
+    return [name for name in cluster_names() if name.startswith(incomplete)]
+
+
 GivenRun = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's directory.", autocompletion=_complete_run)
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.cli.arguments import complete_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.quantities import format_mem, format_walltime
 from hpc_toolkit.terminal import printable

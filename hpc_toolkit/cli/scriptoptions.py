@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from hpc_toolkit.cli.arguments import complete_cluster
 from hpc_toolkit.cli.optiontable import NUMBERS, PANELS
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RenderError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,11 +73,16 @@ def requested(
     stderr how the cluster was found. Raises ConfigError or RenderError.
     """
     from hpc_toolkit.clusters.choice import resolve_cluster
-    from hpc_toolkit.render.script import render_script
+    from hpc_toolkit.render.script import render_script, template_names
     from hpc_toolkit.render.spec import ScriptSpec
 
     values = _over(base or {}, _fields(given))
     kind = template or values.get("template", DEFAULT_TEMPLATE)
+    refuse_run(kind)
+    if kind not in template_names():
+        # Else the job's name, which is the template's by default, would be blamed.
+        msg = f"no template is called {kind!r}"
+        raise RenderError(msg, hint=near_miss(kind, template_names()))
     found = resolve_cluster(values.get("cluster"))
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -90,6 +96,13 @@ def requested(
         # The header names it for renderings from any directory.
         cluster = replace(cluster, argument=os.path.abspath(cluster.argument))
     return spec, cluster, render_script(spec, cluster, kind)
+
+
+def refuse_run(template: str | None) -> None:
+    """Refuse a run in the place of a template, where other commands take it."""
+    if template and os.path.isfile(os.path.join(template, "run.json")):
+        msg = f"{template} is a run and no template"
+        raise ConfigError(msg, hint=f"name it with --run {template}")
 
 
 def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +170,7 @@ def _arguments() -> list[TyperArgument]:
             param_decls=["template"],
             metavar="[TEMPLATE]",
             help=f"Which kind of script; by default {DEFAULT_TEMPLATE}.",
+            autocompletion=_complete_template,
         ),
         TyperArgument(
             param_decls=["command"],
@@ -184,6 +198,10 @@ def _parameter(option: Option, panel: str) -> TyperOption:
 
 
 def _complete_cluster(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-    from hpc_toolkit.clusters.facts import cluster_names
+    return complete_cluster(incomplete)
 
-    return [name for name in cluster_names() if name.startswith(incomplete)]
+
+def _complete_template(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+    from hpc_toolkit.render.script import template_names
+
+    return [name for name in template_names() if name.startswith(incomplete)]

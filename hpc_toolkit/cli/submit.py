@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
-from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, add_script_command, requested
+from hpc_toolkit.cli.scriptoptions import (
+    DEFAULT_TEMPLATE,
+    add_script_command,
+    refuse_run,
+    requested,
+)
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.terminal import printable
 
@@ -42,6 +47,7 @@ def submit(
             min=1,
             max=1000,
             metavar="N",
+            rich_help_panel="Order",  # its range beside '--no-exclude-failed' is too wide
             help="Send N jobs; with --dependency singleton or afterany one after the other.",
         ),
     ] = 1,
@@ -80,6 +86,7 @@ def submit(
         if jobs == 1:
             message = "--dependency afterany: after which job?"
             raise ConfigError(message, hint="afterany:JOB; or --jobs N, for a chain of new ones")
+    refuse_run(template)
     own = template is not None and ("/" in template or template.endswith(".sbatch"))
     make = _of_script if own else _of_request
     found = make(template, given, force=force, exclude_failed=exclude_failed)

@@ -80,6 +80,47 @@ def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
     assert "nothing says which interpreter inside it" in error.message
 
 
+@pytest.mark.parametrize("template", ["no-such", "a/b", "x y"])
+def test_an_unknown_template_is_named_and_not_the_job(template: str) -> None:
+    error = refused("render", template)
+
+    assert error.message == f"no template is called {template!r}"
+    assert "work-queue" in error.hint
+
+
+def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
+    Path("runs/bench").mkdir(parents=True)
+    Path("runs/bench/run.json").touch()
+
+    error = refused("render", "runs/bench")
+
+    assert error.message == "runs/bench is a run and no template"
+    assert error.hint == "name it with --run runs/bench"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("render ", {"array", "campaign", "command", "work-queue"}),
+        ("render w", {"work-queue"}),
+        ("cluster show g", {"generic"}),
+    ],
+)
+def test_templates_and_clusters_are_completed(words: str, offered: set[str]) -> None:
+    app = typer.Typer()
+    render_command.register(app)
+    cluster_commands.register(app)
+    environ = {
+        "_HPCTK_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"hpctk {words}",
+        "COMP_CWORD": str(len(f"{words}.".split())),
+    }
+
+    completed = CliRunner().invoke(app, [], prog_name="hpctk", env=environ)
+
+    assert set(completed.output.split()) == offered
+
+
 def test_render_again_leaves_the_same_file_alone() -> None:
     call("render", "--nodes", "2")
     DEFAULT.chmod(0o444)

@@ -719,6 +719,15 @@ def test_a_script_whose_request_was_edited_names_no_run(run: ToyRun, programs: P
     assert call("own.sbatch", "--run", "runs/a").stdout == "5\n"
 
 
+def test_a_run_in_place_of_a_script_is_told_from_one(run: ToyRun, programs: Programs) -> None:
+    error = refused("runs/a")
+
+    assert (error.message, error.hint) == (
+        "runs/a is a run and no template",
+        "name it with --run runs/a",
+    )
+
+
 def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:
     Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
 

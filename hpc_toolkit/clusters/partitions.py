@@ -36,7 +36,8 @@ class Needs:
     """Where a value is from that the user did not give, by the key of its limit."""
 
     def __str__(self) -> str:
-        gpus = f" with {self.gpus_per_node} {self.gpu_type or 'GPUs'}" if self.gpus_per_node else ""
+        kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
+        gpus = f" with {self.gpus_per_node} {kind}" if self.gpus_per_node else ""
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         return f"{nodes}{gpus} for {format_walltime(self.time_s)}"
 

@@ -728,6 +728,14 @@ def test_a_run_in_place_of_a_script_is_told_from_one(run: ToyRun, programs: Prog
     )
 
 
+@pytest.mark.parametrize("columns", ["80", "72"])
+def test_the_help_shows_every_option_whole(columns: str) -> None:
+    shown = call("--help", env={"COLUMNS": columns}, prog_name="hpctk").stdout
+
+    assert "--no-exclude-failed " in shown
+    assert "\u2026" not in shown
+
+
 def test_a_script_takes_no_options_of_a_template(programs: Programs) -> None:
     Path("own.sbatch").write_text("#!/bin/bash\ntrue\n")
 

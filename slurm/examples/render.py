@@ -111,6 +111,16 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "run": "/scratch/runs/pythia",
         },
     ),
+    "program-in-container": (
+        "site.toml",
+        "command",
+        {
+            "gpus_per_node": 4,
+            "container": "/images/tools v2.sif",
+            "bind": ("/data",),
+            "command": ("python", "/data/train.py"),
+        },
+    ),
     "every-option": (
         "generic",
         "work-queue",

@@ -236,6 +236,13 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     taken = desk.submit(*SMALL, "--run", run, "--hold", "--no-exclude-failed")
     assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", taken[0])
 
+    # A job that is held is not tested by Slurm.
+    every = desk.call("submit", *SMALL, "--nodes", "8", "--run", run)
+
+    assert "note: n3 may be taken all the same" in every.stderr
+    assert "Requested node configuration is not available" in every.stderr
+    assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", every.stdout.strip())
+
 
 @pytest.mark.slow
 def test_a_node_that_failed_under_a_job_that_was_requeued_is_left_out(desk: Desk) -> None:

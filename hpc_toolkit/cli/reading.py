@@ -189,6 +189,10 @@ def gather(
     partial: Annotated[
         bool, typer.Option("--partial", help="Accept that items are pending; they have no row.")
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON: what was written to FILE, or the rows as ever."),
+    ] = False,
 ) -> None:
     """Write one row per item, in the items' order; failed items are rows.
 
@@ -215,6 +219,11 @@ def gather(
     except OSError as error:
         message = f"cannot write {out}: {error.strerror}"
         raise ConfigError(message) from error
+    if as_json:
+        failed = sum(row["state"] == "failed" for row in table.rows)
+        rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
+        print(json.dumps({"file": out, **rows}))
+        return
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
 
 

@@ -162,6 +162,19 @@ def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
     assert (status["workers"]["alive"], status["workers"]["dead"]) == (0, 3)
 
 
+def test_gather_tells_programs_what_it_wrote(hpctk: Hpctk) -> None:
+    hpctk.make([{}, {}, {"how": "memory"}], max_attempts=1)
+    part = hpctk("gather", "run", "--partial", "--json", "-o", "part.csv").json
+    assert part == {"file": "part.csv", "rows": 0, "failed": 0, "published": False}
+    assert hpctk("work", "run").code == 0
+
+    ended = hpctk("gather", "run", "--json", "-o", "out.jsonl")
+
+    assert ended.json == {"file": "out.jsonl", "rows": 3, "failed": 1, "published": True}
+    assert ended.err == ""
+    assert hpctk("gather", "run", "--json").out == (hpctk.cwd / "out.jsonl").read_text()
+
+
 def test_gather_of_an_unfinished_run_lists_what_is_pending(hpctk: Hpctk) -> None:
     run = hpctk.make([{} for _ in range(30)])
 

@@ -53,12 +53,6 @@ def arms_at_work(run: Path) -> set[tuple[str, int]]:
     return {(item["checkpoint"], item["layer"]) for item in caught.value.pending}
 
 
-def search_items(run: Path) -> list[tuple[str, int]]:
-    """The arms of a finished search in the order in which they were asked for."""
-    rows = Run.open(run).results(stage="tasks")
-    return list(dict.fromkeys((row["item"]["checkpoint"], row["item"]["layer"]) for row in rows))
-
-
 def toy(cwd: Path) -> tuple[Path, dict[str, object]]:
     """A campaign of 48 arms whose tasks take up to half a second."""
     shutil.copy(REPOSITORY / "tests/integration/toy_campaign.py", cwd)
@@ -97,7 +91,7 @@ def test_preempted_campaign_asks_for_the_same_arms_as_an_undisturbed_one(
 
     # The tasks of later arms wait, so that after four tells two arms have no result for sure.
     held = tmp_path / "held.json"
-    held.write_text(json.dumps(search_items(tmp_path / "undisturbed")[5:]))
+    held.write_text(json.dumps(Searched.of(tmp_path / "undisturbed").asked[5:]))
     began = time.monotonic()
     job = rehearsal.sbatch(script, rehearsal.run)
     wait_until(lambda: Searched.of(rehearsal.run).told >= 4, "four tells", limit_s=900)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.slurm.reallab import LabUnderTest
 
@@ -135,21 +136,40 @@ def test_a_cancelled_campaign_is_finished_elsewhere(
 
 
 @pytest.fixture
-def elsewhere(site: Site) -> Iterator[subprocess.Popen[bytes]]:
-    """A conduct that is no part of any job."""
-    argv = [sys.executable, "-m", "hpc_toolkit", "conduct", RUN]
-    with subprocess.Popen(argv, cwd=site.cwd, env=site.lab.env) as process:
-        yield process
-        process.kill()
+def started(site: Site) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts commands that are no part of any job."""
+    with ExitStack() as ends:
+
+        def start(*words: str) -> subprocess.Popen[bytes]:
+            argv = [sys.executable, "-m", "hpc_toolkit", *words]
+            process = ends.enter_context(subprocess.Popen(argv, cwd=site.cwd, env=site.lab.env))
+            ends.callback(process.kill)
+            return process
+
+        yield start
 
 
 def test_two_that_decide_make_one_sequence(
-    site: Site, elsewhere: subprocess.Popen[bytes], undisturbed: list[list[str]]
+    site: Site,
+    started: Callable[..., subprocess.Popen[bytes]],
+    undisturbed: list[list[str]],
 ) -> None:
-    job = submit(site)
+    arms = [arm for asked in undisturbed for arm in asked]
+    held = site.cwd / "held.json"
+    held.write_text(json.dumps(arms[5:]))
+    elsewhere, workers = started("conduct", RUN), started("work", RUN, "--workers", "2")
     wait_for_search(site)
-    elsewhere.kill()
+    decided = asks(site)  # nobody else can have: there is no job yet
 
+    job = submit(site)
+    wait_until(lambda: len(conducts(site)) == 2, "two that decide")
+    held.unlink()
+    wait_until(lambda: len(asks(site)) > len(decided) + 2, "more asks")
+    assert site.jobs(job)[0].state == "RUNNING"
+    elsewhere.kill()
+    workers.terminate()
+
+    assert decided == undisturbed[: len(decided)]
     assert site.end_of(job, limit_s=100) == ("COMPLETED", 0, 0), site.said(job)
     check_complete(site, job, undisturbed)
 

@@ -11,16 +11,24 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.ranks import process_ticks
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker import EXIT_COMPLETE, EXIT_LEFT
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+_LOOK_S = 1.0
 
 
-def work_rank(root: str, workers: int | None = None) -> int:
+def work_rank(
+    root: str, workers: int | None = None, submitter: tuple[int, int] | None = None
+) -> int:
     """Do what ``hpctk work ROOT`` does; 0 when the run is complete.
 
     This is the function that submitit loads and calls; its arguments are all that is pickled.
@@ -28,12 +36,16 @@ def work_rank(root: str, workers: int | None = None) -> int:
     Args:
         root: absolute path of the run.
         workers: start so many local workers; None: this is one rank of an srun step.
+        submitter: process id and start, as :func:`own_identity` gives it; the workers leave when
+            that process of this machine is gone.
 
     Raises:
         SystemExit: items are left, so that for submitit the job has no result yet. The code is 75,
             or submitit's own for a local job that its time limit ended and that starts again.
         HpcToolkitError: the workers ended with an error, which is in the job's stderr.
     """
+    if _gone(submitter):
+        raise SystemExit(EXIT_LEFT)
     told: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -56,7 +68,7 @@ def work_rank(root: str, workers: int | None = None) -> int:
     )
     for number in told:
         _pass_on(child, number)
-    code = child.wait()
+    code = _wait(child, submitter, lambda: tell(signal.SIGTERM, None))
     if code == EXIT_COMPLETE:
         return code
     if code == EXIT_LEFT or (code < 0 and told):
@@ -70,6 +82,28 @@ def items_left(root: str) -> int:
     status = Run.open(root).status()
     counts = status.stages.values()
     return 0 if status.complete else sum(stage.pending + stage.leased for stage in counts)
+
+
+def own_identity() -> tuple[int, int]:
+    """What tells this process from all others of this machine: its id, and when it started."""
+    return os.getpid(), process_ticks(os.getpid())
+
+
+def _gone(submitter: tuple[int, int] | None) -> bool:
+    return submitter is not None and process_ticks(submitter[0]) != submitter[1]
+
+
+def _wait(
+    child: subprocess.Popen[bytes], submitter: tuple[int, int] | None, end: Callable[[], None]
+) -> int:
+    """Wait for the workers; ``end`` is called, once, when the submitter is gone before them."""
+    while submitter is not None:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=_LOOK_S)
+        if _gone(submitter):
+            end()
+            submitter = None
+    return child.wait()
 
 
 def _argv(root: str, workers: int | None) -> list[str]:

@@ -15,7 +15,7 @@ from hpc_toolkit.layout import check_trust
 from hpc_toolkit.notebook.executors import LOCAL, resolved
 from hpc_toolkit.notebook.executors import executor as make_executor
 from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
-from hpc_toolkit.notebook.rank import work_rank
+from hpc_toolkit.notebook.rank import own_identity, work_rank
 from hpc_toolkit.notebook.resources import Resources, requested
 from hpc_toolkit.run import Run
 
@@ -74,7 +74,7 @@ def submit_workers(
     """Submit ``n`` workers of a run: one job of ``n`` ranks, or an array of small jobs.
 
     A job starts again while items are left, as a rendered script does. What is pickled is one
-    function of this package and the run's path.
+    function of this package and the run's path. Local workers leave when this process ends.
 
     Args:
         run: the run, or its directory, which the nodes must see.
@@ -160,7 +160,7 @@ def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
     with _for_workers(executor, run):
         if executor.cluster == LOCAL:
             with _interrupts_ignored():
-                return [executor.submit(work_rank, root, n)]
+                return [executor.submit(work_rank, root, n, own_identity())]
         request = executor.request
         ranks = request.nodes * request.ntasks_per_node
         if n % ranks or (n != ranks and not array):

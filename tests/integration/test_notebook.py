@@ -149,6 +149,48 @@ def test_cancelled_local_workers_give_their_items_back(local: Hpctk) -> None:
     assert (status.workers.finished, status.deaths, status.stages["items"].leased) == (2, 0, 0)
 
 
+SUBMITTER = """
+import os, sys, time
+from hpc_toolkit import notebook
+notebook.submit_workers("run", 1, cluster="local")
+while not os.path.exists("enough"):
+    time.sleep(0.05)
+sys.exit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["killed", "by itself"])
+def test_local_workers_leave_when_the_script_that_submitted_them_ends(
+    ends: str, hpctk: Hpctk
+) -> None:
+    run = hpctk.make_sleeping(4000, 0.05)
+    script = hpctk.start(first=SUBMITTER)
+    (worker,) = working(run)
+
+    if ends == "killed":
+        script.send(signal.SIGKILL)
+    else:
+        (hpctk.cwd / "enough").touch()
+    script.ended()
+
+    wait_until(lambda: not lives(worker.pid), "the worker to leave", limit_s=20)
+    status = run.status()
+    assert (status.workers.finished, status.deaths) == (1, 0)
+
+
+def test_a_rank_whose_submitter_is_gone_starts_no_worker(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(3)
+    # A number that another process has by now.
+    other = f"submitter=({os.getpid()}, 1)"
+    first = RANK.replace("else None)", f"else None, {other})")
+
+    ended = hpctk.start(run.root.absolute(), 1, first=first).ended()
+
+    assert (ended.code, ended.out) == (75, "")
+    assert workers_of(run) == []
+
+
 REOPENED = """
 import json, sys
 from hpc_toolkit.notebook import WorkerJobs

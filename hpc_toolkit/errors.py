@@ -9,7 +9,8 @@ from __future__ import annotations
 class HpcToolkitError(Exception):
     """An error that the user can act on: what happened, where, and how to mend it.
 
-    The command line prints ``error: <message>`` and ``hint: <hint>`` and exits with ``exit_code``.
+    The command line prints ``error: <message>`` and ``hint: <hint>`` and exits with ``exit_code``;
+    a traceback ends with both.
     """
 
     exit_code = 1
@@ -20,6 +21,9 @@ class HpcToolkitError(Exception):
         """What is wrong, and where."""
         self.hint = hint
         """What to do about it; empty where there is nothing to advise."""
+        if hint:
+            # A traceback shows notes, and attributes it does not.
+            self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.hint))

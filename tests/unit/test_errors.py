@@ -1,0 +1,37 @@
+"""How an error reaches people: on the command line, and from Python."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+
+import pytest
+
+from hpc_toolkit.cli import show_error
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.gather import NotCompleteError
+
+
+@pytest.mark.parametrize("kind", [ConfigError, NotCompleteError])
+def test_a_traceback_ends_with_the_hint(kind: type[ConfigError]) -> None:
+    error = kind("what is wrong", hint="how to mend it")
+
+    # Copying rebuilds an object as pickle does on the other side of a process border.
+    for one in (error, copy.copy(error), copy.deepcopy(error)):
+        last = "".join(traceback.format_exception(one)).splitlines()[-2:]
+        assert last == [
+            f"{kind.__module__}.{kind.__name__}: what is wrong",
+            "hint: how to mend it",
+        ]
+
+
+def test_a_traceback_without_a_hint_ends_with_the_message() -> None:
+    error = ConfigError("what is wrong")
+
+    assert traceback.format_exception(error)[-1].endswith("ConfigError: what is wrong\n")
+
+
+def test_the_command_line_shows_a_hint_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show_error(ConfigError("what is wrong", hint="how to mend it"))
+
+    assert capsys.readouterr().err == "error: what is wrong\nhint: how to mend it\n"

@@ -56,7 +56,7 @@ PANELS: dict[str, tuple[Option, ...]] = {
         Option("deadline", "Ended by then, or not started.", "WHEN"),
         Option("signal", "When the ranks start to finish.", "B:USR1@SECONDS"),
         _flag("requeue/no-requeue", "Start again while items are left."),
-        Option("max_restarts", "Restarts after which it does not, Slurm's own included; by default 10.", "N"),
+        Option("max_restarts", "How often, Slurm's own restarts included; by default 10.", "N"),
         Option("idle_exit", "How long a rank waits for work; by default 10min.", "DURATION"),
         Option("lease", "Silence after which a rank counts as dead; by default 3min.", "DURATION"),
     ),

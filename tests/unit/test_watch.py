@@ -1,0 +1,57 @@
+"""'hpctk status --watch': what its last screen says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.testing import CliRunner
+
+from hpc_toolkit.cli import reading
+from hpc_toolkit.slurm.records import JobRecord
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+class SlurmOfARunThatEnds:
+    """Says that the job runs, and only to who asks anew that it has ended."""
+
+    def __init__(self) -> None:
+        self.questions = 0
+
+    def __call__(self, _paths: object) -> Any:
+        self.questions += 1
+        state = "RUNNING" if self.questions == 1 else "COMPLETED"
+
+        class States:
+            def read(self, **_: object) -> list[JobRecord]:
+                return [JobRecord(id="7", state=state)]
+
+        return States()
+
+
+def test_the_last_screen_of_a_run_asks_slurm_anew(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1)
+    monkeypatch.setattr("hpc_toolkit.submit.jobs.JobStates", SlurmOfARunThatEnds())
+    worker = toy.worker("w")
+
+    def sleep(_seconds: float) -> None:
+        if not toy.reopen().status().complete:
+            worker.work(toy.unit_name(0), i0="done")
+
+    monkeypatch.setattr("hpc_toolkit.cli.reading.time.sleep", sleep)
+    app = typer.Typer()
+    reading.register(app)
+
+    ended = CliRunner().invoke(app, ["status", str(toy.root), "--watch"])
+
+    first, last = ended.stdout.split(f"{toy.root}: ")[1:]
+    assert "job 7         RUNNING" in first
+    assert last.startswith("complete")
+    assert "job 7         COMPLETED" in last

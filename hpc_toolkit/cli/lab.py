@@ -77,6 +77,12 @@ def up(
     took = format_duration(time.monotonic() - began)
     when = f"up after {took}" if started else "already up"
     print(f"{settings.words}, {when}: {lab.paths.root}")
+    for node in lab.status().crashed:
+        print(
+            f"note: {node} is crashed; 'hpctk lab restore {node}{_which(name, directory)}'"
+            " brings it back",
+            file=sys.stderr,
+        )
     if os.geteuid() != 0:
         print("note: not started by root, so it takes the jobs of this user alone", file=sys.stderr)
     which = _which(name, directory)
@@ -142,8 +148,15 @@ def run(
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    end = run_script(lab, script, context.args, show)
-    print(f"job {end.job}: {end.state} after {format_duration(end.seconds)}", file=sys.stderr)
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    end = run_script(lab, script, context.args, show, tell)
+    if end is None:
+        return
+    tell(f"job {end.job}: {end.state} after {format_duration(end.seconds)}")
+    if end.remark:
+        tell(f"hint: {end.remark}")
     sys.exit(end.code)
 
 

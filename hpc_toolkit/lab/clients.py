@@ -25,14 +25,14 @@ def environment(paths: LabPaths) -> dict[str, str]:
     return {**own, "SLURM_CONF": str(paths.slurm_conf)}
 
 
-def ask(paths: LabPaths, *argv: str) -> str:
+def ask(paths: LabPaths, *argv: str, limit_s: float | None = None) -> str:
     """What a Slurm command prints when the lab answers it.
 
     Raises:
-        HpcToolkitError: it fails, or does not answer within 30 s.
+        HpcToolkitError: it fails, or does not answer within ``limit_s``, by default 30 s.
     """
     words = [program(argv[0]), *argv[1:]]
-    done = finished(words, environment(paths), what=argv[0], logs=paths.logs)
+    done = finished(words, environment(paths), what=argv[0], logs=paths.logs, limit_s=limit_s)
     if done.returncode != 0:
         message = " ".join(done.stderr.split()) or f"{argv[0]} failed"
         raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")

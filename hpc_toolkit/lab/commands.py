@@ -17,16 +17,23 @@ ANSWER_S = 30.0
 
 
 def finished(
-    argv: Sequence[str], environ: Mapping[str, str], *, what: str, logs: Path
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    what: str,
+    logs: Path,
+    limit_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """A command that has ended, with what it printed.
 
-    ``what`` is its name for an error, and ``logs`` the directory where the daemons write why.
+    ``what`` is its name for an error, and ``logs`` the directory where the daemons write why. It
+    has ``limit_s`` seconds, by default ANSWER_S.
 
     Raises:
         HpcToolkitError: it did not end in time, as when a daemon is stopped; it was killed, with
             all that it started.
     """
+    limit_s = ANSWER_S if limit_s is None else limit_s
     child = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -39,9 +46,9 @@ def finished(
     )
     with child:
         try:
-            stdout, stderr = child.communicate(timeout=ANSWER_S)
+            stdout, stderr = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            message = f"{what} did not answer within {ANSWER_S:.3g} s"
+            message = f"{what} did not answer within {limit_s:.3g} s"
             raise HpcToolkitError(message, hint=f"the lab's logs are in {logs}") from None
         finally:
             if child.poll() is None:

@@ -93,13 +93,13 @@ class Lab:
         """This process's environment for commands that shall speak with the lab."""
         return environment(self.paths)
 
-    def ask(self, *argv: str) -> str:
+    def ask(self, *argv: str, limit_s: float | None = None) -> str:
         """What a Slurm command prints when the lab answers it.
 
         Raises:
-            HpcToolkitError: it fails.
+            HpcToolkitError: it fails, or does not answer within ``limit_s``, by default 30 s.
         """
-        return ask(self.paths, *argv)
+        return ask(self.paths, *argv, limit_s=limit_s)
 
     def inside(self, argv: list[str]) -> list[str]:
         """``argv`` as a command that runs inside the lab, on its host ``localhost``.
@@ -164,8 +164,8 @@ class Lab:
         return record
 
     def _check_node(self, node: str) -> LabRecord:
-        check_owner(self.paths.root)
         record = self._record_of_up()
+        check_owner(self.paths.root)
         names = record.settings.node_names
         if node not in names:
             message = f"the lab has no node {node!r}"

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.lab.directory import lab_paths
-from hpc_toolkit.lab.jobs import ENDED, JobRecord, job_logs, job_records
+from hpc_toolkit.lab.jobs import job_logs, job_records
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import kill_members, members
 from hpc_toolkit.lab.settings import LabSettings
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.lab.members import Member
+    from hpc_toolkit.slurm.records import JobRecord
 
 SETTINGS = LabSettings(nodes=8, gpus_per_node=4)
 # Variables of whoever runs the tests that the programs under test would obey.
@@ -120,9 +121,9 @@ class LabUnderTest:
         deadline = time.monotonic() + timeout_s
         while True:
             record = self.records(job)[0]
-            if record.state in (states or ENDED):
+            if record.state in states or (record.ended and not states):
                 return record
-            over = record.state in ENDED or time.monotonic() > deadline
+            over = record.ended or time.monotonic() > deadline
             assert not over, f"job {job} is {record.state}:\n{self.output(record)}"
             time.sleep(0.05)
 

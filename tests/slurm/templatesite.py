@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clusters.facts import load_cluster
-from hpc_toolkit.lab.jobs import ENDED
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.records import JobRecord
 from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Site:
         """State, exit code and restarts of a job that has ended."""
 
         def ended() -> bool:
-            return self.jobs(job)[0].state in ENDED
+            return JobRecord(id=job, state=self.jobs(job)[0].state).ended
 
         wait_until(ended, lambda: f"the end of job {job}:\n{self.said(job)}", limit_s=limit_s)
         return self.jobs(job)[0].end

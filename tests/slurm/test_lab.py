@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab.jobs import run_script
 from hpc_toolkit.lab.members import members
-from hpc_toolkit.lab.packages import install_command, missing_programs
+from hpc_toolkit.lab.packages import install_command, missing_programs, program
 from hpc_toolkit.lab.settings import LabSettings
 from tests.slurm.reallab import LabUnderTest
 
@@ -41,6 +42,10 @@ def printed(lab: LabUnderTest, path: Path, *words: str) -> list[str]:
 def on_node(lab: LabUnderTest, node: str) -> list[str]:
     """The names of a node's processes, without those of finished and starting tools."""
     return sorted(one.name for one in members(lab.lab.paths.token, node))
+
+
+def ignore(_told: object) -> None:
+    """Of a job that is followed, what a test does not look at."""
 
 
 def hpctk(lab: LabUnderTest, command: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -200,7 +205,9 @@ class TestRun:
 
         assert done.returncode == 7
         assert done.stdout == "<a b>\n<--help>\n<--name>\n<$(x)>\noops\n"
-        assert "FAILED after" in done.stderr
+        told = done.stderr.splitlines()
+        assert re.fullmatch(r"job \d+ submitted", told[0])
+        assert re.fullmatch(r"job \d+: FAILED after .*", told[-1])
 
     @pytest.mark.parametrize(
         ("text", "code", "state"),
@@ -209,8 +216,9 @@ class TestRun:
     def test_a_jobs_end_is_what_a_shell_would_see(
         self, lab: LabUnderTest, tmp_path: Path, text: str, code: int, state: str
     ) -> None:
-        end = run_script(lab.lab, script(tmp_path, text), [], lambda data: None)
+        end = run_script(lab.lab, script(tmp_path, text), [], ignore, ignore)
 
+        assert end is not None
         assert (end.code, end.state) == (code, state)
 
     def test_an_array_ends_with_its_highest_code_and_shows_every_log(
@@ -223,8 +231,9 @@ class TestRun:
             "echo $SLURM_ARRAY_TASK_ID; exit $SLURM_ARRAY_TASK_ID\n"
         )
 
-        end = run_script(lab.lab, job, [], shown.append)
+        end = run_script(lab.lab, job, [], shown.append, ignore)
 
+        assert end is not None
         assert (end.code, end.state) == (3, "FAILED")
         assert sorted(b"".join(shown).split()) == [b"0", b"1", b"2", b"3"]
 
@@ -232,7 +241,84 @@ class TestRun:
         self, lab: LabUnderTest, tmp_path: Path
     ) -> None:
         with pytest.raises(HpcToolkitError, match="invalid partition specified: nowhere"):
-            run_script(lab.lab, script(tmp_path, "true", "-p nowhere"), [], lambda data: None)
+            run_script(lab.lab, script(tmp_path, "true", "-p nowhere"), [], ignore, ignore)
+
+    @pytest.mark.slow
+    def test_a_second_attempts_longer_log_is_shown_from_its_beginning(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        shown: list[bytes] = []
+        text = """
+if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
+  echo the first; sleep 1; scontrol requeue $SLURM_JOB_ID; sleep 100
+fi
+for number in 1 2 3 4 5 6 7 8 9; do echo line $number of the second; done"""
+
+        end = run_script(lab.lab, script(tmp_path, text, "--requeue"), [], shown.append, ignore)
+
+        assert end is not None
+        assert end.code == 0
+        lines = b"".join(shown).decode().splitlines()
+        assert [line for line in lines if "DUE TO JOB REQUEUE" not in line] == [
+            "the first",
+            *(f"line {number} of the second" for number in range(1, 10)),
+        ]
+
+    def test_a_script_that_is_only_tested_ends_with_what_sbatch_said(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        done = hpctk(lab, "run", script(tmp_path, "true", "--test-only"))
+
+        assert (done.returncode, done.stdout) == (0, "")
+        assert " to start at " in done.stderr
+        assert "submitted" not in done.stderr
+
+    def test_a_script_that_asks_sbatch_to_wait_is_followed_all_the_same(
+        self, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("hpc_toolkit.lab.commands.ANSWER_S", 1.0)
+        shown: list[bytes] = []
+
+        job = script(tmp_path, "echo begun; sleep 1.5; echo done; exit 4", "--wait", "-Q")
+        end = run_script(lab.lab, job, [], shown.append, ignore)
+
+        assert end is not None
+        assert (end.code, b"".join(shown)) == (4, b"begun\ndone\n")
+
+    def test_an_interrupt_inside_sbatch_leaves_no_job(
+        self, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """sbatch has asked for the job by then, and is not ended before it knows the number."""
+        slow = tmp_path / "bin/sbatch"
+        slow.parent.mkdir()
+        slow.write_text(
+            f'#!/bin/sh\ntouch {tmp_path}/asked\nsleep 1\nexec {program("sbatch")} "$@"\n'
+        )
+        slow.chmod(0o755)
+        argv = [sys.executable, "-m", "hpc_toolkit", "lab", "run", "--dir", str(lab.directory)]
+        job = script(tmp_path, "sleep 100", "--job-name=interrupted")
+        environ = {**lab.env, "PATH": f"{slow.parent}:{lab.env['PATH']}"}
+        with subprocess.Popen([*argv, str(job)], env=environ, stderr=subprocess.PIPE) as running:
+            while not (tmp_path / "asked").exists():
+                time.sleep(0.01)
+
+            running.send_signal(signal.SIGINT)
+
+            assert running.wait(30) != 0
+        told = lab.run("squeue", "-h", "--states=all", "--name=interrupted", "-o", "%T").stdout
+        assert told == "CANCELLED\n"
+
+    def test_a_waiting_job_says_why_and_a_log_without_a_place_is_named(
+        self, lab: LabUnderTest, tmp_path: Path
+    ) -> None:
+        text = f"#!/bin/bash\n#SBATCH -o {tmp_path}/none/x.log --begin=now+3\ntrue\n"
+        (tmp_path / "late.sh").write_text(text)
+
+        done = hpctk(lab, "run", tmp_path / "late.sh")
+
+        assert done.returncode == 181
+        assert " waits: BeginTime\n" in done.stderr
+        assert "hint: its log could not be opened: does the directory of --output" in done.stderr
 
     def test_an_interrupted_run_cancels_its_job(self, lab: LabUnderTest, tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "hpc_toolkit", "lab", "run", "--dir", lab.directory]

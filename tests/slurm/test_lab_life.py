@@ -134,6 +134,34 @@ def test_down_finds_processes_whose_directory_was_removed(small: LabUnderTest) -
     assert not processes_of(small)
 
 
+def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_path: Path) -> None:
+    small.up()
+    job = script(tmp_path, "echo begun; sleep 100", f"--output={tmp_path}/log")
+    running = hpctk(small, "run", job)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "begun\n"
+
+    small.down()
+    began = time.monotonic()
+    code, _, err = ended(running)
+
+    assert time.monotonic() - began < 15, "Slurm's programs look for a slurm.conf for a minute"
+    assert code == 1
+    assert f"error: the lab in {small.directory} was taken down before job " in err
+
+
+def test_up_of_a_lab_with_a_crashed_node_names_it(small: LabUnderTest) -> None:
+    small.up()
+    small.lab.crash("n2")
+
+    code, _, err = ended(up(small))
+
+    assert code == 0
+    assert err == (
+        f"note: n2 is crashed; 'hpctk lab restore n2 --dir {small.directory}' brings it back\n"
+    )
+
+
 def test_of_several_downs_at_once_each_ends_well(small: LabUnderTest) -> None:
     for _ in range(3):
         small.up()
@@ -504,7 +532,7 @@ def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) ->
         own.up()
         found = own.sbatch("-o", home / "log", home / "job.sh", cwd=home)
         record = own.wait_for(found)
-        text = f"{record.state} {record.code} {own.output(record)}"
+        text = f"{record.state} {record.exit_code} {own.output(record)}"
         mode = own.directory.stat().st_mode & 0o777
         own.down()
         return f"{' '.join(text.split())} mode {mode:o}"

@@ -27,7 +27,7 @@ from hpc_toolkit.lab.directory import (
     remove_files,
     write_record,
 )
-from hpc_toolkit.lab.jobs import JobEnd, JobRecord, parse_logs, parse_records, run_script
+from hpc_toolkit.lab.jobs import JobEnd, code_of, parse_logs, run_script
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import member_node, members
 from hpc_toolkit.lab.ports import (
@@ -40,6 +40,8 @@ from hpc_toolkit.lab.ports import (
 )
 from hpc_toolkit.lab.settings import LabPaths, LabSettings
 from hpc_toolkit.lab.status import status_of
+from hpc_toolkit.lab.submission import Submission
+from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -438,20 +440,17 @@ class TestJobs:
         ("state", "raw", "code"),
         [
             ("COMPLETED", 0, 0),
-            ("FAILED", 7 << 8, 7),
-            ("FAILED", 9, 137),
+            ("FAILED", 7, 7),
+            ("FAILED", 137, 137),
             ("TIMEOUT", 0, 1),
-            ("CANCELLED", 15, 143),
-            ("RUNNING", 0, 0),
+            ("CANCELLED", 143, 143),
+            ("RUNNING", None, 0),
         ],
     )
-    def test_a_jobs_code_is_what_a_shell_would_see(self, state: str, raw: int, code: int) -> None:
-        assert parse_records(f"12_3  {state:<24}{raw:<16}\n") == [JobRecord("12_3", state, code)]
-
-    @pytest.mark.parametrize("text", ["12 FAILED x", "12 FAILED", "slurm_load_jobs error: no"])
-    def test_what_squeue_should_not_say_is_an_error(self, text: str) -> None:
-        with pytest.raises(HpcToolkitError, match="squeue tells of a job what is not understood"):
-            parse_records(text)
+    def test_a_jobs_code_is_what_a_shell_would_see(
+        self, state: str, raw: int | None, code: int
+    ) -> None:
+        assert code_of(JobRecord(id="12_3", state=state, exit_code=raw)) == code
 
     def test_logs_are_found_behind_whatever_a_job_is_called(self) -> None:
         text = (
@@ -468,15 +467,19 @@ class TestJobs:
 class SlowSlurm:
     """A lab whose controller answers about one job what it is told to answer."""
 
-    def __init__(self, *answers: str) -> None:
+    def __init__(self, paths: LabPaths, *answers: str) -> None:
         self.answers, self.asked = list(answers), 0
         self.now, self.state, self.cancelled = 0.0, "up", False
+        self.paths = paths
+        self.shown, self.told = b"", list[str]()
+        paths.etc.mkdir(parents=True)
+        paths.slurm_conf.touch()
 
-    def ask(self, *argv: str) -> str:
+    def ask(self, *argv: str, limit_s: float | None = None) -> str:
         if argv[0] == "scancel":
             self.cancelled = True
-        if argv[0] == "sbatch":
-            return "12\n"
+        if argv[0] == "scontrol":
+            return f"JobId=12 StdErr={self.log} StdIn=/dev/null StdOut={self.log} Power=\n"
         if argv[0] != "squeue":
             return ""
         self.asked += 1
@@ -484,7 +487,18 @@ class SlowSlurm:
         if answer == "error":
             message = "slurm_load_jobs error: Unable to contact slurm controller"
             raise HpcToolkitError(message)
-        return f"12  {answer}  0\n"
+        state, _, said = answer.partition(":")
+        restarts, _, log = said.partition(":")
+        if log:
+            self.log.write_text(log)
+        reason = "Resources" if state == "PENDING" else "None"
+        row = {"JobID": "12", "JobArrayID": "12", "State": state, "exit_code": "0"}
+        row |= {"RestartCnt": restarts or "0", "Reason": reason}
+        return "".join(row.get(name, "").ljust(width) for name, width in SQUEUE_FIELDS) + "\n"
+
+    @property
+    def log(self) -> Path:
+        return self.paths.root / "12.log"
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace(state=self.state)
@@ -492,31 +506,45 @@ class SlowSlurm:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
+    def show(self, data: bytes) -> None:
+        self.shown += data
+
     def run(self, monkeypatch: pytest.MonkeyPatch) -> JobEnd:
         monkeypatch.setattr(time, "sleep", self.sleep)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        return run_script(cast("Lab", self), Path("x.sh"), [], lambda _data: None)
+        monkeypatch.setattr(
+            "hpc_toolkit.lab.jobs.submit", lambda *_asked: Submission("12", said="")
+        )
+        end = run_script(cast("Lab", self), Path("x.sh"), [], self.show, self.told.append)
+        assert end is not None
+        return end
 
 
 class TestFollowingAJob:
-    def test_some_failed_questions_cancel_no_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        slurm = SlowSlurm("error", "RUNNING", *["error"] * 5, "RUNNING", "error", "COMPLETED")
+    def test_some_failed_questions_cancel_no_job(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm(
+            paths, "error", "RUNNING", *["error"] * 5, "RUNNING", "error", "COMPLETED"
+        )
 
         assert slurm.run(monkeypatch).state == "COMPLETED"
         assert not slurm.cancelled
 
     def test_a_controller_that_stays_silent_is_an_error(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        slurm = SlowSlurm("RUNNING", "error")
+        slurm = SlowSlurm(paths, "RUNNING", "error")
 
         with pytest.raises(HpcToolkitError, match="Unable to contact"):
             slurm.run(monkeypatch)
 
         assert slurm.cancelled
 
-    def test_a_lab_that_is_down_is_not_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        slurm = SlowSlurm("error")
+    def test_a_lab_that_is_down_is_not_asked_again(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm(paths, "error")
         slurm.state = "down"
 
         with pytest.raises(HpcToolkitError, match="Unable to contact"):
@@ -524,19 +552,83 @@ class TestFollowingAJob:
 
         assert slurm.asked == 1
 
+        assert not slurm.cancelled
+
+    def test_a_lab_without_its_files_was_taken_down(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm(paths, "RUNNING")
+        slurm.state = "down"
+        paths.slurm_conf.unlink()
+
+        with pytest.raises(HpcToolkitError, match="was taken down before job 12 ended"):
+            slurm.run(monkeypatch)
+
+        assert (slurm.asked, slurm.cancelled) == (0, False)
+
+    def test_a_job_that_cannot_be_cancelled_hides_no_error(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm(paths, "RUNNING", "error")
+        asked = slurm.ask
+
+        def ask(*argv: str, **_limits: float) -> str:
+            if argv[0] == "scancel":
+                message = "scancel failed"
+                raise HpcToolkitError(message)
+            return asked(*argv)
+
+        monkeypatch.setattr(slurm, "ask", ask)
+
+        with pytest.raises(HpcToolkitError, match="Unable to contact"):
+            slurm.run(monkeypatch)
+
+    def test_a_log_that_was_begun_anew_is_shown_whole_however_long_it_is(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm(
+            *(paths, "RUNNING:0:one ", "PENDING:1", "RUNNING:1:two, which is longer "),
+            *("RUNNING:1:two, which is longer and grows ", "COMPLETED:2:three"),
+        )
+
+        slurm.run(monkeypatch)
+
+        assert slurm.shown == b"one two, which is longer and grows three"
+
+    def test_a_log_that_goes_on_after_a_requeue_is_shown_once(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        long = "x" * 10000
+        slurm = SlowSlurm(
+            *(paths, f"RUNNING:0:{long}", f"RUNNING:1:{long}y", f"COMPLETED:1:{long}yz")
+        )
+
+        slurm.run(monkeypatch)
+
+        assert slurm.shown.decode() == f"{long}yz"
+
+    def test_a_job_tells_each_reason_for_which_it_waits_once(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slurm = SlowSlurm(paths, "PENDING", "PENDING", "RUNNING", "COMPLETED")
+
+        slurm.run(monkeypatch)
+
+        assert slurm.told == ["job 12 submitted", "job 12 waits: Resources"]
+
     @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
     def test_a_job_that_is_queued_again_has_not_ended(
-        self, state: str, monkeypatch: pytest.MonkeyPatch
+        self, paths: LabPaths, state: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        slurm = SlowSlurm("RUNNING", state, state, "PENDING", state, "RUNNING", "COMPLETED")
+        slurm = SlowSlurm(paths, "RUNNING", state, state, "PENDING", state, "RUNNING", "COMPLETED")
 
         assert slurm.run(monkeypatch).state == "COMPLETED"
 
     @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
     def test_a_job_that_stays_lost_has_ended(
-        self, state: str, monkeypatch: pytest.MonkeyPatch
+        self, paths: LabPaths, state: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        end = SlowSlurm("RUNNING", state).run(monkeypatch)
+        end = SlowSlurm(paths, "RUNNING", state).run(monkeypatch)
 
         assert (end.state, end.code) == (state, 1)
         assert 2 <= end.seconds < 4

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.ranks import RankInfo
 
 STEP = {
@@ -25,6 +28,27 @@ def test_a_rank_of_a_step_is_told_by_slurm() -> None:
         cluster="site",
         in_step=True,
     )
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e4", "\N{ROCKET}"])
+def test_a_workers_file_keeps_its_length_whatever_its_job_is_called(letter: str) -> None:
+    rank = RankInfo.from_environ({**STEP, "SLURM_JOB_NAME": 500 * letter})
+    presence = Presence(
+        worker="gpu-node-0123-1234567-abcdef",
+        host="gpu-node-0123.cluster.university.example.org",
+        boot=36 * "0",
+        pid=1234567,
+        ticks=123456789,
+        rank=4095,
+        job="12345678_9999",
+        cluster="killarney",
+        job_name=rank.job_name,
+        started=1795263151.901,
+        at=1795263151.901,
+    )
+
+    assert rank.job_name.startswith(30 * letter)
+    assert len(presence.encode()) == 1024
 
 
 def test_a_restarted_job_counts_its_restarts() -> None:

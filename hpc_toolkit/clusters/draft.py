@@ -6,6 +6,7 @@ A person has to read it: a Slurm knows nothing of modules, networks and rules of
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         raise ConfigError(msg, hint="is this a login node of the cluster? 'sinfo' should list them")
     slurm, version = _setting(facts, "ClusterName"), _setting(facts, "SLURM_VERSION")
     main, gpu_type = _main(facts, usable), _common_gpu_type(usable)
+    node = _known_of_all(main.shape, usable)
     lines = [
         "# Written by 'hpctk cluster init' from what Slurm says of itself. Read it, correct it,",
         "# and set verified = true once a job has run with it.",
@@ -56,12 +58,12 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         f"source = {_text(f'hpctk cluster init {name} --from-slurm')}",
         f"checked = {today.isoformat()}",
         "verified = false",
-        *_site(facts, usable, main, gpu_type),
+        *_site(facts, usable, main.nodes, node, gpu_type),
         *_accounts(facts),
         *_choice(facts, usable),
         _ASK.rstrip(),
         *([f"\n[identify]\nslurm_cluster = {_text(slurm)}"] if slurm else []),
-        *(_partition(one, main, gpu_type) for one in usable),
+        *(_partition(one, node, gpu_type) for one in usable),
         *(f"\n# Left out: {one}" for one in left_out),
         *_defaults(main),
         f"\n[facts]\nslurm = {_text(version)}",
@@ -116,14 +118,26 @@ def _common_gpu_type(usable: list[Offer]) -> str | None:
     return types.pop() if len(types) == 1 else None
 
 
-def _site(facts: SlurmFacts, usable: list[Offer], main: Offer, gpu_type: str | None) -> list[str]:
-    lines = [f"nodes = {main.nodes}"]
+def _known_of_all(shape: Shape, usable: list[Offer]) -> Shape:
+    """``shape`` without what is unknown of another partition, which would take it for its own."""
+    shapes = [one.shape for one in usable]
+    return replace(
+        shape,
+        cpus=shape.cpus if all(one.cpus for one in shapes) else None,
+        mem_mib=shape.mem_mib if all(one.mem_mib for one in shapes) else None,
+    )
+
+
+def _site(
+    facts: SlurmFacts, usable: list[Offer], nodes: int, node: Shape, gpu_type: str | None
+) -> list[str]:
+    lines = [f"nodes = {nodes}"]
     times = [one.max_walltime_s for one in usable if one.max_walltime_s is not None]
     if len(times) == len(usable):
         lines.append(f"max_walltime = {_text(format_walltime(max(times)))}")
     else:
         lines.append("# max_walltime: not every partition has a limit")
-    lines += _node(main.shape, None)
+    lines += _node(node, None)
     if gpu_type:
         lines.append(f"gpu_type = {_text(gpu_type)}")
     if any(one.shape.gpus for one in usable):
@@ -158,7 +172,7 @@ def _choice(facts: SlurmFacts, usable: list[Offer]) -> list[str]:
     return ["choose_partition = true"] if len(free) > 1 else []
 
 
-def _partition(one: Offer, main: Offer, gpu_type: str | None) -> str:
+def _partition(one: Offer, node: Shape, gpu_type: str | None) -> str:
     default = ["the default partition"] if one.default else []
     lines = [*(f"# {remark}" for remark in (*default, *one.remarks)), "[[partitions]]"]
     lines.append(f"name = {_text(one.name)}")
@@ -167,7 +181,7 @@ def _partition(one: Offer, main: Offer, gpu_type: str | None) -> str:
     lines.append(f"nodes = {one.nodes}")
     if one.min_nodes:
         lines.append(f"min_nodes = {one.min_nodes}")
-    lines += _node(one.shape, main.shape)
+    lines += _node(one.shape, node)
     if one.shape.gpus and one.shape.gpu_type not in (None, gpu_type):
         lines.append(f"gpu_type = {_text(one.shape.gpu_type or '')}")
     if one.restricted:

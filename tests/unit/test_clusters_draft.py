@@ -134,6 +134,21 @@ def test_memory_that_nobody_told_slurm_of_is_unknown() -> None:
     assert (site.mem_per_node_mib, site.mem_style) == (None, "none")
 
 
+def test_what_is_unknown_of_one_partition_is_not_that_of_another() -> None:
+    told = facts(
+        "ClusterName = x\nSelectTypeParameters = CR_CORE_MEMORY",
+        ["PartitionName=a Default=YES", "PartitionName=b"],
+        [
+            "NodeName=n1 CPUTot=4 RealMemory=5000 Partitions=a",
+            "NodeName=n2 CPUTot=4 RealMemory=1 Partitions=b",
+        ],
+    )
+    _, site = drafted(told)
+
+    assert (site.cpus_per_node, site.mem_per_node_mib) == (4, None)
+    assert [one.mem_per_node_mib for one in site.partitions] == [5000, None]
+
+
 def test_limits_of_use_are_told_in_comments() -> None:
     text, site = drafted(ROUTED)
 

@@ -112,6 +112,16 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
         raise
 
 
+def publish_directory(staging: Path, final: Path) -> None:
+    """Give a directory that is made whole its name, which is on disk when this returns.
+
+    Raises:
+        OSError: the name belongs to a file or to a directory that is not empty; nothing is changed.
+    """
+    staging.rename(final)
+    sync_directory(final.parent)
+
+
 def read_fresh(path: Path) -> bytes:
     """Read a small file by a fresh ``open``, which NFS revalidates; b"" if it is not there."""
     try:

@@ -371,8 +371,7 @@ def create_run(
         files.write_new(paths.manifest, [manifest.to_bytes()])
         # Whatever the umask: a run that everybody can write is refused.
         paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
-        staging.rename(root)
-        files.sync_directory(parent)
+        files.publish_directory(staging, root)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
             raise exists from error  # somebody was faster

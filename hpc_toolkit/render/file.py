@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hpc_toolkit import files
 from hpc_toolkit.errors import RenderError
 
 _MARK = "# hpctk-body: sha256:"
@@ -128,21 +128,11 @@ def write_script(path: Path, script: str, *, force: bool = False) -> None:
             msg = f"{path}: {what}"
             raise RenderError(msg, hint="--force overwrites it; -o FILE writes another file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, script)
+        # Whole, since sbatch may be reading it.
+        files.replace_file(path, [script.encode()])
     except OSError as error:
         msg = f"{path}: cannot be written: {error.strerror}"
         raise RenderError(msg, hint="give another file with -o") from None
-
-
-def _replace(path: Path, script: str) -> None:
-    # Whole, since sbatch may be reading it; not synced, since it can be rendered again.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(script, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def log_directory(output: str) -> Path:

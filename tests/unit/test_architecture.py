@@ -91,6 +91,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
 
 # What makes a name or makes it last: two modules know how, and tests fail them there.
 DOORS = {"symlink", "link", "fsync", "fdatasync", "rename", "replace", "sync", "sendfile"}
+PATH_DOORS = {"symlink_to", "hardlink_to", "rename", "replace"}
 DOOR_KEEPERS = {"files", "journal"}
 
 MAX_LINES = 400
@@ -201,8 +202,17 @@ def test_names_are_made_and_synced_behind_two_doors(name: str) -> None:
         and isinstance(node.value, ast.Name)
         and node.value.id == "os"
     }
+    of_paths = {
+        node.func.attr
+        for node in nodes(name)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        # That of a string has two arguments.
+        and (node.func.attr != "replace" or (len(node.args) == 1 and not node.keywords))
+    }
 
     assert not calls & DOORS
+    assert not of_paths & PATH_DOORS
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -118,6 +118,32 @@ def test_i1_write_new_syncs_the_content_and_then_its_name(
     assert (tmp_path / "file").read_bytes() == b"ab"
 
 
+def test_publish_directory_syncs_the_name_after_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[Path, bool]] = []
+    staging, final = tmp_path / "staging", tmp_path / "final"
+    staging.mkdir()
+    monkeypatch.setattr(files, "sync_directory", lambda path: synced.append((path, final.is_dir())))
+
+    files.publish_directory(staging, final)
+
+    assert synced == [(tmp_path, True)]
+    assert not staging.exists()
+
+
+def test_publish_directory_refuses_one_that_holds_files(tmp_path: Path) -> None:
+    staging, final = tmp_path / "staging", tmp_path / "final"
+    staging.mkdir()
+    final.mkdir()
+    (final / "file").touch()
+
+    with pytest.raises(OSError, match="not empty"):
+        files.publish_directory(staging, final)
+
+    assert staging.is_dir()
+
+
 def test_write_new_refuses_a_taken_name_and_leaves_it_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
 

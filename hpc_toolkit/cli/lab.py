@@ -89,7 +89,8 @@ def up(
     print(f'  eval "$(hpctk lab env{which})"')
     print("  sinfo")
     resources = f"--nodes {nodes}" + (f" --gpus-per-node {gpus_per_node}" if gpus_per_node else "")
-    print(f'  sbatch "$(hpctk render --cluster lab {resources} --run RUN)"')
+    cluster = "lab" if settings.built_in else shlex.quote(str(lab.paths.cluster_file))
+    print(f'  sbatch "$(hpctk render --cluster {cluster} {resources} --run RUN)"')
     print(f"  hpctk lab down{which}")
 
 

@@ -164,6 +164,21 @@ def slurmdbd_conf(settings: LabSettings, paths: LabPaths, *, port: int, user: st
     return "\n".join(lines) + "\n"
 
 
+def cluster_toml(settings: LabSettings) -> str:
+    """A cluster file for this lab: the built-in one, but with the nodes and GPUs it has."""
+    lines = [
+        'extends = "lab"',
+        f"description = \"a Slurm of 'hpctk lab': {settings.words}\"",
+        f"nodes = {settings.nodes}",
+        f"gpus_per_node = {settings.gpus_per_node}",
+        f'gpu_type = "{settings.gpu_type}"',
+    ]
+    for name in ("main", "urgent"):
+        lines += ["", "[[partitions]]", f'name = "{name}"', 'max_walltime = "3-00:00:00"']
+        lines.append(f"nodes = {settings.nodes}")
+    return "\n".join(lines) + "\n"
+
+
 def hosts_text(settings: LabSettings, machine: str) -> str:
     """The hosts file of a lab: the machine's own, but every name of the lab is this machine."""
     names = {CONTROL, *settings.node_names}

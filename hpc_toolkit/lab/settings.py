@@ -62,6 +62,15 @@ class LabSettings:
         """n1, n2 ..., in order."""
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
 
+    @property
+    def built_in(self) -> bool:
+        """Whether such a lab grants whatever the built-in cluster ``lab`` lets a script ask for,
+        as far as the script asks for no more nodes and GPUs than the lab has.
+        """
+        usual = LabSettings()
+        fewer = self.nodes <= usual.nodes and self.gpus_per_node <= usual.gpus_per_node
+        return fewer and (self.gpu_type == usual.gpu_type or self.gpus_per_node == 0)
+
     def to_json(self) -> dict[str, Any]:
         """The settings as lab.json has them."""
         return asdict(self)
@@ -127,6 +136,11 @@ class LabPaths:
     @property
     def slurm_conf(self) -> Path:
         return self.etc / "slurm.conf"
+
+    @property
+    def cluster_file(self) -> Path:
+        """The lab's facts, for ``hpctk render --cluster``."""
+        return self.etc / "lab.toml"
 
     @property
     def hosts(self) -> Path:

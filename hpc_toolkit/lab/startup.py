@@ -89,6 +89,7 @@ def _write_files(paths: LabPaths, record: LabRecord) -> None:
     slurm = config.slurm_conf(settings, paths, port=port, user=user, first_job=first_job)
     _write(paths.slurm_conf, slurm.encode(), 0o644)
     _write(paths.etc / "gres.conf", config.gres_conf(settings, paths).encode(), 0o644)
+    _write(paths.cluster_file, config.cluster_toml(settings).encode(), 0o644)
     if settings.accounting:
         text = config.slurmdbd_conf(settings, paths, port=port, user=user)
         _write(paths.etc / "slurmdbd.conf", text.encode(), 0o600)

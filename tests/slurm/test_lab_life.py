@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -148,6 +149,21 @@ def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_
     assert time.monotonic() - began < 15, "Slurm's programs look for a slurm.conf for a minute"
     assert code == 1
     assert f"error: the lab in {small.directory} was taken down before job " in err
+
+
+@pytest.mark.parametrize("gpus", [["--gpus-per-node", "8", "--gpu-type", "a100"], []])
+def test_what_up_advises_to_render_is_taken_by_the_lab(
+    small: LabUnderTest, tmp_path: Path, gpus: list[str]
+) -> None:
+    code, out, _ = ended(hpctk(small, "up", "--nodes", "2", *gpus))
+    assert code == 0
+    (advice,) = (line for line in out.splitlines() if "hpctk render" in line)
+    words = shlex.split(advice.partition("$(")[2].partition(")")[0])
+    here = [sys.executable, "-m", "hpc_toolkit", *words[1:]]
+
+    rendered = small.run(*here, cwd=tmp_path)
+
+    small.run("sbatch", "--test-only", *rendered.stdout.split(), cwd=tmp_path)
 
 
 def test_up_of_a_lab_with_a_crashed_node_names_it(small: LabUnderTest) -> None:

@@ -155,6 +155,49 @@ def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [LabSettings(), LabSettings(1, 1), LabSettings(3, 8, "a100"), LabSettings(40, 0, "x")],
+    ids=lambda settings: settings.words,
+)
+def test_the_facts_of_a_lab_are_what_it_was_started_with(
+    settings: LabSettings, tmp_path: Path
+) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text(config.cluster_toml(settings))
+    path.chmod(0o644)
+
+    site = load_cluster(str(path))
+
+    given = (settings.nodes, settings.gpus_per_node, settings.gpu_type)
+    assert (site.nodes, site.gpus_per_node, site.gpu_type) == given
+    assert {one.name: one.nodes for one in site.partitions} == {
+        "main": settings.nodes,
+        "urgent": settings.nodes,
+    }
+    usual = load_cluster("lab")
+    assert [one.max_walltime_s for one in site.partitions] == [
+        one.max_walltime_s for one in usual.partitions
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "built_in"),
+    [
+        (LabSettings(), True),
+        (LabSettings(2, 1), True),
+        (LabSettings(2, 0, "a100"), True),
+        (LabSettings(9), False),
+        (LabSettings(2, 5), False),
+        (LabSettings(2, 1, "a100"), False),
+    ],
+)
+def test_the_built_in_cluster_stands_for_labs_within_it(
+    settings: LabSettings, built_in: bool
+) -> None:
+    assert settings.built_in is built_in
+
+
+@pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"nodes": 0}, "--nodes: 0 is outside 1..256"),

@@ -106,10 +106,13 @@ def requested(resources: Resources) -> ScriptSpec:
     if "time" in given:
         given["time"] = _time_text(given["time"])
     for word in ("modules", "setup"):
-        if isinstance(given.get(word), str):
+        if not isinstance(given.get(word, ()), list | tuple):
             msg = f"{word}: {given[word]!r} is no list"
-            raise ConfigError(msg, hint=f"write [{given[word]!r}]")
+            raise ConfigError(msg, hint=f"write [{str(given[word])!r}]")
         given[word] = tuple(given.get(word, ()))
+    if not isinstance(given.get("env", {}), dict):
+        msg = f"env: {given['env']!r} is no dict of names and values"
+        raise ConfigError(msg, hint="write {'NAME': 'value'}")
     given["env"] = tuple(given.get("env", {}).items())
     # Not resolved: the link in a virtual environment is what makes Python use the environment.
     return ScriptSpec(python=os.path.abspath(sys.executable), **given)

@@ -6,6 +6,8 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
+import struct
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -15,10 +17,13 @@ from hpc_toolkit.workloads.command import CommandWorkload
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from types import ModuleType
 
     from hpc_toolkit.layout import WorkloadSpec
 
 Item = dict[str, Any]
+
+_imported: dict[str, tuple[int, int] | None] = {}
 
 
 class Workload(Protocol):
@@ -77,7 +82,12 @@ def load_workload(spec: WorkloadSpec) -> Workload:
     return FunctionWorkload(found)
 
 
-def _import(name: str, path: tuple[str, ...]) -> Any:
+def _import(name: object, path: tuple[str, ...]) -> Any:
+    if not isinstance(name, str) or name.startswith("__main__:"):
+        message = f"workload {name!r} is nothing to import: workers import the code from a file"
+        own = name.partition(":")[2] if isinstance(name, str) else getattr(name, "__name__", "NAME")
+        hint = f"write it to a file such as work.py, and name it: 'work:{own}'"
+        raise WorkloadError(message, hint=hint)
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute.isidentifier()):
         message = f"workload {name!r} is not MODULE:NAME"
@@ -86,7 +96,7 @@ def _import(name: str, path: tuple[str, ...]) -> Any:
         if directory not in sys.path:
             sys.path.insert(0, directory)
     try:
-        module = importlib.import_module(module_name)
+        module = _current(module_name, path)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
             message = f"workload {name!r}: there is no module {error.name!r}"
@@ -103,6 +113,46 @@ def _import(name: str, path: tuple[str, ...]) -> Any:
         message = f"module {module_name!r} has no {attribute!r}"
         known = [known for known in vars(module) if not known.startswith("_")]
         raise WorkloadError(message, hint=near_miss(attribute, known)) from None
+
+
+def _current(name: str, path: tuple[str, ...]) -> ModuleType:
+    """Import a module; once more if its file in ``path`` was written since it was imported.
+
+    A notebook's cell writes a file again and again, and its process imports it once.
+    """
+    importlib.invalidate_caches()
+    before = sys.modules.get(name)
+    file = getattr(before, "__file__", None)
+    if before is not None and file is not None and os.path.dirname(file) in path:
+        seen = _imported.setdefault(name, _compiled(before) or _stamp(file))
+        if _stamp(file) != seen:
+            del sys.modules[name]
+    module = importlib.import_module(name)
+    file = getattr(module, "__file__", None)
+    if module is not before and file is not None:
+        _imported[name] = _stamp(file)
+    return module
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    """What Python tells versions of a file apart by; None where it is gone."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF
+
+
+def _compiled(module: ModuleType) -> tuple[int, int] | None:
+    """The stamp of the file that a module was compiled from; None where it was not kept."""
+    try:
+        with open(getattr(module, "__cached__", None) or "", "rb") as file:
+            header = file.read(16)
+    except OSError:
+        return None
+    # Flags other than 0: a hash of the source stands there instead; see PEP 552.
+    flags, changed, size = struct.unpack("<4x3I", header.ljust(16, b"\1"))
+    return None if flags else (changed, size)
 
 
 def code_file(spec: WorkloadSpec) -> Path | None:

@@ -301,6 +301,11 @@ def test_the_example_works_on_this_machine(hpctk: Hpctk, tmp_path: Path) -> None
     host = os.uname().nodename
     assert done.text("rows") == repr([(host, "5"), (host, "7")])
 
+    again = execute(EXAMPLE, tmp_path, environ)
+
+    assert "workers=2" in again.text("submit")
+    assert again.text("rows") == done.text("rows")
+
 
 def test_the_example_is_kept_without_outputs() -> None:
     cells = json.loads(EXAMPLE.read_text(encoding="utf-8"))["cells"]

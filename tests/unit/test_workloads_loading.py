@@ -1,0 +1,109 @@
+"""Mistakes that come naturally where a workload is named from Python, and code that changed."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.layout import WorkloadSpec
+from hpc_toolkit.run import Run
+from hpc_toolkit.workloads.loading import load_workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file of code in the current directory, whose module no other test has imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / f"written_{next(_numbers)}.py"
+    yield path
+    sys.modules.pop(path.stem, None)
+
+
+def write(path: Path, name: str, value: int) -> None:
+    """Code whose size tells its versions apart, as two of one second could not be."""
+    path.write_text(f"# {'v' * value}\ndef {name}(item):\n    return {{'value': {value}}}\n")
+
+
+def result(path: Path, name: str) -> dict[str, Any]:
+    """What a workload gives for an item."""
+    spec = WorkloadSpec(function=f"{path.stem}:{name}", path=(str(path.parent),))
+    return next(load_workload(spec).run(None, iter([{}])))
+
+
+def here(item: dict[str, Any]) -> dict[str, Any]:
+    return item
+
+
+@pytest.mark.parametrize("workload", [here, "__main__:here"])
+def test_code_that_workers_cannot_import_is_refused(workload: Any, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="workers import the code from a file") as caught:
+        Run.create(tmp_path / "run", [{}], workload=workload)
+
+    assert caught.value.hint == "write it to a file such as work.py, and name it: 'work:here'"
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_has_no_name_is_refused(tmp_path: Path) -> None:
+    nameless: Any = 3
+
+    with pytest.raises(WorkloadError, match="workers import the code from a file") as caught:
+        Run.create(tmp_path / "run", [{}], workload=nameless)
+
+    assert caught.value.hint == "write it to a file such as work.py, and name it: 'work:NAME'"
+
+
+def test_a_file_that_was_written_again_is_read_again(source: Path) -> None:
+    write(source, "first", 1)
+    assert result(source, "first") == {"value": 1}
+
+    write(source, "first", 2)
+    assert result(source, "first") == {"value": 2}
+    write(source, "second", 3)
+    assert result(source, "second") == {"value": 3}
+    with pytest.raises(WorkloadError, match="has no 'first'"):
+        result(source, "first")
+
+
+def test_a_file_that_was_imported_by_others_and_written_again_is_read_again(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What was compiled tells which version was imported.
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write(source, "first", 1)
+    sys.path.insert(0, str(source.parent))
+    importlib.import_module(source.stem)
+
+    write(source, "first", 2)
+
+    assert result(source, "first") == {"value": 2}
+
+
+def test_a_file_that_was_written_again_with_a_mistake_is_refused(source: Path) -> None:
+    write(source, "first", 1)
+    assert result(source, "first") == {"value": 1}
+
+    source.write_text("def first(item: return\n")
+
+    for _ in range(2):
+        with pytest.raises(WorkloadError, match="cannot be imported: SyntaxError"):
+            result(source, "first")
+
+
+def test_a_file_that_did_not_change_is_read_once(source: Path) -> None:
+    source.write_text("import itertools\ncounted = itertools.count()\n\n\ndef first(item):\n")
+    with source.open("a") as file:
+        file.write("    return {'value': next(counted)}\n")
+
+    assert [result(source, "first")["value"] for _ in range(2)] == [0, 1]

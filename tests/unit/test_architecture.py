@@ -175,6 +175,38 @@ def test_the_queue_is_layered_inside_as_well(name: str) -> None:
     assert not upward
 
 
+def module_table() -> dict[str, int]:
+    """Row of every module or package that the table of docs/architecture.md names."""
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| modules |")[2].partition("\n\n")[0]
+    found: dict[str, int] = {}
+    for number, line in enumerate(table.splitlines()):
+        words = re.findall(r"`([^`]+)`", line.split("|")[1] if line.startswith("| ") else "")
+        packages = [word[:-1] for word in words if word.endswith("/")]
+        inside = f"{packages[0]}." if len(packages) == 1 else ""
+        # A package has the first of its rows; what a row names has that one.
+        found = dict.fromkeys(packages, number) | found
+        found |= {inside + word: number for word in words if not word.endswith("/")}
+    return found
+
+
+TABLE = module_table()
+
+
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"__main__", "__version__"}))
+def test_a_module_imports_nothing_from_lower_rows_of_the_documented_table(name: str) -> None:
+    def row(module: str) -> int:
+        return TABLE[module] if module in TABLE else TABLE[module.partition(".")[0]]
+
+    lower = {one for one in own_imports(name) - {"__version__"} if row(one) > row(name)}
+
+    assert not lower, f"{name} imports {sorted(lower)}: move a word in docs/architecture.md"
+
+
+def test_the_documented_table_names_modules_that_exist() -> None:
+    assert set(TABLE) <= set(MODULES) | {name.partition(".")[0] for name in MODULES}
+
+
 def test_every_layer_names_modules_that_exist() -> None:
     known = {name.partition(".")[0] for name in MODULES}
 

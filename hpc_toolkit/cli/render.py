@@ -139,6 +139,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
     import json
 
     from hpc_toolkit.render.drift import check_drift
+    from hpc_toolkit.terminal import printable
 
     extra = [name for name, value in given.items() if value not in (None, (), [])]
     if extra:
@@ -150,7 +151,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
         print(json.dumps([_record(one, diff=diff) for one in found]))
     else:
         for one in found:
-            print(f"{one.file}: {'; '.join(one.reasons) or 'up to date'}")
+            print(printable(f"{one.file}: {'; '.join(one.reasons) or 'up to date'}"))
             if diff:
                 sys.stdout.write(one.difference())
     if any(one.reasons for one in found):

@@ -30,19 +30,3 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
-
-
-class ManualClock:
-    """A clock that stands still until it is moved; for tests and simulations."""
-
-    def __init__(self, start: float = 1_000.0) -> None:
-        self.now = start
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds

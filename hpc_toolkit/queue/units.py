@@ -39,16 +39,6 @@ class Unit:
         return range(self.first, self.first + self.count)
 
 
-def parse_unit_name(name: str) -> tuple[int, int]:
-    """The (entry, first item) of a unit's name.
-
-    Raises:
-        ValueError: not the name of a unit.
-    """
-    entry, _, first = name.partition("-")
-    return int(entry), int(first)
-
-
 def plan_units(
     groups: Sequence[int] | None, count: int, *, unit_size: int = MAX_UNIT
 ) -> list[tuple[int, int]]:

@@ -10,13 +10,13 @@ import pytest
 
 from hpc_toolkit import passes
 from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, Report
-from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
 from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment
+from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.gather import NotCompleteError, gather
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.status import read_status
+from tests.manualclock import ManualClock
 from tests.oracle import Expected, Told, expect
 from tests.toyrun import ToyRun
 

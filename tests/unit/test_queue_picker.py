@@ -6,10 +6,10 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment, Picker
+from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit import files, journal
-from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.gather import gather
 from hpc_toolkit.queue.state import MAX_DEATHS, Death, is_killer
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.status import read_status
+from tests.manualclock import ManualClock
 from tests.oracle import Told, expect
 from tests.toyrun import ToyRun
 

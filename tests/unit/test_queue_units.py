@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.queue import units as units_module
-from hpc_toolkit.queue.units import MAX_UNIT, Unit, parse_unit_name, plan_units
+from hpc_toolkit.queue.units import MAX_UNIT, plan_units
 
 
 @st.composite
@@ -72,13 +72,3 @@ def test_a_million_items_and_a_million_groups_stay_few_units() -> None:
 def test_no_items_make_no_units() -> None:
     assert plan_units(None, 0) == []
     assert plan_units([], 0) == []
-
-
-@given(st.integers(1, 10**8), st.integers(0, 10**9))
-def test_a_units_name_can_be_parsed(entry: int, first: int) -> None:
-    assert parse_unit_name(Unit(entry, first, 1, -1).name) == (entry, first)
-
-
-def test_parse_unit_name_refuses_other_names() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        parse_unit_name("lost+found")

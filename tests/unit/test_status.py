@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.queue.control import DeathNotice, give_notice
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.status import StageCounts, Status, read_status
+from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import witness
-from hpc_toolkit.clock import ManualClock
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
 from hpc_toolkit.witness import Witness, judge
+from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

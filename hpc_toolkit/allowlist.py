@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 _PATH_MAX = 4096
 _SHOWN_CHARS = 120
@@ -153,6 +157,17 @@ def refusal(where: str, value: object, wanted: str) -> RenderError:
     return RenderError(f"{where}: {shown} is not accepted", hint=f"write {wanted}")
 
 
+def matches(value: object, pattern: str) -> TypeGuard[str]:
+    """Whether ``value`` is text that prints, and ``pattern`` matches the whole of it."""
+    return isinstance(value, str) and value.isprintable() and bool(re.fullmatch(pattern, value))
+
+
+def check_match(value: object, pattern: str, wanted: str, where: str) -> None:
+    """Raise RenderError unless ``value`` prints and matches; ``wanted`` says what to write."""
+    if not matches(value, pattern):
+        raise refusal(where, value, wanted)
+
+
 def check_count(value: object, field: str, where: str) -> None:
     """Raise RenderError unless ``value`` is a whole number in the range of ``field``."""
     lowest, highest = COUNTS[field]
@@ -163,7 +178,7 @@ def check_count(value: object, field: str, where: str) -> None:
 
 def check_text(value: object, field: str, where: str) -> None:
     """Raise RenderError unless ``value`` prints and matches the pattern of ``field``."""
-    _check(value, *PATTERNS[field], where)
+    check_match(value, *PATTERNS[field], where)
     if field in _PATHS:
         check_names(str(value), where)
     if field in _LOGS and str(value).rpartition("/")[2] in {".", ".."}:
@@ -180,18 +195,18 @@ def check_names(path: str, where: str) -> None:
 
 def check_module(name: object, where: str) -> None:
     """Raise RenderError unless ``name`` can be the name of an environment module."""
-    _check(name, _MODULE, "a module's name such as cuda/12.4", where)
+    check_match(name, _MODULE, "a module's name such as cuda/12.4", where)
 
 
 def check_variable(name: str, value: str, where: str) -> None:
     """Raise RenderError for a variable that is not the user's to set, or that holds a secret."""
-    _check(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
+    check_match(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
     if name.startswith(_OURS + _OF_BASH) or name in _SHELL_VARIABLES:
         raise refusal(where, name, "a name that neither Slurm, the shell nor this script sets")
     if _SECRET.search(name):
         msg = f"{where}: {name} looks like a secret, and others may read the script"
         raise RenderError(msg, hint="export it before sbatch, or read it from a private file")
-    _check(value, _VALUE, "a value of printable characters", f"{where} {name}")
+    check_match(value, _VALUE, "a value of printable characters", f"{where} {name}")
 
 
 def setup_words(line: object, where: str) -> list[str]:
@@ -201,7 +216,7 @@ def setup_words(line: object, where: str) -> list[str]:
     would fail on the node, hours later.
     """
     wanted = "one command of plain words; what needs $ ; | or ~ goes into a file: 'source /path'"
-    _check(line, _SETUP, wanted, where)
+    check_match(line, _SETUP, wanted, where)
     try:
         words = shlex.split(str(line))
     except ValueError:
@@ -212,8 +227,3 @@ def setup_words(line: object, where: str) -> list[str]:
         # It would be an assignment in the script's own shell.
         raise refusal(where, line, f"a command; --env {words[0]} sets a variable")
     return words
-
-
-def _check(value: object, pattern: str, wanted: str, where: str) -> None:
-    if not isinstance(value, str) or not value.isprintable() or not re.fullmatch(pattern, value):
-        raise refusal(where, value, wanted)

@@ -6,19 +6,17 @@ it all the same.
 
 from __future__ import annotations
 
-import re
-
-from hpc_toolkit.allowlist import check_module, check_variable, refusal, setup_words
+from hpc_toolkit.allowlist import check_match, check_module, check_variable, refusal, setup_words
 from hpc_toolkit.errors import RenderError
 
 _PATH_MAX = 4096
-_PATH = re.compile(f"/.{{1,{_PATH_MAX - 1}}}")
+_PATH = f"/.{{1,{_PATH_MAX - 1}}}"
 # PATH separates its parts by colons.
-_PROGRAMS = re.compile(f"/[^:]{{1,{_PATH_MAX - 1}}}")
-_CONDA_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
-_IMAGE = re.compile(f"[^-].{{0,{_PATH_MAX - 1}}}")
-_BIND = re.compile(r"/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?")
-_WORD = re.compile(r".{0,32768}")
+_PROGRAMS = f"/[^:]{{1,{_PATH_MAX - 1}}}"
+_CONDA = f"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,127}}|{_PROGRAMS}"
+_IMAGE = f"[^-].{{0,{_PATH_MAX - 1}}}"
+_BIND = "/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?"
+_WORD = ".{0,32768}"
 _WORDS_MAX = 131072
 
 
@@ -49,9 +47,9 @@ def check_environment(
     for name, value in env:
         check_variable(name, value, f"{where}--env")
     _check_conda(conda, venv, where)
-    if container is not None and not _matches(_IMAGE, container):
-        option = f"{where}--container"
-        raise refusal(option, container, "an image: a file, or docker://name:tag")
+    if container is not None:
+        wanted = "an image: a file, or docker://name:tag"
+        check_match(container, _IMAGE, wanted, f"{where}--container")
     if bind and container is None and not where:
         msg = "--bind: the script has no container"
         raise RenderError(msg, hint="add --container IMAGE")
@@ -63,36 +61,20 @@ def check_environment(
 
 def check_bind(value: object, where: str) -> None:
     """Raise RenderError unless ``value`` is ``FROM[:TO[:ro]]`` with absolute paths."""
-    if not _matches(_BIND, value):
-        raise refusal(where, value, "FROM[:TO[:ro]], absolute paths without ':' and ','")
+    check_match(value, _BIND, "FROM[:TO[:ro]], absolute paths without ':' and ','", where)
 
 
 def check_directory(value: object, where: str) -> None:
     """Raise RenderError unless ``value`` is an absolute path on one line."""
-    if not _matches(_PATH, value):
-        raise refusal(where, value, "an absolute path")
-
-
-def default_python(*, conda: str | None, venv: str | None, container: str | None) -> str | None:
-    """The interpreter that a request without ``--python`` means; None: the one that renders.
-
-    Raises:
-        RenderError: only the user knows where it is.
-    """
-    if container is not None:
-        msg = "--container: nothing says which interpreter inside it has hpc_toolkit"
-        raise RenderError(msg, hint="give its path in the container: --python /usr/bin/python3")
-    home = venv or (conda if conda is not None and conda.startswith("/") else None)
-    return f"{home.rstrip('/')}/bin/python" if home is not None else None
+    check_match(value, _PATH, "an absolute path", where)
 
 
 def _check_conda(conda: str | None, venv: str | None, where: str) -> None:
-    if conda is not None and not (_matches(_CONDA_NAME, conda) or _matches(_PROGRAMS, conda)):
-        option = f"{where}--conda"
-        raise refusal(option, conda, "an environment's name, or its absolute path without ':'")
-    if venv is not None and not _matches(_PROGRAMS, venv):
-        option = f"{where}--venv"
-        raise refusal(option, venv, "an absolute path without ':'")
+    if conda is not None:
+        wanted = "an environment's name, or its absolute path without ':'"
+        check_match(conda, _CONDA, wanted, f"{where}--conda")
+    if venv is not None:
+        check_match(venv, _PROGRAMS, "an absolute path without ':'", f"{where}--venv")
     if conda is not None and venv is not None:
         msg = f"{where}--conda and --venv exclude each other"
         raise RenderError(msg, hint="one interpreter runs the ranks")
@@ -103,12 +85,7 @@ def _check_command(words: tuple[str, ...], where: str) -> None:
     if not words[0] or words[0].startswith("-"):
         raise refusal(option, words[0], "a program and its arguments")
     for word in words:
-        if not _matches(_WORD, word):
-            raise refusal(option, word, "words on one line; what is longer goes into a file")
+        check_match(word, _WORD, "words on one line; what is longer goes into a file", option)
     if sum(map(len, words)) > _WORDS_MAX:
         msg = f"{option}: its words have more than {_WORDS_MAX} characters"
         raise RenderError(msg, hint="put them into a file that the program reads")
-
-
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and value.isprintable() and bool(pattern.fullmatch(value))

@@ -116,14 +116,19 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _python(values: dict[str, Any], template: str) -> str:
-    from hpc_toolkit.environment import default_python
+    """The interpreter of a request without ``--python``: its environment's, else this one.
 
-    surroundings = {name: values.get(name) for name in ("conda", "venv", "container")}
-    if template == "command":
-        # Its container holds the program alone: the nodes are checked outside.
-        surroundings["container"] = None
+    Raises:
+        RenderError: only the user knows where it is.
+    """
+    # The container of a command holds the program alone: the nodes are checked outside.
+    if values.get("container") is not None and template != "command":
+        msg = "--container: nothing says which interpreter inside it has hpc_toolkit"
+        raise RenderError(msg, hint="give its path in the container: --python /usr/bin/python3")
+    conda = values.get("conda") or ""
+    home = values.get("venv") or (conda if conda.startswith("/") else "")
     # Not resolved: the link in a virtual environment is what makes Python use the environment.
-    return default_python(**surroundings) or os.path.abspath(sys.executable)
+    return f"{home.rstrip('/')}/bin/python" if home else os.path.abspath(sys.executable)
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hpc_toolkit.allowlist import (
     check_module,
     check_text,
     check_variable,
+    matches,
     setup_words,
 )
 from hpc_toolkit.environment import check_bind
@@ -49,10 +50,8 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*=.+"
 
 
 def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
-    compiled = re.compile(pattern)
-
     def convert(value: object, where: str) -> str:
-        if isinstance(value, str) and value.isprintable() and compiled.fullmatch(value):
+        if matches(value, pattern):
             return value
         raise t.wrong(where, value, wanted)
 

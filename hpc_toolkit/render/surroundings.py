@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.allowlist import setup_words
-from hpc_toolkit.environment import check_bind, check_directory
+from hpc_toolkit.environment import check_directory
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.render.shares import cpus_of_rank, ranks
 
@@ -103,8 +103,6 @@ def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]
     unset = [name for option, name in _SRUN_READS.items() if option not in given]
     runtime = _runtime(full, cluster)
     binds = (*cluster.binds, *full.bind) if runtime else ()
-    for directory in binds:
-        check_bind(directory, cluster.written("binds"))
     return Surroundings(
         shebang="#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
         leftovers=tuple(unset),

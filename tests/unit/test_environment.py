@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.environment import check_environment, default_python
+from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.render.directives import complete, directives
 from hpc_toolkit.render.script import render_script
@@ -73,28 +73,6 @@ def test_a_value_that_could_be_misread_is_refused(fields: dict[str, Any], messag
 def test_a_refused_value_of_a_cluster_file_names_the_file() -> None:
     with pytest.raises(RenderError, match=r"^clusters/x.toml: --setup: 'a; b'"):
         check_environment(setup=("a; b",), where="clusters/x.toml: ")
-
-
-@pytest.mark.parametrize(
-    ("conda", "venv", "expected"),
-    [
-        (None, None, None),
-        (None, "/x/", "/x/bin/python"),
-        ("/c/envs/x", None, "/c/envs/x/bin/python"),
-        ("x", None, None),
-    ],
-)
-def test_the_interpreter_is_the_environments(
-    conda: str | None, venv: str | None, expected: str | None
-) -> None:
-    assert default_python(conda=conda, venv=venv, container=None) == expected
-
-
-def test_nobody_guesses_the_interpreter_of_a_container() -> None:
-    with pytest.raises(RenderError, match="which interpreter inside it") as caught:
-        default_python(conda=None, venv=None, container="x.sif")
-
-    assert "--python" in caught.value.hint
 
 
 def test_conda_is_sourced_from_the_sites_base_or_from_that_of_the_path() -> None:

@@ -59,6 +59,25 @@ def test_render_calls_the_interpreter_that_rendered_it() -> None:
     assert f"\nhpctk_python='{Path(sys.executable).absolute()}'\n" in DEFAULT.read_text()
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--venv", "/x/"), "/x/bin/python"),
+        (("--conda", "/c/envs/x"), "/c/envs/x/bin/python"),
+        (("--conda", "/c/envs/x", "--python", "/p/python"), "/p/python"),
+        (("--conda", "x"), str(Path(sys.executable).absolute())),
+    ],
+)
+def test_render_calls_the_interpreter_of_the_environment(
+    options: tuple[str, ...], expected: str
+) -> None:
+    Path("site.toml").write_text('conda_base = "/c"\n')
+
+    script = call("render", "--cluster", "./site.toml", *options, "-o", "-").stdout
+
+    assert f"\nhpctk_python='{expected}'\n" in script
+
+
 def test_render_to_stdout_writes_no_file_but_makes_the_directory_of_the_log(
     elsewhere: Path,
 ) -> None:
@@ -78,6 +97,7 @@ def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
     assert f"\nhpctk_python='{Path(sys.executable).absolute()}'\n" in script
     error = refused("render", "--cluster", "./site.toml", "--container", "x.sif")
     assert "nothing says which interpreter inside it" in error.message
+    assert "--python" in error.hint
 
 
 @pytest.mark.parametrize("template", ["no-such", "a/b", "x y"])

@@ -1,34 +1,27 @@
 """Gives nodes of a running job back when all their ranks have left.
 
-``python -m hpc_toolkit.giveback RUN`` runs beside the step of a job script, where jobs may
-shrink. Ranks leave when they had nothing to do for a while (``hpctk work --idle-exit``); without
-this their node stays allocated until the last rank of the job is done. The first node is kept: the
-script runs on it.
+Beside the step of a job script, where jobs may shrink. Ranks leave when they had nothing to do for
+a while (``hpctk work --idle-exit``); without this their node stays allocated until the last rank of
+the job is done. The first node is kept: the script runs on it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.layout import RunPaths
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.ranks import RankInfo, host_name
-from hpc_toolkit.slurm.client import SUBMIT_S, failure, run
-from hpc_toolkit.slurm.controller import host_names
+from hpc_toolkit.slurm.controller import host_names, set_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from hpc_toolkit.layout import RunPaths
     from hpc_toolkit.queue.presence import Presence
 
-_EVERY_S = 60.0
 _STARTING_S = 900.0
 
 
@@ -61,52 +54,33 @@ def kept_nodes(
     ]
 
 
-def shrink(job: str, nodes: list[str]) -> None:
-    """Have Slurm take all other nodes from a running job of ours (scontrol(1), NodeList).
+def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
+    """Look every ``every_s`` seconds until only the first node is left; yield what was given back.
+
+    To be called by the script of a Slurm job, on its first node.
 
     Raises:
-        SlurmError: it refuses.
+        ConfigError: this is no Slurm job.
+        SlurmError: Slurm refuses.
     """
-    argv = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"]
-    # scontrol leaves scripts for resetting a shell's variables where it is called.
-    with tempfile.TemporaryDirectory() as elsewhere:
-        done = run(argv, timeout_s=SUBMIT_S, cwd=Path(elsewhere))
-    if done.code:
-        raise failure(argv, done)
-
-
-def main(arguments: list[str]) -> int:
-    """Look once a minute until only the first node is left or Slurm refuses."""
-    die_with_parent()
-    paths, rank = RunPaths(Path(arguments[0])), RankInfo.from_environ()
-    if rank.job_id is None:
-        sys.stderr.write("error: this is no Slurm job\n")
-        return 2
-    every_s = float(arguments[1]) if len(arguments) > 1 else _EVERY_S
-    try:
-        nodes = host_names(os.environ["SLURM_JOB_NODELIST"])
-        started = time.monotonic()
-        while len(nodes) > 1:
-            time.sleep(every_s)
-            found = [read_presence(path) for path in paths.workers.glob("*.json")]
-            kept = kept_nodes(
-                nodes,
-                [one for one in found if one is not None],
-                job=rank.job_id,
-                restart=rank.restart,
-                first=host_name(),
-                starting=time.monotonic() - started < _STARTING_S,
-            )
-            if kept != nodes:
-                shrink(rank.job_id, kept)
-                gone = " ".join(node for node in nodes if node not in kept)
-                sys.stdout.write(f"gave back {gone}: their ranks have left\n")
-                sys.stdout.flush()
-                nodes = kept
-    except HpcToolkitError as error:
-        sys.stderr.write(f"note: no node is given back: {error.message}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    rank, listed = RankInfo.from_environ(), os.environ.get("SLURM_JOB_NODELIST")
+    if rank.job_id is None or listed is None:
+        msg = "this is no Slurm job, and has no nodes to give back"
+        raise ConfigError(msg, hint="job scripts give them back by themselves")
+    nodes = host_names(listed)
+    started = time.monotonic()
+    while len(nodes) > 1:
+        time.sleep(every_s)
+        found = [read_presence(path) for path in paths.workers.glob("*.json")]
+        kept = kept_nodes(
+            nodes,
+            [one for one in found if one is not None],
+            job=rank.job_id,
+            restart=rank.restart,
+            first=host_name(),
+            starting=time.monotonic() - started < _STARTING_S,
+        )
+        if kept != nodes:
+            set_nodes(rank.job_id, kept)
+            yield [node for node in nodes if node not in kept]
+            nodes = kept

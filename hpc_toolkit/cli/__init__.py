@@ -30,7 +30,7 @@ COMMANDS = {
     "render": ("render",),
     "submit": ("submit", "cancel"),
     "clusters": ("cluster",),
-    "scripts": ("preflight", "left"),
+    "scripts": ("preflight", "left", "giveback"),
     "lab": ("lab",),
 }
 """The module of each command, in the order of the help."""

@@ -1,7 +1,8 @@
-"""What job scripts ask, and people hardly ever do: preflight, left."""
+"""What job scripts ask, and people hardly ever do: preflight, left, giveback."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,14 @@ from typing import Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import RunArgument, open_run
-from hpc_toolkit.quantities import parse_size
+from hpc_toolkit.quantities import parse_duration, parse_size
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(hidden=True)(preflight)
     app.command(hidden=True)(left)
+    app.command(hidden=True)(giveback)
 
 
 def preflight(
@@ -48,3 +50,26 @@ def left(run: RunArgument = None) -> None:
     count = sum(stage.pending + stage.leased for stage in status.stages.values())
     elsewhere = held_elsewhere(opened.view, SystemClock(), job=RankInfo.from_environ().job_id)
     print(*(0, "complete", 0) if status.complete else (count, "open", elsewhere))
+
+
+def giveback(
+    run: RunArgument = None,
+    every: Annotated[
+        str, typer.Option(metavar="TIME", help="How often to look which ranks have left.")
+    ] = "1min",
+) -> None:
+    """Give nodes of this job back to Slurm when all their ranks have left, until one is left."""
+    from hpc_toolkit.giveback import give_back
+    from hpc_toolkit.processes import die_with_parent
+    from hpc_toolkit.slurm.client import SlurmError
+
+    # Else it would outlive the script, which does not wait for it.
+    die_with_parent()
+    gc.enable()
+    paths, every_s = open_run(run).paths, parse_duration(every, where="--every")
+    try:
+        for nodes in give_back(paths, every_s=every_s):
+            print(f"gave back {' '.join(nodes)}: their ranks have left", flush=True)
+    except SlurmError as error:
+        # The job goes on with all of its nodes.
+        print(f"note: no node is given back: {error.message}", file=sys.stderr)

@@ -1,15 +1,17 @@
-"""What Slurm's controller says of its nodes, jobs and limits: the questions for scontrol."""
+"""What scontrol is asked about nodes, jobs and limits, and what it is told."""
 
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.slurm.client import ASK_S, SlurmError, ask, run
+from hpc_toolkit.slurm.client import ASK_S, SUBMIT_S, SlurmError, ask, failure, run
 from hpc_toolkit.slurm.records import UNKNOWN, NodeRecord, job_id, parse_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, NodeRecord]:
@@ -60,6 +62,20 @@ def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str
         if "JobId" in values:
             jobs.append(values)
     return jobs
+
+
+def set_nodes(job: str, nodes: Sequence[str], *, timeout_s: float = SUBMIT_S) -> None:
+    """Have Slurm take all other nodes from a running job (scontrol(1), NodeList).
+
+    Raises:
+        SlurmError: no answer, or it refuses.
+    """
+    argv = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"]
+    # scontrol leaves scripts for resetting a shell's variables where it is called.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        done = run(argv, timeout_s=timeout_s, cwd=Path(elsewhere))
+    if done.code:
+        raise failure(argv, done)
 
 
 def max_array_size(*, timeout_s: float = ASK_S) -> int | None:

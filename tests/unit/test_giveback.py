@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from hpc_toolkit import giveback
-from hpc_toolkit.giveback import kept_nodes, shrink
+from hpc_toolkit import processes
+from hpc_toolkit.cli import scripts
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.giveback import kept_nodes
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
-from hpc_toolkit.slurm.client import Finished, SlurmError
+from tests.fakeslurm import Programs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from tests.toyrun import ToyRun
 
 NODES = ["n1", "n2", "n3"]
 
@@ -55,9 +66,60 @@ def test_ranks_of_other_jobs_and_earlier_starts_say_nothing(changes: dict[str, A
     assert kept(rank("n2", FINISHED, **changes)) == NODES
 
 
-def test_shrink_says_what_slurm_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Finished(1, "", "Job update not available right now\n")
-    monkeypatch.setattr(giveback, "run", lambda *_, **__: refused)
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """A job of three nodes, whose script runs on the first."""
+    found = Programs(tmp_path, monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    monkeypatch.setenv("HPCTK_HOST", "n1")
+    # It would be the tests' own process that ends with its parent.
+    monkeypatch.setattr(processes, "die_with_parent", lambda: None)
+    return found
 
-    with pytest.raises(SlurmError, match="not available right now"):
-        shrink("17", ["n1"])
+
+def giveback(run: ToyRun) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    scripts.register(app)
+    return CliRunner().invoke(app, ["giveback", str(run.root), "--every", "0.01s"])
+
+
+def test_giveback_tells_slurm_which_nodes_to_keep_and_ends_with_the_last(
+    programs: Programs, toy: ToyRun
+) -> None:
+    programs.answer("scontrol", "n1 n2 n3")
+    for node in NODES[1:]:
+        toy.worker(f"of-{node}", host=node, job="17", restart=1).finish()
+
+    result = giveback(toy)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "gave back n2 n3: their ranks have left\n"
+    assert programs.calls("scontrol") == [
+        "show hostnames n[1-3]",
+        "update JobId=17 NodeList=n1",
+    ]
+
+
+def test_giveback_is_no_error_of_a_job_where_slurm_refuses(programs: Programs, toy: ToyRun) -> None:
+    programs.add("scontrol", '[ "$1" = show ] && echo n1 n2 || { echo "not now" >&2; exit 1; }')
+    toy.worker("other", host="n2", job="17", restart=1).finish()
+
+    result = giveback(toy)
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "note: no node is given back: scontrol: not now\n"
+
+
+def test_giveback_outside_a_job_is_refused(
+    programs: Programs, toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID")
+
+    error = giveback(toy).exception
+
+    assert isinstance(error, ConfigError)
+    assert "this is no Slurm job" in error.message
+    assert programs.calls("scontrol") == []

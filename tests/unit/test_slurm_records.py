@@ -527,3 +527,22 @@ def test_nodes_of_strange_names_are_not_asked_for(programs: Programs) -> None:
         "n1 n2": UNKNOWN,
     }
     assert programs.calls("scontrol") == ["--oneliner show node n1,n99"]
+
+
+def test_set_nodes_keeps_what_scontrol_leaves_out_of_the_current_directory(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    programs.add("scontrol", f'echo "$*" > {tmp_path}/asked; : > slurm_job_17_resize.sh')
+
+    controller.set_nodes("17", ["n1", "n3"])
+
+    assert (tmp_path / "asked").read_text() == "update JobId=17 NodeList=n1,n3\n"
+    assert not (tmp_path / "slurm_job_17_resize.sh").exists()
+
+
+def test_set_nodes_says_what_slurm_refused(programs: Programs) -> None:
+    programs.answer("scontrol", "", code=1, stderr="Job update not available right now")
+
+    with pytest.raises(SlurmError, match="not available right now"):
+        controller.set_nodes("17", ["n1"])

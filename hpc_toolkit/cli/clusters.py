@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import complete_cluster
+from hpc_toolkit.cli.arguments import JsonOption, complete_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.quantities import format_mem, format_walltime
 from hpc_toolkit.terminal import printable
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.clusters.files import ClusterFile
 
 _PANEL = "Slurm"
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -93,6 +92,7 @@ def validate(
         list[str] | None,
         typer.Argument(help="TOML files, or names; by default all files in reach."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check cluster files, and say every error with its file and key."""
     from hpc_toolkit.cli import show_error
@@ -103,15 +103,16 @@ def validate(
     for name in names or ():
         called = files_called(name)
         files += called[-1:] if called[-1].layer == "path" else called
-    wrong = 0
-    for one in files:
-        errors = problems(one)
-        for error in errors:
-            show_error(error)
-        if not errors:
-            print(f"{one.file}: ok")
-        wrong += len(errors)
-    if wrong:
+    checked = [(one, problems(one)) for one in files]
+    if as_json:
+        print(json.dumps([_verdict(one, errors) for one, errors in checked]))
+    else:
+        for one, errors in checked:
+            for error in errors:
+                show_error(error)
+            if not errors:
+                print(f"{one.file}: ok")
+    if any(errors for _, errors in checked):
         raise typer.Exit(1)
 
 
@@ -148,6 +149,11 @@ def init(
         sys.stdout.write(text)
         return
     print(write_draft(name, text, out=out, force=force))
+
+
+def _verdict(file: ClusterFile, errors: list[HpcToolkitError]) -> dict[str, Any]:
+    said = [{"error": error.message, "hint": error.hint} for error in errors]
+    return {"name": file.name, "layer": file.layer, "file": file.file, "errors": said}
 
 
 def _record(cluster: Cluster) -> dict[str, Any]:

@@ -156,6 +156,25 @@ def test_validate_tells_an_error_once_and_of_the_file_that_has_it(user: Path) ->
     assert result.stderr.count("unknown key 'nods'") == 1
 
 
+def test_validate_json_has_every_file_and_its_errors(user: Path) -> None:
+    (user / "a.toml").write_text("nods = 1\ngpus_per_node = -1", encoding="utf-8")
+
+    right, wrong = call("validate", "lab", "--json"), call("validate", "--json")
+
+    assert (right.exit_code, wrong.exit_code) == (0, 1)
+    assert json.loads(right.stdout) == [
+        {"name": "lab", "layer": "built-in", "file": "clusters/lab.toml", "errors": []}
+    ]
+    found = {one["name"]: one for one in json.loads(wrong.stdout)}
+    assert list(found) == ["generic", "killarney", "lab", "a"]
+    assert (found["a"]["layer"], found["a"]["file"]) == ("user", f"{user}/a.toml")
+    unknown, negative = found["a"]["errors"]
+    assert unknown["error"] == f"{user}/a.toml: unknown key 'nods'"
+    assert unknown["hint"] == "did you mean 'nodes'?"
+    assert "gpus_per_node: -1" in negative["error"]
+    assert wrong.stderr == ""
+
+
 def test_no_name_of_a_file_reaches_the_terminal_as_it_is(user: Path) -> None:
     (user / "a\x1b[2J.toml").write_text("nods = 1", encoding="utf-8")
 

@@ -240,17 +240,20 @@ def test_a_process_that_only_bears_the_number_of_a_job_is_left_alone(local: Hpct
 
 @pytest.mark.slow
 def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
-    run = local.make_sleeping(60, 0.1)
+    # Open, so that it cannot be complete before the limit, however slowly the workers start.
+    run = local.make_sleeping(120, 0.1, open_end=True)
     executor: Any = notebook.executor("local", folder=run.root / "submitit", time=1)
-    executor.parameters["signal_delay_s"] = 57  # of a minute, so that it comes early
+    # Of a minute, so that it comes early, but not before the rank listens: that would end the job.
+    executor.parameters["signal_delay_s"] = 50
 
     jobs = notebook.submit_workers(run, 1, executor=executor)
+    working(run, 2)
+    run.seal()
 
     assert jobs.wait(timeout=90)
-    workers = workers_of(run)
-    assert len(workers) > 1
-    assert {worker["state"] for worker in workers} == {"finished"}
     jobs.jobs[0].wait()
+    assert {worker["state"] for worker in workers_of(run)} == {"finished"}
+    assert len(rows_by_id(run)) == 120
 
 
 INTERRUPTED = """

@@ -260,10 +260,12 @@ def _new_job_environment(kind: str) -> Iterator[None]:
     """Take out of this process's environment what a new job must not inherit, for a while."""
     kept = dict(os.environ)
     if kind == "slurm":
+        # Else it would name the job: one of another name than was noted counts as somebody else's.
+        os.environ.pop("SBATCH_JOB_NAME", None)
         for name in slurm.overriding_variables():
             sys.stderr.write(f"note: {name} in your environment overrides the request\n")
         inherited = slurm.clean_environment()
-        foreign = kept.keys() - inherited.keys()
+        foreign = os.environ.keys() - inherited.keys()
         if foreign:
             foreign |= {name for name in kept if name in _OF_A_RANK or name.startswith("SUBMITIT_")}
         for name in foreign:

@@ -400,6 +400,24 @@ def test_a_variable_that_overrides_the_script_is_named(
     assert sbatch.environ()["SBATCH_ACCOUNT"] == "aip-x"
 
 
+def test_a_variable_does_not_name_the_job(
+    sbatch: KeptJobs,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It would not be the run's own any more: its name is noted, and compared before a cancel."""
+    monkeypatch.setenv("SBATCH_JOB_NAME", "other")
+    before = dict(os.environ)
+
+    notebook.executor(SITE, folder=folder, job_name="mine").submit(int, 1)
+
+    assert sbatch.options()[0]["job-name"] == "mine"
+    assert "SBATCH_JOB_NAME" not in sbatch.environ()
+    assert "SBATCH_JOB_NAME" not in capfd.readouterr().err
+    assert dict(os.environ) == before
+
+
 def test_an_array_is_split_where_the_site_limits_it(sbatch: KeptJobs, folder: Path) -> None:
     executor: Any = notebook.executor(replace(SITE, max_array_size=3), folder=folder)
 

@@ -82,7 +82,7 @@ def _foreign(job: KnownJob, record: JobRecord) -> str:
         missing = "Slurm did not say whose it is"
     elif job.submitted is None and not job.name:
         missing = "its workers did not note its name, and no submission was noted"
-    return f"{missing}; 'scancel {job.id}' takes it" if missing else ""
+    return f"{missing}; {job.by_hand}" if missing else ""
 
 
 def cancel_jobs(jobs: Iterable[QueuedJob]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
 """How long an answer of Slurm is shown before it is asked again."""
+_CONTRADICTED = "another job has this id, or it was renamed"
 _MOST_ASKED = 50
 _SETTLED_S = 300.0
 
@@ -80,7 +81,8 @@ class KnownJob:
         """Why ``record`` tells of another job with the same id; "" if nothing speaks for that.
 
         A cluster that was set up afresh gives the same ids again, and so does another cluster that
-        shares the file system. ``user`` is whose job it must be where no submission was noted.
+        shares the file system. ``user`` is whose job it must be where no submission was noted. A
+        job that was renamed cannot be told from another's: nothing else says that an id is ours.
         """
         user = (self.submitted.by if self.submitted else "") or user
         if self.place and record.cluster not in ("", self.place):
@@ -88,8 +90,14 @@ class KnownJob:
         if user and record.user not in ("", user):
             return f"it is {record.user}'s"
         if self.name and record.name and noted_name(record.name) != noted_name(self.name):
-            return f"it is called {record.name}, not {self.name}"
+            return f"it is called {record.name}, not {self.name}; if it was renamed, {self.by_hand}"
         return ""
+
+    @property
+    def by_hand(self) -> str:
+        """The words that tell how its user cancels it without hpctk."""
+        on = f"--clusters={self.cluster} " if self.cluster else ""
+        return f"'scancel {on}{self.id}' takes it"
 
 
 def own_login() -> str:
@@ -216,7 +224,7 @@ class JobStates:
             one = answers.get((job.id, job.cluster))
             one = one or JobRecord(id=job.id, state=UNKNOWN, reason=why)
             if job.contradicts(one):
-                one = JobRecord(id=job.id, state=UNKNOWN, reason="another job has this id")
+                one = JobRecord(id=job.id, state=UNKNOWN, reason=_CONTRADICTED)
             inside = one.array in arrays and one.id != one.array
             forgotten = one.state == UNKNOWN and _like_an_element(job, named)
             if not inside and not forgotten and (job.submitted or job.id not in elements):

@@ -21,6 +21,7 @@ from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.pending import is_stuck, why_waiting
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
 from hpc_toolkit.submit import jobs as jobs_module
+from hpc_toolkit.submit.cancellation import cancelable_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
     SubmittedJob,
@@ -213,7 +214,7 @@ def test_the_job_of_another_with_the_same_id_is_unknown(
 
     result = call("status", str(toy.root))
 
-    assert "  job 9         unknown (another job has this id)\n" in result.stdout
+    assert "  job 9         unknown (another job has this id, or it was renamed)\n" in result.stdout
 
 
 def test_no_slurm_asks_nothing_and_knows_nothing(toy: ToyRun, programs: Programs) -> None:
@@ -513,7 +514,11 @@ def test_cancel_takes_the_runs_jobs_in_the_queue_and_no_others(
         ({}, {}, "its workers did not note its name"),
         ({"job_name": "mine"}, {"UserName": ""}, "Slurm did not say whose it is"),
         ({"job_name": "mine"}, {"Name": ""}, "Slurm did not say whose it is"),
-        ({"job_name": "mine"}, {"Name": "other"}, "it is called other, not mine"),
+        (
+            {"job_name": "mine"},
+            {"Name": "other"},
+            "it is called other, not mine; if it was renamed, 'scancel 7' takes it\n",
+        ),
         ({"job_name": "mine"}, {"UserName": "eve"}, "it is eve's"),
         (
             {"job_name": "mine", "cluster": "alpha"},
@@ -537,6 +542,19 @@ def test_cancel_leaves_a_job_alone_that_may_be_anothers(
     assert (result.exit_code, result.stdout) == (0, "8\n")
     assert f"job 7 is left alone: {why}" in result.stderr
     assert programs.calls("scancel") == ["8"]
+
+
+def test_a_renamed_job_of_another_cluster_is_cancelled_by_hand_there(
+    toy: ToyRun, programs: Programs
+) -> None:
+    programs.answer("squeue", pending_line("7", Name="other", Cluster="alpha"))
+    record_job(toy.paths, replace(JOB, name="mine", cluster="alpha"))
+
+    (left,) = cancelable_jobs(toy.paths)
+
+    assert left.foreign == (
+        "it is called other, not mine; if it was renamed, 'scancel --clusters=alpha 7' takes it"
+    )
 
 
 def test_cancel_takes_a_job_whose_record_has_no_name(toy: ToyRun, programs: Programs) -> None:

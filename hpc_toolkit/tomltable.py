@@ -103,15 +103,19 @@ def flag(value: object, where: str) -> bool:
 
 def count(value: object, where: str) -> int:
     """A whole number from 1 to MAX_COUNT."""
-    # type(), not isinstance(): true is no count.
-    if type(value) is int and 0 < value <= MAX_COUNT:
-        return value
-    raise wrong(where, value, f"a whole number from 1 to {MAX_COUNT}")
+    return _number(value, 1, where)
 
 
 def count_or_zero(value: object, where: str) -> int:
     """A whole number from 0 to MAX_COUNT."""
-    return 0 if value == 0 and type(value) is int else count(value, where)
+    return _number(value, 0, where)
+
+
+def _number(value: object, lowest: int, where: str) -> int:
+    # type(), not isinstance(): true is no count.
+    if type(value) is int and lowest <= value <= MAX_COUNT:
+        return value
+    raise wrong(where, value, f"a whole number from {lowest} to {MAX_COUNT}")
 
 
 def mem(value: object, where: str) -> int:

@@ -237,5 +237,5 @@ def test_problems_of_a_file_are_all_told(tmp_path: Path) -> None:
 
     assert found == [
         f"{path}: unknown key 'nods'",
-        f"{path}: gpus_per_node: -1 is not a whole number from 1 to {MAX_COUNT}",
+        f"{path}: gpus_per_node: -1 is not a whole number from 0 to {MAX_COUNT}",
     ]

@@ -3,6 +3,8 @@
 Every daemon is started in a mount namespace where a hosts file of the lab covers /etc/hosts. The
 name of that file holds the lab's token and the node; /proc/PID/mountinfo shows it for the daemon,
 its jobs and whatever those start, whichever parent, process group or environment they choose.
+What root starts in a job may leave that mount, by chroot(2) or umount(2): the environment that
+Slurm gave it tells it then. What has neither the mount nor that environment is not found.
 """
 
 from __future__ import annotations
@@ -14,14 +16,22 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.config import CLUSTER_NAME
+from hpc_toolkit.lab.settings import lab_token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROC = "/proc"
 _KILL_S = 20.0
 _PAUSE_S = 0.02
 LOOKS = 3
 """A daemon that goes to the background forks and exits: one look can miss it, not so many."""
+
+_ANY_MARK = re.compile(r"/(hpctk-[0-9a-f]{16})\.[0-9a-f]+\.[a-z0-9]+(?:/+deleted)? ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,20 @@ def member_node(mounts: str, token: str) -> str | None:
     return match[1] if match else None
 
 
+def job_lab(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Token and node of the lab whose job gave a process this environment; None without one.
+
+    SLURM_CONF alone says who is spoken to, not who is spoken for: a user's shell has it by
+    ``hpctk lab env``. What slurmd sets must be there and name a lab as well; in a shell inside a
+    job of another cluster it names that one.
+    """
+    conf, node = Path(environ.get("SLURM_CONF", "")), environ.get("SLURMD_NODENAME")
+    of_a_job = "SLURM_JOB_ID" in environ and environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME
+    if not of_a_job or not node or conf.parts[-2:] != ("etc", "slurm.conf"):
+        return None
+    return lab_token(conf.parent.parent), node
+
+
 def members(token: str, node: str | None = None) -> list[Member]:
     """The processes of a lab that live now, or those of one of its nodes.
 
@@ -55,7 +79,7 @@ def members(token: str, node: str | None = None) -> list[Member]:
             continue
         # Processes end while we look; zombies have no mounts; those of other users may be closed.
         with contextlib.suppress(OSError):
-            own = member_node(_read(entry, "mountinfo"), token)
+            own = _node_in(entry, token)
             if own is None or node not in (None, own):
                 continue
             if user == 0 or _real_user(entry) in (0, user):
@@ -65,8 +89,20 @@ def members(token: str, node: str | None = None) -> list[Member]:
 
 def surrounding_labs() -> set[str]:
     """The tokens of the labs in which this process itself runs."""
-    mark = r"/(hpctk-[0-9a-f]{16})\.[0-9a-f]+\.[a-z0-9]+(?:/+deleted)? "
-    return set(re.findall(mark, _read("self", "mountinfo")))
+    if marks := set(_ANY_MARK.findall(_read("self", "mountinfo"))):
+        return marks
+    told = job_lab(os.environ)
+    return {told[0]} if told is not None else set()
+
+
+def _node_in(pid: str, token: str) -> str | None:
+    """The node of a process in this lab; None outside it."""
+    mounts = _read(pid, "mountinfo")
+    if (own := member_node(mounts, token)) is not None or _ANY_MARK.search(mounts):
+        return own
+    environ = dict(word.partition("=")[::2] for word in _read(pid, "environ").split("\0"))
+    told = job_lab(environ)
+    return told[1] if told is not None and told[0] == token else None
 
 
 def _real_user(pid: str) -> int:
@@ -112,7 +148,7 @@ def _kill(member: Member, token: str) -> None:
     except ProcessLookupError:
         return
     try:
-        if member_node(_read(str(member.pid), "mountinfo"), token) is not None:
+        if _node_in(str(member.pid), token) is not None:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     except PermissionError:
         message = f"process {member.pid} ({member.name}) belongs to another user"

@@ -88,6 +88,11 @@ def check_name(name: str) -> str:
     return name
 
 
+def lab_token(root: Path) -> str:
+    """The token of the lab in a directory, as :attr:`LabPaths.token` gives it."""
+    return f"hpctk-{sha256(str(root).encode()).hexdigest()[:16]}"
+
+
 @dataclass(frozen=True, slots=True)
 class LabPaths:
     """The files of one lab; no other module joins a path below its directory."""
@@ -108,7 +113,7 @@ class LabPaths:
     @property
     def token(self) -> str:
         """What marks every process of this lab, also after its directory is gone."""
-        return f"hpctk-{sha256(str(self.root).encode()).hexdigest()[:16]}"
+        return lab_token(self.root)
 
     @property
     def record(self) -> Path:

@@ -40,6 +40,17 @@ srun --overlap env -i sh -c '
 sleep 1000
 """
 
+# Sessions of their own that see the hosts file of the lab no more; $1 is a directory of the test.
+LEAVERS = """
+leave() { setsid sh -c "$2" "$1" >/dev/null 2>&1 </dev/null & }
+note='echo $$ >$0.tmp; mv $0.tmp $0;'
+leave "$1/umount.pid" "$note exec unshare -m sh -c 'umount -l /etc/hosts; exec sleep 1000'"
+mkdir "$1/root"
+mount --bind / "$1/root"
+leave "$1/chroot.pid" "$note exec chroot $1/root sleep 1000"
+sleep 1000
+"""
+
 
 @pytest.fixture
 def small(lab: LabUnderTest, lab_directory: Path, tmp_path: Path) -> Iterator[LabUnderTest]:
@@ -92,6 +103,10 @@ def lives(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def script(directory: Path, text: str, *directives: str) -> Path:
     path = directory / "job.sh"
     head = "".join(f"#SBATCH {one}\n" for one in directives)
@@ -118,6 +133,33 @@ def test_down_ends_jobs_and_what_they_started_and_leaves_no_file(
     assert not small.directory.exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="leaves mounts, as only root can")
+def test_down_ends_what_left_the_labs_mounts_and_spares_a_users_shell(
+    small: LabUnderTest, tmp_path: Path
+) -> None:
+    small.up()
+    job = small.sbatch("-o", "/dev/null", script(tmp_path, LEAVERS), tmp_path)
+    small.wait_for(job, "RUNNING")
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "the leavers do not start")
+    left = {path.stem: int(path.read_text()) for path in tmp_path.glob("*.pid")}
+    wait_until(lambda: {comm(pid) for pid in left.values()} == {"sleep"}, "they do not leave")
+    for pid in left.values():
+        assert small.lab.paths.token not in Path(f"/proc/{pid}/mountinfo").read_text()
+    shell = subprocess.Popen(["sleep", "1000"], env=small.env)
+
+    try:
+        small.down()
+
+        assert [name for name, pid in left.items() if lives(pid)] == []
+        assert lives(shell.pid)
+    finally:
+        shell.kill()
+        shell.wait()
+        for pid in left.values():
+            if lives(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_down_where_nothing_runs_is_fine_and_says_so(small: LabUnderTest) -> None:

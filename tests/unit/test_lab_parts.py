@@ -29,7 +29,7 @@ from hpc_toolkit.lab.directory import (
 )
 from hpc_toolkit.lab.jobs import JobEnd, code_of, parse_logs, run_script
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.members import member_node, members
+from hpc_toolkit.lab.members import Member, member_node, members, surrounding_labs
 from hpc_toolkit.lab.ports import (
     FIRST_PORT,
     Listener,
@@ -38,7 +38,7 @@ from hpc_toolkit.lab.ports import (
     parse_listeners,
     port_spans,
 )
-from hpc_toolkit.lab.settings import LabPaths, LabSettings
+from hpc_toolkit.lab.settings import LabPaths, LabSettings, lab_token
 from hpc_toolkit.lab.status import status_of
 from hpc_toolkit.lab.submission import Submission
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord
@@ -206,6 +206,69 @@ class TestMembers:
             found[user] = sorted(one.pid for one in members(paths.token))
 
         assert found == {1000: [11, 13], 0: [11, 12, 13]}
+
+    @pytest.mark.parametrize(
+        ("changes", "found"),
+        [
+            ({}, True),
+            # A user's shell after 'hpctk lab env', alone and inside a job of a real cluster.
+            ({"SLURM_JOB_ID": "", "SLURM_CLUSTER_NAME": "", "SLURMD_NODENAME": ""}, False),
+            ({"SLURM_CLUSTER_NAME": "site", "SLURMD_NODENAME": "gpu017"}, False),
+            # The shell that salloc starts where it was called.
+            ({"SLURMD_NODENAME": ""}, False),
+            ({"SLURM_CONF": "/another/lab/etc/slurm.conf"}, False),
+            ({"SLURM_CONF": ""}, False),
+        ],
+    )
+    def test_without_the_mount_only_the_environment_of_a_job_makes_a_member(
+        self,
+        changes: dict[str, str],
+        found: bool,
+        paths: LabPaths,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        given = {
+            "SLURM_CONF": str(paths.slurm_conf),
+            "SLURM_JOB_ID": "7",
+            "SLURM_CLUSTER_NAME": "hpctklab",
+            "SLURMD_NODENAME": "n2",
+            **changes,
+        }
+        words = [f"{name}={value}" for name, value in given.items() if value]
+        files = {
+            "mountinfo": "1 2 3:4 / / rw\n",
+            "environ": "".join(f"{word}\0" for word in words),
+            "comm": "sleep\n",
+            "status": f"Uid:\t{os.geteuid()}\t0\t0\t0\n",
+        }
+        for pid, text in (("11", ""), ("12", f"/hosts/{lab_token(tmp_path)}.0a.n1 /etc/hosts\n")):
+            (tmp_path / "proc" / pid).mkdir(parents=True)
+            for name, content in files.items():
+                (tmp_path / "proc" / pid / name).write_text(content)
+            # One that another lab's mount tells to be that lab's.
+            (tmp_path / "proc" / pid / "mountinfo").write_text(files["mountinfo"] + text)
+        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+
+        assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
+
+    @pytest.mark.parametrize("marked", [True, False])
+    def test_the_labs_around_a_process_are_those_that_would_end_it(
+        self, marked: bool, paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        outer = lab_token(tmp_path)
+        mount = f"1 2 3:4 /hosts/{outer}.0a.n1 /etc/hosts rw\n" if marked else ""
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/mountinfo").write_text(mount)
+        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+        monkeypatch.setenv("SLURM_CONF", str(paths.slurm_conf))
+        assert surrounding_labs() == ({outer} if marked else set())
+
+        for name, value in (("JOB_ID", "7"), ("CLUSTER_NAME", "hpctklab")):
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.setenv("SLURMD_NODENAME", "n1")
+
+        assert surrounding_labs() == {outer if marked else paths.token}
 
     def test_the_mount_tells_the_node_also_when_its_file_is_gone(self, paths: LabPaths) -> None:
         root = f"/some where/hosts/{paths.token}.0a1b2c3d.n12".replace(" ", "\\040")

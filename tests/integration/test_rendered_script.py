@@ -46,6 +46,9 @@ case "$*" in
   *--Format=State*) echo "$(cat "$FAKE_DIR/state") $(cat "$FAKE_DIR/restarts")" ;;
 esac
 """
+SINFO = """
+cat "$FAKE_DIR/lost_nodes"
+"""
 SCANCEL = """
 kill -USR1 "$(cat "$FAKE_DIR/rank.pid")"
 """
@@ -121,8 +124,8 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     programs.mkdir()
     home = tmp_path / HOSTILE_NAME
     home.mkdir()
-    bodies = {"srun": SRUN, "scontrol": SCONTROL, "squeue": SQUEUE, "scancel": SCANCEL}
-    for name, body in bodies.items():
+    bodies = {"srun": SRUN, "scontrol": SCONTROL, "squeue": SQUEUE, "sinfo": SINFO}
+    for name, body in {**bodies, "scancel": SCANCEL}.items():
         (programs / name).write_text(RECORD + body, encoding="utf-8")
     (home / "python").write_text(RECORD + PYTHON, encoding="utf-8")
     for path in (*programs.iterdir(), home / "python"):
@@ -142,7 +145,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     }
     fake = FakeSlurm(tmp_path, home / "python", environ)
     fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, end="N/A")
-    fake.answer(preempted="N/A")
+    fake.answer(preempted="N/A", lost_nodes="")
     fake.answer(
         work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs\nn2: ready: 4 GPUs"
     )
@@ -321,12 +324,15 @@ def test_a_setup_that_moves_is_told_and_taken_back(slurm: FakeSlurm) -> None:
     assert f"the setup moved to {slurm.root}/else where, back to {slurm.root}:" in output
 
 
-@pytest.mark.parametrize("srun_code", [137, 233])
+@pytest.mark.parametrize(
+    ("srun_code", "lost_nodes"),
+    [(137, ""), (233, ""), (1, "n2 1 main down* ")],  # the last: srun(1), --immediate, on 22.05
+)
 @pytest.mark.parametrize("template", ["work-queue", "command"])
 def test_a_node_that_is_lost_before_it_was_checked_lets_the_job_start_again(
-    slurm: FakeSlurm, template: str, srun_code: int
+    slurm: FakeSlurm, template: str, srun_code: int, lost_nodes: str
 ) -> None:
-    slurm.answer(srun_code=srun_code)
+    slurm.answer(srun_code=srun_code, lost_nodes=lost_nodes)
     program: dict[str, Any] = {"command": ("true",)} if template == "command" else {}
 
     code, output = slurm.run(script_of(slurm, template, **program))
@@ -339,7 +345,7 @@ def test_a_node_that_is_lost_before_it_was_checked_lets_the_job_start_again(
     assert "not requeued: --no-requeue" in refusal
 
 
-@pytest.mark.parametrize("srun_code", [1, 127, 139])
+@pytest.mark.parametrize("srun_code", [1, 127, 139, 255])
 def test_checks_that_fail_alike_everywhere_end_the_job(slurm: FakeSlurm, srun_code: int) -> None:
     slurm.answer(srun_code=srun_code)
 

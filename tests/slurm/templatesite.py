@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.slurm.records import JobRecord
@@ -127,6 +128,11 @@ class Site:
             return bool(status["workers"]["alive"] >= number)
 
         wait_until(alive, f"{number} workers", limit_s=60)
+
+    def hosts(self) -> list[str]:
+        """Where the workers of the run were, one name each."""
+        places = [read_presence(path) for path in (self.cwd / ODD / "workers").glob("*.json")]
+        return [one.host for one in places if one is not None]
 
     def warn(self, job: str) -> None:
         """What Slurm does before the time limit (sbatch(1), --signal)."""

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.queue.presence import read_presence
 from tests.slurm.rehearsal import wait_until
-from tests.slurm.templatesite import ODD, Site
+from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +135,63 @@ def test_what_an_outer_job_left_behind_and_export_none_do_no_harm(site: Site) ->
     assert site.finished("second")["done"] == 8
 
 
+def test_a_rank_of_a_program_can_submit_a_queue(site: Site) -> None:
+    """srun leaves to its tasks what the other job's srun would take for its own."""
+    site.init(4, 0.05)
+    inner = site.script(ntasks=2, ntasks_per_node=None, nodes=1, cpus_per_gpu=1, gpus_per_node=1)
+    words = ("env", "-u", "SLURM_EXPORT_ENV", "sbatch", "--wait", str(inner))
+
+    outer = site.submit("command", command=words, nodes=1, ntasks_per_node=1)
+
+    assert site.end_of(outer) == ("COMPLETED", 0, 0), site.said(outer)
+    assert site.finished()["done"] == 4
+
+
+@pytest.mark.parametrize("down", [False, True], ids=["silent", "down"])
+def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
+    site: Site, *, down: bool
+) -> None:
+    site.init(4, 0.1)
+    site.lab.configure(KillWait=5)
+    # Slower than srun, which gives up a node that does not answer after 11 s and KillWait.
+    python = site.cwd / "slow python"
+    slow = "(( ${SLURM_RESTART_COUNT:-0} )) || sleep 30"
+    python.write_text(f'#!/bin/bash\n{slow}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    begin = "touch begun; until [[ -e lost ]]; do sleep 0.1; done"
+    (site.cwd / "begin.sh").write_text(begin)
+    script = site.script(python=str(python), setup=("source begin.sh",), ntasks_per_node=1)
+    text = script.read_text()
+    assert "--immediate=60" in text
+    script.write_text(text.replace("--immediate=60", "--immediate=5"))
+    job = site.lab.sbatch(script, cwd=site.cwd)
+    wait_until((site.cwd / "begun").exists, "the setup")
+    lost = site.lab.run("scontrol", "show", "hostnames", site.nodes(job)).stdout.split()[1]
+
+    site.lab.lab.crash(lost, daemon_only=not down)
+    (site.cwd / "lost").touch()
+    site.wait_for_text(job, "a node was lost before its checks were done")
+    if not down:
+        site.lab.scontrol("update", f"NodeName={lost}", "State=DOWN", "Reason=silent")
+    ended = site.end_of(job)
+
+    assert ended == ("COMPLETED", 0, 1), site.said(job)
+    assert lost not in site.hosts()
+    assert site.finished()["done"] == 4
+
+
+def test_a_job_does_not_start_again_for_an_item_that_another_job_holds(site: Site) -> None:
+    site.init(1, 25)
+    first = site.submit(nodes=1, ntasks_per_node=1)
+    site.wait_for_workers(1)
+
+    second = site.submit(nodes=1, ntasks_per_node=1, idle_exit="1s")
+
+    assert site.end_of(second) == ("FAILED", 75, 0), site.said(second)
+    assert "workers of other jobs hold all that is left" in site.said(second)
+    assert site.end_of(first) == ("COMPLETED", 0, 0)
+
+
 def test_a_node_that_lacks_a_gpu_is_named_and_the_other_works(site: Site) -> None:
     site.init(4, 0.1)
     python = site.cwd / "py thon'"
@@ -151,8 +207,7 @@ def test_a_node_that_lacks_a_gpu_is_named_and_the_other_works(site: Site) -> Non
     assert ended == ("COMPLETED", 0, 0), site.said(job)
     assert "n2: only 3 of 4 GPUs are there" in site.said(job)
     assert "left out: 1 of 2 nodes" in site.said(job)
-    places = [read_presence(path) for path in (site.cwd / ODD / "workers").glob("*.json")]
-    assert [one.host for one in places if one is not None] == ["n1"] * 4
+    assert site.hosts() == ["n1"] * 4
 
 
 @pytest.mark.parametrize(
@@ -242,6 +297,38 @@ def test_one_rank_that_asks_to_start_again_speaks_for_those_that_it_ends(site: S
     job = site.submit("command", command=program)
 
     assert site.end_of(job) == ("COMPLETED", 0, 1)
+
+
+def test_a_program_that_another_end_cuts_short_has_not_succeeded(site: Site) -> None:
+    job = site.submit("command", command=("sleep", "300"), nodes=1, ntasks_per_node=1)
+    wait_until(lambda: "nodes=n" in site.said(job), "the step")
+    site.lab.run("sleep", "1")
+
+    site.lab.run("scancel", "--signal=TERM", job)
+
+    assert site.end_of(job) == ("FAILED", 1, 0)
+    assert "cut short (SIGTERM)" in site.said(job)
+
+
+def test_a_program_that_is_preempted_with_grace_starts_again(site: Site) -> None:
+    script = "(( ${SLURM_RESTART_COUNT:-0} )) && exit 0; echo up; sleep 300"
+    site.lab.scontrol("update", "PartitionName=main", "GraceTime=20")
+    try:
+        job = site.submit(
+            "command", command=("bash", "-c", script), exclusive=True, nodes=8, ntasks_per_node=1
+        )
+        wait_until(lambda: site.said(job).count("up") == 8, "all ranks")
+        urgent = site.lab.sbatch(
+            *("--partition=urgent", "--nodes=8", "--exclusive", "--wrap=sleep 1"),
+            "--output=/dev/null",
+        )
+        site.lab.wait_for(urgent)
+        ended = site.end_of(job)
+    finally:
+        site.lab.scontrol("update", "PartitionName=main", "GraceTime=0")
+
+    assert ended == ("COMPLETED", 0, 1), site.said(job)
+    assert site.said(job).count("requeueing") == 1
 
 
 def test_a_program_that_asks_too_often_ends_with_75(site: Site) -> None:

@@ -64,7 +64,8 @@ def demo(cwd: Path) -> tuple[Path, dict[str, object]]:
     """The campaign of ``make demo``."""
     for name in ("mini-pythia.toml", "mini_pythia.py"):
         shutil.copy(REPOSITORY / "examples" / name, cwd)
-    return cwd / "mini-pythia.toml", {"nodes": 2, "ntasks_per_node": 1}
+    # As many threads as the local workers have: the nodes of a lab share this machine's cores.
+    return cwd / "mini-pythia.toml", {"nodes": 2, "ntasks_per_node": 1, "cpus_per_task": 1}
 
 
 @pytest.mark.parametrize(

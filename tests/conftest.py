@@ -31,8 +31,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_configure() -> None:
-    """Have SIGTERM end the tests as Ctrl-C does: otherwise labs and workers would outlive them."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Have SIGTERM end the tests as Ctrl-C does: otherwise labs and workers would outlive them.
+
+    A shell that starts them in the background has Ctrl-C ignored, which every process that they
+    start would inherit.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

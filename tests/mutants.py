@@ -161,7 +161,7 @@ MUTANTS = (
         "I3",
         "Slurm's word is not heard",
         "queue/leases.py",
-        "        if self._was_requeued(presence) or self._notice_of(presence) is not None:",
+        "        if (notice is not None and notice.final) or self._was_requeued(presence):",
         "        if self._was_requeued(presence):",
         ("test_queue_leases.py",),
     ),

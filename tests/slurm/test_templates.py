@@ -300,9 +300,10 @@ def test_one_rank_that_asks_to_start_again_speaks_for_those_that_it_ends(site: S
 
 
 def test_a_program_that_another_end_cuts_short_has_not_succeeded(site: Site) -> None:
-    job = site.submit("command", command=("sleep", "300"), nodes=1, ntasks_per_node=1)
-    wait_until(lambda: "nodes=n" in site.said(job), "the step")
-    site.lab.run("sleep", "1")
+    words = ("bash", "-c", "echo up; sleep 300")
+    job = site.submit("command", command=words, nodes=1, ntasks_per_node=1)
+    # srun puts the rank before it; what the script says of its command has the word too.
+    wait_until(lambda: "0: up" in site.said(job), "the rank")
 
     site.lab.run("scancel", "--signal=TERM", job)
 

@@ -54,16 +54,20 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
 
     Raises:
         NotCompleteError: items are pending, and ``partial`` is not set.
+        OSError: a journal cannot be read, and neither a table stands nor is ``partial`` set.
     """
     stage = view.stages[name]
     while True:
         view.poll()
         if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
             return Table(_strip(stage, _read_table(stage)), published=True)
-        if not stage.complete and not partial:
-            raise _incomplete(stage)
+        if not partial:
+            view.refuse_unreadable()
+            if not stage.complete:
+                raise _incomplete(stage)
         found = _compute(view.paths, stage)
-        if not stage.complete:
+        # What binds rests on every journal: one that is not read may hold the row that wins.
+        if not stage.complete or view.unreadable:
             return Table(_strip(stage, found), published=False)
         try:
             stage.log.add_table(_encode(stage, found))

@@ -114,7 +114,13 @@ class JournalReader:
         self._offset = 0
 
     def poll(self) -> Iterator[Line | Pass]:
-        """What was added since the last call, in order; a torn last line is left for later."""
+        """What was added since the last call, in order; a torn last line is left for later.
+
+        What the caller failed to take in is given again by the next call.
+
+        Raises:
+            OSError: the journal cannot be read (now).
+        """
         try:
             fd = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -123,9 +129,10 @@ class JournalReader:
             size = _CHUNK
             while data := os.pread(fd, size, self._offset):
                 end = data.rfind(b"\n") + 1
+                start = self._offset
                 if end:
-                    yield from self._split(data[:end])
-                    self._offset += end
+                    yield from self._split(data[:end], start)
+                    self._offset = start + end
                 self.torn_bytes = len(data) - end
                 if len(data) < size:
                     return
@@ -134,28 +141,30 @@ class JournalReader:
         finally:
             os.close(fd)
 
-    def _split(self, data: bytes) -> Iterator[Line | Pass]:
+    def _split(self, data: bytes, base: int) -> Iterator[Line | Pass]:
         position = 0
         for at in _release_starts(data):
             end = data.index(b"\n", at)
             release = decode_line(data[at:end])
-            start = at if release is None else release["start"] - self._offset
+            start = at if release is None else release["start"] - base
             whole = position <= start <= at and release is not None
             if whole and release is not None and crc32(data[start:at]) == int(release["sum"], 16):
-                yield from self._lines(data, position, start)
-                yield Pass(release, self._offset + start, self._offset + at)
+                yield from self._lines(data, position, start, base)
+                yield Pass(release, base + start, base + at)
                 position = end + 1
-        yield from self._lines(data, position, len(data))
+                self._offset = base + position
+        yield from self._lines(data, position, len(data), base)
 
-    def _lines(self, data: bytes, start: int, stop: int) -> Iterator[Line]:
+    def _lines(self, data: bytes, start: int, stop: int, base: int) -> Iterator[Line]:
         while start < stop:
             end = data.index(b"\n", start)
             record = decode_line(data[start:end])
             if record is not None:
-                yield Line(record, self._offset + start, self._offset + end + 1)
+                yield Line(record, base + start, base + end + 1)
             elif end > start:  # an empty line closes a torn one and is no damage of its own
-                self.bad_lines.append(self._offset + start)
+                self.bad_lines.append(base + start)
             start = end + 1
+            self._offset = base + start
 
 
 def _release_starts(data: bytes) -> Iterator[int]:

@@ -253,15 +253,26 @@ def _failures(view: RunView) -> list[dict[str, Any]]:
 
 
 def _error(view: RunView, ref: Ref) -> str:
-    with view.paths.journal(ref.worker).open("rb") as file:
-        file.seek(ref.start)
-        record = decode_line(file.read(ref.end - ref.start - 1))
+    try:
+        with view.paths.journal(ref.worker).open("rb") as file:
+            file.seek(ref.start)
+            record = decode_line(file.read(ref.end - ref.start - 1))
+    except OSError as error:
+        return f"? ({error.strerror})"
     text = str(record["error"]) if record is not None else "?"
     return text.splitlines()[0][:200] if text else "?"
 
 
 def _warnings(view: RunView, alive: set[str]) -> list[str]:
-    found = []
+    # A pass of one journal may have to be read for the sake of another.
+    unreadable = {
+        error.filename or view.paths.journal(worker): error
+        for worker, error in view.unreadable.items()
+    }
+    found = [
+        f"{path}: cannot be read ({error.strerror}); what it says is not counted"
+        for path, error in unreadable.items()
+    ]
     for worker, reader in view.readers.items():
         path = view.paths.journal(worker)
         found += [

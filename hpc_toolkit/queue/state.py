@@ -178,7 +178,7 @@ class StageState:
             self._open.discard(state.unit.name)
             self._unjudged.discard(state.unit.name)
             return
-        for line in self._expand(worker, found):
+        for line in list(self._expand(worker, found)):
             self._add_line(state, worker, line)
 
     def _add_line(self, state: UnitState, worker: str, line: Line) -> None:
@@ -221,8 +221,9 @@ class StageState:
         if state.clean is None:
             return
         worker, found = state.clean
+        lines = list(self._expand(worker, found))  # it may fail, and then nothing has changed
         state.clean = None
-        for line in self._expand(worker, found):
+        for line in lines:
             self._add_line(state, worker, line)
 
     def item_state(self, state: UnitState, item: int) -> ItemState:

@@ -109,6 +109,8 @@ class RunView:
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
         """Worker -> (items done, seconds) of the last passes or lines that were read."""
+        self.unreadable: dict[str, OSError] = {}
+        """Worker -> why its journal could not be read, or what its lines rest on; it is skipped."""
 
     def poll(self) -> None:
         """Read everything that is new: logs first, so that lines find their units."""
@@ -130,7 +132,27 @@ class RunView:
                 self.poll_journal(name.removesuffix(".jsonl"))
 
     def poll_journal(self, worker: str) -> None:
-        """Read what one worker wrote since the last call."""
+        """Read what one worker wrote since the last call.
+
+        A journal that cannot be read now counts as shorter, which costs repeated work only.
+        """
+        try:
+            self._read_journal(worker)
+        except OSError as error:
+            self.unreadable[worker] = error
+        else:
+            self.unreadable.pop(worker, None)
+
+    def refuse_unreadable(self) -> None:
+        """For what must rest on every journal.
+
+        Raises:
+            OSError: the first that could not be read.
+        """
+        for error in self.unreadable.values():
+            raise error
+
+    def _read_journal(self, worker: str) -> None:
         if worker not in self.readers:
             self.readers[worker] = JournalReader(self.paths.journal(worker))
         for found in self.readers[worker].poll():

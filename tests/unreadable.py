@@ -1,0 +1,30 @@
+"""A file that cannot be opened, also by root."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Unreadable:
+    """While inside, opening this file fails."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        self._path = path
+        self._number = number
+
+    def __enter__(self) -> Self:
+        self._open = os.open
+        os.open = self._refuse
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.open = self._open
+
+    def _refuse(self, path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path) == str(self._path):
+            raise OSError(self._number, os.strerror(self._number), str(path))
+        return self._open(path, *args, **kwargs)

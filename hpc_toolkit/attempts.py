@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class Report:
             {
                 "error": _message(error),
                 "error_type": type(error).__name__,
-                "oom": _is_out_of_memory(error),
+                "oom": is_out_of_memory(error),
                 "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK:],
             }
         )[1:-1]
@@ -92,11 +93,6 @@ def _message(error: BaseException) -> str:
     if isinstance(error, PermanentError):
         return f"{error.message} ({error.hint})" if error.hint else error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # torch.OutOfMemoryError, without importing torch.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _strict_json(value: Any) -> str:

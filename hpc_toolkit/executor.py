@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, Report
 from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.memory import Shrinking
 from hpc_toolkit.processes import die_with_parent, kill_group
 from hpc_toolkit.workloads.command import CommandInterruptedError, CommandWorkload
 from hpc_toolkit.workloads.loading import load_workload
@@ -261,7 +262,7 @@ class _Child:
             for span in _spans(items, spec.group_by):
                 if self.must_stop(pace):
                     break
-                if self._load(spec, workload, items[span.start], report, span):
+                if self._load(spec, workload, items, report, span):
                     self._run_span(workload, items, span, report, pace)
             self._send(END, b"stopped" if report.index < len(items) else b"")
         except CommandInterruptedError:
@@ -281,28 +282,45 @@ class _Child:
         self,
         spec: StageSpec,
         workload: Workload,
-        item: dict[str, Any],
+        items: list[dict[str, Any]],
         report: Report,
         span: range,
     ) -> bool:
-        """Have the context of the item's group; otherwise fail the span's items and say False."""
-        group = item[spec.group_by] if spec.group_by is not None else None
+        """Have the context of the span's group; otherwise fail its items and say False."""
+        group = items[span.start][spec.group_by] if spec.group_by is not None else None
         key = (spec.name, json.dumps(group, sort_keys=True))
         if self._loaded == key:
             return True
         self._loaded, self._context = None, None  # free the old one before the new one is loaded
         self._send(LOADING)
-        try:
-            self._context = workload.load(group)
-        except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+        failure = self._try_load(workload, group, items[span.start : span.stop])
+        self._send(LOADED)
+        report.restart_clock()
+        if failure is not None:
             for _ in span:
-                report.failure(error)
+                report.failure(failure)
             return False
-        finally:
-            self._send(LOADED)
-            report.restart_clock()
         self._loaded = key
         return True
+
+    def _try_load(
+        self, workload: Workload, group: Any, items: list[dict[str, Any]]
+    ) -> BaseException | None:
+        shrinking = Shrinking(workload)
+        while self._context is None:
+            failure: BaseException | None = None
+            try:
+                self._context = workload.load(group)
+            except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+                failure = error
+            if failure is None:
+                return None
+            # Outside the handler, which holds what the failed call holds.
+            failure = shrinking.ask(failure, None, items, 0)
+            if failure is not None:
+                return failure
+            self._context = shrinking.context
+        return None
 
     def _run_span(
         self,
@@ -312,25 +330,41 @@ class _Child:
         report: Report,
         pace: _Pace,
     ) -> None:
+        shrinking = Shrinking(workload)
         while report.index < span.stop:
             feed = _Feed(items[report.index : span.stop], self, pace)
             first = report.index
-            try:
-                for value in workload.run(self._context, feed):
-                    pace.took(report.result(value))
-                    if report.index == span.stop:
-                        return
-            except CommandInterruptedError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
-                report.failure(error)
-                continue
-            if report.index < first + feed.taken:
+            failure = self._follow(workload, feed, span, report, pace)
+            if failure is not None:
+                taken = items[report.index : max(first + feed.taken, report.index + 1)]
+                failure = shrinking.ask(failure, self._context, taken, report.index)
+                if failure is not None:
+                    report.failure(failure)
+                else:
+                    self._context = shrinking.context
+            elif report.index == span.stop:
+                return
+            elif report.index < first + feed.taken:
                 report.failure(RuntimeError("run() yielded fewer results than it took items"))
             elif self.must_stop(pace):
                 return
             elif feed.taken == 0:
                 report.failure(RuntimeError("run() took no item"))
+
+    def _follow(
+        self, workload: Workload, feed: _Feed, span: range, report: Report, pace: _Pace
+    ) -> BaseException | None:
+        """Report results until the workload has no more or raises; what it raised."""
+        try:
+            for value in workload.run(self._context, feed):
+                pace.took(report.result(value))
+                if report.index == span.stop:
+                    break
+        except CommandInterruptedError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
+            return error
+        return None
 
 
 def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:

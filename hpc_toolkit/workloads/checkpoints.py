@@ -96,6 +96,13 @@ def pick_device() -> torch.device:
     return torch.device("cuda", int(local_rank) % count)
 
 
+def free_cached_memory() -> None:
+    """Give back what torch keeps of a GPU's memory for later."""
+    import torch
+
+    torch.cuda.empty_cache()  # does nothing where CUDA was not used
+
+
 def _weight_files(directory: Path) -> list[Path]:
     for index in _INDEXES:
         if (directory / index).is_file():

@@ -34,6 +34,16 @@ class Batch:
     lengths: Tensor
     """Tokens of each text ``(b,)``; states beyond are padding."""
 
+    def halves(self) -> list[Batch]:
+        """The same states in two batches, or in this one if it holds one text; copies nothing."""
+        middle = len(self.rows) // 2
+        if middle == 0:
+            return [self]
+        return [
+            Batch(self.rows[part], tuple(state[part] for state in self.states), self.lengths[part])
+            for part in (slice(None, middle), slice(middle, None))
+        ]
+
 
 def layer_count(loaded: LoadedModel) -> int:
     """Number of hidden states: the blocks and the embeddings (layer 0)."""
@@ -109,6 +119,13 @@ class LayerEmbeddings:
         self._kept.move_to_end(name)
         found: np.ndarray = self._kept[name][layer]
         return found
+
+    def halve(self) -> bool:
+        """Run smaller batches from now on; False where they hold one text already."""
+        if self._batch_size == 1:
+            return False
+        self._batch_size //= 2
+        return True
 
     def _size(self) -> int:
         return sum(kept.nbytes for kept in self._kept.values())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.metrics import METRICS, masked_mean
 from hpc_toolkit.metrics.geometry import CURVATURE_ROWS, anisotropy_of_sum, unit_row_sum
-from hpc_toolkit.workloads.checkpoints import load_checkpoint
+from hpc_toolkit.workloads.checkpoints import free_cached_memory, load_checkpoint
 from hpc_toolkit.workloads.embeddings import Batch, forward, layer_count, tokenize
 from hpc_toolkit.workloads.requirements import require_layer, require_positive
 
@@ -92,6 +92,16 @@ class LayerMetrics:
             layer = require_layer(item, context.layers, context.name)
             yield {"layer": layer, **context.values(layer)}
 
+    def on_oom(self, context: MeasuredLayers | None, items: list[dict[str, Any]]) -> bool:
+        """Halve the batches, for this checkpoint and those to come; False at one prompt each.
+
+        Sums over prompts are then taken in another order, which can change their last digits.
+        """
+        smaller = self._batch_size > 1 if context is None else context.halve()
+        self._batch_size = max(1, self._batch_size // 2)
+        free_cached_memory()
+        return smaller
+
     def _read_prompts(self) -> list[str]:
         if isinstance(self._prompts, str):
             try:
@@ -141,6 +151,12 @@ class MeasuredLayers:
                 sums.add(batch, layer)
             self._values[layer] = self._finish(layer, sums)
         return self._values[layer]
+
+    def halve(self) -> bool:
+        """Split the batches whose states are kept; False where none holds two prompts."""
+        before = len(self._batches)
+        self._batches = [half for batch in self._batches for half in batch.halves()]
+        return len(self._batches) > before
 
     def _finish(self, layer: int, sums: _LayerSums) -> dict[str, float]:
         try:

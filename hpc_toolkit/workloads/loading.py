@@ -27,7 +27,12 @@ _imported: dict[str, tuple[int, int] | None] = {}
 
 
 class Workload(Protocol):
-    """What an executor runs."""
+    """What an executor runs.
+
+    It may have ``on_oom(context, items)`` besides, to go on where CUDA or the host ran out of
+    memory: True or another context to run ``items`` again, smaller; False to fail the first of
+    them. ``context`` is None where :meth:`load` ran out.
+    """
 
     def load(self, group: Any) -> Any:
         """Prepare the context of a group; called once per group and executor."""
@@ -72,6 +77,10 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         ):
             message = f"{spec.function} has no methods load(group) and run(context, items)"
             raise WorkloadError(message)
+        on_oom = getattr(workload, "on_oom", None)
+        if not (on_oom is None or callable(on_oom)):
+            message = f"{spec.function}.on_oom is no method on_oom(context, items)"
+            raise WorkloadError(message, hint="it says whether items can be run again, smaller")
         return cast("Workload", workload)
     if spec.options:
         message = f"{spec.function} is a function; options are for classes: {list(spec.options)}"

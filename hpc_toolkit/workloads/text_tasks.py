@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import PermanentError, near_miss
 from hpc_toolkit.workloads import corpora, scoring
-from hpc_toolkit.workloads.checkpoints import load_checkpoint
+from hpc_toolkit.workloads.checkpoints import free_cached_memory, load_checkpoint
 from hpc_toolkit.workloads.embeddings import LayerEmbeddings
 from hpc_toolkit.workloads.requirements import require_layer, require_positive
 
@@ -149,6 +149,18 @@ class TextTasks:
             embedded = [context.of(name, texts(name), layer) for name in task.text_sets]
             score = _SCORERS[task.kind](embedded, task.gold())
             yield {**asdict(score), "metric": task.metric, "kind": task.kind}
+
+    def on_oom(self, context: LayerEmbeddings | None, items: list[dict[str, Any]]) -> bool:
+        """Halve the batches, for this checkpoint and those to come.
+
+        False at one text each, and where the model alone does not fit.
+        """
+        if context is None:
+            return False
+        smaller = context.halve()
+        self._batch_size = max(1, self._batch_size // 2)
+        free_cached_memory()
+        return smaller
 
 
 _SCORERS: dict[Kind, Callable[[list[np.ndarray], Any], Score]] = {

@@ -140,6 +140,40 @@ class Picky:
         return ({"group": context} for _ in items)
 
 
+class OutOfMemoryError(RuntimeError):
+    """Named like torch's, which is not imported."""
+
+
+class Hungry:
+    """Takes ``batch`` items at once; more than ``fits`` of one run out of memory."""
+
+    def __init__(self, *, batch: int = 8, shrinks: bool = True, loads: int = 8) -> None:
+        self._batch = batch
+        self._shrinks = shrinks
+        self._loads = loads
+
+    def load(self, group: Any) -> list[int]:
+        if self._batch > self._loads:
+            message = f"no memory to load for {self._batch}"
+            raise MemoryError(message)
+        return [self._batch]
+
+    def run(self, context: list[int], items: Iterable[Item]) -> Iterator[Item]:
+        for item in items:
+            note(item, "start", item["id"], context[0])
+            if context[0] > item["fits"]:
+                message = f"tried to allocate {context[0]} GiB"
+                raise OutOfMemoryError(message)
+            yield {"batch": context[0]}
+
+    def on_oom(self, context: list[int] | None, items: list[Item]) -> Any:
+        self._batch = (context[0] if context is not None else self._batch) // 2
+        note(items[0], "oom", *(item["id"] for item in items))
+        if context is None:
+            return self._batch > 0
+        return self._shrinks and [self._batch]
+
+
 class Miscounting:
     """Takes all items at once and gives ``more`` results than it took."""
 

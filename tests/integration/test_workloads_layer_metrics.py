@@ -10,7 +10,7 @@ import pytest
 from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError
 from hpc_toolkit.metrics import METRICS, anisotropy, curvature, effective_rank, matrix_entropy
-from hpc_toolkit.workloads import layer_metrics
+from hpc_toolkit.workloads import embeddings, layer_metrics
 from hpc_toolkit.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.workloads.layer_metrics import LayerMetrics
 
@@ -96,6 +96,53 @@ def test_states_too_large_to_keep_give_the_same_values(
     monkeypatch.setattr(layer_metrics, "KEPT_BYTES", 0)
 
     assert measure(workload(root)) == kept
+
+
+@pytest.fixture
+def forward_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Forward passes run out of memory with more than 2 prompts at once; the sizes tried."""
+    tried: list[int] = []
+    real = embeddings.forward
+
+    def forward(loaded: Any, ids: Any, batch_size: int) -> Any:
+        tried.append(batch_size)
+        if batch_size > 2:
+            raise torch.cuda.OutOfMemoryError
+        return real(loaded, ids, batch_size)
+
+    monkeypatch.setattr(layer_metrics, "forward", forward)
+    return tried
+
+
+def test_forward_pass_that_runs_out_of_memory_is_halved_until_it_fits(
+    root: str, forward_batches: list[int]
+) -> None:
+    plain = measure(workload(root))
+    metrics = workload(root, batch_size=16)
+    items = [{"layer": layer} for layer in range(LAYERS)]
+
+    context = None
+    while context is None:
+        try:
+            context = metrics.load(NAME)
+        except torch.cuda.OutOfMemoryError:
+            assert metrics.on_oom(None, items) is True
+
+    assert forward_batches == [2, 16, 8, 4, 2]
+    assert list(metrics.run(context, items)) == plain
+
+
+def test_batches_that_were_kept_are_halved_down_to_one_prompt_each(root: str) -> None:
+    plain = measure(workload(root, batch_size=5))
+    metrics = workload(root, batch_size=5)
+    context = metrics.load(NAME)
+    items = [{"layer": layer} for layer in range(LAYERS)]
+
+    assert [metrics.on_oom(context, items) for _ in range(4)] == [True, True, True, False]
+
+    for value, other in zip(metrics.run(context, items), plain, strict=True):
+        assert value == pytest.approx(other)
+    assert metrics.on_oom(None, items) is False  # the next checkpoint starts with one as well
 
 
 def test_prompts_are_read_from_a_file_up_to_a_limit(root: str, tmp_path: Path) -> None:

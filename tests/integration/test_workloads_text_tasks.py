@@ -180,3 +180,30 @@ def test_text_sets_are_as_large_as_their_labels_say() -> None:
     }
     assert len(corpora.lee_pairs()) == math.comb(50, 2)
     assert all(0.19 < gold <= 1 for _, _, gold in corpora.lee_pairs())
+
+
+def test_texts_that_run_out_of_memory_are_embedded_in_smaller_batches(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    real = embeddings.forward
+
+    def forward(loaded: Any, ids: Any, batch_size: int) -> Any:
+        tried.append(batch_size)
+        if batch_size > 8:
+            raise torch.cuda.OutOfMemoryError
+        return real(loaded, ids, batch_size)
+
+    monkeypatch.setattr(embeddings, "forward", forward)
+    tasks = TextTasks(root=root, batch_size=16)
+    context = tasks.load(NAME)
+    items = [{"checkpoint": NAME, "layer": 2, "task": "lee-similarity"}]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        list(tasks.run(context, items))
+
+    assert tasks.on_oom(context, items) is True
+
+    assert next(tasks.run(context, items))["n"] >= 300
+    assert tried == [16, 8]
+    assert [tasks.on_oom(context, items) for _ in range(4)] == [True, True, True, False]
+    assert tasks.on_oom(None, items) is False

@@ -30,13 +30,13 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
-    {"__version__", "clock", "errors", "gpus", "processes", "ranks", "terminal"},
+    {"__version__", "clock", "errors", "gpus", "memory", "processes", "ranks", "terminal"},
     {"allowlist", "attempts", "files", "quantities"},
     {"environment"},
     {"bandit", "journal", "layout", "metrics", "slurm", "tomltable"},
     {"campaign", "clusters", "lab", "preflight", "queue", "workloads"},
     {"executor", "explain", "gather", "passlines", "render", "safety"},
-    {"passes", "status", "tables"},
+    {"passes", "simulation", "status", "tables"},
     {"giveback", "progress", "witness"},
     {"worker"},
     {"pool", "provenance"},
@@ -70,7 +70,7 @@ FENCES: dict[str, set[str]] = {
     "scipy": {"bandit", "workloads"},
     "numpy": {"bandit", "metrics", "tables", "workloads"},
     "pyarrow": {"tables"},
-    "filelock": {"lab", "queue", "worker"},
+    "filelock": {"lab", "queue", "simulation", "worker"},
     "jinja2": {"render"},
     "typer": {"cli"},
     "rich": {"cli"},

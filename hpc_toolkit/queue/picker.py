@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
 
 _LISTING_S = 0.5
+_FULL_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,17 @@ class Assignment:
 class Picker:
     """Chooses and claims units for one worker."""
 
-    def __init__(self, view: RunView, liveness: Liveness, clock: Clock, worker: str) -> None:
+    def __init__(
+        self,
+        view: RunView,
+        liveness: Liveness,
+        clock: Clock,
+        worker: str,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._view = view
+        self._shared = shared
         self._liveness = liveness
         self._clock = clock
         self._worker = worker
@@ -45,13 +55,27 @@ class Picker:
         self._known = dict.fromkeys(view.stages, 0)
         self._listed_at = float("-inf")
         self._gone: set[str] = set()
+        self._watched: dict[str, int | None] = {}
+        self._scans = 0
+        self._owners: dict[str, Verdict] = {}
+        self._progress: dict[str, object] = {}
+        self._moving: set[str] = set()
         self.living = 0
         """Workers that lived when deaths were last looked for."""
+        self.polled = 0
+        """Logs that were asked for news when a fresh unit was last wanted."""
+        self.operations = 0
+        """Metadata operations of the last scan, about."""
 
-    def fresh(self, loaded: tuple[str, str | None]) -> Assignment | None:
-        """Claim a unit that nobody claimed before; ``loaded`` is the (stage, group) at hand."""
+    def fresh(self, loaded: tuple[str, str | None], *, news: bool = True) -> Assignment | None:
+        """Claim a unit that nobody claimed before; ``loaded`` is the (stage, group) at hand.
+
+        Without ``news`` only among the units that are known.
+        """
+        self.polled = 0
         for name, stage in self._view.stages.items():
-            self._take_in(name, stage)
+            if news:
+                self._take_in(name, stage)
             group = loaded[1] if loaded[0] == name else None
             units = self._fresh[name]
             while (unit := units.choose(group, stage.durations.seconds_of)) is not None:
@@ -63,7 +87,10 @@ class Picker:
         return None
 
     def _take_in(self, name: str, stage: StageView) -> None:
-        stage.poll_log()
+        if self._shared and stage.complete:
+            return  # a retry alone can follow, which the next scan sees
+        self.polled += 1
+        stage.poll_log(hinted=self._shared and stage.log.length > 0)
         segments = stage.log.segments
         if len(segments) == self._known[name]:
             return
@@ -88,25 +115,95 @@ class Picker:
             stage.claims.refresh()
             self._prune(name, stage)
 
-    def notice_deaths(self) -> bool:
-        """Whether a worker died since the last call; counts those that live."""
-        died, self.living = False, 0
-        for worker in self._liveness.names():
+    @property
+    def told_complete(self) -> bool:
+        """Whether every stage is complete, as this worker saw or another one told it (rule R9)."""
+        return all(s.complete or s.log.told_complete for s in self._view.stages.values())
+
+    def notice_deaths(self, at_most: int | None = None) -> bool:
+        """Whether a worker died since the last call; counts those that live.
+
+        Args:
+            at_most: look at so many; whoever was silent at the last look is looked at again, so
+                that all workers together see every death without looking at everybody each.
+        """
+        died = False
+        names = self._liveness.names()
+        looked = names if at_most is None or at_most >= len(names) else self._some(names, at_most)
+        alive = 0
+        for worker in looked:
             verdict = self._liveness.verdict(worker)
-            self.living += verdict.alive
+            alive += verdict.alive
             if verdict.alive:
                 self._gone.discard(worker)  # it was silent, and not dead
             elif not verdict.finished and worker not in self._gone:
                 self._gone.add(worker)
                 died = True
+        if len(looked) == len(names):
+            self.living = alive
+        else:
+            left = sum(name not in self._gone for name in names if not self._final(name))
+            self.living = round(left * (alive + 1) / (len(looked) + 1))
         return died
+
+    def _final(self, worker: str) -> bool:
+        return self._liveness.is_final(worker)
+
+    def _some(self, names: list[str], count: int) -> list[str]:
+        """Those that did not beat between the last two looks, and others at random."""
+        heartbeat = self._liveness.heartbeat
+        kept = [
+            name
+            for name, beat in self._watched.items()
+            if name not in self._gone and not self._final(name) and heartbeat(name) == beat
+        ]
+        others = [name for name in names if name not in self._watched and not self._final(name)]
+        kept += self._random.sample(others, min(len(others), max(0, count - len(kept))))
+        self._watched = {name: heartbeat(name) for name in kept[:count]}
+        return list(self._watched)
 
     def takeover(self) -> Assignment | None:
         """Claim the next generation of a unit that is free and has a pending item."""
+        self._owners.clear()
         self._view.poll_claims()
-        self._view.poll()
+        if self._shared and self._scans % _FULL_EVERY:
+            self._view.poll_logs()
+            journals = self._read_owners()
+        else:
+            self._view.poll()
+            journals = len(self._view.readers)
+        self._scans += 1
+        found = self._take_free()
+        self.operations = 4 * len(self._view.stages) + journals + len(self._owners)
+        return found
+
+    def _read_owners(self) -> int:
+        """Read the journals of those who hold open units and wrote something; how many it were.
+
+        A worker beats after it wrote, and may release the unit after it beat: so once more.
+        """
+        read = 0
+        for owner in {owner for stage in self._view.stages.values() for owner in _holders(stage)}:
+            self._verdict(owner)
+            progress = self._liveness.progress(owner)
+            moved = progress is None or progress != self._progress.get(owner)
+            if moved or owner in self._moving:
+                self._view.poll_journal(owner)
+                read += 1
+            self._progress[owner] = progress
+            (self._moving.add if moved else self._moving.discard)(owner)
+        return read
+
+    def _verdict(self, owner: str) -> Verdict:
+        """One look at each owner in each scan."""
+        if owner not in self._owners:
+            self._owners[owner] = self._liveness.verdict(owner)
+        return self._owners[owner]
+
+    def _take_free(self) -> Assignment | None:
         for stage in self._view.stages.values():
-            names = [name for name in stage.state.open if stage.claims.generation(name) > 0]
+            # Sorted, because a set has another order in every process: chance comes from the name.
+            names = sorted(name for name in stage.state.open if stage.claims.generation(name) > 0)
             self._random.shuffle(names)
             for name in names:
                 assignment = self._try_takeover(stage, name)
@@ -116,6 +213,7 @@ class Picker:
 
     def again(self, last: Assignment) -> Assignment | None:
         """Claim the next generation of a unit that this worker just gave back."""
+        self._owners.clear()
         self._view.poll_journal(self._worker)
         if last.unit.name not in last.stage.state.open:
             return None
@@ -125,16 +223,16 @@ class Picker:
         generation = stage.claims.generation(name)
         unit = stage.unit(name)
         released = generation in stage.state.units[name].released
-        owner = "" if released else self._owner(stage, name, generation)
+        owner = "" if released else _owner(stage, name, generation)
         if owner == self._worker:
             # Ours by a lost reply, or the pass was never begun: work on it or nobody can.
             return Assignment(stage, unit, generation)
-        verdict = None if released else self._liveness.verdict(owner)
+        verdict = None if released else self._verdict(owner)
         if verdict is not None and verdict.alive:
             return None
-        if verdict is not None:
+        if verdict is not None or self._shared:
             # What it wrote last may have come between our reading and its end.
-            self._view.poll_journal(owner)
+            self._read_holders(stage, name, generation)
             if name not in stage.state.open:
                 return None
             if generation in stage.state.units[name].released:
@@ -144,10 +242,27 @@ class Picker:
         died = (owner, verdict) if verdict is not None and not verdict.finished else None
         return Assignment(stage, unit, generation + 1, died)
 
-    @staticmethod
-    def _owner(stage: StageView, name: str, generation: int) -> str:
-        try:
-            return stage.claims.owner(name, generation)
-        except OSError:
-            # Timed like a silent owner, from the moment it was first seen.
-            return f"unreadable-{stage.paths.name}-{name}.{generation}"
+    def _read_holders(self, stage: StageView, name: str, generation: int) -> None:
+        """Read what the owners of a unit wrote: of the newest generation, or where not every
+        journal is read, of all."""
+        first = 1 if self._shared else generation
+        for number in range(first, generation + 1):
+            self._view.poll_journal(_owner(stage, name, number))
+
+
+def _holders(stage: StageView) -> set[str]:
+    """Owners of the newest generations of open units that were not given back."""
+    held = ((name, stage.claims.generation(name)) for name in stage.state.open)
+    return {
+        _owner(stage, name, generation)
+        for name, generation in held
+        if generation and generation not in stage.state.units[name].released
+    }
+
+
+def _owner(stage: StageView, name: str, generation: int) -> str:
+    try:
+        return stage.claims.owner(name, generation)
+    except OSError:
+        # Timed like a silent owner, from the moment it was first seen.
+        return f"unreadable-{stage.paths.name}-{name}.{generation}"

@@ -1,0 +1,216 @@
+"""Simulated clusters: what their outcomes always obey, and what befalls them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.layout import Manifest, RunPaths
+from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.simulation.cluster import simulate
+from hpc_toolkit.simulation.scenario import Group, Kill, Preemption, Scenario
+from tests.toyrun import spec_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GROUP = Group(items=4, load_s=15.0, forward_s=25.0, item_s=5.0)
+
+
+def toy(count: int = 6, *, workers: int = 3, **more: Any) -> Scenario:
+    return Scenario(groups=(GROUP,) * count, workers=workers, **more)
+
+
+seconds = st.integers(0, 40).map(float)
+groups = st.builds(
+    Group,
+    items=st.integers(1, 7),
+    load_s=seconds,
+    forward_s=seconds,
+    item_s=st.integers(1, 40).map(float),
+)
+kills = st.builds(
+    Kill,
+    at_s=st.integers(0, 400).map(float),
+    place=st.integers(0, 4),
+    # Somebody always comes back, or the run may never end.
+    back_s=st.integers(0, 100).map(float),
+)
+preemptions = st.builds(Preemption, at_s=st.integers(0, 400).map(float), requeue_s=seconds)
+scenarios = st.builds(
+    Scenario,
+    groups=st.lists(groups, min_size=1, max_size=6).map(tuple),
+    workers=st.integers(1, 5),
+    workers_per_host=st.integers(1, 4),
+    kills=st.lists(kills, max_size=4).map(tuple),
+    preemptions=st.lists(preemptions, max_size=2).map(tuple),
+    grace_s=seconds,
+    seed=st.integers(0, 3),
+)
+few = settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+@few
+@given(scenarios)
+def test_a_simulation_does_every_item_once_and_is_never_faster_than_its_bound(
+    scenario: Scenario,
+) -> None:
+    outcome = simulate(scenario)
+
+    assert outcome.left == 0
+    assert outcome.executions == outcome.items == sum(g.items for g in scenario.groups)
+    assert outcome.makespan_s >= outcome.bound_s - 1e-6
+    assert outcome.loads >= outcome.groups
+
+
+@few
+@given(scenarios)
+def test_useful_work_and_every_kind_of_waste_add_up_to_all_worker_seconds(
+    scenario: Scenario,
+) -> None:
+    outcome = simulate(scenario)
+
+    assert all(share >= -1e-9 for share in outcome.shares.values())
+    useful = outcome.bound_s / outcome.makespan_s
+    assert sum(outcome.shares.values()) + useful == pytest.approx(1.0)
+
+
+@few
+@given(st.lists(groups, min_size=1, max_size=8).map(tuple))
+def test_one_undisturbed_worker_takes_the_sum_of_all_steps(work: tuple[Group, ...]) -> None:
+    outcome = simulate(Scenario(groups=work, workers=1))
+
+    assert outcome.makespan_s == outcome.bound_s == sum(group.seconds for group in work)
+    assert outcome.loads == len(work)
+    assert outcome.shares == dict.fromkeys(outcome.shares, 0.0)
+
+
+STORM = toy(12, workers=5, kills=(Kill(90, 1, 2), Kill(200, 2)), preemptions=(Preemption(120, 60),))
+
+
+def test_equal_scenarios_have_equal_outcomes_and_another_seed_has_its_own() -> None:
+    outcome = simulate(STORM)
+
+    assert simulate(STORM) == outcome
+    assert any(simulate(replace(STORM, seed=seed)) != outcome for seed in (1, 2, 3))
+
+
+def test_an_outcome_does_not_depend_on_the_interpreters_hashes() -> None:
+    code = (
+        "from tests.unit.test_simulation import STORM\n"
+        "from hpc_toolkit.simulation.cluster import simulate\n"
+        "print(simulate(STORM))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+
+    assert len(found) == 1
+
+
+def test_a_simulation_neither_sleeps_nor_takes_the_time_that_it_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(seconds: float) -> None:
+        pytest.fail(f"slept for {seconds} s")
+
+    monkeypatch.setattr(time, "sleep", refuse)
+    monkeypatch.setattr(time, "time", lambda: pytest.fail("read the wall clock"))
+
+    outcome = simulate(STORM)
+
+    assert outcome.makespan_s > 200.0
+
+
+def test_the_files_of_a_simulated_run_say_what_its_outcome_says(tmp_path: Path) -> None:
+    outcome = simulate(STORM, tmp_path)
+
+    view = RunView(RunPaths(tmp_path), Manifest(run="simulation", stages=(spec_of(),)))
+    view.poll()
+    stage = view.stages["items"]
+    assert stage.complete
+    states = [state for unit in stage.state.units.values() for _, state in stage.states(unit)]
+    assert states == [ItemState.DONE] * outcome.items
+
+
+def test_a_death_is_seen_by_a_neighbour_on_its_host_before_the_lease() -> None:
+    kill = (Kill(60, 0),)
+
+    neighbour = simulate(toy(workers=2, kills=kill))
+    stranger = simulate(toy(workers=2, kills=kill, workers_per_host=1))
+
+    assert neighbour.takeovers_s
+    assert max(neighbour.takeovers_s) < 180.0
+    assert stranger.takeovers_s
+    assert min(stranger.takeovers_s) >= 180.0 - 10.0  # from the last heartbeat on
+
+
+def test_a_run_whose_last_worker_dies_ends_with_items_left() -> None:
+    outcome = simulate(toy(workers=2, kills=(Kill(30, 0), Kill(31, 0))))
+
+    assert outcome.deaths == 2
+    assert outcome.left == outcome.items == 24
+
+
+def test_a_killed_worker_that_comes_back_costs_what_it_had_begun() -> None:
+    outcome = simulate(toy(1, workers=1, kills=(Kill(43, 0, 7),)))
+
+    # 15 s load and 28 of 30 s for the first item, 7 s of death; then all of it again, from the load
+    # on, once the death was seen.
+    assert outcome.dead_s == 7.0
+    assert outcome.redone_s == 28.0
+    assert outcome.repeated_s == 15.0
+    assert outcome.makespan_s == 43.0 + 7.0 + outcome.waiting_s + GROUP.seconds
+
+
+def test_a_preempted_job_finishes_short_steps_cuts_long_ones_and_starts_again() -> None:
+    calm = simulate(toy(workers=3))
+    short = simulate(toy(workers=3, preemptions=(Preemption(41, 100),)))
+    cut = simulate(toy(workers=3, preemptions=(Preemption(16, 100),)))
+
+    assert short.redone_s == 0.0
+    assert short.dead_s == 300.0
+    assert cut.redone_s == 3 * 26.0  # a first item of 30 s, begun at 15 s, cut at 41 s
+    assert min(short.makespan_s, cut.makespan_s) > calm.makespan_s + 100.0
+
+
+def test_a_preemption_without_workers_starts_the_job_again() -> None:
+    kill, preemption = Kill(10, 0), Preemption(20, 30)
+
+    outcome = simulate(toy(1, workers=1, kills=(kill,), preemptions=(preemption,)))
+
+    assert outcome.left == 0
+    assert outcome.makespan_s == 50.0 + GROUP.seconds
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"groups": ()}, "at least one group"),
+        ({"groups": (replace(GROUP, items=0),)}, "items of group 0 is 0"),
+        ({"groups": (replace(GROUP, load_s=-1.0),)}, "negative length"),
+        ({"workers": 0}, "number of workers is 0"),
+        ({"workers_per_host": 0}, "workers per host is 0"),
+    ],
+)
+def test_a_scenario_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(toy(), **changes)

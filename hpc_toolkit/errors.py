@@ -5,6 +5,17 @@ A class of its own exists only where a caller would act differently.
 
 from __future__ import annotations
 
+import errno
+
+UNREACHABLE = frozenset(
+    {
+        *(errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOLINK),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EREMOTEIO),
+    }
+)
+"""What a mounted filesystem says while its server does not answer; it may answer later."""
+
 
 class HpcToolkitError(Exception):
     """An error that the user can act on: what happened, where, and how to mend it.

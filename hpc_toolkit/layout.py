@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError, near_miss
 from hpc_toolkit.files import read_fresh
 
 FORMAT = 1
@@ -221,7 +221,11 @@ def read_manifest(root: Path) -> Manifest:
         raise RunError(message, hint=hint) from error
     except OSError as error:
         message = f"{path}: {error.strerror}"
-        raise RunError(message) from error
+        if error.errno not in UNREACHABLE:
+            raise RunError(message) from error
+        failure = RunError(message, hint="try again when the filesystem answers")
+        failure.exit_code = 75
+        raise failure from error
     if not data:
         message = f"{root} is not a run: it has no run.json"
         raise RunError(message, hint="make one with 'hpctk init', or name another directory")

@@ -20,7 +20,7 @@ gc.disable()
 import typer  # noqa: E402 - after the line above
 
 from hpc_toolkit import __version__  # noqa: E402 - as above
-from hpc_toolkit.errors import HpcToolkitError  # noqa: E402 - as above
+from hpc_toolkit.errors import UNREACHABLE, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
     "runs": ("init", "add", "seal", "retry", "drain", "try"),
@@ -39,7 +39,7 @@ _LONG = {"working", "campaigns"}
 EXIT_BUG = 70
 EXIT_LATER = 75
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE}
+_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE} | UNREACHABLE
 
 app = typer.Typer(
     name="hpctk",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import traceback
 
 import pytest
 
+from hpc_toolkit import cli
 from hpc_toolkit.cli import show_error
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import UNREACHABLE, ConfigError
 from hpc_toolkit.gather import NotCompleteError
 
 
@@ -35,3 +37,22 @@ def test_the_command_line_shows_a_hint_once(capsys: pytest.CaptureFixture[str]) 
     show_error(ConfigError("what is wrong", hint="how to mend it"))
 
     assert capsys.readouterr().err == "error: what is wrong\nhint: how to mend it\n"
+
+
+@pytest.mark.parametrize("code", sorted(UNREACHABLE))
+def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(code, os.strerror(code), "/project/run/head")
+
+    monkeypatch.setattr(cli, "load_commands", refuse)
+
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+
+    assert caught.value.code == 75
+    assert capsys.readouterr().err == (
+        f"error: /project/run/head: {os.strerror(code)}\n"
+        "hint: mend that and try again; nothing that was recorded is lost\n"
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpc_toolkit import layout
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.layout import (
     FORMAT,
@@ -119,6 +122,24 @@ def test_a_run_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_said_to_be_damaged(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(RunError, match=r"run\.json is damaged"):
         read_manifest(written(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(errno.ENOTCONN, 75), (errno.ESHUTDOWN, 75), (errno.EACCES, 1)]
+)
+def test_a_run_whose_filesystem_does_not_answer_is_worth_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, exit_code: int
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(layout, "read_fresh", refuse)
+
+    with pytest.raises(RunError, match=re.escape(os.strerror(code))) as caught:
+        read_manifest(tmp_path)
+
+    assert caught.value.exit_code == exit_code
+    assert ("try again" in caught.value.hint) == (exit_code == 75)
 
 
 def test_every_path_lies_below_the_run(tmp_path: Path) -> None:

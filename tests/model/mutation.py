@@ -1,0 +1,61 @@
+"""Real functions with one mistake in them, in this process and for a while."""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import textwrap
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One changed line of one function."""
+
+    what: str
+    """What somebody might have written."""
+    owner: Any
+    """The class or module that has the function."""
+    old: str
+    """Text that one function of the owner has."""
+    new: str
+
+
+def _functions(owner: Any) -> Iterator[tuple[str, Any, FunctionType]]:
+    for name, found in vars(owner).items():
+        function = found.fget if isinstance(found, property) else found
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType):
+            continue
+        if not function.__code__.co_filename.startswith("<"):  # as a dataclass makes them
+            yield name, found, function
+
+
+@contextmanager
+def made(mistake: Mistake) -> Iterator[None]:
+    """Have the function with its mistake."""
+    sources = [
+        (name, found, function, textwrap.dedent(inspect.getsource(function)))
+        for name, found, function in _functions(mistake.owner)
+    ]
+    places = [place for place in sources if place[3].count(mistake.old) == 1]
+    assert len(places) == 1, f"cannot be made: {len(places)} functions have {mistake.old!r}"
+    name, found, function, source = places[0]
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(mistake.old, mistake.new), "mistake", "exec", flags)
+    namespace: dict[str, Any] = {}
+    exec(code, function.__globals__, namespace)
+    changed = namespace[function.__name__]
+    if isinstance(found, staticmethod):
+        changed = staticmethod(changed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mistake.owner, name, changed)
+        yield

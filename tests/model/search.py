@@ -1,0 +1,79 @@
+"""Breadth first through all states of a model, checking each."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.model.checks import Checker
+from tests.model.machine import Model
+from tests.model.memorydisk import memory_instead_of_files
+
+if TYPE_CHECKING:
+    from tests.model.values import Config, State
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search saw."""
+
+    states: int
+    steps: int
+    leaves: int
+    complete: int
+    """Leaves in which every item is finished and the stage is sealed."""
+    seconds: float
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold; says after which steps."""
+
+
+def search(config: Config, *, limit: int = 10_000_000) -> Found:
+    """Visit every state.
+
+    Raises:
+        ViolationError: with the shortest way to the state that violates something.
+    """
+    began = time.monotonic()
+    with memory_instead_of_files():
+        model = Model(config)
+        checker = Checker(model)
+        start = model.initial()
+        parents: dict[State, tuple[State, str] | None] = {start: None}
+        steps = leaves = complete = 0
+        todo = deque([start])
+        while todo:
+            state = todo.popleft()
+            what = "?"
+            try:
+                what = "in the state"
+                checker.state(state)
+                stuck = True
+                for what, after in model.steps(state):
+                    steps += 1
+                    stuck = False
+                    if after not in parents:
+                        parents[after] = (state, what)
+                        todo.append(after)
+                    checker.step(state, after)
+                what = "at the end"
+                if stuck:
+                    leaves += 1
+                    complete += checker.leaf(state)
+            except AssertionError as error:
+                message = f"{error}\n{_way(parents, state)}\n  {what}"
+                raise ViolationError(message) from error
+            assert len(parents) <= limit, f"more than {limit} states"
+    return Found(len(parents), steps, leaves, complete, time.monotonic() - began)
+
+
+def _way(parents: dict[State, tuple[State, str] | None], state: State) -> str:
+    way = []
+    at: State | None = state
+    while at is not None and (step := parents[at]) is not None:
+        at, what = step
+        way.append(f"  {what}")
+    return "\n".join(reversed(way))

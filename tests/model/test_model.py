@@ -1,0 +1,281 @@
+"""Every interleaving of a few workers on a few items, through the real decisions.
+
+Each configuration is a small world in which some evils may happen; the search visits all of its
+states and checks the invariants in each, and that what is left completes at every end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hpc_toolkit import files, gather, passes
+from hpc_toolkit.queue.claims import Claims
+from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.picker import Picker
+from hpc_toolkit.queue.state import History, StageState
+from hpc_toolkit.queue.view import StageView
+from tests.model.mutation import Mistake, made
+from tests.model.search import ViolationError, search
+from tests.model.values import Config
+
+JOURNALS = frozenset({"journals"})
+NOTHING = frozenset[str]()
+FAILING = ("done", "failed")
+
+SMALL = {
+    "a worker is killed": Config(evils={"crash": 2}, people=()),
+    "one that lives is held for dead": Config(evils={"crash": 1, "false": 1}, people=()),
+    "an item fails": Config(kinds=FAILING, evils={"error": 2}, people=()),
+    "a failure is permanent": Config(
+        kinds=("done", "permanent"), evils={"error": 1}, people=(("gather", "retry"),)
+    ),
+    "an executor dies": Config(evils={"die": 2, "crash": 1}, people=()),
+    "an item kills every executor": Config(kinds=(), evils={"die": 5}, people=(), stale=NOTHING),
+    "a reply is lost": Config(evils={"lost": 1, "crash": 1}, people=()),
+    "a worker is drained": Config(
+        evils={"abort": 1, "crash": 1}, people=(("drain-0",),), stale=frozenset({"control"})
+    ),
+    "items are added while others seal": Config(
+        workers=1, sealed=False, evils={"lost": 1}, people=(("add",), ("seal",))
+    ),
+    "two gather and one retries": Config(
+        workers=1,
+        max_attempts=1,
+        kinds=FAILING,
+        evils={"error": 1},
+        people=(("gather", "gather"), ("retry", "gather")),
+        stale=JOURNALS,
+    ),
+    "two units": Config(units=(1, 1), evils={"crash": 1}, people=()),
+}
+
+LARGE = {
+    "errors and false verdicts": Config(
+        kinds=FAILING, evils={"error": 2, "false": 1, "crash": 1}, people=()
+    ),
+    "a late line and a table": Config(
+        kinds=FAILING,
+        max_attempts=1,
+        evils={"error": 1, "false": 1},
+        people=(("gather", "retry", "gather"),),
+        stale=JOURNALS,
+    ),
+    "three workers": Config(workers=3, evils={"false": 1}, people=()),
+    "a killer whose deaths are seen late": Config(kinds=(), evils={"die": 10}, people=()),
+    "two items and their killer": Config(units=(2,), evils={"die": 6}, people=(), stale=NOTHING),
+    "two units, one false verdict": Config(
+        units=(1, 1), evils={"crash": 1, "false": 1}, people=(), stale=JOURNALS
+    ),
+    "a drain within a unit": Config(
+        units=(2,), evils={"abort": 1, "crash": 1}, people=(("drain-0",),)
+    ),
+    "lost replies everywhere": Config(evils={"lost": 2, "crash": 1}, people=(("gather",),)),
+    "add, seal and work": Config(
+        sealed=False, evils={"lost": 1}, people=(("add", "seal"),), stale=frozenset({"log"})
+    ),
+}
+
+
+def visit(config: Config, name: str) -> int:
+    found = search(config)
+    print(
+        f"{name}: {found.states} states, {found.steps} steps, {found.leaves} ends, "
+        f"{found.complete} of them complete, {found.seconds:.1f} s"
+    )
+    assert found.leaves > 0
+    assert found.complete > 0
+    return found.states
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_state_of_a_small_world_keeps_the_invariants(name: str) -> None:
+    assert visit(SMALL[name], name) > 20
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", LARGE)
+def test_every_state_of_a_larger_world_keeps_the_invariants(name: str) -> None:
+    assert visit(LARGE[name], name) > 5_000
+
+
+RETRIED = Config(
+    max_attempts=1,
+    kinds=FAILING,
+    evils={"error": 1, "false": 1},
+    people=(("gather", "retry", "gather"),),
+    stale=NOTHING,
+)
+MISTAKES = [
+    (
+        "I2: the winner",
+        RETRIED,
+        Mistake(
+            "only the newest generation's results count",
+            StageState,
+            "history.done = ref if history.done is None else min(history.done, ref)",
+            "history.done = ref if ref.generation >= max(state.released, default=0) else None",
+        ),
+    ),
+    (
+        "I2: the winner",
+        SMALL["one that lives is held for dead"],
+        Mistake(
+            "the highest generation wins",
+            StageState,
+            "min(history.done, ref)",
+            "max(history.done, ref)",
+        ),
+    ),
+    (
+        "I2: the winner",
+        replace(RETRIED, units=(2,)),
+        Mistake(
+            "a table after a retry changes rows that stood",
+            gather,
+            'if not (row["state"] == "failed" and lifted):',
+            "if False:",
+        ),
+    ),
+    (
+        "R8: ",
+        RETRIED,
+        Mistake(
+            "a late line changes a published row",
+            StageState,
+            "if failed is not None and not self._retried(entry, item):",
+            "if False:",
+        ),
+    ),
+    (
+        "I3: a new worker does not complete",
+        SMALL["a worker is killed"],
+        Mistake(
+            "the unit of a dead owner is never free",
+            Picker,
+            "if verdict is not None and verdict.alive:",
+            "if verdict is not None and not verdict.finished:",
+        ),
+    ),
+    (
+        "I3: w0 waits for ever",
+        SMALL["a reply is lost"],
+        Mistake(
+            "a worker waits for itself",
+            Picker,
+            "return Assignment(stage, unit, generation)",
+            "return None",
+        ),
+    ),
+    (
+        "R8: ",
+        Config(kinds=FAILING, evils={"error": 1, "crash": 1}, people=()),
+        Mistake(
+            "attempts are generations",
+            History,
+            "sum(generation > floor for generation in self.failures)",
+            "max((*self.failures, floor)) - floor",
+        ),
+    ),
+    (
+        "I[34]: ",
+        SMALL["a worker is killed"],
+        Mistake(
+            "the owner's clock is compared with mine",
+            Liveness,
+            "return now - since < lease_s",
+            "return now - (presence.at if presence else since) < lease_s",
+        ),
+    ),
+    (
+        "I6: two workers",
+        SMALL["two units"],
+        Mistake(
+            "a name that exists is taken for ours",
+            files,
+            "return read_name(path)",
+            "return target",
+        ),
+    ),
+    (
+        "I6: two workers",
+        SMALL["a worker is killed"],
+        Mistake(
+            "a claim is won by looking",
+            Claims,
+            "return owner == worker",
+            "return True",
+        ),
+    ),
+    (
+        "R8: ",
+        SMALL["a failure is permanent"],
+        Mistake(
+            "a permanent failure is one attempt of many",
+            History,
+            "any(generation > floor for generation in self.permanent)",
+            "False",
+        ),
+    ),
+    (
+        "R2: add says",
+        SMALL["items are added while others seal"],
+        Mistake(
+            "a log entry counts as ours whoever made it",
+            StageLog,
+            "won = files.create_name(self.paths.entry(number), target) == target",
+            "won = bool(files.create_name(self.paths.entry(number), target))",
+        ),
+    ),
+    (
+        "R9: ",
+        Config(workers=2, people=(("add", "seal"),), sealed=False, stale=frozenset({"log"})),
+        Mistake(
+            "what is not sealed may be complete",
+            StageView,
+            "return self.log.sealed and not self.state.open",
+            "return not self.state.open",
+        ),
+    ),
+    (
+        "I3: w0 waits",
+        SMALL["an item kills every executor"],
+        Mistake(
+            "no item is ever a killer",
+            passes,
+            "if len(deaths) < MAX_DEATHS:",
+            "if deaths:",
+        ),
+    ),
+    (
+        "R15: a suspect",
+        Config(units=(2,), workers=1, evils={"die": 1}, people=()),
+        Mistake(
+            "suspects run in their order",
+            StageState,
+            "sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))",
+            "self.pending(unit) if suspects is not None else []",
+        ),
+    ),
+    (
+        "R16: ",
+        SMALL["a worker is drained"],
+        Mistake(
+            "everybody follows a drain",
+            ControlReader,
+            'frozenset(record["workers"])',
+            'frozenset(["w0", "w1"])',
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("says", "config", "mistake"), MISTAKES, ids=[mistake.what for _, _, mistake in MISTAKES]
+)
+def test_the_search_finds_a_mistake(says: str, config: Config, mistake: Mistake) -> None:
+    with made(mistake), pytest.raises(ViolationError, match=says):
+        search(config, limit=50_000)

@@ -1,0 +1,122 @@
+"""The values of the model: what a state is, and what may happen in a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_toolkit.queue.claims import parse_claim
+from tests.model.memorydisk import ROOT, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.leases import Verdict
+
+Claim = tuple[str, int, str]
+"""(unit, generation, owner)."""
+TORN = b'{"type":"done","unit":"items/000001-0","gen'
+STAGE = f"{ROOT}/stages/items"
+
+
+class Sees(NamedTuple):
+    """How far one process has read."""
+
+    log: int
+    claims: frozenset[Claim]
+    journals: tuple[int, ...]
+    """Bytes of each worker's journal."""
+    control: int
+
+
+class Take(NamedTuple):
+    """A generation that a worker holds."""
+
+    unit: str
+    generation: int
+    died: tuple[str, Verdict] | None
+
+
+class Actor(NamedTuple):
+    """One worker, or one person's commands."""
+
+    phase: str
+    """``idle``, ``pass``, ``again``, ``gone`` or ``dead``."""
+    sees: Sees
+    take: Take | None = None
+    begun: Sees | None = None
+    """What it saw when the pass began; None before."""
+    script: tuple[str, ...] = ()
+    """What happened in the pass so far."""
+    positions: tuple[int, ...] = ()
+    """What the executor was asked to run."""
+    at: int = 0
+    """The next of a person's commands."""
+    code: int | None = None
+    """How it left."""
+
+
+class State(NamedTuple):
+    """Everything."""
+
+    log: tuple[str, ...]
+    payloads: frozenset[tuple[str, bytes]]
+    claims: frozenset[Claim]
+    journals: tuple[bytes, ...]
+    presence: tuple[str, ...]
+    control: tuple[tuple[str, bytes], ...]
+    actors: tuple[Actor, ...]
+    left: tuple[int, ...]
+    """How much evil may still happen, in the order of :data:`EVILS`."""
+
+
+EVILS = ("crash", "false", "die", "lost", "error", "abort")
+"""A worker is killed; one that lives is held for dead; an executor dies; a reply is lost; an item
+fails; the grace of a drain is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One small world."""
+
+    units: tuple[int, ...] = (1,)
+    """Items of each unit of the first segment, all of one size but the last."""
+    workers: int = 2
+    people: tuple[tuple[str, ...], ...] = (("gather",),)
+    """Commands of each person: add, seal, gather, retry, drain-<worker number>."""
+    sealed: bool = True
+    max_attempts: int = 2
+    kinds: tuple[str, ...] = ("done",)
+    """How items end; all but ``done`` cost an ``error``."""
+    evils: dict[str, int] = field(default_factory=dict)
+    stale: frozenset[str] = frozenset({"log", "claims", "journals", "control"})
+    """What may be read as it was."""
+    torn: bool = True
+    """Whether a crash may leave half a line."""
+
+
+def product(parts: list[list[Any]]) -> Iterator[list[Any]]:
+    if not parts:
+        yield []
+        return
+    for rest in product(parts[1:]):
+        for one in dict.fromkeys(parts[0]):
+            yield [one, *rest]
+
+
+def payloads_in(world: dict[str, Content]) -> Iterator[tuple[str, bytes]]:
+    for path, data in world.items():
+        name = path.removeprefix(f"{STAGE}/")
+        if name.startswith(("items/", "retries/", "results/")):
+            assert isinstance(data, bytes)
+            yield name, data
+
+
+def claims_in(files: dict[str, Content]) -> frozenset[Claim]:
+    found = set()
+    for path, owner in files.items():
+        if path.startswith(f"{STAGE}/claims/"):
+            parsed = parse_claim(path.rpartition("/")[2])
+            assert parsed is not None
+            found.add((*parsed, str(owner)))
+    return frozenset(found)

@@ -33,9 +33,8 @@ def _functions(owner: Any) -> Iterator[tuple[str, Any, FunctionType]]:
     for name, found in vars(owner).items():
         function = found.fget if isinstance(found, property) else found
         function = getattr(function, "__func__", function)
-        if not isinstance(function, FunctionType):
-            continue
-        if not function.__code__.co_filename.startswith("<"):  # as a dataclass makes them
+        # What a dataclass makes has no source.
+        if isinstance(function, FunctionType) and not name.startswith("__"):
             yield name, found, function
 
 

@@ -2,7 +2,7 @@
 # make test    set up, then everything that must pass, every scenario at reduced size
 # make check   the quick tier: format, lint, types, unit tests
 # make soak    every scenario at full size
-# make bench   speed beside other queues, into benchmarks/results.md by hand
+# make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
 PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -p no:cacheprovider
 CODE = hpc_toolkit tests benchmarks examples
@@ -34,7 +34,10 @@ soak:
 
 bench:
 	@.ci/setup demo,dev
-	$(PY) benchmarks/throughput.py
+	@test -x .venv/peers/bin/python || $(PY) -m venv .venv/peers
+	.venv/peers/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/peers.txt
+	$(PY) benchmarks/throughput.py --write
+	$(PY) benchmarks/simulate.py --write
 
 golden:
 	@.ci/setup dev

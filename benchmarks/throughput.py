@@ -1,12 +1,12 @@
-"""Items a second of the queue beside other directory queues, all in one run.
+"""Items a second of the queue beside other queues, interleaved in one run.
 
-    python benchmarks/throughput.py --items 100000 --workers 8 --repeats 3 \
-        --peers DIR --peer-python PY --peer dirq --peer jug --peer naive_filelock
+    python benchmarks/throughput.py [--items 100000] [--workers 8] [--repeats 3] [--write]
 
 Ours: ``hpctk work`` on Noop items of about 100 bytes of result, through the ordinary function path,
 default units, synced per unit and at least twice a second; the start of all workers is included.
-A peer is a script ``DIR/peer_NAME.py`` that prints one JSON object with ``items_per_s``: the rate
-of its drain alone, without start-up and without filling the queue.
+The others, those of benchmarks/peers.py that ``--peer-python`` has: the drain alone, without
+start-up and without filling the queue. Every round runs all of them, each time in another order.
+``--write`` puts medians and ratios into benchmarks/results.md and benchmarks/throughput.svg.
 """
 
 from __future__ import annotations
@@ -23,64 +23,107 @@ import time
 from pathlib import Path
 from typing import Any
 
+from picture import bars
+from resultsfile import RESULTS, facts, table, write_section
+
 HPCTK = [sys.executable, "-m", "hpc_toolkit"]
 NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+OURS = "hpctk"
+HERE = Path(__file__).parent
+PEER_PYTHON = HERE.parent / ".venv" / "peers" / "bin" / "python"
 
 
-def ours(base: Path, items: int, workers: int) -> dict[str, Any]:
+def timed(argv: list[str], stdin: bytes = b"") -> tuple[float, bytes]:
+    """Seconds that a command takes, and what it prints."""
+    began = time.perf_counter()
+    ended = subprocess.run(argv, input=stdin, capture_output=True, check=False)
+    if ended.returncode:
+        message = f"{argv}: {ended.stderr.decode()[-500:]}"
+        raise SystemExit(message)
+    return time.perf_counter() - began, ended.stdout
+
+
+def ours(root: Path, items: int, workers: int) -> dict[str, Any]:
     """One run of this project's queue; seconds and rates."""
-    root = base / "run"
     lines = "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in range(items))
-    began = time.perf_counter()
-    subprocess.run(
-        [*HPCTK, "init", str(root), "--items", "-", "--workload", NOOP],
-        input=lines.encode(),
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    init_s = time.perf_counter() - began
-    began = time.perf_counter()
-    subprocess.run([*HPCTK, "work", str(root), "--workers", str(workers)], check=True)
-    work_s = time.perf_counter() - began
-    began = time.perf_counter()
-    out = subprocess.run([*HPCTK, "status", str(root), "--json"], capture_output=True, check=True)
-    status_s = time.perf_counter() - began
-    began = time.perf_counter()
-    subprocess.run(
-        [*HPCTK, "gather", str(root), "-o", str(base / "rows.jsonl")],
-        stderr=subprocess.DEVNULL,
-        check=True,
-    )
-    gather_s = time.perf_counter() - began
-    inodes = sum(len(names) + len(files) for _, names, files in os.walk(root))
-    done = json.loads(out.stdout)["stages"]["items"]["done"]
-    with (base / "rows.jsonl").open("rb") as rows:
-        gathered = sum(1 for _ in rows)
-    assert done == gathered == items
-    shutil.rmtree(root)
+    make = [*HPCTK, "init", str(root), "--items", "-", "--workload", NOOP]
+    init_s, _ = timed(make, lines.encode())
+    work_s, _ = timed([*HPCTK, "work", str(root), "--workers", str(workers)])
+    status_s, out = timed([*HPCTK, "status", str(root), "--json"])
+    rows = root.with_suffix(".jsonl")
+    gather_s, _ = timed([*HPCTK, "gather", str(root), "-o", str(rows)])
+    stage = json.loads(out)["stages"]["items"]
+    with rows.open("rb") as file:
+        gathered = sum(1 for _ in file)
+    rows.unlink()
+    assert stage["done"] == gathered == items
     return {
         "items_per_s": items / work_s,
+        "done": gathered,
+        "twice": stage["duplicates"],
+        "capped": False,
         "init_s": init_s,
         "work_s": work_s,
         "status_s": status_s,
         "gather_s": gather_s,
-        "inodes": inodes,
+        "inodes": sum(len(names) + len(files) for _, names, files in os.walk(root)),
     }
 
 
-def peer(name: str, base: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One run of a peer; items a second of its drain alone."""
-    script = Path(options.peers) / f"peer_{name}.py"
-    argv = [options.peer_python, str(script), "--items", str(options.items)]
-    argv += ["--workers", str(options.workers), "--dir", str(base / name)]
-    argv += ["--cap", str(options.cap)]
-    out = subprocess.run(argv, capture_output=True, text=True, check=False)
-    lines = [line for line in out.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        message = f"{name}: {out.stderr[-500:]}"
-        raise SystemExit(message)
-    found: dict[str, Any] = json.loads(lines[-1])
+def peer(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One run of another queue."""
+    argv = [str(options.peer_python), str(HERE / "peers.py"), name, "--dir", str(root)]
+    argv += ["--items", str(options.items), "--workers", str(options.workers)]
+    _, out = timed([*argv, "--cap", str(options.cap)])
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])  # servers talk on stdout as well
     return found
+
+
+def installed(python: Path) -> dict[str, str]:
+    """The other queues that an interpreter has, with their versions."""
+    if not python.exists():
+        return {}
+    found: dict[str, str] = json.loads(
+        timed([str(python), str(HERE / "peers.py"), "--installed"])[1]
+    )
+    return found
+
+
+def measure(options: argparse.Namespace, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """All rounds, by queue; the queues take turns at being first."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    base = Path(tempfile.mkdtemp(dir=options.dir))
+    try:
+        for number in range(options.repeats):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                root = base / name
+                if name == OURS:
+                    one = ours(root, options.items, options.workers)
+                else:
+                    one = peer(name, root, options)
+                found[name].append(one)
+                shutil.rmtree(root)
+                print(f"round {number + 1}: {name} {one['items_per_s']:,.0f}/s", file=sys.stderr)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return found
+
+
+def row(name: str, runs: list[dict[str, Any]], our_rate: float, items: int) -> list[str]:
+    """A line of the table."""
+    rates = [one["items_per_s"] for one in runs]
+    rate = statistics.median(rates)
+    capped = any(one["capped"] for one in runs)
+    lost = max(items - one["done"] for one in runs)
+    return [
+        name + (", cut at the cap" if capped else ""),
+        f"{rate:,.0f}",
+        f"{min(rates):,.0f} to {max(rates):,.0f}",
+        "" if name == OURS else f"{our_rate / rate:.1f}x",
+        "" if capped else str(lost),
+        str(max(one["twice"] for one in runs)),
+    ]
 
 
 def main() -> None:
@@ -88,41 +131,45 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cap", type=float, default=240.0, help="seconds a peer may take")
-    parser.add_argument("--peers", help="directory with peer_NAME.py")
-    parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument("--peer", action="append", default=[])
+    parser.add_argument("--cap", type=float, default=60.0, help="seconds that a drain may take")
+    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
+    parser.add_argument("--peer", action="append", help="of those installed; default: all")
     parser.add_argument("--dir", help="where the queues are made")
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = parser.parse_args()
-    base = Path(tempfile.mkdtemp(dir=options.dir))
-    mine: list[dict[str, Any]] = []
-    theirs: dict[str, list[float]] = {name: [] for name in options.peer}
-    capped: set[str] = set()
-    try:
-        for _ in range(options.repeats):
-            mine.append(ours(base, options.items, options.workers))
-            for name in options.peer:
-                found = peer(name, base, options)
-                theirs[name].append(found["items_per_s"])
-                if found["capped"]:
-                    capped.add(name)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
-    rate = statistics.median(one["items_per_s"] for one in mine)
-    print(f"{options.items} items, {options.workers} workers, {options.repeats} interleaved runs")
-    print(f"{'queue':<16}{'items/s (median)':>18}{'min':>10}{'max':>10}{'hpctk is':>12}")
-    spread = [one["items_per_s"] for one in mine]
-    print(f"{'hpctk':<16}{rate:>18.0f}{min(spread):>10.0f}{max(spread):>10.0f}")
-    for name, rates in theirs.items():
-        middle = statistics.median(rates)
-        note = "  (cut at the cap)" if name in capped else ""
-        print(
-            f"{name:<16}{middle:>18.0f}{min(rates):>10.0f}{max(rates):>10.0f}"
-            f"{rate / middle:>11.1f}x{note}"
-        )
-    for key in ("init_s", "work_s", "status_s", "gather_s"):
-        print(f"hpctk {key:<10} {statistics.median(one[key] for one in mine):.3f}")
-    print(f"hpctk inodes     {mine[-1]['inodes']}")
+    versions = installed(options.peer_python)
+    names = [OURS, *(versions if options.peer is None else options.peer)]
+    found = measure(options, names)
+    median = {
+        name: statistics.median(one["items_per_s"] for one in runs) for name, runs in found.items()
+    }
+    titles = {name: f"{name} {versions.get(name, '')}".strip() for name in names}
+    rows = [row(name, runs, median[OURS], options.items) for name, runs in found.items()]
+    for line, name in zip(rows, names, strict=True):
+        line[0] = line[0].replace(name, titles[name], 1)
+    shown = {"init_s": "init {:.2f} s", "status_s": "`status --json` {:.2f} s"}
+    shown |= {"gather_s": "gather {:.2f} s", "inodes": "{:.0f} inodes"}
+    mine = [
+        text.format(statistics.median(one[key] for one in found[OURS]))
+        for key, text in shown.items()
+    ]
+    title = f"{options.items:,} no-op items, {options.workers} workers"
+    lines = [
+        facts(Path(options.dir or tempfile.gettempdir())),
+        "",
+        f"{title}, {options.repeats} rounds in which the queues take turns. Ours with the start of",
+        f"all workers, the others without; a drain is cut after {options.cap:.0f} s.",
+        "",
+        *table(["queue", "items/s, median", "range", "hpctk is", "lost", "run twice"], rows),
+        "",
+        "In the same rounds: " + ", ".join(mine) + ".",
+    ]
+    if options.write:
+        picture = bars(f"{title}: items/s", {titles[n]: median[n] for n in names}, "/s")
+        RESULTS.with_name("throughput.svg").write_text(picture, encoding="utf-8")
+        lines += ["", "![items a second of each queue](throughput.svg)"]
+        write_section("Throughput", lines)
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

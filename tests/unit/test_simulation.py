@@ -201,6 +201,17 @@ def test_a_preemption_without_workers_starts_the_job_again() -> None:
     assert outcome.makespan_s == 50.0 + GROUP.seconds
 
 
+@pytest.mark.slow
+def test_an_undisturbed_campaign_stays_near_its_bound_and_loads_each_checkpoint_once() -> None:
+    work = tuple(Group(n, 15.0, 25.0, 5.0) for n in (6, 6, 12, 24) for _ in range(108))
+
+    outcome = simulate(Scenario(groups=work, workers=32))
+
+    assert outcome.items == 5_184
+    assert outcome.ratio <= 1.08
+    assert outcome.loads <= 1.05 * 432
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -1,0 +1,137 @@
+"""Simulated clusters on a virtual clock, driven by the queue's own code.
+
+    python benchmarks/simulate.py [--large] [--write]
+
+The list is one of language models: 4 sizes of 6, 6, 12 and 24 layers at 108 steps of training are
+432 checkpoints with 5,184 layers, one item each; 15 s to load a checkpoint, 25 s for its forward
+pass, 5 s a layer. On more than 32 workers there are as many more steps. ``--write`` puts the table
+into benchmarks/results.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import statistics
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from resultsfile import facts, table, write_section
+
+from hpc_toolkit.simulation.cluster import simulate
+from hpc_toolkit.simulation.scenario import Group, Kill, Preemption, Scenario
+
+if TYPE_CHECKING:
+    from hpc_toolkit.simulation.outcome import Outcome
+
+LAYERS = (6, 6, 12, 24)
+STEPS = 108
+WORKERS = 32
+MOST_RATIO = 1.08
+MOST_LOADS = 1.05
+KILL_EVERY_S = 120.0
+REQUEUE_S = 120.0
+
+
+def campaign(workers: int = WORKERS) -> Scenario:
+    """The undisturbed campaign, 13.5 checkpoints a worker."""
+    steps = STEPS * workers // WORKERS
+    groups = tuple(Group(layers, 15.0, 25.0, 5.0) for layers in LAYERS for _ in range(steps))
+    return Scenario(groups=groups, workers=workers)
+
+
+def killed(calm: Scenario, back_s: float | None = None) -> Scenario:
+    """One worker killed every two minutes."""
+    chance = random.Random(1)
+    times = range(1, int(3 * calm.bound_s / KILL_EVERY_S))
+    kills = [Kill(n * KILL_EVERY_S, chance.randrange(calm.workers), back_s) for n in times]
+    return replace(calm, kills=tuple(kills))
+
+
+def preempted(calm: Scenario) -> Scenario:
+    """The whole job preempted at 1/3 and 2/3 of the undisturbed time."""
+    cuts = [Preemption(calm.bound_s * n / 3, REQUEUE_S) for n in (1, 2)]
+    return replace(calm, preemptions=tuple(cuts))
+
+
+def cases(*, large: bool) -> dict[str, Scenario]:
+    calm = campaign()
+    sizes = (256, 1024) if large else ()
+    return {
+        "undisturbed": calm,
+        "killed every 2 min, preempted twice": killed(preempted(calm)),
+        "the same, killed workers back after 2 s": killed(preempted(calm), 2.0),
+        "killed every 2 min alone": killed(calm),
+        "the same, back after 2 s": killed(calm, 2.0),
+        "preempted twice alone": preempted(calm),
+        **{f"undisturbed, {n // WORKERS} times as much": campaign(n) for n in sizes},
+    }
+
+
+HEAD = ["case", "workers", "items", "makespan", "/ bound", "loads", "takeover, median"]
+
+
+def row(name: str, outcome: Outcome) -> list[str]:
+    takeovers = outcome.takeovers_s
+    return [
+        name,
+        f"{outcome.workers:,}",
+        f"{outcome.items:,}",
+        f"{outcome.makespan_s:,.0f} s",
+        f"{outcome.ratio:.3f}",
+        f"{outcome.loads:,} / {outcome.groups:,}",
+        f"{statistics.median(takeovers):.0f} s of {len(takeovers)}" if takeovers else "",
+        *(f"{share:.1%}" for share in outcome.shares.values()),
+    ]
+
+
+def verdict(calm: Outcome) -> str:
+    met = calm.ratio <= MOST_RATIO and calm.loads <= MOST_LOADS * calm.groups
+    return (
+        f"Undisturbed on {calm.workers} workers the makespan may be {MOST_RATIO} of the bound and "
+        f"loads {MOST_LOADS} a checkpoint: {'met' if met else 'MISSED'}."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--large", action="store_true", help="256 and 1,024 workers as well: long")
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = parser.parse_args()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # three of each simulated worker
+    rows: list[list[str]] = []
+    calm: Outcome | None = None
+    wastes: list[str] = []
+    for name, scenario in cases(large=options.large).items():
+        began = time.perf_counter()
+        outcome = simulate(scenario)
+        assert outcome.left == 0
+        assert outcome.executions == outcome.items
+        calm, wastes = calm or outcome, list(outcome.shares)
+        rows.append(row(name, outcome))
+        print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    assert calm is not None
+    lines = [
+        facts(),
+        "",
+        "The bound is (one load and one forward pass a checkpoint + all layers) / workers; neither",
+        "dead time nor redone work is taken off. The last five columns are shares of all worker",
+        f"seconds. A preempted job starts again {REQUEUE_S:.0f} s after its last worker left, a",
+        "killed worker only then unless it is said to be back. Four workers a host, default",
+        "heartbeat and lease.",
+        "",
+        *table(HEAD + wastes, rows),
+        "",
+        verdict(calm),
+    ]
+    print("\n".join(lines))
+    if options.write:
+        write_section("Simulated clusters", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -97,6 +97,11 @@ class RunPaths:
         return self.root / "jobs"
 
     @property
+    def doctor(self) -> Path:
+        """What 'hpctk doctor' proved of the filesystem; absent before."""
+        return self.root / "doctor.json"
+
+    @property
     def bandit(self) -> Path:
         return self.root / "bandit"
 

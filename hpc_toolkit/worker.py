@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from hpc_toolkit import files
+from hpc_toolkit.doctor.proof import locks_proven
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.journal import JournalWriter
 from hpc_toolkit.passes import Outcome, PassRunner
@@ -119,6 +120,7 @@ class Worker:
             job=rank.job_id,
             restart=rank.restart,
             cluster=rank.cluster,
+            locks_proven=locks_proven(paths),
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)

@@ -32,6 +32,7 @@ COMMANDS = {
     "clusters": ("cluster",),
     "scripts": ("preflight", "left", "giveback"),
     "lab": ("lab",),
+    "doctor": ("doctor",),
 }
 """The module of each command, in the order of the help."""
 _LONG = {"working", "campaigns"}

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.layout import RunPaths
     from hpc_toolkit.queue.control import DeathNotice
 
+_MISSED = 1.5
+"""Heartbeats that a worker of another host has missed before its lock is asked for."""
+
 DEFAULT_LEASE_S = 180.0
 """Seconds without a new heartbeat after which an owner counts as dead where locks prove nothing."""
 
@@ -55,6 +58,7 @@ class Liveness:
         job: str | None = None,
         restart: int = 0,
         cluster: str = "",
+        locks_proven: bool = False,
     ) -> None:
         self._paths = paths
         self._clock = clock
@@ -62,6 +66,7 @@ class Liveness:
         self._lease_s = lease_s
         self._job = (job, restart)
         self._cluster = cluster
+        self._locks_proven = locks_proven
         self._notices: dict[str, DeathNotice] = {}
         self._seen: dict[str, tuple[Presence | None, float]] = {}
         self._gone: dict[str, Verdict] = {}
@@ -78,8 +83,10 @@ class Liveness:
             return known
         presence = read_presence(self._paths.worker(worker))
         verdict = self._judge(worker, presence)
-        # A freed lock and a last word are final; a silence may end.
-        if verdict.finished or verdict.evidence == "lock":
+        # A last word is final, and within one kernel a freed lock; a silence may end, and a server
+        # frees the locks of a host that it cannot reach.
+        freed = verdict.evidence == "lock" and presence is not None and self._is_near(presence)
+        if verdict.finished or freed:
             self._gone[worker] = verdict
         return verdict
 
@@ -136,16 +143,30 @@ class Liveness:
     def _evidence(self, worker: str, presence: Presence) -> str:
         # One kernel: a lock held by a process that is gone is free at once. A lock that is held
         # proves no life: a frozen process holds it too.
-        same_kernel = (presence.host, presence.boot) == self._place
+        same_kernel = self._is_near(presence)
         if same_kernel and lock_is_free(self._paths, worker):
             return "lock"
         heard = self._is_heard(worker, presence)
+        # Asked of the silent alone: to ask for the lock of every living worker would load the
+        # filesystem, and a heartbeat refutes a lock that was lost.
+        missed = self._silence_s(worker) > _MISSED * presence.interval_s
+        proven = self._locks_proven and not same_kernel
+        if proven and missed and lock_is_free(self._paths, worker):
+            return "lock"
         notice = self._notice_of(presence)
         # A job that is suspended goes on later: to take its units over at once would repeat work
         # after every pause of a gang's turn.
         if (notice is not None and notice.final) or self._was_requeued(presence):
             return "slurm"
         return "" if heard else "lease"
+
+    def _is_near(self, presence: Presence) -> bool:
+        """Whether a worker and this process share a kernel."""
+        return (presence.host, presence.boot) == self._place
+
+    def _silence_s(self, worker: str) -> float:
+        """Seconds since a heartbeat that was seen was new."""
+        return self._clock.monotonic() - self._seen[worker][1]
 
     def _notice_of(self, presence: Presence) -> DeathNotice | None:
         """What Slurm said of a worker, unless its heart has beaten since."""

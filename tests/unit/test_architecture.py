@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [
     {"campaign", "clusters", "lab", "preflight", "queue", "workloads"},
     {"executor", "explain", "gather", "passlines", "render", "safety"},
     {"passes", "simulation", "status", "tables"},
-    {"giveback", "progress", "witness"},
+    {"doctor", "giveback", "progress", "witness"},
     {"worker"},
     {"pool", "provenance"},
     {"run"},
@@ -79,8 +79,8 @@ FENCES: dict[str, set[str]] = {
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
-    "subprocess": {"crew", "lab", "notebook", "pool", "slurm", "witness", "workloads"},
-    "fcntl": set(),
+    "subprocess": {"crew", "doctor", "lab", "notebook", "pool", "slurm", "witness", "workloads"},
+    "fcntl": {"doctor"},
     "multiprocessing": set(),
     "pickle": set(),
     "marshal": set(),

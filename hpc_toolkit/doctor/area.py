@@ -1,0 +1,79 @@
+"""The directory in which an examination works: made below the examined one, and removed again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.ranks import boot_id, host_name, process_ticks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PREFIX = ".hpctk-doctor-"
+_ABANDONED_S = 3600.0
+_TRIES = 5
+
+
+def make_area(root: Path, token: str, side: str) -> Path:
+    """Make the area, or find the one that the other side made; both may come first.
+
+    Args:
+        root: the examined directory as this side names it.
+        token: of this examination.
+        side: which side this is.
+
+    Raises:
+        OSError: nothing can be written here.
+    """
+    area = root / f"{_PREFIX}{token}"
+    with suppress(FileExistsError):
+        area.mkdir()
+    owner = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
+    record = {**owner, "ticks": process_ticks(os.getpid())}
+    files.write_in_place(area / f"owner-{side}", json.dumps(record).encode())
+    return area
+
+
+def remove_area(area: Path) -> bool:
+    """Remove it with all that is in it; whether it is gone."""
+    for _ in range(_TRIES):
+        shutil.rmtree(area, ignore_errors=True)
+        if not area.exists():
+            return True
+        # NFS keeps a removed file that somebody has open under a name of its own (.nfs...).
+        time.sleep(0.1)
+    return False
+
+
+def sweep(root: Path, own: Path) -> list[str]:
+    """Remove what examinations left that were killed; the names that were removed.
+
+    An area of this host is abandoned when its process is gone. Of others that cannot be told; they
+    are left for an hour, by the times that the filesystem gives to files.
+    """
+    swept = []
+    for name in files.list_names(root):
+        area = root / name
+        if name.startswith(_PREFIX) and area != own and _is_abandoned(area, own):
+            remove_area(area)
+            swept.append(name)
+    return swept
+
+
+def _is_abandoned(area: Path, own: Path) -> bool:
+    with suppress(OSError):
+        if own.stat().st_mtime - area.stat().st_mtime > _ABANDONED_S:
+            return True
+    for path in area.glob("owner-*"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            owner = json.loads(files.read_fresh(path))
+            here = (owner["host"], owner["boot"]) == (host_name(), boot_id())
+            if here and process_ticks(owner["pid"]) != owner["ticks"]:
+                return True
+    return False

@@ -1,0 +1,94 @@
+"""How two sides talk: each rewrites one file in place, and reads the other's by a fresh open.
+
+That is the one way that works wherever a queue does, and needs no port: a name that was looked for
+too early may be cached as missing for a minute (nfs(5)), so both sides create both files first.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.journal import decode_line, encode_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LENGTH = 4096
+_FIRST_POLL_S = 0.002
+_LAST_POLL_S = 0.1
+
+
+class SilentSideError(RunError):
+    """The other side does not answer."""
+
+
+class Channel:
+    """One side's end of the talk; messages are numbered, and only the last one is kept."""
+
+    def __init__(self, area: Path, side: str, other: str) -> None:
+        self._own = area / f"said-{side}"
+        self._other = area / f"said-{other}"
+        self._nonce = os.urandom(8).hex()
+        self._peer = ""
+
+    def connect(self, timeout_s: float) -> None:
+        """Wait until both sides have read each other in this life.
+
+        Raises:
+            SilentSideError: the other one did not come.
+        """
+        self._say(0, {})
+        with suppress(FileExistsError):  # MooseFS says so when both create it at once
+            os.close(os.open(self._other, os.O_RDONLY | os.O_CREAT, 0o666))
+        for record in self._polls(timeout_s):
+            if record is None:
+                continue
+            if record["nonce"] != self._peer:
+                # A side that was killed and started again has another nonce.
+                self._peer = record["nonce"]
+                self._say(0, {})
+            if record["echo"] == self._nonce:
+                return
+
+    def send(self, number: int, body: dict[str, Any]) -> None:
+        """Say the next thing.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._say(number, body)
+
+    def receive(self, number: int, timeout_s: float) -> dict[str, Any]:
+        """Wait for the other side's message of this number.
+
+        Raises:
+            SilentSideError: it did not come.
+        """
+        for record in self._polls(timeout_s):
+            if record is not None and record["nonce"] == self._peer and record["number"] == number:
+                body: dict[str, Any] = record["body"]
+                return body
+        raise AssertionError  # the polls end by an error alone
+
+    def _polls(self, timeout_s: float) -> Any:
+        end = time.monotonic() + timeout_s
+        pause_s = _FIRST_POLL_S
+        while True:
+            data = files.read_fresh(self._other)
+            yield decode_line(data[:-1]) if len(data) == _LENGTH else None
+            if time.monotonic() > end:
+                message = f"the other side did not answer within {timeout_s:g} s"
+                hint = "it must see the same directory, and be started at the same time"
+                raise SilentSideError(message, hint=hint)
+            time.sleep(pause_s)
+            pause_s = min(_LAST_POLL_S, pause_s * 1.2)
+
+    def _say(self, number: int, body: dict[str, Any]) -> None:
+        record = {"nonce": self._nonce, "echo": self._peer, "number": number, "body": body}
+        room = _LENGTH - len(encode_line({**record, "pad": ""}))
+        files.write_in_place(self._own, encode_line({**record, "pad": " " * room}))

@@ -1,0 +1,100 @@
+"""Calls that may never return, made in a child that can be given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpc_toolkit.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REAPED_WITHIN_S = 2.0
+
+
+class Child:
+    """A process that makes one call, reports what came of it, and then stays as it is."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._read, write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._read)
+            _live(call, write)
+        os.close(write)
+
+    def answer(self, timeout_s: float) -> Any:
+        """What the call returned, as JSON knows it.
+
+        Raises:
+            TimeoutError: it has not returned yet.
+            OSError: the call raised this, or the child died.
+        """
+        data = b""
+        end = time.monotonic() + timeout_s
+        while not data.endswith(b"\n"):
+            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            part = os.read(self._read, 1 << 16)
+            if not part:
+                message = "the process that asked died"
+                raise OSError(message)
+            data += part
+        found = json.loads(data)
+        if "errno" in found:
+            raise OSError(found["errno"], found["error"])
+        return found["answer"]
+
+    def end(self) -> None:
+        """Kill it; a process that the kernel does not let go is left behind."""
+        with suppress(OSError):
+            os.close(self._read)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        end = time.monotonic() + _REAPED_WITHIN_S
+        with suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+                time.sleep(0.001)
+
+
+def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
+    """Call in a child that is gone afterwards; what it returned.
+
+    Raises:
+        TimeoutError: it did not return in time.
+        OSError: what the call raised.
+    """
+    child = Child(call)
+    try:
+        return child.answer(timeout_s)
+    finally:
+        child.end()
+
+
+def become_child() -> None:
+    """What every child of ours does first."""
+    die_with_parent()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sig, signal.SIG_DFL)
+
+
+def _live(call: Callable[[], Any], write: int) -> NoReturn:
+    try:
+        become_child()
+        try:
+            told: dict[str, Any] = {"answer": call()}
+        except OSError as error:
+            told = {"errno": error.errno or 0, "error": error.strerror or str(error)}
+        os.write(write, json.dumps(told).encode() + b"\n")
+        while True:
+            signal.pause()
+    finally:
+        # Whatever is raised here must not go on as a second copy of the program.
+        os._exit(1)

@@ -1,0 +1,235 @@
+"""One examination of a directory, from the first file made in it to the last one removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import __version__, files
+from hpc_toolkit.doctor import locks, names, space, speed, views
+from hpc_toolkit.doctor.area import make_area, remove_area, sweep
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.mounts import check_mount, mount_of
+from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
+from hpc_toolkit.doctor.pair import LEAD, Pair
+from hpc_toolkit.doctor.proof import locks_proven, write_proof
+from hpc_toolkit.doctor.report import Report
+from hpc_toolkit.doctor.runcheck import check_run
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.clock import Clock
+    from hpc_toolkit.doctor.otherside import Step
+
+_PAIR_IT = "'srun -N2 --ntasks-per-node=1 hpctk doctor DIR', or --pair with a second mount"
+
+
+def examine(
+    directory: Path, clock: Clock, *, other: Path | None = None, step: Step | None = None
+) -> Report:
+    """Examine a directory, and the run in it if it is one.
+
+    What is made in it is removed again. Between two sides that stand for two hosts, what was found
+    is kept in the run.
+
+    Args:
+        directory: which one; may be that of a living run.
+        clock: tells when, for people.
+        other: the same directory through another mount of this machine.
+        step: of this task, which leads; the other task calls
+            :func:`hpc_toolkit.doctor.otherside.join_step`.
+
+    Raises:
+        ConfigError: ``other`` is another directory.
+        RunError: the other side did not come, or fell silent.
+    """
+    examination = _Examination(directory, paired=other is not None or step is not None)
+    token = step.token if step is not None else os.urandom(6).hex()
+    try:
+        area = make_area(directory, token, LEAD)
+    except OSError as error:
+        examination.add(_unwritable(directory, error))
+    else:
+        try:
+            examination.note_swept(sweep(directory, area))
+            if step is not None:
+                examination.work(Pair(area, arrival_s=STEP_ARRIVAL_S))
+            else:
+                _with_helper(examination, other or directory, area)
+        finally:
+            remove_area(area)
+    report = examination.report()
+    paths = RunPaths(directory)
+    if not paths.manifest.exists():
+        return report
+    if report.apart:
+        _keep(report, paths, clock)
+    examination.add(_how_deaths_are_seen(paths), *check_run(directory))
+    return examination.report()
+
+
+def _with_helper(examination: _Examination, root: Path, area: Path) -> None:
+    helper = Helper(root, area)
+    try:
+        examination.work(Pair(area, arrival_s=ARRIVAL_S))
+    finally:
+        helper.end()
+
+
+class _Examination:
+    """What is found while it is found."""
+
+    def __init__(self, directory: Path, *, paired: bool) -> None:
+        self._directory = directory
+        self._paired = paired
+        self._pair: Pair | None = None
+        self._trials: list[locks.LockTrial] = []
+        self._delays: dict[str, float | None] = {}
+        mount = mount_of(directory)
+        where = f"{mount.kind}, {mount.source} at {mount.point}"
+        local = files.is_local(directory)
+        means = "a run here is for processes of this machine" if local else ""
+        fine = Verdict.FINE
+        self._findings = [
+            Finding(check="filesystem", verdict=fine, found=where, means=means),
+            check_mount(mount),
+            *space.check_space(directory),
+            *space.check_quota(mount),
+        ]
+
+    def add(self, *findings: Finding) -> None:
+        self._findings += findings
+
+    def note_swept(self, swept: list[str]) -> None:
+        if swept:
+            found = f"removed what an examination left that was killed: {', '.join(swept)}"
+            self.add(Finding(check="left over", verdict=Verdict.FINE, found=found))
+
+    def work(self, pair: Pair) -> None:
+        """Everything that takes two."""
+        self._pair = pair
+        self.add(self._check_sides(pair))
+        checks: dict[str, Callable[[], list[Finding]]] = {
+            "exclusive names": lambda: names.check_names(pair),
+            "rename": lambda: names.check_rename(pair),
+            "delays": self._check_views,
+            "locks": self._check_locks,
+            "fsync": lambda: [speed.check_writing(pair.area)],
+            "small files": lambda: [speed.check_small_files(pair.area)],
+            "clocks": lambda: [check_clocks(pair)],
+        }
+        for name, check in checks.items():
+            try:
+                self.add(*check())
+            except OSError as error:
+                self.add(_failed(name, error))
+        pair.close()
+
+    def _check_views(self) -> list[Finding]:
+        assert self._pair is not None
+        findings, self._delays = views.check_views(self._pair)
+        return findings
+
+    def _check_locks(self) -> list[Finding]:
+        assert self._pair is not None
+        findings, self._trials = locks.check_locks(self._pair)
+        return findings
+
+    def _check_sides(self, pair: Pair) -> Finding:
+        hosts = {pair.here.host, pair.there.host}
+        who = " and ".join(sorted(hosts)) if len(hosts) > 1 else f"{pair.here.host} alone"
+        if pair.apart:
+            mounts = f"{pair.here.mount.point} and {pair.there.mount.point}"
+            return Finding(check="sides", verdict=Verdict.FINE, found=f"{who}: {mounts}")
+        if self._paired:
+            found = f"{who}: both sides use one mount of one kernel"
+        elif files.is_local(self._directory):
+            return Finding(check="sides", verdict=Verdict.FINE, found=who)
+        else:
+            found = f"{who}, through one mount"
+        means = "what other hosts see, and whether locks reach them, was not looked at"
+        return Finding(
+            check="sides", verdict=Verdict.UNKNOWN, found=found, means=means, mend=_PAIR_IT
+        )
+
+    def report(self) -> Report:
+        pair = self._pair
+        apart = pair is not None and pair.apart
+        return Report(
+            directory=str(self._directory),
+            sides=(pair.here, pair.there) if pair is not None else (),
+            apart=apart,
+            locks_proven=apart and any(t.kind == "flock" and t.excludes for t in self._trials),
+            delays_s=self._delays,
+            findings=tuple(self._findings),
+        )
+
+
+def check_clocks(pair: Pair) -> Finding:
+    """How far apart the wall clocks are; nothing decides by them."""
+    asked, wall = time.monotonic(), time.time()
+    theirs: float = pair.ask("wall")
+    passed = time.monotonic() - asked
+    apart = theirs - (wall + passed / 2)
+    if abs(apart) <= passed:
+        found = f"no difference beyond the {format_duration(passed)} that asking took"
+    else:
+        found = f"{format_duration(abs(apart))} apart, give or take {format_duration(passed / 2)}"
+    means = "times in logs are by these clocks; no decision compares them"
+    return Finding(check="clocks", verdict=Verdict.FINE, found=found, means=means)
+
+
+def _keep(report: Report, paths: RunPaths, clock: Clock) -> None:
+    """For workers, which read it at their start."""
+    record = {
+        "at": round(clock.wall(), 3),
+        "hpctk": __version__,
+        "verdict": report.verdict,
+        "locks_proven": report.locks_proven,
+        "delays_s": report.delays_s,
+        "sides": [side.to_json() for side in report.sides],
+    }
+    write_proof(paths.doctor, record)
+
+
+def _how_deaths_are_seen(paths: RunPaths) -> Finding:
+    check = "deaths"
+    if locks_proven(paths):
+        found = "on other hosts by a free lock, after a missed heartbeat"
+        means = "workers that start from now on use it: locks were proven for this filesystem"
+        return Finding(check=check, verdict=Verdict.FINE, found=found, means=means)
+    found = "on other hosts by the lease, 180 s by default"
+    if files.is_local(paths.root):
+        return Finding(check=check, verdict=Verdict.FINE, found=found)
+    return Finding(
+        check=check,
+        verdict=Verdict.SLOWER,
+        found=found,
+        means="the unit of a lost worker waits for that long, unless Slurm speaks sooner",
+        mend=f"where locks reach other hosts, prove it: {_PAIR_IT}",
+    )
+
+
+def _unwritable(directory: Path, error: OSError) -> Finding:
+    return Finding(
+        check="writing",
+        verdict=Verdict.UNSAFE,
+        found=f"cannot make a directory in {directory}: {error.strerror}",
+        means="no worker can work here; nothing else could be looked at",
+        mend="check the owner, the permissions, the mount and the quota",
+    )
+
+
+def _failed(check: str, error: OSError) -> Finding:
+    return Finding(
+        check=check,
+        verdict=Verdict.UNSAFE,
+        found=f"failed: {error.strerror or error}",
+        means="a worker that meets this ends, and its items wait for others",
+        mend="try again; if it stays, ask the site, or choose another directory",
+    )

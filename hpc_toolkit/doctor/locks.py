@@ -1,0 +1,169 @@
+"""Locks, tried by processes that can be killed: whether they keep the other side out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.doctor.children import Child, ask_child
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN
+from hpc_toolkit.quantities import format_duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.doctor.pair import Pair
+
+KINDS = ("flock", "lockf")
+"""flock(2), which workers use, and the byte-range locks of fcntl(2)."""
+GRANTED, REFUSED, HUNG = "granted", "refused", "hung"
+_ANSWER_S = 10.0
+_FREED_WITHIN_S = 15.0
+_HUNG = f"a request did not come back within {_ANSWER_S:g} s"
+_NOT_OURS = "workers use flock; other programs can rest on these"
+
+
+def take_lock(kind: str, path: str) -> bool:
+    """Take a lock without waiting and keep it while this process lives; whether it was free.
+
+    Raises:
+        OSError: there are no such locks here.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    lock = fcntl.flock if kind == "flock" else fcntl.lockf
+    try:
+        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def try_lock(kind: str, path: Path) -> str:
+    """What came of taking a lock, which is given back: granted, refused, hung, or an error."""
+    try:
+        taken = ask_child(lambda: take_lock(kind, str(path)), _ANSWER_S)
+    except TimeoutError:
+        return HUNG
+    except OSError as error:
+        return error.strerror or str(error)
+    return GRANTED if taken else REFUSED
+
+
+class Holder:
+    """A process that holds a lock until it is killed."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        self._child = Child(lambda: take_lock(kind, str(path)))
+        self.outcome = GRANTED
+        """Whether it holds it: granted, refused, hung, or an error."""
+        try:
+            self.outcome = GRANTED if self._child.answer(_ANSWER_S) else REFUSED
+        except TimeoutError:
+            self.outcome = HUNG
+        except OSError as error:
+            self.outcome = error.strerror or str(error)
+
+    def kill(self) -> None:
+        self._child.end()
+
+
+@dataclass(frozen=True, slots=True)
+class LockTrial:
+    """What one kind of lock did between the two sides."""
+
+    kind: str
+    holding: tuple[str, str]
+    """What the other side, then this one, got when it took the free lock."""
+    against: tuple[str, str]
+    """What this side, then the other, got while it was held; "" where it was not held."""
+    freed_s: float | None
+    """Seconds until this side got the lock of a process that was killed; None: it did not."""
+
+    @property
+    def excludes(self) -> bool:
+        """Whether the lock kept the other side out both ways, and was freed by a death."""
+        held = self.holding == (GRANTED, GRANTED) and self.against == (REFUSED, REFUSED)
+        return held and self.freed_s is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "excludes": self.excludes, "freed_s": self.freed_s}
+
+
+def try_locks(pair: Pair, kind: str) -> LockTrial:
+    """Hold a lock on either side and try it from the other."""
+    name = f"lock-{kind}"
+    path = pair.area / name
+    there = str(pair.ask("hold", kind=kind, name=name))
+    mine = try_lock(kind, path) if there == GRANTED else ""
+    pair.ask("let_go")
+    freed_s = _time_until_free(kind, path) if mine == REFUSED else None
+    holder = Holder(kind, path)
+    try:
+        theirs = str(pair.ask("try", kind=kind, name=name)) if holder.outcome == GRANTED else ""
+    finally:
+        holder.kill()
+    return LockTrial(kind, (there, holder.outcome), (mine, theirs), freed_s)
+
+
+def _time_until_free(kind: str, path: Path) -> float | None:
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < _FREED_WITHIN_S:
+        if try_lock(kind, path) == GRANTED:
+            return round(passed, 3)
+        time.sleep(0.01)
+    return None
+
+
+def check_locks(pair: Pair) -> tuple[list[Finding], list[LockTrial]]:
+    """Try both kinds of locks, each on a file of its own: on NFS they would meet each other."""
+    trials = [try_locks(pair, kind) for kind in KINDS]
+    return [_judge(trial, pair.apart) for trial in trials], trials
+
+
+def _judge(trial: LockTrial, apart: bool) -> Finding:
+    check = f"locks ({trial.kind})"
+    where = "between the two sides" if apart else "within this host"
+    outcomes = (*trial.holding, *trial.against)
+    if trial.excludes:
+        freed = format_duration(trial.freed_s or 0.0)
+        means = "a death can be seen by its lock" if trial.kind == "flock" else _NOT_OURS
+        return Finding(
+            check=check,
+            verdict=Verdict.FINE,
+            found=f"held on one side, refused on the other, {where}; free {freed} after a kill -9",
+            means=means if apart else "whether they reach other hosts needs two sides",
+        )
+    if trial.kind != "flock":
+        found = _HUNG if HUNG in outcomes else _what_failed(trial)
+        means = "workers do not use them; programs that do (SQLite, HDF5) are unsafe here"
+        return Finding(check=check, verdict=Verdict.SLOWER, found=found, means=means)
+    if HUNG in outcomes:
+        return Finding(
+            check=check,
+            verdict=Verdict.UNSAFE,
+            found=_HUNG,
+            means="a worker takes its own lock when it starts, and may wait for ever",
+            mend="ask the site for working locks, or choose another directory",
+        )
+    return Finding(
+        check=check,
+        verdict=Verdict.SLOWER,
+        found=_what_failed(trial),
+        means=LOCAL_LOCKS_MEAN,
+        mend="nothing, for a run; with a shorter --lease deaths are seen sooner",
+    )
+
+
+def _what_failed(trial: LockTrial) -> str:
+    errors = [one for one in (*trial.holding, *trial.against) if one not in (GRANTED, REFUSED, "")]
+    if errors:
+        return f"not possible here: {errors[0]}"
+    if GRANTED in trial.against:
+        return "granted to both sides at once"
+    if trial.against[0] == REFUSED and trial.freed_s is None:
+        return f"still held {_FREED_WITHIN_S:g} s after its holder was killed"
+    return "refused though nobody held it"

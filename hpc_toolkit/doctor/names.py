@@ -1,0 +1,162 @@
+"""Names that only one process can create, and names that change: what every claim rests on."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import files
+from hpc_toolkit.doctor.findings import Finding, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.doctor.pair import Pair
+
+RACE_S = 1.0
+_MOST_NAMES = 600
+_LOOKS_S = 0.5
+_OLD, _NEW = b"old" * 100, b"new" * 100
+
+_CHOOSE = "choose a directory on another filesystem"
+
+
+def race(directory: Path, own: str, *, seconds: float = RACE_S) -> dict[str, int]:
+    """Create names in one order, as the other side does; how many were won, lost, and tried.
+
+    Whoever loses a name jumps ahead, so that both keep meeting.
+    """
+    end = time.monotonic() + seconds
+    index, won, lost = 0, 0, 0
+    while won < _MOST_NAMES and time.monotonic() < end:
+        if files.create_name(directory / str(index), own) == own:
+            won += 1
+            index += 1
+        else:
+            lost += 1
+            index += random.randint(1, 3)
+    return {"won": won, "lost": lost, "tried": index}
+
+
+def check_names(pair: Pair) -> list[Finding]:
+    """Symlinks at all; then races, and a reply that is taken for lost."""
+    refusal = files.symlink_refusal(pair.area)
+    if refusal:
+        found = Finding(
+            check="symlinks",
+            verdict=Verdict.UNSAFE,
+            found=f"cannot be made: {refusal}",
+            means="claims and log entries are symlinks; no run can be made here",
+            mend=_CHOOSE,
+        )
+        return [found]
+    return [_check_race(pair), _check_repeat(pair)]
+
+
+def _check_race(pair: Pair) -> Finding:
+    directory = pair.area / "race"
+    directory.mkdir()
+    asked = time.monotonic()
+    pair.ask("wall")
+    pair.start("race", own="other")
+    # The other side begins when it has read that; begun at once, a quick disk would see no race.
+    time.sleep(min(RACE_S / 2, (time.monotonic() - asked) / 2))
+    began = time.monotonic()
+    mine = race(directory, "lead")
+    seconds = max(time.monotonic() - began, 1e-6)
+    theirs: dict[str, int] = pair.finish()
+    owners = Counter(_owner(directory / str(i)) for i in range(max(mine["tried"], theirs["tried"])))
+    del owners[""]
+    claimed = {"lead": mine["won"], "other": theirs["won"]}
+    names, lost = sum(claimed.values()), mine["lost"] + theirs["lost"]
+    rate = (mine["won"] + mine["lost"]) / seconds
+    if {name: count for name, count in claimed.items() if count} != dict(owners):
+        return Finding(
+            check="exclusive names",
+            verdict=Verdict.UNSAFE,
+            found=f"{names} names were won, but they belong to {dict(owners)}",
+            means="two workers can own one claim; a run here repeats work or loses its order",
+            mend=_CHOOSE,
+        )
+    return Finding(
+        check="exclusive names",
+        verdict=Verdict.FINE if lost else Verdict.UNKNOWN,
+        found=f"{names} names were raced for {lost} times, and each has one owner "
+        f"({rate:.0f} tries/s)",
+        means="a claim has one owner" if lost else "the two sides never met at a name",
+        mend="" if lost else "run it again",
+    )
+
+
+def _owner(path: Path) -> str:
+    """The target of a name; "" if both jumped over it."""
+    with suppress(FileNotFoundError):
+        return os.readlink(path)
+    return ""
+
+
+def _check_repeat(pair: Pair) -> Finding:
+    """A client that lost the server's reply asks again: it must find its own name."""
+    path = pair.area / "repeat"
+    first, again = (files.create_name(path, "lead") for _ in range(2))
+    there = str(pair.ask("create", name="repeat", target="other"))
+    right = (first, again, there) == ("lead", "lead", "lead")
+    return Finding(
+        check="lost reply",
+        verdict=Verdict.FINE if right else Verdict.UNSAFE,
+        found="a name that is made again is met with the owner that it has"
+        if right
+        else f"a name of 'lead' was read as {first!r}, {again!r} and {there!r}",
+        means="" if right else "a worker can take a claim for its own that is not",
+        mend="" if right else _CHOOSE,
+    )
+
+
+def replace_often(path: Path) -> int:
+    """Replace a file again and again; how often."""
+    count = 0
+    end = time.monotonic() + _LOOKS_S
+    while time.monotonic() < end:
+        files.replace_file(path, [_NEW if count % 2 else _OLD])
+        count += 1
+    return count
+
+
+def check_rename(pair: Pair) -> list[Finding]:
+    """Files that are replaced by rename while this side reads them, and a directory's new name."""
+    path = pair.area / "replaced"
+    files.replace_file(path, [_OLD])
+    pair.start("replace", name=path.name)
+    seen: Counter[str] = Counter()
+    end = time.monotonic() + _LOOKS_S
+    while time.monotonic() < end:
+        seen[_look(path)] += 1
+    count: Any = pair.finish()
+    (pair.area / "staging").mkdir()
+    files.publish_directory(pair.area / "staging", pair.area / "published")
+    torn = seen["torn"] + seen["missing"]
+    stale = f", {seen['stale']} of them failed with 'stale file handle'" if seen["stale"] else ""
+    return [
+        Finding(
+            check="rename",
+            verdict=Verdict.UNSAFE if torn else Verdict.SLOWER if seen["stale"] else Verdict.FINE,
+            found=f"{sum(seen.values())} reads while a file was replaced {count} times: "
+            + (f"{torn} saw neither the old nor the new{stale}" if torn else f"all whole{stale}"),
+            means="a settings file may be read in pieces" if torn else "",
+            mend=_CHOOSE if torn else "",
+        )
+    ]
+
+
+def _look(path: Path) -> str:
+    try:
+        data = files.read_fresh(path)
+    except OSError:
+        return "stale"
+    if not data:
+        return "missing"
+    return "whole" if data in (_OLD, _NEW) else "torn"

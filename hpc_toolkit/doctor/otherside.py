@@ -1,0 +1,127 @@
+"""Where the other side comes from: a child of this process, or the second task of a Slurm step."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from hpc_toolkit.doctor.area import make_area, remove_area
+from hpc_toolkit.doctor.channel import SilentSideError
+from hpc_toolkit.doctor.children import become_child
+from hpc_toolkit.doctor.pair import OTHER, Partner
+from hpc_toolkit.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ARRIVAL_S = 20.0
+STEP_ARRIVAL_S = 180.0
+"""Tasks of one step may start minutes apart on a busy cluster."""
+_GOES_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """This process as one of the two tasks of a Slurm step."""
+
+    token: str
+    """The same for both tasks, and for no other step."""
+    leads: bool
+    """Whether this task examines and reports."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
+        """None outside a step.
+
+        Raises:
+            ConfigError: the step has not two tasks.
+        """
+        if not environ.get("SLURM_STEP_ID", "").isdigit():
+            return None
+        tasks = environ.get("SLURM_NTASKS", "")
+        if tasks == "1":
+            return None
+        if tasks != "2":
+            message = f"this step has {tasks or 'an unknown number of'} tasks; doctor needs two"
+            raise ConfigError(message, hint="srun -N2 --ntasks-per-node=1 hpctk doctor DIR")
+        keys = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        token = "-".join(environ.get(key) or "0" for key in keys)
+        return cls(re.sub(r"[^A-Za-z0-9-]", "-", token), environ.get("SLURM_PROCID") == "0")
+
+
+def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
+    """Be the second task of a step: do what the first one asks, which reports.
+
+    Raises:
+        RunError: the first task did not come, or nothing can be written.
+    """
+    try:
+        area = make_area(directory, step.token, OTHER)
+    except OSError as error:
+        message = f"cannot write to {directory}: {error.strerror}"
+        raise RunError(message, hint="both nodes must see the directory and may write") from error
+    try:
+        Partner(area).serve(arrival_s=arrival_s)
+    except SilentSideError:
+        # Otherwise the first task removes it.
+        remove_area(area)
+        raise
+
+
+class Helper:
+    """The other side as a child of this process."""
+
+    def __init__(self, root: Path, area: Path) -> None:
+        """Start it.
+
+        Args:
+            root: the directory as the helper shall name it.
+            area: the lead's.
+
+        Raises:
+            ConfigError: ``root`` is another directory, or cannot be used.
+        """
+        self._twin = root / area.name
+        _check_same(root, area, self._twin)
+        token = area.name.rpartition("doctor-")[2]
+        self._pid = os.fork()
+        if self._pid == 0:
+            _help(root, token)
+
+    def end(self) -> None:
+        """Wait for the child that was let go, or kill it."""
+        end = time.monotonic() + _GOES_WITHIN_S
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(self._pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+
+def _check_same(root: Path, area: Path, twin: Path) -> None:
+    """Creating asks the server, where looking may show what a cache remembers."""
+    try:
+        twin.mkdir()
+    except FileExistsError:
+        return
+    except OSError as error:
+        message = f"cannot write to {root}: {error.strerror}"
+        raise ConfigError(message, hint="--pair names another mount of the directory") from error
+    with suppress(OSError):
+        twin.rmdir()
+    message = f"{root} is not {area.parent} through another mount"
+    raise ConfigError(message, hint="--pair names another mount of the directory")
+
+
+def _help(root: Path, token: str) -> NoReturn:
+    try:
+        become_child()
+        Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
+    finally:
+        # What is raised here must not go on as a second copy of the lead.
+        os._exit(0)

@@ -1,0 +1,45 @@
+"""Everything that one examination found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.doctor.findings import worst
+
+if TYPE_CHECKING:
+    from hpc_toolkit.doctor.findings import Finding, Verdict
+    from hpc_toolkit.doctor.sides import Side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is said of one directory."""
+
+    directory: str
+    """As it was given."""
+    sides: tuple[Side, ...]
+    """Who took part, the lead first; none where nothing could be written."""
+    apart: bool
+    """Whether the sides stand for two hosts."""
+    locks_proven: bool
+    """Whether flock kept another host out, and was freed by a death."""
+    delays_s: dict[str, float | None]
+    """Seconds for which a change by one side was not seen by the other; None: too long."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as ``hpctk doctor --json`` prints them."""
+        return {
+            "directory": self.directory,
+            "verdict": self.verdict,
+            "sides": [side.to_json() for side in self.sides],
+            "apart": self.apart,
+            "locks_proven": self.locks_proven,
+            "delays_s": self.delays_s,
+            "findings": [finding.to_json() for finding in self.findings],
+        }

@@ -1,0 +1,220 @@
+"""A run as its files are: what is damaged, missing or left over. Writes nothing, takes no lock."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.journal import JournalReader, Line
+from hpc_toolkit.layout import RunPaths, read_manifest
+from hpc_toolkit.queue.claims import claim_name, parse_claim
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import read_presence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.layout import StagePaths
+
+_SHOWN = 3
+_PAYLOADS = ("items", "retries", "results")
+_BEING_WRITTEN_S = 0.2
+
+_AGAIN = "they are skipped; what they said is not known, and pending items run again"
+_HARMLESS = "nobody reads them"
+_TIMED = "their owners are timed by the lease, from the moment they are first seen"
+_GAP = "somebody deleted them: a generation may have had two owners, and items may run twice"
+_KEEP = "delete nothing below a run while it exists"
+_BACKUP = "look again in a minute; if it stays, restore the stage's files from a backup"
+
+
+@dataclass(slots=True)
+class _Journals:
+    """What was read of all journals."""
+
+    lines: int = 0
+    damaged: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+    units: dict[str, str] = field(default_factory=dict)
+    """Unit -> the first line that names it."""
+    workers: list[str] = field(default_factory=list)
+
+
+def check_run(root: Path) -> list[Finding]:
+    """Read a run whole; a finding for each kind of thing, those in order included.
+
+    A living run changes meanwhile, so that what refers to something is read before it.
+    """
+    paths = RunPaths(root)
+    try:
+        manifest = read_manifest(root)
+    except HpcToolkitError as error:
+        means = "nobody can work on this run"
+        return [_fault("run.json", Verdict.UNSAFE, error.message, means, error.hint)]
+    stages = [paths.stage(spec.name) for spec in manifest.stages]
+    claims = {stage.name: files.list_names(stage.claims) for stage in stages}
+    payloads = {stage.name: _payloads(stage) for stage in stages}
+    journals = _read_journals(paths)
+    logs = {stage.name: StageLog(stage) for stage in stages}
+    findings = [_check_log(log, payloads[name]) for name, log in logs.items()]
+    whole = all(one.verdict is Verdict.FINE for one in findings)
+    units = {
+        f"{name}/{unit.name}"
+        for name, log in logs.items()
+        for segment in log.segments.values()
+        for unit in segment.units
+    }
+    workers = {name[:-5] for name in files.list_names(paths.workers) if name.endswith(".json")}
+    for stage in stages:
+        findings += _check_claims(stage, claims[stage.name], units if whole else None, workers)
+    foreign = [place for unit, place in journals.units.items() if whole and unit not in units]
+    return [*findings, *_judge_journals(journals, foreign, workers), _check_workers(paths, workers)]
+
+
+def _payloads(stage: StagePaths) -> set[str]:
+    return {
+        f"{kind}/{name}"
+        for kind in _PAYLOADS
+        for name in files.list_names(stage.root / kind)
+        if not name.startswith(".")
+    }
+
+
+def _check_log(log: StageLog, payloads: set[str]) -> Finding:
+    """Entries in one order without a gap, each with its payload, and payloads that none names."""
+    check = f"log ({log.paths.name})"
+    means = "workers wait for it, and everything behind it does not exist for them"
+    numbers = {int(name) for name in files.list_names(log.paths.log) if name.isdigit()}
+    try:
+        log.poll()
+        named = [log.paths.entry(n).readlink().as_posix() for n in range(1, log.length + 1)]
+    except (HpcToolkitError, OSError, ValueError, KeyError, TypeError) as error:
+        found = f"entry {log.length + 1} cannot be read: {error}"
+        return _fault(check, Verdict.UNSAFE, found, means, _BACKUP)
+    if max(numbers, default=0) > log.length:
+        found = f"entry {log.length + 1}, or what it names, is missing"
+        return _fault(check, Verdict.UNSAFE, found, means, _BACKUP)
+    left = sorted(payloads.difference(named))
+    if not left:
+        return _fine(check, f"{log.length} entries in order, each with its payload")
+    return Finding(
+        check=check,
+        verdict=Verdict.FINE,
+        found=f"{log.length} entries in order; no entry names {_some(left)}",
+        means="it is being added, or a process died while it added it; it does not exist",
+        mend="it may be removed by hand once the stage is complete and nothing runs",
+    )
+
+
+def _check_claims(
+    stage: StagePaths, names: list[str], units: set[str] | None, workers: set[str]
+) -> list[Finding]:
+    """``units`` are the known ones; None: not all of them are known."""
+    check = f"claims ({stage.name})"
+    generations: dict[str, set[int]] = defaultdict(set)
+    foreign, unreadable, ownerless = [], [], []
+    for name in sorted(names):
+        parsed = parse_claim(name)
+        if parsed is None or (units is not None and f"{stage.name}/{parsed[0]}" not in units):
+            foreign.append(name)
+            continue
+        generations[parsed[0]].add(parsed[1])
+        try:
+            owner = (stage.claims / name).readlink().as_posix()
+        except OSError:
+            unreadable.append(name)
+            continue
+        if owner not in workers:
+            ownerless.append(name)
+    gaps = [
+        claim_name(unit, generation)
+        for unit, known in generations.items()
+        for generation in range(1, max(known))
+        if generation not in known
+    ]
+    faults = [
+        _some_fault(check, Verdict.UNSAFE, "missing", gaps, _GAP, _KEEP),
+        _some_fault(check, Verdict.SLOWER, "cannot be read", unreadable, _TIMED),
+        _some_fault(check, Verdict.SLOWER, "of workers without a file", ownerless, _TIMED, _KEEP),
+        _some_fault(check, Verdict.SLOWER, "of no known unit", foreign, _HARMLESS),
+    ]
+    found = [one for fault in faults for one in fault]
+    return found or [_fine(check, f"{len(names)}, of known units and workers, without a gap")]
+
+
+def _read_journals(paths: RunPaths) -> _Journals:
+    told = _Journals()
+    for name in sorted(files.list_names(paths.journals)):
+        if not name.endswith(".jsonl"):
+            continue
+        told.workers.append(name.removesuffix(".jsonl"))
+        reader = JournalReader(paths.journals / name)
+        _read_journal(reader, told)
+        if reader.torn_bytes:
+            # Its worker may be in the middle of the line.
+            time.sleep(_BEING_WRITTEN_S)
+            _read_journal(reader, told)
+        told.damaged += [f"{name} at byte {offset}" for offset in reader.bad_lines]
+        if reader.torn_bytes:
+            told.torn.append(f"{name} ({reader.torn_bytes} bytes)")
+    return told
+
+
+def _read_journal(reader: JournalReader, told: _Journals) -> None:
+    for found in reader.poll():
+        one = isinstance(found, Line)
+        record = found.record if isinstance(found, Line) else found.release
+        told.lines += 1 if one else record["lines"] + 1
+        unit = str(record.get("unit", ""))
+        told.units.setdefault(unit, f"{reader.path.name} at byte {found.start}")
+
+
+def _judge_journals(told: _Journals, foreign: list[str], workers: set[str]) -> list[Finding]:
+    ownerless = [name for name in told.workers if name not in workers]
+    slower = Verdict.SLOWER
+    faults = [
+        _some_fault("journals", slower, "damaged", told.damaged, _AGAIN, "have the disk checked"),
+        _some_fault("journals", slower, "torn at the end", told.torn, _AGAIN),
+        _some_fault("journals", slower, "of no known unit", foreign, _HARMLESS),
+        _some_fault("journals", slower, "of workers without a file", ownerless, _TIMED, _KEEP),
+    ]
+    found = [one for fault in faults for one in fault]
+    whole = f"{told.lines} lines of {len(told.workers)} workers, each with its right sum"
+    return found or [_fine("journals", whole)]
+
+
+def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:
+    unreadable = [name for name in sorted(workers) if read_presence(paths.worker(name)) is None]
+    if unreadable:
+        # One that was read in the middle of a write is whole a moment later.
+        time.sleep(_BEING_WRITTEN_S)
+        unreadable = [name for name in unreadable if read_presence(paths.worker(name)) is None]
+    for found in _some_fault("workers", Verdict.SLOWER, "cannot be read", unreadable, _TIMED):
+        return found
+    return _fine("workers", f"{len(workers)} files, each whole")
+
+
+def _some_fault(
+    check: str, verdict: Verdict, what: str, names: list[str], means: str, mend: str = ""
+) -> list[Finding]:
+    if not names:
+        return []
+    return [_fault(check, verdict, f"{what}: {_some(names)}", means, mend)]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _fault(check: str, verdict: Verdict, found: str, means: str, mend: str = "") -> Finding:
+    return Finding(check=check, verdict=verdict, found=found, means=means, mend=mend)
+
+
+def _fine(check: str, found: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.FINE, found=found)

@@ -1,0 +1,95 @@
+"""Room on the filesystem: bytes, files, and quotas where a program tells of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.quantities import format_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.doctor.mounts import Mount
+
+_LEAST_BYTES = 100 * 2**20
+_LEAST_FILES = 2000
+_QUOTA_S = 5.0
+_FULL = "workers write nothing more and end with 75 when there is no room"
+_MAKE_ROOM = "remove what is not needed, or choose another directory"
+
+
+def check_space(directory: Path) -> list[Finding]:
+    """Free bytes and free inodes, as statvfs(3) tells them to this user."""
+    space = os.statvfs(directory)
+    free = space.f_bavail * space.f_frsize
+    little = free < _LEAST_BYTES
+    findings = [
+        Finding(
+            check="space",
+            verdict=Verdict.UNSAFE if little else Verdict.FINE,
+            found=f"{format_size(free)} free",
+            means=_FULL if little else "",
+            mend=_MAKE_ROOM if little else "",
+        )
+    ]
+    # Some filesystems count no files.
+    if space.f_files:
+        few = space.f_favail < _LEAST_FILES
+        findings.append(
+            Finding(
+                check="inodes",
+                verdict=Verdict.UNSAFE if few else Verdict.FINE,
+                found=f"room for {space.f_favail:,} more files",
+                means=_FULL if few else "",
+                mend=_MAKE_ROOM if few else "",
+            )
+        )
+    return findings
+
+
+def check_quota(mount: Mount) -> list[Finding]:
+    """What the quota programs say, where there are any; nothing where they are silent."""
+    told = _ask_quota(mount)
+    if not told:
+        return []
+    # Both programs mark a value above its limit with a star.
+    over = re.search(r"\d\*", told) is not None
+    return [
+        Finding(
+            check="quota",
+            verdict=Verdict.UNSAFE if over else Verdict.FINE,
+            found=told,
+            means=_FULL if over else "",
+            mend=_MAKE_ROOM if over else "",
+        )
+    ]
+
+
+def _ask_quota(mount: Mount) -> str:
+    user = str(os.getuid())
+    if mount.kind == "lustre" and shutil.which("lfs"):
+        return _last_words(["lfs", "quota", "-q", "-u", user, mount.point])
+    if shutil.which("quota"):
+        return _last_words(["quota", "-w", "-s", "-f", mount.point])
+    return ""
+
+
+def _last_words(argv: list[str]) -> str:
+    """The last line that a program prints, without runs of spaces; "" if it does not answer."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        ended = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_QUOTA_S,
+            check=False,
+        )
+        lines = ended.stdout.decode(errors="replace").split("\n")
+        return " ".join(next((one for one in reversed(lines) if one.strip()), "").split())
+    return ""

@@ -1,0 +1,124 @@
+"""How long one side goes on seeing what was before the other side changed it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.journal import JournalWriter
+from hpc_toolkit.quantities import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.doctor.pair import Pair
+
+LIMIT_S = 65.0
+"""NFS remembers a directory for 60 s unless it is told otherwise (acdirmax in nfs(5))."""
+_PROMPT_S = 2.0
+_BEFORE, _AFTER = b"0" * 64, b"1" * 64
+
+
+class Changes:
+    """The side that changes things, by the means of a run: what it opens stays open."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir()
+        self._journal = JournalWriter(directory / "journal")
+        self._journal.append(_BEFORE)
+        self._journal.sync()
+        for name in ("heartbeat", "replaced"):
+            files.write_new(directory / name, [_BEFORE])
+        self._heartbeat = os.open(directory / "heartbeat", os.O_WRONLY)
+
+    def make(self) -> None:
+        """Change everything at once."""
+        os.pwrite(self._heartbeat, _AFTER, 0)
+        self._journal.append(_AFTER)
+        self._journal.sync()
+        files.replace_file(self._directory / "replaced", [_AFTER])
+        files.write_new(self._directory / "new", [_AFTER])
+
+    def close(self) -> None:
+        os.close(self._heartbeat)
+        self._journal.close()
+
+
+def looks(directory: Path) -> dict[str, Callable[[], bool]]:
+    """Whether each change is seen, by the means of a reader."""
+
+    def reads(name: str, data: bytes) -> Callable[[], bool]:
+        return lambda: files.read_fresh(directory / name) == data
+
+    return {
+        "new file": reads("new", _AFTER),
+        "directory": lambda: "new" in files.list_names(directory),
+        "appended line": reads("journal", _BEFORE + _AFTER),
+        "heartbeat": reads("heartbeat", _AFTER),
+        "replaced file": reads("replaced", _AFTER),
+    }
+
+
+_MEANS = {
+    "new file": "idle workers learn of new items that much later",
+    "directory": "claims and new workers are noticed that much later; some work may be done twice",
+    "appended line": "results show that much later; some work may be done twice",
+    "heartbeat": "a living worker seems silent for that long",
+    "replaced file": "a changed budget is read that much later",
+}
+
+
+def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
+    """Seconds for which each change stays unseen after the side that made it said so; None: longer
+    than ``limit_s``.
+
+    Everything is looked at before, since what was never seen is in no cache.
+    """
+    directory = pair.area / "views"
+    pair.ask("prepare", name="views")
+    waiting = looks(directory)
+    for seen in waiting.values():
+        seen()
+    pair.ask("change")
+    delays: dict[str, float | None] = dict.fromkeys(waiting)
+    began = time.monotonic()
+    while waiting and time.monotonic() - began < limit_s:
+        for name, seen in list(waiting.items()):
+            if seen():
+                delays[name] = round(time.monotonic() - began, 3)
+                del waiting[name]
+        time.sleep(0.01 if time.monotonic() - began < 1 else 0.25)
+    return delays
+
+
+def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
+    """Measure the delays and judge them."""
+    delays = measure_delays(pair, limit_s=LIMIT_S)
+    return [_judge(name, delay) for name, delay in delays.items()], delays
+
+
+def _judge(name: str, delay: float | None) -> Finding:
+    check = f"delay ({name})"
+    if delay is None:
+        return Finding(
+            check=check,
+            verdict=Verdict.UNSAFE,
+            found=f"not seen after {LIMIT_S:g} s",
+            means="workers on two hosts would take each other for dead, or wait for ever",
+            mend="ask the site how long clients cache files, or choose another directory",
+        )
+    late = delay > _PROMPT_S
+    return Finding(
+        check=check,
+        verdict=Verdict.SLOWER if late else Verdict.FINE,
+        found=f"seen after {format_duration(delay)}" if delay >= 0.1 else "seen at once",
+        means=_MEANS[name] if late else "",
+        mend=f"a --lease below {format_duration(2 * delay)} would end living workers' leases"
+        if late and name == "heartbeat"
+        else "",
+    )

@@ -1,0 +1,546 @@
+"""Examinations with two real processes, on directories whose filesystem is played by the test."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import files
+from hpc_toolkit.cli.doctor import report_lines
+from hpc_toolkit.doctor import area as area_module
+from hpc_toolkit.doctor import (
+    examine,
+    locks,
+    names,
+    otherside,
+    sides,
+    space,
+    speed,
+    views,
+)
+from hpc_toolkit.doctor.area import make_area, remove_area, sweep
+from hpc_toolkit.doctor.channel import Channel, SilentSideError
+from hpc_toolkit.doctor.children import Child, ask_child
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.mounts import Mount
+from hpc_toolkit.doctor.otherside import Step, join_step
+from hpc_toolkit.errors import ConfigError
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.doctor.report import Report
+
+SETTLED = [
+    *("filesystem", "mount options", "space", "sides", "exclusive names", "lost reply", "rename"),
+    *(f"delay ({name})" for name in views.looks(Path())),
+    *("locks (flock)", "locks (lockf)", "fsync", "small files", "clocks"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough of everything to be right, not to be measured."""
+    monkeypatch.setattr(names, "_LOOKS_S", 0.05)
+    monkeypatch.setattr(speed, "_MOST_FILES", 20)
+    monkeypatch.setattr(speed, "_MOST_SYNCS", 3)
+    monkeypatch.setattr(otherside, "ARRIVAL_S", 10.0)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process stands for a host of its own."""
+    lead = os.getpid()
+    monkeypatch.setattr(sides, "boot_id", lambda: "lead" if os.getpid() == lead else "other")
+
+
+def looked_at(directory: Path, **words: Any) -> Report:
+    return examine.examine(directory, ManualClock(), **words)
+
+
+def found(report: Report) -> dict[str, Finding]:
+    return {finding.check: finding for finding in report.findings}
+
+
+def test_a_local_directory_is_fine_and_is_left_empty(fast_dir: Path) -> None:
+    report = looked_at(fast_dir)
+
+    assert [name for name in SETTLED if name not in found(report)] == []
+    assert {one.check: one.verdict for one in report.findings if one.verdict != "fine"} == {}
+    assert (report.apart, report.locks_proven) == (False, False)
+    assert os.listdir(fast_dir) == []
+
+
+def test_two_sides_of_one_mount_prove_nothing_of_other_hosts(fast_dir: Path) -> None:
+    report = looked_at(fast_dir, other=fast_dir)
+
+    assert found(report)["sides"].verdict is Verdict.UNKNOWN
+    assert "srun -N2" in found(report)["sides"].mend
+    assert not report.locks_proven
+
+
+def test_one_side_of_a_shared_filesystem_leaves_other_hosts_unknown(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "is_local", lambda _: False)
+
+    report = looked_at(fast_dir)
+
+    assert report.verdict is Verdict.UNKNOWN
+    assert found(report)["sides"].verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.usefixtures("apart")
+def test_locks_that_reach_the_other_side_are_proven(fast_dir: Path) -> None:
+    report = looked_at(fast_dir, other=fast_dir)
+
+    assert (report.apart, report.locks_proven) == (True, True)
+    assert found(report)["locks (flock)"].verdict is Verdict.FINE
+    assert "between the two sides" in found(report)["locks (flock)"].found
+
+
+def always_granted(_kind: str, _path: str) -> bool:
+    return True
+
+
+def not_implemented(_kind: str, _path: str) -> bool:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+def never_free(_kind: str, _path: str) -> bool:
+    return False
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize(
+    ("take", "words"),
+    [
+        (always_granted, "granted to both sides at once"),
+        (not_implemented, "not possible here: Function not implemented"),
+        (never_free, "refused though nobody held it"),
+    ],
+)
+def test_locks_that_exclude_nobody_are_slower_and_prove_nothing(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[str, str], bool], words: str
+) -> None:
+    monkeypatch.setattr(locks, "take_lock", take)
+
+    report = looked_at(fast_dir, other=fast_dir)
+
+    flock = found(report)["locks (flock)"]
+    assert (flock.verdict, flock.found) == (Verdict.SLOWER, words)
+    assert "lease" in flock.means
+    assert report.verdict is Verdict.SLOWER
+    assert not report.locks_proven
+
+
+@pytest.mark.usefixtures("apart")
+def test_locks_that_keep_one_side_out_alone_prove_nothing(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = os.getpid()
+    real = locks.try_lock
+
+    def one_way(kind: str, path: Path) -> str:
+        return real(kind, path) if os.getpid() == lead else locks.GRANTED
+
+    monkeypatch.setattr(locks, "try_lock", one_way)
+
+    report = looked_at(fast_dir, other=fast_dir)
+
+    assert found(report)["locks (flock)"].found == "granted to both sides at once"
+    assert not report.locks_proven
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_lock_that_outlives_its_holder_proves_nothing(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_time_until_free", lambda _kind, _path: None)
+
+    report = looked_at(fast_dir, other=fast_dir)
+
+    assert "still held" in found(report)["locks (flock)"].found
+    assert not report.locks_proven
+
+
+def test_a_lock_request_that_hangs_is_given_up_and_unsafe(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(locks, "take_lock", lambda _kind, _path: time.sleep(60))
+
+    report = looked_at(fast_dir)
+
+    assert found(report)["locks (flock)"].verdict is Verdict.UNSAFE
+    assert found(report)["locks (lockf)"].verdict is Verdict.SLOWER
+
+
+def test_a_name_with_two_owners_is_unsafe(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwrites(path: Path, target: str) -> str:
+        new = path.with_name(f"{path.name}-{target}")
+        new.symlink_to(target)
+        new.replace(path)
+        return target
+
+    monkeypatch.setattr(files, "create_name", overwrites)
+
+    report = looked_at(fast_dir)
+
+    assert found(report)["exclusive names"].verdict is Verdict.UNSAFE
+    assert found(report)["lost reply"].verdict is Verdict.UNSAFE
+    assert report.verdict is Verdict.UNSAFE
+
+
+def test_a_directory_without_symlinks_is_unsafe(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "symlink_refusal", lambda _: "Operation not permitted")
+
+    report = looked_at(fast_dir)
+
+    assert found(report)["symlinks"].verdict is Verdict.UNSAFE
+    assert "Operation not permitted" in found(report)["symlinks"].found
+
+
+@pytest.mark.parametrize(("hidden_s", "verdict"), [(0.3, "slower"), (60.0, "unsafe")])
+def test_what_stays_unseen_is_timed_and_judged(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, hidden_s: float, verdict: str
+) -> None:
+    monkeypatch.setattr(views, "LIMIT_S", 1.0)
+    monkeypatch.setattr(views, "_PROMPT_S", 0.1)
+    real = views.looks
+    began: list[float] = []
+
+    def cached(directory: Path) -> dict[str, Callable[[], bool]]:
+        began.append(time.monotonic())
+        late = {"heartbeat": lambda: time.monotonic() > began[0] + hidden_s}
+        return {**real(directory), **late}
+
+    monkeypatch.setattr(views, "looks", cached)
+
+    report = looked_at(fast_dir)
+
+    assert str(found(report)["delay (heartbeat)"].verdict) == verdict
+    assert found(report)["delay (new file)"].verdict is Verdict.FINE
+    assert (report.delays_s["heartbeat"] is None) == (verdict == "unsafe")
+
+
+def test_a_reader_that_meets_neither_old_nor_new_is_unsafe(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_pieces(path: Path, chunks: list[bytes]) -> None:
+        path.write_bytes(b"".join(chunks)[:7])
+
+    monkeypatch.setattr(files, "replace_file", in_pieces)
+    monkeypatch.setattr(views, "LIMIT_S", 0.05)
+
+    assert found(looked_at(fast_dir))["rename"].verdict is Verdict.UNSAFE
+
+
+def test_a_failed_sync_is_unsafe_and_the_rest_is_still_looked_at(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    lead = os.getpid()
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: fails(fd) if os.getpid() == lead else real(fd))
+
+    report = looked_at(fast_dir)
+
+    assert found(report)["fsync"].found == "failed: Input/output error"
+    assert report.verdict is Verdict.UNSAFE
+    assert found(report)["clocks"].verdict is Verdict.FINE
+
+
+def test_an_error_of_the_other_side_is_a_finding_as_well(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = os.getpid()
+    real = os.fdatasync
+
+    def fails_there(fd: int) -> None:
+        if os.getpid() != lead:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fails_there)
+
+    report = looked_at(fast_dir)
+
+    assert found(report)["delays"].found == "failed: Disk quota exceeded"
+    assert os.listdir(fast_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "inodes", "unsafe"),
+    [(10**12, 10**6, []), (10**6, 10**6, ["space"]), (10**12, 5, ["inodes"]), (10**12, 0, [])],
+)
+def test_little_room_is_unsafe_and_uncounted_inodes_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, inodes: int, unsafe: list[str]
+) -> None:
+    class Space:
+        f_bavail, f_frsize, f_files, f_favail = free, 1, inodes, inodes
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Space)
+
+    findings = space.check_space(tmp_path)
+
+    assert [one.check for one in findings if one.verdict is Verdict.UNSAFE] == unsafe
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "numbers", "verdict"),
+    [
+        ("lustre", "lfs", "5000000* 4000000 5000000", Verdict.UNSAFE),
+        ("lustre", "lfs", "1000 4000000 5000000", Verdict.FINE),
+        ("nfs4", "quota", "1000 4000000 5000000", Verdict.FINE),
+    ],
+)
+def test_a_quota_program_is_asked_where_there_is_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    program: str,
+    numbers: str,
+    verdict: Verdict,
+) -> None:
+    script = tmp_path / program
+    script.write_text(f"#!/bin/sh\necho Disk quotas\necho '   /scratch   {numbers}'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    (finding,) = space.check_quota(Mount("/scratch", kind, "nas:/x", ()))
+
+    assert (finding.verdict, finding.found) == (verdict, f"/scratch {numbers}")
+
+
+def test_no_quota_program_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    assert space.check_quota(Mount("/", "ext4", "/dev/vda", ())) == []
+
+
+def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(tmp_path / "run")
+    before = tree(toy.root)
+
+    def refused(*_: object) -> Path:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(examine, "make_area", refused)
+
+    report = looked_at(toy.root)
+
+    assert found(report)["writing"].verdict is Verdict.UNSAFE
+    assert found(report)["log (items)"].verdict is Verdict.FINE
+    assert tree(toy.root) == before
+
+
+def without_root(found: dict[str, Any]) -> dict[str, Any]:
+    """The root's own times change with every name that comes and goes."""
+    return {name: value for name, value in found.items() if name != "."}
+
+
+def test_an_unpaired_examination_leaves_a_run_as_it_was(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run")
+    before = without_root(tree(toy.root))
+
+    report = looked_at(toy.root)
+
+    assert without_root(tree(toy.root)) == before
+    assert "by the lease" in found(report)["deaths"].found
+
+
+@pytest.mark.usefixtures("apart")
+def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run")
+    before = without_root(tree(toy.root))
+
+    report = looked_at(toy.root, other=toy.root)
+
+    kept = json.loads(toy.paths.doctor.read_text())
+    assert (kept["format"], kept["locks_proven"], kept["verdict"]) == (1, True, "fine")
+    assert {side["boot"] for side in kept["sides"]} == {"lead", "other"}
+    assert set(kept["delays_s"]) == set(views.looks(Path()))
+    assert "free lock" in found(report)["deaths"].found
+    after = without_root(tree(toy.root))
+    assert after.pop("doctor.json")
+    assert after == before
+
+
+def test_another_directory_is_no_second_mount(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+
+    with pytest.raises(ConfigError, match=r"two is not .*one through another mount"):
+        looked_at(one, other=two)
+
+    assert os.listdir(one) == os.listdir(two) == []
+
+
+def test_a_second_task_that_does_not_come_is_said_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine, "STEP_ARRIVAL_S", 0.05)
+
+    with pytest.raises(SilentSideError, match=r"did not answer within 0.05 s"):
+        looked_at(tmp_path, step=Step("7", leads=True))
+    with pytest.raises(SilentSideError, match=r"did not answer"):
+        join_step(tmp_path, Step("7", leads=False), arrival_s=0.05)
+
+    assert os.listdir(tmp_path) == []
+
+
+STEP = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "3", "SLURM_NTASKS": "2"}
+
+
+def test_two_tasks_of_a_step_meet_under_one_name_and_one_of_them_leads() -> None:
+    lead = Step.from_environ({**STEP, "SLURM_PROCID": "0"})
+    other = Step.from_environ({**STEP, "SLURM_PROCID": "1"})
+
+    assert lead is not None
+    assert other is not None
+    assert lead.token == other.token == "0-17-3-0"
+    assert (lead.leads, other.leads) == (True, False)
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "17"}, {**STEP, "SLURM_NTASKS": "1"}])
+def test_one_process_is_no_half_of_a_step(environ: dict[str, str]) -> None:
+    assert Step.from_environ(environ) is None
+
+
+def test_a_step_of_more_tasks_is_refused_with_the_command_that_works() -> None:
+    with pytest.raises(ConfigError, match="has 8 tasks") as caught:
+        Step.from_environ({**STEP, "SLURM_NTASKS": "8"})
+
+    assert "-N2 --ntasks-per-node=1" in caught.value.hint
+
+
+def abandoned(root: Path) -> Path:
+    """The area of a process that is gone."""
+    child = Child(lambda: str(make_area(root, "dead", "lead")))
+    area = Path(child.answer(5.0))
+    child.end()
+    return area
+
+
+def test_what_a_killed_examination_left_is_removed_by_the_next(fast_dir: Path) -> None:
+    area = abandoned(fast_dir)
+    (area / "race").mkdir()
+    (area / "race" / "1").symlink_to("lead")
+
+    report = looked_at(fast_dir)
+
+    assert area.name in found(report)["left over"].found
+    assert os.listdir(fast_dir) == []
+
+
+def test_the_area_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
+    living, own = make_area(tmp_path, "living", "lead"), make_area(tmp_path, "own", "lead")
+
+    assert sweep(tmp_path, own) == []
+
+    assert living.is_dir()
+
+
+def test_the_area_of_another_host_is_left_for_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    area = abandoned(tmp_path)
+    monkeypatch.setattr(area_module, "host_name", lambda: "elsewhere")
+    own = make_area(tmp_path, "own", "lead")
+    assert sweep(tmp_path, own) == []
+
+    os.utime(area, (0, own.stat().st_mtime - 3700))
+
+    assert sweep(tmp_path, own) == [area.name]
+    assert not area.exists()
+
+
+def test_files_of_others_are_never_swept(tmp_path: Path) -> None:
+    own = make_area(tmp_path, "own", "lead")
+    (tmp_path / "results").mkdir()
+    os.utime(tmp_path / "results", (0, 0))
+
+    assert sweep(tmp_path, own) == []
+    assert remove_area(own)
+    assert os.listdir(tmp_path) == ["results"]
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> tuple[Channel, Channel]:
+    """Two ends that have met; the second one came late."""
+    one, two = Channel(tmp_path, "a", "b"), Channel(tmp_path, "b", "a")
+    child = Child(lambda: two.connect(5.0))
+    one.connect(5.0)
+    child.answer(5.0)
+    child.end()
+    two._peer = one._nonce
+    return one, two
+
+
+def test_what_is_said_to_an_earlier_life_is_not_heard(
+    tmp_path: Path, talk: tuple[Channel, Channel]
+) -> None:
+    one, _ = talk
+    revenant = Channel(tmp_path, "b", "a")
+    revenant.send(1, {"answer": 3})
+
+    with pytest.raises(SilentSideError, match="did not answer"):
+        one.receive(1, 0.05)
+
+
+def test_a_message_that_is_torn_is_read_again(
+    tmp_path: Path, talk: tuple[Channel, Channel]
+) -> None:
+    one, two = talk
+    two.send(1, {"answer": 3})
+    path = tmp_path / "said-b"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000] + b"x" + whole[2001:])
+
+    with pytest.raises(SilentSideError, match="did not answer"):
+        one.receive(1, 0.05)
+    path.write_bytes(whole)
+
+    assert one.receive(1, 5.0) == {"answer": 3}
+
+
+def test_a_child_is_given_up_when_it_does_not_answer() -> None:
+    with pytest.raises(TimeoutError):
+        ask_child(lambda: time.sleep(60), 0.02)
+
+
+def test_a_childs_error_and_its_death_are_told_apart_from_answers() -> None:
+    assert ask_child(lambda: [1, "a"], 5.0) == [1, "a"]
+    with pytest.raises(OSError, match="Function not implemented"):
+        ask_child(lambda: not_implemented("", ""), 5.0)
+    with pytest.raises(OSError, match="the process that asked died"):
+        ask_child(lambda: os._exit(3), 5.0)
+
+
+def test_a_report_names_what_is_wrong_and_what_to_do(fast_dir: Path) -> None:
+    report = looked_at(fast_dir, other=fast_dir)
+
+    lines = list(report_lines(report))
+    text = " ".join(" ".join(lines).split())
+
+    assert lines[0] == f"{fast_dir}: unknown"
+    assert "unknown sides" in text
+    assert "do: 'srun -N2 --ntasks-per-node=1 hpctk doctor DIR'" in text
+    assert "no decision compares them" not in text, "what is fine takes one line"
+    assert max(map(len, lines)) <= 100

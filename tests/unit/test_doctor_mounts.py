@@ -1,0 +1,116 @@
+"""Mounts as the kernel lists them, and what their options mean for a queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.doctor.findings import Finding, Verdict, worst
+from hpc_toolkit.doctor.mounts import Mount, check_mount, mount_of, parse_mount
+from hpc_toolkit.doctor.sides import Side, are_apart, side_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NFS_LINE = (
+    "42 25 0:45 / /scratch/my\\040lab rw,noatime shared:9 - nfs4 nas:/export/my\\040lab "
+    "rw,vers=4.2,hard,local_lock=none\n"
+)
+
+
+def mount(kind: str, *options: str) -> Mount:
+    return Mount("/scratch", kind, "nas:/export", options)
+
+
+def test_a_line_of_mountinfo_gives_point_type_source_and_both_sets_of_options() -> None:
+    assert parse_mount(NFS_LINE) == Mount(
+        "/scratch/my lab",
+        "nfs4",
+        "nas:/export/my lab",
+        ("rw", "noatime", "vers=4.2", "hard", "local_lock=none"),
+    )
+
+
+def test_a_mount_without_options_of_its_filesystem_is_read_as_well() -> None:
+    assert parse_mount("1 0 0:1 / /m rw - tmpfs none\n").options == ("rw",)
+
+
+def test_the_mount_of_a_directory_is_the_innermost_one() -> None:
+    assert mount_of(Path("/proc/self")).kind == "proc"
+    assert mount_of(Path("/proc/self")).point == "/proc"
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "verdict"),
+    [
+        ("nfs4", "hard", Verdict.FINE),
+        ("nfs4", "local_lock=none", Verdict.FINE),
+        ("nfs", "local_lock=all", Verdict.SLOWER),
+        ("nfs", "local_lock=posix", Verdict.SLOWER),
+        ("nfs", "nolock", Verdict.SLOWER),
+        ("nfs", "soft", Verdict.UNSAFE),
+        ("nfs4", "softerr", Verdict.UNSAFE),
+        ("nfs4", "nocto", Verdict.SLOWER),
+        ("nfs4", "actimeo=600", Verdict.SLOWER),
+        ("nfs4", "actimeo=30", Verdict.FINE),
+        ("lustre", "flock", Verdict.FINE),
+        ("lustre", "localflock", Verdict.SLOWER),
+        ("lustre", "noflock", Verdict.SLOWER),
+        ("ext4", "ro", Verdict.UNSAFE),
+        ("ext4", "nosymfollow", Verdict.SLOWER),
+        ("ext4", "soft", Verdict.FINE),
+        ("cifs", "cache=loose", Verdict.UNSAFE),
+    ],
+)
+def test_an_option_has_the_verdict_that_its_manual_gives_it(
+    kind: str, option: str, verdict: Verdict
+) -> None:
+    found = check_mount(mount(kind, "rw", option))
+
+    assert found.verdict is verdict
+    assert option in found.found
+    assert bool(found.means) == (verdict is not Verdict.FINE)
+
+
+def test_the_worst_option_gives_the_verdict_and_all_are_named() -> None:
+    found = check_mount(mount("nfs", "nolock", "soft"))
+
+    assert found.verdict is Verdict.UNSAFE
+    assert found.found == "soft, nolock"
+
+
+@pytest.mark.parametrize(
+    ("option", "local"),
+    [("local_lock=flock", True), ("localflock", True), ("local_lock=posix", False), ("rw", False)],
+)
+def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> None:
+    assert mount("nfs", option).locks_are_local is local
+
+
+def finding(verdict: Verdict) -> Finding:
+    return Finding(check="x", verdict=verdict, found="y")
+
+
+def test_one_unsafe_finding_makes_everything_unsafe() -> None:
+    assert worst([]) is Verdict.FINE
+    assert worst([finding(Verdict.UNKNOWN), finding(Verdict.FINE)]) is Verdict.UNKNOWN
+    assert worst([finding(Verdict.SLOWER), finding(Verdict.UNKNOWN)]) is Verdict.SLOWER
+    assert worst([finding(Verdict.UNSAFE), finding(Verdict.SLOWER)]) is Verdict.UNSAFE
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Callable[..., Side]:
+    def change(**changes: object) -> Side:
+        return Side.from_json({**side_of(tmp_path).to_json(), **changes})
+
+    return change
+
+
+def test_two_kernels_or_two_mounts_are_apart_and_two_names_of_one_are_not(
+    side: Callable[..., Side],
+) -> None:
+    assert are_apart(side(boot="a"), side(boot="b"))
+    assert are_apart(side(device=1), side(device=2))
+    assert not are_apart(side(host="a", path="/a"), side(host="b", path="/b"))

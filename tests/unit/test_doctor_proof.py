@@ -1,0 +1,185 @@
+"""What was proven of locks, and how far a worker believes it (rule R6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+
+from hpc_toolkit.clock import SystemClock
+from hpc_toolkit.doctor import proof
+from hpc_toolkit.doctor.mounts import Mount
+from hpc_toolkit.doctor.proof import locks_proven, read_proof, write_proof
+from hpc_toolkit.doctor.sides import side_of
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.presence import Presence, PresenceFile
+from hpc_toolkit.worker import Worker, WorkerOptions
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE_S = 180.0
+BEAT_S = 10.0
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    found = RunPaths(tmp_path)
+    found.make([])
+    return found
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def prove(paths: RunPaths, *, proven: bool = True) -> None:
+    side = side_of(paths.root).to_json()
+    write_proof(paths.doctor, {"locks_proven": proven, "sides": [side, side]})
+
+
+def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
+    """One that starts now, on another host than the workers."""
+    proven = locks_proven(paths)
+    return Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S, locks_proven=proven)
+
+
+def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
+    fields = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None, **changes}
+    return PresenceFile(
+        paths.worker(name), Presence(worker=name, **{"interval_s": BEAT_S, **fields})
+    )
+
+
+def test_a_proof_holds_on_the_filesystem_that_was_examined(paths: RunPaths) -> None:
+    assert not locks_proven(paths), "nothing was examined"
+
+    prove(paths)
+
+    assert locks_proven(paths)
+
+
+def test_a_later_examination_withdraws_a_proof(paths: RunPaths) -> None:
+    prove(paths)
+    prove(paths, proven=False)
+
+    assert not locks_proven(paths)
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        Mount("/x", "nfs4", "nas:/other", ("rw",)),
+        Mount("/x", "lustre", "nas:/export", ("rw",)),
+        Mount("/x", "nfs4", "nas:/export", ("rw", "nolock")),
+    ],
+    ids=["another export", "another type", "locks of its own"],
+)
+def test_a_proof_says_nothing_of_another_mount(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, here: Mount
+) -> None:
+    examined = Mount("/y", "nfs4", "nas:/export", ("rw",))
+    side = {**side_of(paths.root).to_json(), "mount": {"kind": "nfs4", "source": "nas:/export"}}
+    write_proof(paths.doctor, {"locks_proven": True, "sides": [side]})
+    monkeypatch.setattr(proof, "mount_of", lambda _: examined)
+    assert locks_proven(paths)
+
+    monkeypatch.setattr(proof, "mount_of", lambda _: here)
+
+    assert not locks_proven(paths)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"format": 2, "locks_proven": true}'),
+        '{"format": 1, "locks_proven": "yes", "sides": []}',
+        '{"format": 1, "locks_proven": true}',
+        '{"format": 1, "locks_proven": true, "sides": [{"mount": 7}]}',
+    ],
+)
+def test_a_record_that_cannot_be_read_proves_nothing(paths: RunPaths, text: str) -> None:
+    paths.doctor.write_text(text)
+
+    assert not locks_proven(paths)
+
+
+def test_a_record_is_read_as_it_was_written(paths: RunPaths) -> None:
+    prove(paths)
+
+    record = read_proof(paths.doctor)
+
+    assert record is not None
+    assert (record["format"], len(record["sides"])) == (1, 2)
+
+
+def silent_after(paths: RunPaths, clock: ManualClock, seconds: float) -> tuple[bool, str]:
+    """Whether a worker of another host with a free lock lives, and the evidence if not."""
+    begin(paths)
+    watching = observer(paths, clock)
+    assert watching.verdict("w").alive
+    clock.advance(seconds)
+    verdict = watching.verdict("w")
+    return verdict.alive, verdict.evidence
+
+
+def test_i6_a_free_lock_of_another_host_is_no_death_without_a_proof(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    assert silent_after(paths, clock, LEASE_S - 1) == (True, "")
+
+
+def test_with_a_proof_a_free_lock_and_a_missed_heartbeat_are_a_death(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    prove(paths)
+
+    assert silent_after(paths, clock, 1.6 * BEAT_S) == (False, "lock")
+
+
+def test_with_a_proof_a_heartbeat_in_time_outweighs_a_free_lock(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    prove(paths)
+
+    assert silent_after(paths, clock, 1.4 * BEAT_S) == (True, "")
+
+
+def test_with_a_proof_a_held_lock_leaves_the_lease_to_decide(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    prove(paths)
+    with FileLock(paths.worker_lock("w")):
+        assert silent_after(paths, clock, LEASE_S - 1) == (True, "")
+
+
+def test_a_worker_that_lost_its_lock_and_beats_on_lives_again(
+    paths: RunPaths, clock: ManualClock
+) -> None:
+    """A server frees the locks of a host that it could not reach for a while."""
+    prove(paths)
+    worker = begin(paths)
+    watching = observer(paths, clock)
+    assert watching.verdict("w").alive
+    clock.advance(2 * BEAT_S)
+    assert not watching.verdict("w").alive
+
+    worker.update()
+
+    assert watching.verdict("w").alive
+
+
+def test_a_worker_reads_the_proof_once_when_it_starts(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run")
+    prove(toy.paths)
+
+    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(), SystemClock())
+    toy.paths.doctor.unlink()
+
+    assert worker._liveness._locks_proven
+    worker._leave("")

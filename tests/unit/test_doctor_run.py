@@ -1,0 +1,170 @@
+"""A run's files as doctor reads them: every kind of damage is found, and nothing is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.runcheck import check_run
+from tests.toyrun import ToyRun, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def worked(tmp_path: Path) -> ToyRun:
+    """Two units; the first is done, the second was begun."""
+    toy = ToyRun(tmp_path / "run", 8)
+    worker = toy.worker("w1")
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    assert worker.claim(toy.unit_name(4))
+    worker.attempt(4)
+    worker.journal.sync()
+    return toy
+
+
+def findings(toy: ToyRun) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for one in check_run(toy.root):
+        found.setdefault(one.check, []).append(one)
+    return found
+
+
+def test_a_run_in_order_is_fine_and_is_not_touched(worked: ToyRun) -> None:
+    before = tree(worked.root)
+
+    found = check_run(worked.root)
+
+    assert {one.verdict for one in found} == {Verdict.FINE}
+    assert [one.check for one in found] == ["log (items)", "claims (items)", "journals", "workers"]
+    assert "6 lines of 1 workers" in found[2].found
+    assert tree(worked.root) == before
+
+
+def cut_last_line(toy: ToyRun) -> None:
+    path = toy.paths.journal("w1")
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def damage_first_line(toy: ToyRun) -> None:
+    path = toy.paths.journal("w1")
+    path.write_bytes(path.read_bytes().replace(b'"seconds":1.0', b'"seconds":9.0', 1))
+
+
+def name_a_unit_that_is_not_there(toy: ToyRun) -> None:
+    worker = toy.worker("w2")
+    worker.begin("000007-0", 1)
+    worker.attempt(0)
+
+
+def claim_a_unit_that_is_not_there(toy: ToyRun) -> None:
+    (toy.stage_paths.claims / "000001-3.1.lock").symlink_to("w1")
+
+
+def drop_a_foreign_file_among_the_claims(toy: ToyRun) -> None:
+    (toy.stage_paths.claims / "notes.txt").write_text("x")
+
+
+def put_a_file_in_place_of_a_claim(toy: ToyRun) -> None:
+    (toy.stage_paths.claims / "000001-4.2.lock").write_text("w1")
+
+
+def delete_the_first_claim_of_two(toy: ToyRun) -> None:
+    (toy.stage_paths.claims / "000001-4.2.lock").symlink_to("w1")
+    (toy.stage_paths.claims / "000001-4.1.lock").unlink()
+
+
+def claim_for_nobody(toy: ToyRun) -> None:
+    (toy.stage_paths.claims / "000001-4.2.lock").symlink_to("ghost")
+
+
+def delete_a_workers_file(toy: ToyRun) -> None:
+    toy.paths.worker("w1").unlink()
+
+
+def damage_a_workers_file(toy: ToyRun) -> None:
+    path = toy.paths.worker("w1")
+    path.write_bytes(path.read_bytes().replace(b"w1", b"w9", 1))
+
+
+def delete_a_segment(toy: ToyRun) -> None:
+    next(toy.stage_paths.items.iterdir()).unlink()
+
+
+def delete_a_log_entry(toy: ToyRun) -> None:
+    toy.stage_paths.entry(1).unlink()
+
+
+def add_an_entry_of_a_later_version(toy: ToyRun) -> None:
+    toy.stage_paths.entry(3).symlink_to("miracles/1")
+
+
+@pytest.mark.parametrize(
+    ("damage", "check", "verdict", "words"),
+    [
+        (cut_last_line, "journals", "slower", "torn at the end: w1.jsonl ("),
+        (damage_first_line, "journals", "slower", "damaged: w1.jsonl at byte 0"),
+        (name_a_unit_that_is_not_there, "journals", "slower", "of no known unit: w2.jsonl at"),
+        (claim_a_unit_that_is_not_there, "claims (items)", "slower", "of no known unit: 000001-3."),
+        (drop_a_foreign_file_among_the_claims, "claims (items)", "slower", "unit: notes.txt"),
+        (put_a_file_in_place_of_a_claim, "claims (items)", "slower", "cannot be read: 000001-4.2"),
+        (delete_the_first_claim_of_two, "claims (items)", "unsafe", "missing: 000001-4.1.lock"),
+        (claim_for_nobody, "claims (items)", "slower", "without a file: 000001-4.2.lock"),
+        (delete_a_workers_file, "journals", "slower", "of workers without a file: w1"),
+        (damage_a_workers_file, "workers", "slower", "cannot be read: w1"),
+        (delete_a_segment, "log (items)", "unsafe", "entry 1, or what it names, is missing"),
+        (delete_a_log_entry, "log (items)", "unsafe", "entry 1, or what it names, is missing"),
+        (add_an_entry_of_a_later_version, "log (items)", "unsafe", "unknown entry 'miracles/1'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_damage_is_found_where_it_is_and_says_what_it_means(
+    worked: ToyRun, damage: Callable[[ToyRun], None], check: str, verdict: str, words: str
+) -> None:
+    damage(worked)
+    before = tree(worked.root)
+
+    found = [one for one in findings(worked)[check] if one.verdict is not Verdict.FINE]
+
+    assert [str(one.verdict) for one in found] == [verdict]
+    assert words in found[0].found
+    assert found[0].means
+    assert tree(worked.root) == before
+
+
+def test_a_payload_that_no_entry_names_is_told_and_harms_nothing(worked: ToyRun) -> None:
+    (worked.stage_paths.items / "0123456789abcdef.jsonl").write_text("{}\n")
+
+    (found,) = findings(worked)["log (items)"]
+
+    assert found.verdict is Verdict.FINE
+    assert "no entry names items/0123456789abcdef.jsonl" in found.found
+    assert "complete" in found.mend
+
+
+def test_of_many_damaged_files_three_are_named_and_the_rest_counted(worked: ToyRun) -> None:
+    for number in range(5):
+        (worked.stage_paths.claims / f"stray-{number}").write_text("x")
+
+    (found,) = findings(worked)["claims (items)"]
+
+    assert found.found.endswith("stray-0, stray-1, stray-2 and 2 more")
+
+
+def test_a_run_json_that_cannot_be_read_is_the_one_finding(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+
+    (found,) = check_run(tmp_path)
+
+    assert (found.check, found.verdict) == ("run.json", Verdict.UNSAFE)
+    assert "damaged" in found.found
+
+
+def test_claims_are_not_called_strange_while_the_log_is_not_whole(worked: ToyRun) -> None:
+    delete_a_segment(worked)
+
+    assert [one.verdict for one in findings(worked)["claims (items)"]] == [Verdict.FINE]

@@ -1,0 +1,217 @@
+"""The command line in a child process, one of whose system calls is cut.
+
+The calls are counted at the border between Python and the kernel: every function of ``os`` that
+changes a file below one directory. Whatever happens there, an error, half of a write or the end
+of the process, happens once.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import mmap
+import os
+import shutil
+import signal
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EINTR)
+WAYS = (
+    "kill before",
+    "kill after",
+    "kill and power loss",
+    "half and kill",
+    "half",
+    *(errno.errorcode[number] for number in ERRORS),
+    "EIO after",
+)
+"""How a call is cut: ``half`` is a short write; ``EIO after``, done and its reply lost. After a
+power loss the test takes off the journal what was not synced."""
+
+_PATHS = ("symlink", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
+_FDS = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
+_LIMIT_S = 60.0
+_SEEN = struct.Struct("=qqq64s")
+
+# What the commands import on their way: once here instead of in every child.
+_NEEDED = ("cli.runs", "cli.working", "cli.reading", "worker", "pool", "explain", "tables")
+
+
+class Cut:
+    """Cuts the n-th of the calls that change something below ``root``."""
+
+    def __init__(self, root: Path, at: int, way: str, seen: mmap.mmap) -> None:
+        self._root = os.path.realpath(root)
+        self._at = at
+        self._way = way
+        self._seen = seen
+        self._pid = os.getpid()
+        self._count = 0
+        self._fired = ""
+        self._synced = 0
+        self._real: dict[str, Any] = {}
+
+    def install(self) -> None:
+        """For the rest of this process."""
+        for name in ("open", *_PATHS, *_FDS):
+            self._real[name] = real = getattr(os, name)
+            setattr(os, name, self._wrap(name, real))
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # The executor's calls are its own: whatever happens to it happens to it alone.
+            if self._fired or os.getpid() != self._pid or not self._concerns(name, args, kwargs):
+                return real(*args, **kwargs)
+            self._count += 1
+            if self._count < self._at or not self._fits(name):
+                found = real(*args, **kwargs)
+                if name == "fdatasync":
+                    self._synced = os.fstat(args[0]).st_size
+                self._note()
+                return found
+            self._fired = name
+            self._note()
+            return self._strike(real, args, kwargs)
+
+        return call
+
+    def _concerns(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name == "open":
+            flags = kwargs.get("flags", args[1] if len(args) > 1 else 0)
+            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                return False
+        return self._path(name, args).startswith(self._root)
+
+    def _path(self, name: str, args: tuple[Any, ...]) -> str:
+        if name in _FDS:
+            try:
+                return os.readlink(f"/proc/self/fd/{args[0]}")
+            except OSError:
+                return ""
+        path: str = os.fspath(args[1] if name in ("symlink", "link") else args[0])
+        return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+    def _fits(self, name: str) -> bool:
+        return not self._way.startswith("half") or name in ("write", "pwrite")
+
+    def _note(self) -> None:
+        fired = self._fired.encode()
+        self._seen[:] = _SEEN.pack(self._count, bool(fired), self._synced, fired)
+
+    def _strike(self, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._way in ("kill before", "kill and power loss"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._way.startswith("half"):
+            data = bytes(args[1])
+            found = real(args[0], data[: max(1, len(data) // 2)], *args[2:])
+        elif self._way in ("kill after", "EIO after"):
+            found = real(*args, **kwargs)
+        else:
+            number = getattr(errno, self._way)
+            raise OSError(number, os.strerror(number), str(args[0]))
+        if "kill" in self._way:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._way == "EIO after":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(args[0]))
+        return found
+
+
+@dataclass(frozen=True)
+class Struck:
+    """How a command ended."""
+
+    code: int
+    """Exit code; -9 if it was killed."""
+    out: str
+    err: str
+    count: int
+    """Calls that changed something."""
+    synced: int
+    """Bytes of a journal that were committed before the cut."""
+    fired: str
+    """The call that was cut; "" if none was."""
+
+
+class Commands:
+    """Calls the command line below one directory, each time in a child."""
+
+    def __init__(self, cwd: Path) -> None:
+        for name in _NEEDED:
+            importlib.import_module(f"hpc_toolkit.{name}")
+        self._cwd = cwd
+
+    def __call__(self, *words: object, root: Path, at: int = 0, way: str = "kill before") -> Struck:
+        """Run one command; with ``at`` its ``at``-th change below ``root`` is cut."""
+        seen = mmap.mmap(-1, _SEEN.size)
+        out, err = self._cwd / ".out", self._cwd / ".err"
+        pid = os.fork()
+        if pid == 0:
+            self._become(list(map(str, words)), (out, err), Cut(root, at or 1 << 62, way, seen))
+        code = _wait(pid)
+        count, fired, synced, name = _SEEN.unpack(seen[:])
+        seen.close()
+        said = name.rstrip(b"\0").decode() if fired else ""
+        return Struck(code, out.read_text(), err.read_text(), count, synced, said)
+
+    def _become(self, words: list[str], files: tuple[Path, Path], cut: Cut) -> None:
+        """Never returns."""
+        code = 70
+        try:
+            os.setsid()
+            os.chdir(self._cwd)
+            for target, path in enumerate(files, 1):
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+                os.dup2(fd, target)
+            sys.stdout, sys.stderr = (_stream(fd) for fd in (1, 2))
+            # As srun starts a rank: this process is the worker.
+            os.environ.update({"SLURM_STEP_ID": "0", "HPCTK_HOST": "here"})
+            sys.argv = ["hpctk", *words]
+            cut._pid = os.getpid()
+            cut.install()
+            _main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _main() -> None:
+    from hpc_toolkit.cli import main
+
+    main()
+
+
+def _stream(fd: int) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), write_through=True)
+
+
+def _wait(pid: int) -> int:
+    end = time.monotonic() + _LIMIT_S
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            message = f"process {pid} hung for {_LIMIT_S:g} s after its fault"
+            raise AssertionError(message)
+        time.sleep(0.002)
+
+
+def copy_of(template: Path, target: Path) -> Path:
+    """A copy of a run, in place of the one before."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(template, target, symlinks=True)
+    return target

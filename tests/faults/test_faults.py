@@ -1,0 +1,272 @@
+"""Every call that changes a file of a run is cut once, in every way, and nothing comes of it.
+
+``make test`` tries some points of each sweep; ``make soak`` tries all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.journal import JournalReader, Pass, read_lines
+from hpc_toolkit.run import Run
+from tests.faults.cut import WAYS, Commands, Struck, copy_of
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ITEMS = 4
+EVERY = 23
+"""A reduced sweep tries every so manieth of all (change, way); no divisor of the number of ways."""
+
+
+class Place:
+    """A run as it was before the command, and a copy on which the command is called."""
+
+    def __init__(self, home: Path, make: Callable[[Path], None], *words: object) -> None:
+        self.home = home
+        self.template = home / "template"
+        self.run = home / "run"
+        self.words = words
+        make(self.template)
+        self.call = Commands(home)
+
+    def without_a_cut(self) -> Struck:
+        """The command as it should be."""
+        copy_of(self.template, self.run)
+        return self.call(*self.words, root=self.run)
+
+    def sweep(self, every: int) -> Iterator[tuple[Struck, str, str]]:
+        """The command, cut at one point after the other: how it ended, the way, and where."""
+        changes = self.without_a_cut().count
+        points = [(at, way) for at in range(1, changes + 1) for way in WAYS]
+        fired = 0
+        for at, way in points[::every]:
+            copy_of(self.template, self.run)
+            struck = self.call(*self.words, root=self.run, at=at, way=way)
+            where = f"{self.words[0]}, {way} at change {at}, {struck.fired}: {struck.err}"
+            if not struck.fired:  # no write is left that could be short
+                assert struck.code == 0, where
+                continue
+            fired += 1
+            check_end(struck, way, where)
+            yield struck, way, where
+        print(f"{self.words[0]}: {fired} cuts at {changes} changes")
+
+
+def check_end(struck: Struck, way: str, where: str) -> None:
+    """The exit code, and that it is told what is wrong and what to do, without a traceback."""
+    if "kill" in way:
+        assert struck.code == -9, where
+        return
+    assert "Traceback" not in struck.err, where
+    assert struck.code in (0, 75), where
+    if struck.code == 75:
+        assert "error: " in struck.err, where
+        assert "hint: " in struck.err, where
+
+
+def make_new(root: Path) -> None:
+    ToyRun(root, ITEMS, unit=2)
+
+
+def make_finished(root: Path) -> None:
+    toy = ToyRun(root, ITEMS, unit=4, max_attempts=1)
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="failed", i2="done", i3="permanent")
+
+
+def make_open(root: Path) -> None:
+    toy = ToyRun(root, 2, unit=2, sealed=False)
+    toy.worker("w").work(toy.unit_name(0), i0="done", i1="done")
+
+
+def done_lines(run: Path) -> dict[int, dict[str, Any]]:
+    """The results on disk, by item; the file's worker is ``worker``."""
+    found = {}
+    for path in (run / "journals").glob("*.jsonl"):
+        for line in _lines(path):
+            if line["type"] == "done":
+                found[first_item(line) + line["item"]] = {**line, "worker": path.stem}
+    return found
+
+
+def first_item(line: dict[str, Any]) -> int:
+    assert line["unit"].startswith("items/000001-")
+    return 0
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for found in JournalReader(path).poll():
+        if isinstance(found, Pass):
+            yield from (line.record for line in read_lines(path, found.start, found.end))
+        else:
+            yield found.record
+
+
+def check_work(place: Place, every: int) -> None:
+    for struck, way, where in place.sweep(every):
+        journals = {path: path.read_bytes() for path in (place.run / "journals").iterdir()}
+        if way == "kill and power loss":
+            journals = {path: data[: struck.synced] for path, data in journals.items()}
+            for path, data in journals.items():
+                path.write_bytes(data)
+        before = done_lines(place.run)
+        Run.open(place.run).status()
+        if struck.code == 0:
+            assert len(before) == ITEMS, where
+
+        again = place.call("work", "run", root=place.run)
+
+        assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
+        rows = Run.open(place.run).results()
+        assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
+        assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, where
+        for path, data in journals.items():
+            assert path.read_bytes()[: len(data)] == data, where
+        # The first generation wins, so what was committed is what everybody gets.
+        for item, line in before.items():
+            assert (rows[item]["worker"], rows[item]["value"]) == (line["worker"], line["value"])
+
+
+def check_gather(place: Place, every: int) -> None:
+    assert place.without_a_cut().code == 0
+    wanted = Run.open(place.run).results()
+    for _, _, where in place.sweep(every):
+        file = place.run / "rows.jsonl"
+        if file.exists():
+            assert len(file.read_text().splitlines()) == ITEMS, where
+
+        again = place.call(*place.words, root=place.run)
+
+        assert again.code == 0, f"{where}\nthen: {again}"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert rows == wanted, where
+        table = Run.open(place.run).table()
+        assert (table.published, table.rows) == (True, wanted), where
+
+
+def check_add(place: Place, every: int) -> None:
+    for struck, _, where in place.sweep(every):
+        total = Run.open(place.run).status().stages["items"].total
+        assert total in ((4,) if struck.code == 0 else (2, 4)), where
+
+        again = place.call(*place.words, root=place.run)
+
+        assert again.code == (0 if total == 2 else 1), f"{where}\nthen: {again}"
+        run = Run.open(place.run)
+        assert run.status().stages["items"].total == 4, where
+        run.seal()
+        assert place.call("work", "run", root=place.run).code == 0
+        assert [row["item"]["id"] for row in Run.open(place.run).results()] == [0, 1, 10, 11]
+
+
+def check_seal(place: Place, every: int) -> None:
+    for struck, _, where in place.sweep(every):
+        sealed = Run.open(place.run).status().stages["items"].sealed
+        assert sealed or struck.code != 0, where
+
+        again = place.call("seal", "run", root=place.run)
+
+        assert again.code == 0, f"{where}\nthen: {again}"
+        assert Run.open(place.run).status().complete, where
+
+
+def check_retry(place: Place, every: int) -> None:
+    for struck, _, where in place.sweep(every):
+        failed = Run.open(place.run).status().stages["items"].failed
+        assert failed in ((0,) if struck.code == 0 else (0, 2)), where
+
+        again = place.call("retry", "run", root=place.run)
+
+        assert again.code == 0, f"{where}\nthen: {again}"
+        counts = Run.open(place.run).status().stages["items"]
+        assert (counts.done, counts.failed, counts.pending) == (2, 0, 2), where
+
+
+CHECKS: dict[str, tuple[Callable[[Path], None], Callable[[Place, int], None], list[str]]] = {
+    "work": (make_new, check_work, []),
+    "gather": (make_finished, check_gather, ["-o", "run/rows.jsonl"]),
+    "add": (make_open, check_add, ["--items", "more.jsonl"]),
+    "seal": (make_open, check_seal, []),
+    "retry": (make_finished, check_retry, []),
+}
+
+
+def place_of(command: str, home: Path) -> Place:
+    (home / "more.jsonl").write_text('{"id": 10}\n{"id": 11}\n')
+    make, _, words = CHECKS[command]
+    return Place(home, make, command, "run", *words)
+
+
+@pytest.mark.parametrize("command", CHECKS)
+def test_a_command_that_is_cut_loses_nothing_and_can_be_repeated(
+    fast_dir: Path, command: str
+) -> None:
+    CHECKS[command][1](place_of(command, fast_dir), EVERY)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", CHECKS)
+def test_a_command_that_is_cut_anywhere_loses_nothing_and_can_be_repeated(
+    fast_dir: Path, command: str
+) -> None:
+    CHECKS[command][1](place_of(command, fast_dir), 1)
+
+
+@pytest.mark.parametrize("command", CHECKS)
+def test_no_cut_is_made_where_none_is_asked_for(fast_dir: Path, command: str) -> None:
+    ended = place_of(command, fast_dir).without_a_cut()
+
+    assert (ended.code, ended.fired) == (0, "")
+    assert ended.count > 2
+
+
+def test_rows_that_a_full_disk_does_not_take_are_worth_another_try(fast_dir: Path) -> None:
+    place = place_of("gather", fast_dir)
+    changes = place.without_a_cut().count
+    copy_of(place.template, place.run)
+
+    # The last changes are those of the file: written, synced, renamed, and its directory synced.
+    ended = place.call(*place.words, root=place.run, at=changes - 4, way="ENOSPC")
+
+    assert ended.code == 75
+    assert ended.err.startswith(
+        "error: cannot write run/rows.jsonl: No space left on device\nhint:"
+    )
+    assert Run.open(place.run).status().published
+
+
+CALLS = "openat,write,pwrite64,fsync,fdatasync,symlink,symlinkat,rename,renameat,mkdir,mkdirat,"
+CALLS += "unlink,unlinkat,rmdir,truncate,ftruncate,link,linkat"
+
+
+def test_the_kernel_sees_no_change_that_is_not_counted(fast_dir: Path) -> None:
+    """The calls are counted in Python; strace counts them again."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("needs strace")
+    place = place_of("work", fast_dir)
+    counted = place.without_a_cut().count
+    copy_of(place.template, place.run)
+    said = fast_dir / "calls"
+    argv = [strace, "-y", "-s0", "-e", f"trace={CALLS}", "-o", str(said), sys.executable]
+    env = {**os.environ, "SLURM_STEP_ID": "0", "HPCTK_HOST": "here"}
+
+    subprocess.run([*argv, "-m", "hpc_toolkit", "work", "run"], cwd=fast_dir, env=env, check=True)
+
+    inside = [line for line in said.read_text().splitlines() if re.search(r"\brun/", line)]
+    changing = [
+        line for line in inside if "openat" not in line or re.search("O_(WR|RDWR|CR)", line)
+    ]
+    # A heartbeat more or less is a matter of time.
+    assert abs(len(changing) - counted) <= 2, "\n".join(changing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError
 from hpc_toolkit.quantities import format_duration
 from hpc_toolkit.terminal import printable
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _PANEL = "Look"
 _WATCH_S = 2.0
+_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT}
 
 
 def register(app: typer.Typer) -> None:
@@ -217,14 +219,25 @@ def gather(
     try:
         write_table(Path(out), table.rows)
     except OSError as error:
-        message = f"cannot write {out}: {error.strerror}"
-        raise ConfigError(message) from error
+        raise _unwritten(out, error) from error
     if as_json:
         failed = sum(row["state"] == "failed" for row in table.rows)
         rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
         print(json.dumps({"file": out, **rows}))
         return
     print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
+
+
+def _unwritten(out: str, error: OSError) -> ConfigError:
+    """Why the rows are in no file; a full disk may be emptied, a wrong name stays wrong."""
+    message = f"cannot write {out}: {error.strerror}"
+    if error.errno in _EXHAUSTED | UNREACHABLE | {errno.EINTR}:
+        failure = ConfigError(
+            message, hint="mend that and gather again; the results are in the run"
+        )
+        failure.exit_code = 75
+        return failure
+    return ConfigError(message, hint="name a file in a directory that you can write to")
 
 
 def explain(

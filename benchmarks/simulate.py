@@ -5,7 +5,7 @@
 The list is one of language models: 4 sizes of 6, 6, 12 and 24 layers at 108 steps of training are
 432 checkpoints with 5,184 layers, one item each; 15 s to load a checkpoint, 25 s for its forward
 pass, 5 s a layer. On more than 32 workers there are as many more steps. ``--write`` puts the table
-into benchmarks/results.md.
+into benchmarks/results.md. Exits 1 if the undisturbed campaign misses its target.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def killed(calm: Scenario, back_s: float | None = None) -> Scenario:
 
 
 def preempted(calm: Scenario) -> Scenario:
-    """The whole job preempted at 1/3 and 2/3 of the undisturbed time."""
+    """The whole job preempted at 1/3 and 2/3 of the lower bound."""
     cuts = [Preemption(calm.bound_s * n / 3, REQUEUE_S) for n in (1, 2)]
     return replace(calm, preemptions=tuple(cuts))
 
@@ -88,12 +88,9 @@ def row(name: str, outcome: Outcome) -> list[str]:
     ]
 
 
-def verdict(calm: Outcome) -> str:
-    met = calm.ratio <= MOST_RATIO and calm.loads <= MOST_LOADS * calm.groups
-    return (
-        f"Undisturbed on {calm.workers} workers the makespan may be {MOST_RATIO} of the bound and "
-        f"loads {MOST_LOADS} a checkpoint: {'met' if met else 'MISSED'}."
-    )
+def is_near(calm: Outcome) -> bool:
+    """Whether an undisturbed run keeps what is promised of it."""
+    return calm.ratio <= MOST_RATIO and calm.loads <= MOST_LOADS * calm.groups
 
 
 def main() -> None:
@@ -115,6 +112,7 @@ def main() -> None:
         rows.append(row(name, outcome))
         print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     assert calm is not None
+    near = is_near(calm)
     lines = [
         facts(),
         "",
@@ -126,11 +124,13 @@ def main() -> None:
         "",
         *table(HEAD + wastes, rows),
         "",
-        verdict(calm),
+        f"Undisturbed the makespan may be {MOST_RATIO} of the bound, with {MOST_LOADS} loads a",
+        f"checkpoint: {'met' if near else 'MISSED'}.",
     ]
     print("\n".join(lines))
     if options.write:
         write_section("Simulated clusters", lines)
+    sys.exit(0 if near else 1)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ SCENARIOS = {
     "kill-storm": ["benchmarks/kill_storm.py"],
     "takeover": ["benchmarks/takeover.py"],
     "grouped-metrics": ["-m", "benchmarks.grouped_metrics"],
+    "simulated-clusters": ["benchmarks/simulate.py"],
     "mutants": ["tests/mutants.py"],
 }
 

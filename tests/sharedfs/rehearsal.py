@@ -1,0 +1,371 @@
+"""A run on a shared filesystem: worked on from two hosts by the command line, and measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpc_toolkit.journal import decode_line
+from hpc_toolkit.lab.packages import search_path
+from hpc_toolkit.queue.claims import parse_claim
+from hpc_toolkit.queue.presence import Presence, read_presence
+from tests.sharedfs.hosts import HOSTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.sharedfs.filesystems import Filesystem
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).parents[2]
+HIT, SPARED = HOSTS
+"""What happens to one host happens to the first; the second is where the run is looked at."""
+
+MEASURED: list[str] = []
+"""What the scenarios of this test run came to; shown at its end."""
+
+_CALL_S = 60.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is rehearsed."""
+
+    items: int
+    seconds: float
+    """Length of an item."""
+    workers: int
+    """On each host."""
+    lease_s: float
+    """Heartbeats come four times as often."""
+    silence_s: float
+    """How long a host is cut off at least; longer than the lease."""
+    limit_s: float
+    """After so long a scenario is taken for stuck."""
+
+
+SMALL = Size(items=64, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=60.0)
+FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
+"""The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""
+
+
+def wait_until(condition: Callable[[], T], what: str, *, limit_s: float) -> T:
+    """Wait until a condition is true and give what it gave; the limit guards against hanging.
+
+    A filesystem that does not answer counts as a condition that is not true.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        with suppress(OSError):
+            if found := condition():
+                return found
+        if time.monotonic() >= end:
+            message = f"waited {limit_s:g} s for {what}"
+            raise AssertionError(message)
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that came to its end."""
+
+    host: str
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One ``hpctk work`` on a host."""
+
+    host: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+    def ended(self, *, limit_s: float) -> Ended:
+        """Wait for the end."""
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            said = self.err.read_text()
+            message = f"the workers of {self.host} still run after {limit_s:g} s: {said}"
+            raise AssertionError(message) from None
+        return Ended(self.host, code, self.out.read_text(), self.err.read_text())
+
+    def family(self) -> list[int]:
+        """The command, its workers and their executors."""
+        found = [self.process.pid]
+        for pid in found:
+            with suppress(OSError):
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+                found += [int(child) for child in children.split()]
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL all of them as if at one moment."""
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.family():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a scenario came to."""
+
+    items: int
+    rows: list[dict[str, Any]]
+    """As gathered at the end."""
+    done_lines: Counter[str]
+    """How many done lines each item has, by unit's segment and position."""
+    executions: Counter[int]
+    """How often each item was begun, by its id."""
+    deaths: list[dict[str, Any]]
+    """Death lines, once for each (unit, generation); ``by`` is the host of who wrote it."""
+    ended: list[Ended]
+    """The commands that worked, in the order of their end."""
+    status: dict[str, Any]
+    """What ``hpctk status --json`` says at the end."""
+    seconds: float
+    """From the disturbance until the run was whole."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What only one scenario knows."""
+
+    @property
+    def evidence(self) -> Counter[str]:
+        return Counter(line["evidence"] for line in self.deaths)
+
+    @property
+    def gathered(self) -> Counter[int]:
+        return Counter(row["item"]["id"] for row in self.rows if row["state"] == "done")
+
+    def line(self, filesystem: str, scenario: str) -> str:
+        """One row of the table."""
+        gathered = self.gathered
+        seen = ", ".join(f"{name} {number}" for name, number in sorted(self.evidence.items()))
+        twice = sum(number > 1 for number in self.executions.values())
+        duplicates = sum(number - 1 for number in self.done_lines.values())
+        once = sum(number == 1 for number in gathered.values())
+        return _ROW.format(
+            *(
+                filesystem,
+                scenario,
+                self.items,
+                self.items - len(gathered),
+                twice,
+                duplicates,
+                once,
+            ),
+            *(f"{self.seconds:.1f}", seen or "-"),
+        )
+
+
+_ROW = "{:10} {:16} {:>6} {:>5} {:>6} {:>10} {:>9} {:>8}  {}"
+HEADER = [
+    _ROW.format(
+        *("filesystem", "scenario", "items", "lost", "begun", "duplicate", "gathered", "seconds"),
+        "deaths",
+    ),
+    _ROW.format("", "", "", "", "twice", "results", "once", "to whole", "seen by"),
+]
+
+
+class Rehearsal:
+    """One run on one filesystem; its directory on the machine takes what commands print."""
+
+    def __init__(self, filesystem: Filesystem, cwd: Path, size: Size, name: str) -> None:
+        self.filesystem = filesystem
+        self.hosts = filesystem.hosts
+        self.size = size
+        self._cwd = cwd
+        self._trace = cwd / "trace"
+        self._trace.touch()
+        self._started: list[Ranks] = []
+        self._ids = 0
+        self.run = self.hosts.shared / name
+
+    @property
+    def seen(self) -> Path:
+        """The run as the spared host sees it."""
+        return self.hosts.seen_from(SPARED, self.run)
+
+    def environment(self, host: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": search_path(),
+            "HPCTK_HOST": host,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "100",
+        }
+
+    def hpctk(self, host: str, *words: object, codes: tuple[int, ...] = (0,)) -> Ended:
+        """A command of hpctk on a host, to its end; ``codes`` are those that are expected."""
+        argv = [sys.executable, "-m", "hpc_toolkit", *map(str, words)]
+        try:
+            done = subprocess.run(
+                self.hosts.command(host, argv),
+                env=self.environment(host),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=min(_CALL_S, self.size.limit_s),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            message = f"hpctk {words} on {host} did not end"
+            raise AssertionError(message) from None
+        assert done.returncode in codes, f"hpctk {words} on {host}: {done.stderr}"
+        return Ended(host, done.returncode, done.stdout, done.stderr)
+
+    def items(self, number: int) -> Path:
+        """A file of so many further items that sleep and leave a trace."""
+        ids = range(self._ids, self._ids + number)
+        self._ids += number
+        path = self._cwd / f"items-{ids.start}.jsonl"
+        trace = str(self._trace)
+        lines = [{"id": one, "seconds": self.size.seconds, "trace": trace} for one in ids]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def init(self, number: int, *words: str) -> None:
+        workload = "hpc_toolkit.workloads.synthetic:Sleep"
+        items = self.items(number)
+        self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
+
+    def work(self, host: str, workers: int | None = None) -> Ranks:
+        """Start workers on a host; by default as many as the size says."""
+        number = len(self._started)
+        out, err = self._cwd / f"out-{number}", self._cwd / f"err-{number}"
+        count = self.size.workers if workers is None else workers
+        words = ["work", str(self.run), "--workers", str(count), "--lease", str(self.size.lease_s)]
+        argv = [sys.executable, "-m", "hpc_toolkit", *words]
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            process = subprocess.Popen(
+                self.hosts.command(host, argv),
+                env=self.environment(host),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                start_new_session=True,
+            )
+        self._started.append(Ranks(host, process, out, err))
+        return self._started[-1]
+
+    def inside(self, ranks: Ranks) -> list[int]:
+        """The numbers inside of what belongs to a command."""
+        family = ranks.family()
+        return [one.inner for one in self.hosts.processes() if one.pid in family]
+
+    def begun(self) -> Counter[int]:
+        """How often each item was begun; the trace is not on the filesystem."""
+        lines = [line.split() for line in self._trace.read_text().splitlines()]
+        return Counter(int(words[1]) for words in lines if words[0] == "start")
+
+    def until_begun(self, number: int) -> None:
+        """Wait until so many items were begun."""
+        self.until(lambda: len(self.begun()) >= number, f"{number} items that are begun")
+
+    def until(self, condition: Callable[[], T], what: str) -> T:
+        return wait_until(condition, what, limit_s=self.size.limit_s)
+
+    def presences(self) -> dict[str, Presence]:
+        """The workers' files, by name."""
+        found = [read_presence(path) for path in (self.seen / "workers").glob("*.json")]
+        return {one.worker: one for one in found if one is not None}
+
+    def records(self) -> list[dict[str, Any]]:
+        """All whole journal lines; ``by`` is the worker who wrote it."""
+        found = []
+        for path in sorted((self.seen / "journals").glob("*.jsonl")):
+            for line in path.read_bytes().split(b"\n")[:-1]:
+                record = decode_line(line)
+                assert record is not None, f"{path} has the damaged line {line!r}"
+                found.append({**record, "by": path.stem})
+        return found
+
+    def idle(self) -> bool:
+        """Whether all that was begun has a result, and every claim was given back."""
+        records = self.records()
+        released = {(one["unit"].rpartition("/")[2], one["generation"])
+                    for one in records if one["type"] == "release"}  # fmt: skip
+        claims = {parse_claim(path.name) for path in self.seen.glob("stages/*/claims/*.lock")}
+        done = sum(one["type"] == "done" for one in records)
+        return claims == released and done >= len(self.begun())
+
+    def busy(self, host: str) -> list[int]:
+        """Workers of a host that live and are in the middle of an item, by their number inside."""
+        last = {}
+        for words in (line.split() for line in self._trace.read_text().splitlines()):
+            last[int(words[3])] = words[0]
+        own = [one.pid for one in self.presences().values() if one.host == host]
+        living = {one.inner for one in self.hosts.processes()}
+        return [pid for pid in own if pid in living and last.get(pid) == "start"]
+
+    @contextmanager
+    def held(self, host: str) -> Iterator[list[int]]:
+        """Stop the workers of a host in the middle of items: what they do cannot be written now."""
+
+        def stop() -> list[int]:
+            for pid in self.busy(host):
+                self.hosts.signal(pid, signal.SIGSTOP)
+                stopped.append(pid)
+            found = self.busy(host)
+            if not found:
+                release()
+            return found
+
+        def release() -> None:
+            for pid in stopped:
+                self.hosts.signal(pid, signal.SIGCONT)
+
+        stopped: list[int] = []
+        try:
+            yield self.until(stop, f"a worker of {host} in the middle of an item")
+        finally:
+            release()
+
+    def outcome(self, ended: list[Ended], seconds: float, **notes: Any) -> Outcome:
+        """Read what the run's files say after its end."""
+        rows = self._cwd / "rows.jsonl"
+        self.hpctk(SPARED, "gather", self.run, "-o", rows)
+        records = self.records()
+        hosts = {name: one.host for name, one in self.presences().items()}
+        deaths = {(one["unit"], one["generation"]): {**one, "by": hosts[one["by"]]}
+                  for one in records if one["type"] == "death"}  # fmt: skip
+        return Outcome(
+            items=self._ids,
+            rows=[json.loads(line) for line in rows.read_text().splitlines()],
+            done_lines=Counter(
+                f"{one['unit'].partition('-')[0]}/{one['item']}"
+                for one in records
+                if one["type"] == "done"
+            ),
+            executions=self.begun(),
+            deaths=list(deaths.values()),
+            ended=ended,
+            status=json.loads(self.hpctk(SPARED, "status", self.run, "--json").out),
+            seconds=seconds,
+            notes=notes,
+        )
+
+    def close(self) -> None:
+        """End what a scenario that failed left running."""
+        for ranks in self._started:
+            if ranks.process.poll() is None:
+                ranks.kill()

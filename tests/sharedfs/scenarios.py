@@ -1,0 +1,133 @@
+"""What happens to a run on a shared filesystem; each scenario ends with a whole run, or fails."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from tests.sharedfs.hosts import HOSTS
+from tests.sharedfs.rehearsal import HIT, SPARED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sharedfs.rehearsal import Ended, Outcome, Ranks, Rehearsal
+
+    Scenario = Callable[[Rehearsal], Outcome]
+
+_ROUNDS = 4
+_COMPLETE, _LEFT = 0, 75
+
+
+def kills(run: Rehearsal) -> Outcome:
+    """A worker of each host is killed in the middle of its unit; its command starts another."""
+    run.init(run.size.items)
+    ranks = [run.work(host) for host in HOSTS]
+    run.until_begun(run.size.items // 4)
+    began = time.monotonic()
+    for host in HOSTS:
+        with run.held(host) as workers:
+            run.hosts.signal(workers[0], signal.SIGKILL)
+    return run.outcome(_all_end(run, ranks), time.monotonic() - began)
+
+
+def takeover(run: Rehearsal) -> Outcome:
+    """The last worker but one of a host dies, and then the last one."""
+    half = run.size.items // 2
+    run.init(half, "--open")
+    first, second = run.work(HIT, 1), run.work(HIT, 1)
+    run.until_begun(4)
+    began = time.monotonic()
+    with run.held(HIT) as workers:
+        victim, other = (first, second) if workers[0] in run.inside(first) else (second, first)
+        victim.kill()
+    run.until(lambda: _deaths(run) == 1, "a takeover on the same host")
+    near_s = time.monotonic() - began
+    spared = run.work(SPARED, 1)
+    run.hpctk(SPARED, "add", run.run, "--items", run.items(half))
+    run.hpctk(SPARED, "seal", run.run)
+    run.until(lambda: run.busy(SPARED), f"work on {SPARED}")
+    with run.held(HIT):
+        gone = time.monotonic()
+        other.kill()
+    ended = _all_end(run, [spared])
+    far_s = time.monotonic() - gone
+    return run.outcome(ended, time.monotonic() - began, near_s=near_s, far_s=far_s)
+
+
+def additions(run: Rehearsal) -> Outcome:
+    """Items are added from both hosts while all workers wait; then the run is sealed."""
+    each = run.size.items // (_ROUNDS + 1)
+    run.init(each, "--open")
+    ranks = [run.work(host) for host in HOSTS]
+    began = time.monotonic()
+    waits, said = [], ""
+    for number in range(_ROUNDS):
+        run.until(lambda: run.begun() and run.idle(), "workers that wait")
+        said = json.loads(run.hpctk(SPARED, "status", run.run, "--json").out)["reason"]
+        before = len(run.begun())
+        run.hpctk(HOSTS[number % 2], "add", run.run, "--items", run.items(each))
+        added = time.monotonic()
+        run.until_begun(before + 1)
+        waits.append(time.monotonic() - added)
+    run.until(run.idle, "workers that wait")
+    run.hpctk(HIT, "seal", run.run)
+    ended = _all_end(run, ranks)
+    return run.outcome(ended, time.monotonic() - began, waits=waits, said=said)
+
+
+def partition(run: Rehearsal) -> Outcome:
+    """A host is cut off for longer than the lease, and comes back after the run was gathered."""
+    run.init(run.size.items)
+    cut_off, spared = run.work(HIT), run.work(SPARED)
+    run.until_begun(run.size.items // 4)
+    with run.held(HIT):
+        began = time.monotonic()
+        run.filesystem.cut(HIT)
+    try:
+        ended = _all_end(run, [spared])
+        whole_s = time.monotonic() - began
+        published = run.outcome(ended, whole_s)
+        time.sleep(max(0.0, run.size.silence_s - (time.monotonic() - began)))
+    finally:
+        run.filesystem.heal(HIT)
+    healed = time.monotonic()
+    ended += _all_end(run, [cut_off], codes=(_COMPLETE, _LEFT))
+    back_s = time.monotonic() - healed
+    return run.outcome(ended, whole_s, published=published.rows, back_s=back_s)
+
+
+def server_restart(run: Rehearsal) -> Outcome:
+    """The server is killed and started again; workers that leave are started again, as by Slurm."""
+    run.init(run.size.items)
+    ranks = [run.work(host) for host in HOSTS]
+    run.until_begun(run.size.items // 4)
+    began = time.monotonic()
+    run.filesystem.crash()
+    told = None
+    if not run.filesystem.hangs:
+        told = run.hpctk(HIT, "status", run.run, codes=(_LEFT,)).err
+    run.filesystem.restart()
+    ended: list[Ended] = []
+    while ranks:
+        left = _all_end(run, ranks, codes=(_COMPLETE, _LEFT))
+        ended += left
+        assert time.monotonic() - began < run.size.limit_s, f"workers leave all the time: {left}"
+        ranks = [run.work(one.host) for one in left if one.code == _LEFT]
+    return run.outcome(ended, time.monotonic() - began, told=told)
+
+
+def _all_end(
+    run: Rehearsal, ranks: list[Ranks], codes: tuple[int, ...] = (_COMPLETE,)
+) -> list[Ended]:
+    """Wait until all workers ended, by themselves and as expected."""
+    ended = [one.ended(limit_s=run.size.limit_s) for one in ranks]
+    for one in ended:
+        assert one.code in codes, f"workers of {one.host} ended with {one.code}: {one.err}"
+    return ended
+
+
+def _deaths(run: Rehearsal) -> int:
+    return sum(record["type"] == "death" for record in run.records())

@@ -1,0 +1,102 @@
+"""Runs on real shared filesystems, worked on from two hosts and disturbed; see scenarios.py.
+
+Every host is a host by itself for hpctk (HPCTK_HOST), so that deaths are seen by the evidence that
+a cluster would have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sharedfs.filesystems import KINDS
+from tests.sharedfs.rehearsal import FULL, HIT, SMALL, SPARED
+from tests.sharedfs.scenarios import additions, kills, partition, server_restart, takeover
+
+if TYPE_CHECKING:
+    from tests.sharedfs.conftest import Rehearse
+    from tests.sharedfs.rehearsal import Outcome, Size
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("name", [kind.name for kind in KINDS]),
+    pytest.mark.parametrize(
+        "size",
+        [
+            pytest.param(SMALL, id="small"),
+            pytest.param(FULL, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+        ],
+    ),
+]
+
+
+def _check_whole(found: Outcome) -> None:
+    """Nothing is lost, each item has one row, no attempt was burnt, and all is told as it is."""
+    assert found.gathered == Counter(range(found.items))
+    assert {row["attempts"] for row in found.rows} == {1}
+    assert found.status["complete"] is True
+    assert found.status["warnings"] == []
+    counts = found.status["stages"]["items"]
+    assert (counts["done"], counts["failed"], counts["pending"]) == (found.items, 0, 0)
+    assert counts["duplicates"] == sum(number - 1 for number in found.done_lines.values())
+
+
+def _check_evidence(found: Outcome) -> None:
+    """A free lock is believed on the dead worker's own host alone; elsewhere silence decides."""
+    for death in found.deaths:
+        near = death["host"] == death["by"]
+        assert death["evidence"] == ("lock" if near else "lease"), death
+
+
+def test_run_whose_workers_are_killed_is_whole(rehearse: Rehearse, size: Size, name: str) -> None:
+    found = rehearse(kills, size, name)
+    _check_whole(found)
+    _check_evidence(found)
+    assert sum(found.evidence.values()) == 2
+    assert [one.err for one in found.ended] == ["", ""]
+
+
+def test_units_of_a_dead_host_are_taken_over_after_the_lease(
+    rehearse: Rehearse, size: Size, name: str
+) -> None:
+    found = rehearse(takeover, size, name)
+    _check_whole(found)
+    seen = [(death["host"], death["by"], death["evidence"]) for death in found.deaths]
+    assert sorted(seen) == [(HIT, HIT, "lock"), (HIT, SPARED, "lease")]
+    # Its last heartbeat may have come a quarter of the lease before its end.
+    assert found.notes["far_s"] >= 0.75 * size.lease_s
+
+
+def test_workers_that_wait_take_up_what_is_added(rehearse: Rehearse, size: Size, name: str) -> None:
+    found = rehearse(additions, size, name)
+    _check_whole(found)
+    assert max(found.executions.values()) == 1
+    assert found.deaths == []
+    waits = "every item is finished; items waits for more items, or for 'hpctk seal'"
+    assert found.notes["said"] == waits
+    assert max(found.notes["waits"]) < 20
+
+
+def test_host_that_comes_back_after_the_gather_changes_nothing(
+    rehearse: Rehearse, size: Size, name: str
+) -> None:
+    found = rehearse(partition, size, name)
+    _check_whole(found)
+    assert {(death["host"], death["evidence"]) for death in found.deaths} == {(HIT, "lease")}
+    assert found.rows == found.notes["published"]
+    assert {one.host for one in found.ended} == {HIT, SPARED}
+
+
+def test_run_whose_server_restarts_is_whole(rehearse: Rehearse, size: Size, name: str) -> None:
+    found = rehearse(server_restart, size, name)
+    _check_whole(found)
+    _check_evidence(found)
+    if (told := found.notes["told"]) is not None:
+        assert "Transport endpoint is not connected" in told
+        assert "hint: try again when the filesystem answers" in told
+    for one in found.ended:
+        # Who left says why, and that it can be started again.
+        again = ("start workers again; nothing is lost", "try again when the filesystem answers")
+        assert one.code == 0 or any(hint in one.err for hint in again), one.err

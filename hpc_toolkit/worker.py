@@ -26,6 +26,7 @@ from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.passlines import Tally
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
@@ -44,12 +45,7 @@ EXIT_LEFT = 75
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Ask a worker to finish its item and leave."""
 
-_POLL_LOCAL_S = 0.05
-_SCAN_FIRST_S = 0.03
-_SCAN_LOCAL_S = 0.5
-_SCAN_SHARED_S = 15.0
 _UPDATE_S = 1.0
-_JUDGE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +74,18 @@ class Worker:
         rank = RankInfo.from_environ()
         host = host_name()
         self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
-        self._local = files.is_local(paths.root)
         self._lock = FileLock(
             paths.worker_lock(self.name), timeout=60, fallback_to_soft=False, thread_local=False
         )
         # Held until this process ends, however it ends: a free lock is how others see that.
         with suppress(OSError, NotImplementedError):
             self._lock.acquire()
-        self._workers = len(files.list_names(paths.workers)) // 2
-        self._beat_s = min(heartbeat_interval_s(self._workers), options.lease_s / 4)
+        workers = len(files.list_names(paths.workers)) // 2
+        local = files.is_local(paths.root)
+        self._pacing = Pacing(
+            clock, local=local, workers=workers, lease_s=options.lease_s, seed=self.name
+        )
+        self._beat_s = min(heartbeat_interval_s(workers), options.lease_s / 4)
         self._presence = PresenceFile(
             paths.worker(self.name),
             Presence(
@@ -124,7 +123,7 @@ class Worker:
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)
-        self._picker = Picker(self._view, self._liveness, clock, self.name)
+        self._picker = Picker(self._view, self._liveness, clock, self.name, shared=not local)
         self._wake_fd, self._wake_write = os.pipe()
         self._passes = PassRunner(
             worker=self.name,
@@ -147,10 +146,8 @@ class Worker:
         self._reason = ""
         now = clock.monotonic()
         self._beat_at = self._update_at = now
-        self._watch_at = now + 0.5
         self._died_nearby = False
         self._idle_since: float | None = None
-        self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
 
     def _monotonic_deadline(self) -> float | None:
         if self._options.deadline is None:
@@ -208,7 +205,8 @@ class Worker:
             if assignment is not None:
                 self._work(assignment)
                 continue
-            if self._view.complete:
+            if self._picker.told_complete:
+                self._tell_complete()
                 return EXIT_COMPLETE
             self._wait()
 
@@ -219,24 +217,27 @@ class Worker:
             if found is not None:
                 self._died_nearby = True  # there may be more of it
                 return found
-        found = self._picker.fresh(self._passes.loaded)
-        if found is not None:
+        news = self._pacing.poll_due
+        found = self._picker.fresh(self._passes.loaded, news=news)
+        if news:
+            self._pacing.polled(self._picker.polled)
+        if found is None and not self._pacing.local:
+            found = self._picker.take_released()
+        if found is not None or self._picker.told_complete or not self._pacing.scan_due():
             return found
-        now = self._clock.monotonic()
-        if now < self._scan_at:
-            return None
         found = self._picker.takeover()
-        # Reading everything costs more in a larger run; it may take a twentieth of the time. The
-        # first scan after work does not count: it reads what all wrote meanwhile.
-        cost = self._clock.monotonic() - now if self._scan_s > _SCAN_FIRST_S else 0.0
-        longest = _SCAN_LOCAL_S if self._local else max(_SCAN_SHARED_S, self._workers / 10)
-        self._scan_s = _SCAN_FIRST_S if found else min(longest, self._scan_s * 2)
-        self._scan_at = now + max(self._scan_s, 20 * cost)
+        self._pacing.scanned(found=found is not None, operations=self._picker.operations)
         return found
+
+    def _tell_complete(self) -> None:
+        """Spare the others who wait the reading of every journal; a hint, which may be lost."""
+        with suppress(OSError):
+            for stage in self._view.stages.values():
+                stage.log.tell_complete()
 
     def _work(self, assignment: Assignment | None) -> None:
         self._idle_since = None
-        self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
+        self._pacing.worked()
         while assignment is not None:
             self._stage, self._judged = assignment.stage, 0
             outcome = self._passes.run(assignment)
@@ -259,7 +260,7 @@ class Worker:
     def _judge_failures(self, failed: int) -> None:
         """End the pass, and then the worker, if so much failed that the run should pause."""
         self._judged = failed
-        self._judge_at = self._clock.monotonic() + (_JUDGE_S if self._local else _SCAN_SHARED_S)
+        self._judge_at = self._clock.monotonic() + self._pacing.judge_s
         stage = self._stage
         done = self._counts[0] + self._passes.tally.done
         if stage is None or (stage.spec.max_failures is None and done):
@@ -278,8 +279,7 @@ class Worker:
         if limit is not None and now - self._idle_since >= limit:
             self._drain(f"nothing to do for {limit:g} s", 0.0)
             return
-        poll_s = _POLL_LOCAL_S if self._local else max(1.0, self._workers / 20)
-        ready, _, _ = select.select([self._wake_fd], [], [], min(poll_s, self._scan_s))
+        ready, _, _ = select.select([self._wake_fd], [], [], self._pacing.wait_s)
         if ready:
             os.read(self._wake_fd, 4096)
 
@@ -299,16 +299,12 @@ class Worker:
         changed = now >= self._update_at and self._progress() != self._shown()
         if changed or now - self._beat_at >= self._beat_s:
             self._beat(now)
-        if now >= self._watch_at:
+        if self._pacing.watch_due():
             self._read_control()
-            self._died_nearby |= self._picker.notice_deaths()
-            self._workers = self._picker.living
+            self._died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
             if self._liveness.speaks(self._presence.presence, missed=MISSED):
                 self._witness.ask(self._liveness.silent(missed=MISSED))
-            # Locally this costs what reading the files costs; it may take a twentieth of the time.
-            ended = self._clock.monotonic()
-            shared_s = max(30.0, self._workers / 2)
-            self._watch_at = ended + (max(0.5, 20 * (ended - now)) if self._local else shared_s)
+            self._pacing.watched(self._picker.living)
 
     def _progress(self) -> tuple[int, ...]:
         tally = self._passes.tally

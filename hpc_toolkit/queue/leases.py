@@ -69,6 +69,8 @@ class Liveness:
         self._locks_proven = locks_proven
         self._notices: dict[str, DeathNotice] = {}
         self._seen: dict[str, tuple[Presence | None, float]] = {}
+        self._looked: dict[str, float] = {}
+        self._progress: dict[str, tuple[str, int, int, int] | None] = {}
         self._gone: dict[str, Verdict] = {}
 
     def names(self) -> list[str]:
@@ -82,6 +84,11 @@ class Liveness:
         if known is not None:
             return known
         presence = read_presence(self._paths.worker(worker))
+        self._looked[worker] = self._clock.monotonic()
+        self._progress[worker] = None
+        if presence is not None:
+            counts = (presence.done, presence.failed, presence.deaths)
+            self._progress[worker] = (presence.state, *counts)
         verdict = self._judge(worker, presence)
         # A last word is final, and within one kernel a freed lock; a silence may end, and a server
         # frees the locks of a host that it cannot reach.
@@ -89,6 +96,24 @@ class Liveness:
         if verdict.finished or freed:
             self._gone[worker] = verdict
         return verdict
+
+    def progress(self, worker: str) -> tuple[str, int, int, int] | None:
+        """State, results, failures and deaths as last read; a change means new journal lines, and
+        their release may follow it. None if its file could not be read."""
+        return self._progress.get(worker)
+
+    def heartbeat(self, worker: str) -> int | None:
+        """The heartbeat number as last read of a worker that is neither dead nor gone."""
+        presence, _ = self._seen.get(worker, (None, 0.0))
+        return None if presence is None else presence.heartbeat
+
+    def is_final(self, worker: str) -> bool:
+        """Whether the verdict about a worker cannot change any more."""
+        return worker in self._gone
+
+    def _unheard_s(self, worker: str) -> float:
+        """Seconds without a heartbeat, up to the last look: who does not look hears nothing."""
+        return self._looked[worker] - self._seen[worker][1]
 
     def take_notice(self, notice: DeathNotice) -> None:
         """Believe what Slurm said of a worker, until its heart beats again."""
@@ -100,15 +125,14 @@ class Liveness:
     def silent(self, *, missed: float) -> list[Presence]:
         """Workers of jobs of this Slurm that missed so many heartbeats, as last seen; less those of
         which it has spoken already."""
-        now = self._clock.monotonic()
         return [
             presence
-            for worker, (presence, since) in self._seen.items()
+            for worker, (presence, _) in self._seen.items()
             if presence is not None
             and presence.job is not None
             and presence.cluster == self._cluster
             and worker not in self._gone
-            and now - since > missed * presence.interval_s
+            and self._unheard_s(worker) > missed * presence.interval_s
             and self._notice_of(presence) is None
         ]
 
@@ -117,15 +141,14 @@ class Liveness:
 
         Two may hold that of themselves, or nobody for a while: it spares Slurm questions, no more.
         """
-        now = self._clock.monotonic()
         return own.job is not None and not any(
             presence is not None
             and presence.job is not None
             and presence.cluster == own.cluster
             and _order(presence) < _order(own)
             and worker not in self._gone
-            and now - since <= missed * presence.interval_s
-            for worker, (presence, since) in self._seen.items()
+            and self._unheard_s(worker) <= missed * presence.interval_s
+            for worker, (presence, _) in self._seen.items()
         )
 
     def _judge(self, worker: str, presence: Presence | None) -> Verdict:

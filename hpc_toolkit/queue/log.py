@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from hpc_toolkit import files
 from hpc_toolkit.errors import RunError
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.layout import StagePaths
 
 SEALED = "sealed"
+
+_LINE = 20
+# Bytes of the first line of ``head``; the second one is written apart from it.
 
 
 class StageLog:
@@ -37,13 +41,20 @@ class StageLog:
         """Entry number of the last retry that names an item."""
         self.last_retry = 0
         """Entry number of the last retry; 0 without one."""
+        self._complete_at = 0
+        self._old_word: int | None = None
 
-    def poll(self) -> bool:
+    def poll(self, *, hinted: bool = False) -> bool:
         """Read the entries that were added; whether there were any.
 
         Stops before an entry whose payload is not visible yet: it is waited for, never skipped.
+
+        Args:
+            hinted: believe ``head`` where it tells of none, so that this costs one ``open``.
         """
         before = self.length
+        if hinted and self.hint() <= before:
+            return False
         while (target := self._next_target()) is not None:
             try:
                 self._read(target)
@@ -68,7 +79,26 @@ class StageLog:
     def hint(self) -> int:
         """How many entries ``head`` tells of; may be behind."""
         data = files.read_fresh(self.paths.head).split()
+        if len(data) == 3 and data[2] == b"%08x" % crc32(data[1]):
+            self._complete_at = int(data[1])
+        if self._old_word is None:
+            self._old_word = self._complete_at
         return int(data[0]) if data and data[0].isdigit() else 0
+
+    @property
+    def told_complete(self) -> bool:
+        """Whether a worker saw, since this process began to read, that no item is pending.
+
+        What was said before proves nothing: a power loss may have taken lines that were seen.
+        """
+        return self.sealed and self._complete_at == self.length != self._old_word
+
+    def tell_complete(self) -> None:
+        """Tell those who wait that no item is pending, which stays true of this log (rule R9)."""
+        if self.hint() == self.length and not self.told_complete:
+            number = b"%019d" % self.length
+            line = b"%s %08x\n" % (number, crc32(number))
+            files.write_in_place(self.paths.head, line, at=_LINE)
 
     def _read(self, target: str) -> None:
         number = self.length + 1

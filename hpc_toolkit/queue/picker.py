@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.affinity import FreshUnits
+from hpc_toolkit.queue.pacing import PER_LOOK
 
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
@@ -152,14 +153,15 @@ class Picker:
     def _some(self, names: list[str], count: int) -> list[str]:
         """Those that did not beat between the last two looks, and others at random."""
         heartbeat = self._liveness.heartbeat
-        kept = [
-            name
+        kept = {
+            name: heartbeat(name)
             for name, beat in self._watched.items()
-            if name not in self._gone and not self._final(name) and heartbeat(name) == beat
-        ]
+            # Who was looked at once alone has not been silent, nor has it beaten.
+            if name not in self._gone and not self._final(name) and beat in (None, heartbeat(name))
+        }
         others = [name for name in names if name not in self._watched and not self._final(name)]
-        kept += self._random.sample(others, min(len(others), max(0, count - len(kept))))
-        self._watched = {name: heartbeat(name) for name in kept[:count]}
+        new = self._random.sample(others, min(len(others), max(0, count - len(kept))))
+        self._watched = dict(list(kept.items())[:count]) | dict.fromkeys(new)
         return list(self._watched)
 
     def takeover(self) -> Assignment | None:
@@ -174,8 +176,13 @@ class Picker:
             journals = len(self._view.readers)
         self._scans += 1
         found = self._take_free()
-        self.operations = 4 * len(self._view.stages) + journals + len(self._owners)
+        self.operations = 4 * len(self._view.stages) + journals + PER_LOOK * len(self._owners)
         return found
+
+    def take_released(self) -> Assignment | None:
+        """Like :meth:`takeover`, among what this worker knows to be given back; it reads nothing of
+        others, and so finds what it gave back itself, however seldom it scans."""
+        return self._take_free(released=True)
 
     def _read_owners(self) -> int:
         """Read the journals of those who hold open units and wrote something; how many it were.
@@ -183,7 +190,7 @@ class Picker:
         A worker beats after it wrote, and may release the unit after it beat: so once more.
         """
         read = 0
-        for owner in {owner for stage in self._view.stages.values() for owner in _holders(stage)}:
+        for owner in sorted(set().union(*map(_holders, self._view.stages.values()))):
             self._verdict(owner)
             progress = self._liveness.progress(owner)
             moved = progress is None or progress != self._progress.get(owner)
@@ -200,10 +207,12 @@ class Picker:
             self._owners[owner] = self._liveness.verdict(owner)
         return self._owners[owner]
 
-    def _take_free(self) -> Assignment | None:
+    def _take_free(self, *, released: bool = False) -> Assignment | None:
         for stage in self._view.stages.values():
             # Sorted, because a set has another order in every process: chance comes from the name.
             names = sorted(name for name in stage.state.open if stage.claims.generation(name) > 0)
+            if released:
+                names = [name for name in names if _is_released(stage, name)]
             self._random.shuffle(names)
             for name in names:
                 assignment = self._try_takeover(stage, name)
@@ -256,8 +265,13 @@ def _holders(stage: StageView) -> set[str]:
     return {
         _owner(stage, name, generation)
         for name, generation in held
-        if generation and generation not in stage.state.units[name].released
+        if generation and not _is_released(stage, name)
     }
+
+
+def _is_released(stage: StageView, name: str) -> bool:
+    """Whether the newest generation of a claimed unit was given back."""
+    return stage.claims.generation(name) in stage.state.units[name].released
 
 
 def _owner(stage: StageView, name: str, generation: int) -> str:

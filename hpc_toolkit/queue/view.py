@@ -40,9 +40,9 @@ class StageView:
             expand=lambda worker, found: read_lines(run.journal(worker), found.start, found.end),
         )
 
-    def poll_log(self) -> None:
-        """Read new log entries."""
-        self.log.poll()
+    def poll_log(self, *, hinted: bool = False) -> None:
+        """Read new log entries; ``hinted``: only where ``head`` tells of some."""
+        self.log.poll(hinted=hinted)
         self._take_in()
 
     def _take_in(self) -> None:

@@ -49,7 +49,7 @@ LAYERS: list[set[str]] = [
 ]
 
 QUEUE_LAYERS: list[set[str]] = [
-    {"control", "durations", "presence", "units"},
+    {"control", "durations", "pacing", "presence", "units"},
     {"affinity", "claims", "items", "leases", "state"},
     {"log"},
     {"view"},

@@ -385,6 +385,8 @@ def test_a_job_of_another_cluster_is_none_of_this_slurms(
     assert all(observer.verdict(name).alive for name in observer.names())
 
     clock.advance(26)
+    for name in observer.names():
+        observer.verdict(name)
 
     assert [presence.worker for presence in observer.silent(missed=2.5)] == ["mine"]
     assert observer.verdict("other").alive, "it is no earlier start of this job"
@@ -445,6 +447,7 @@ def test_nobody_asks_about_a_silence_of_which_slurm_has_spoken(
     worker = begin(paths, job="17", interval_s=10.0)
     observer.verdict("w")
     clock.advance(26)
+    observer.verdict("w")
     assert [presence.worker for presence in observer.silent(missed=2.5)] == ["w"]
 
     observer.take_notice(notice_of(worker))
@@ -461,3 +464,19 @@ def test_an_older_notice_does_not_replace_a_newer_one(paths: RunPaths, observer:
     observer.take_notice(old)
 
     assert observer.verdict("w").explained == "node failure"
+
+
+def test_nobody_is_silent_to_an_observer_that_does_not_look(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    """Of many workers each is looked at seldom: it may have beaten all the time."""
+    worker = begin(paths, job="17", interval_s=10.0)
+    younger = begin(paths, "younger", job="18", interval_s=10.0)
+    observer.verdict("w")
+    clock.advance(1_000)
+
+    assert observer.silent(missed=2.5) == []
+    assert not observer.speaks(younger.presence, missed=2.5)
+    worker.update()
+    observer.verdict("w")
+    assert observer.silent(missed=2.5) == []

@@ -1,0 +1,139 @@
+"""When a worker looks at the run: often where that is cheap, seldom where others pay for it.
+
+On a filesystem of this machine alone a look costs this machine's time, of which looking may take a
+twentieth. On a shared one all workers of a run share a fixed number of metadata operations a
+second, however many they are: each takes its part, at times of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hpc_toolkit.clock import Clock
+
+# Operations a second of a whole run on a shared filesystem, by purpose; together below 100.
+POLLS_PER_S = 20.0
+"""Openings of ``head``."""
+SCANS_PER_S = 35.0
+"""What scans for units to take over cost."""
+LOOKS_PER_S = 25.0
+"""Readings of files in ``workers/``, and questions for locks."""
+LISTINGS_PER_S = 10.0
+"""Of ``workers/`` and ``control/``."""
+
+PER_LOOK = 2
+"""Operations of a look at one worker: its file, and its lock."""
+
+_TICK_S = 1.0
+_POLL_LOCAL_S = 0.05
+_POLL_SHARED_S = 1.0
+_SCAN_FIRST_S = 0.03
+_SCAN_LOCAL_S = 0.5
+_SCAN_SHARED_S = 15.0
+_WATCH_LOCAL_S = 0.5
+_WATCH_SHARED_S = 30.0
+
+
+class Pacing:
+    """The times at which one worker polls the log, scans for free units and watches the others."""
+
+    def __init__(
+        self, clock: Clock, *, local: bool, workers: int, lease_s: float, seed: str
+    ) -> None:
+        self._clock = clock
+        self._random = random.Random(seed)
+        self.local = local
+        """Whether looks cost nobody else anything."""
+        self.workers = max(1, workers)
+        """That live, as far as this worker knows; they share the operations."""
+        self._lease_s = lease_s
+        now = self._began = self._began_watch = clock.monotonic()
+        self._poll_at = float("-inf")
+        self._watch_at = now + _WATCH_LOCAL_S
+        self._scan_s = _SCAN_FIRST_S
+        self._scan_at = float("-inf")
+        self._busy = True
+        self._operations = 0
+
+    @property
+    def poll_due(self) -> bool:
+        """Whether to ask for new entries of the log."""
+        return self.local or self._clock.monotonic() >= self._poll_at
+
+    def polled(self, heads: int) -> None:
+        """So many ``head`` files were opened just now."""
+        poll_s = max(_POLL_SHARED_S, heads * self.workers / POLLS_PER_S)
+        self._poll_at = self._clock.monotonic() + poll_s * self._random.uniform(1.0, 1.25)
+
+    @property
+    def wait_s(self) -> float:
+        """How long to sleep when there is nothing to do; the heart beats in between."""
+        if self.local:
+            return min(_POLL_LOCAL_S, self._scan_s)
+        now = self._clock.monotonic()
+        return min(_TICK_S, max(0.001, min(self._poll_at, self._scan_at) - now))
+
+    def worked(self) -> None:
+        """Work was found: what it leaves behind is looked for soon."""
+        self._scan_s = _SCAN_FIRST_S
+        self._busy = True
+        if self.local:
+            self._scan_at = float("-inf")
+
+    def scan_due(self) -> bool:
+        """Whether to scan for units to take over; :meth:`scanned` must follow where it is."""
+        self._began = self._clock.monotonic()
+        if self._busy and not self.local:
+            # All run out of units at the same time, and a first scan reads every journal.
+            every_s = self.workers * max(self._operations, self.workers) / SCANS_PER_S
+            self._scan_at = max(self._scan_at, self._began + self._random.uniform(0.0, every_s))
+        self._busy = False
+        return self._began >= self._scan_at
+
+    def scanned(self, *, found: bool, operations: int) -> None:
+        """A scan ended, which cost so many metadata operations."""
+        first = self._scan_s <= _SCAN_FIRST_S
+        longest = _SCAN_LOCAL_S if self.local else min(_SCAN_SHARED_S, self._lease_s / 4)
+        self._scan_s = _SCAN_FIRST_S if found else min(longest, self._scan_s * 2)
+        self._operations = operations
+        now = self._clock.monotonic()
+        if self.local:
+            # The first scan after work does not count: it reads what all wrote meanwhile.
+            cost_s = 0.0 if first else now - self._began
+            self._scan_at = self._began + max(self._scan_s, 20 * cost_s)
+        elif found:
+            self._scan_at = now  # there may be more of it
+        else:
+            part_s = self.workers * operations / SCANS_PER_S * self._random.uniform(1.0, 1.5)
+            self._scan_at = now + max(self._scan_s, part_s)
+
+    def watch_due(self) -> bool:
+        """Whether to look who lives and what is asked; :meth:`watched` must follow where it is."""
+        self._began_watch = self._clock.monotonic()
+        return self._began_watch >= self._watch_at
+
+    @property
+    def at_most(self) -> int | None:
+        """How many other workers to look at in one watch; None for all."""
+        if self.local:
+            return None
+        return max(1, int(LOOKS_PER_S * self._watch_s / PER_LOOK / self.workers))
+
+    @property
+    def _watch_s(self) -> float:
+        # A death is to be seen soon after the lease.
+        return max(min(_WATCH_SHARED_S, self._lease_s / 4), 2 * self.workers / LISTINGS_PER_S)
+
+    def watched(self, workers: int) -> None:
+        """A watch ended, and so many workers seem to live."""
+        self.workers = max(1, workers)
+        now = self._clock.monotonic()
+        local_s = max(_WATCH_LOCAL_S, 20 * (now - self._began_watch))
+        self._watch_at = now + (local_s if self.local else self._watch_s)
+
+    @property
+    def judge_s(self) -> float:
+        """How long after a look at all failures the next one may follow."""
+        return 1.0 if self.local else _SCAN_SHARED_S

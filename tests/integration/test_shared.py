@@ -1,0 +1,74 @@
+"""Workers that take the filesystem for a shared one: fewer looks, the same end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.realrun import journal_lines, wait_until
+
+if TYPE_CHECKING:
+    from tests.integration.realrun import Hpctk
+
+SHARED = {"HPCTK_FILESYSTEM": "shared"}
+
+
+def shared(host: str) -> dict[str, str]:
+    return {**SHARED, "HPCTK_HOST": host}
+
+
+@pytest.mark.slow
+def test_workers_on_a_shared_filesystem_finish_retry_and_leave(hpctk: Hpctk) -> None:
+    """One of them sees the end, and tells the others."""
+    items = "".join(f'{{"id": {number}, "fail": 0.2}}\n' for number in range(60))
+    flaky = "hpc_toolkit.workloads.synthetic:Flaky"
+    assert (
+        hpctk("init", "run", "--items", "-", "--workload", flaky, "--max-attempts", 9, stdin=items)
+    ).code == 0
+
+    ended = hpctk("work", "run", "--workers", 4, env=SHARED)
+
+    found = hpctk("status", "run", "--json").json
+    assert ended.code == 0, ended.err
+    assert found["stages"]["items"]["done"] == 60
+    assert found["stages"]["items"]["retried"] > 0
+    head = (hpctk.cwd / "run" / "stages" / "items" / "head").read_text().splitlines()
+    assert [int(line.split()[0]) for line in head] == [2, 2]
+
+
+@pytest.mark.slow
+def test_death_on_another_host_is_seen_by_the_lease_on_a_shared_filesystem(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(8, 0.2)
+    first = hpctk.start("work", "run", "--lease", "1s", env=shared("node-a"))
+    _, _, _, worker, _ = wait_until(lambda: hpctk.noted("start"), "an item to start")[0]
+    first.send(signal.SIGKILL)
+    os.kill(int(worker), signal.SIGKILL)
+
+    second = hpctk("work", "run", "--lease", "1s", env=shared("node-b"))
+
+    (death,) = journal_lines(run, "death")
+    assert second.code == 0
+    assert (death["evidence"], death["host"]) == ("lease", "node-a")
+    assert {row["attempts"] for row in run.results()} == {1}
+
+
+@pytest.mark.slow
+def test_items_that_are_added_wake_a_worker_of_a_shared_filesystem(hpctk: Hpctk) -> None:
+    flags = ("--workload", "hpc_toolkit.workloads.synthetic:Noop", "--open")
+    assert hpctk("init", "run", "--items", "-", *flags, stdin='{"id": 0}\n').code == 0
+    work = hpctk.start("work", "run", "--workers", 2, env=SHARED)
+    stages = hpctk.cwd / "run" / "stages" / "items" / "claims"
+    wait_until(lambda: len(os.listdir(stages)) == 1, "the first claim")
+
+    began = time.monotonic()
+    assert hpctk("add", "run", "--items", "-", stdin='{"id": 1}\n').code == 0
+    wait_until(lambda: len(os.listdir(stages)) == 2, "the second claim")
+    waited_s = time.monotonic() - began
+    assert hpctk("seal", "run").code == 0
+
+    assert work.ended().code == 0
+    assert waited_s < 5

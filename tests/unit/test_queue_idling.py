@@ -1,0 +1,397 @@
+"""What a worker that waits on a shared filesystem asks of it, and what it finds all the same."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.picker import Assignment, Picker
+from tests.countedcalls import CountedCalls
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun, ToyWorker
+from tests.unreadable import Unreadable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEASE_S = 60.0
+NOTHING = ("", None)
+
+
+class Idler:
+    """A worker of another host, on a shared filesystem."""
+
+    def __init__(self, toy: ToyRun, name: str = "idler", *, waits: bool = True) -> None:
+        self.clock = ManualClock()
+        self.view = toy.view()
+        self.liveness = Liveness(toy.paths, self.clock, host="elsewhere", boot="b", lease_s=LEASE_S)
+        self.worker = toy.worker(name)
+        self.picker = Picker(self.view, self.liveness, self.clock, name, shared=True)
+        if waits:
+            assert self.picker.fresh(NOTHING) is None
+            self.scan()
+
+    def scan(self) -> tuple[str, int] | None:
+        found = self.picker.takeover()
+        return None if found is None else (found.unit.name, found.generation)
+
+
+def told(of: Picker | StageLog) -> bool:
+    return of.told_complete
+
+
+def noted(worker: ToyWorker, **counts: int) -> None:
+    """The worker's heart beats and says what it did."""
+    worker.presence.update(**counts)
+
+
+@pytest.fixture
+def busy(fast_dir: Path) -> tuple[ToyRun, list[ToyWorker]]:
+    """Six workers, of which two hold a unit each; the others finished theirs and wait."""
+    toy = ToyRun(fast_dir / "r", 12, unit=2)
+    workers = [toy.worker(f"w{number}") for number in range(6)]
+    for number, worker in enumerate(workers):
+        first = 2 * number
+        if number < 4:
+            worker.work(toy.unit_name(first), 1, **{f"i{first}": "done", f"i{first + 1}": "done"})
+        else:
+            worker.claim(toy.unit_name(first))
+    return toy, workers
+
+
+def test_a_look_for_new_items_opens_head_once_and_nothing_else(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    toy.worker("w").work(toy.unit_name(0), i0="done")
+    idler = Idler(toy)
+
+    with CountedCalls() as counted:
+        assert idler.picker.fresh(NOTHING) is None
+
+    assert counted.calls == [("open", "head")]
+    assert idler.picker.polled == 1
+
+
+def test_no_news_are_asked_for_where_none_are_wanted(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    toy.worker("w").work(toy.unit_name(0), i0="done")
+    idler = Idler(toy)
+    toy.add([{"id": 7}])
+
+    with CountedCalls() as counted:
+        assert idler.picker.fresh(NOTHING, news=False) is None
+
+    assert counted.calls == []
+    assert isinstance(idler.picker.fresh(NOTHING), Assignment)
+
+
+def test_a_complete_stage_is_not_asked_for_news_but_its_retry_is_found(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
+    toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
+    idler = Idler(toy)
+    with CountedCalls() as counted:
+        assert idler.picker.fresh(NOTHING) is None
+    assert counted.calls == []
+
+    toy.reopen().retry()
+
+    assert idler.scan() == (toy.unit_name(0), 2)
+
+
+def test_a_scan_reads_the_files_of_those_who_hold_open_units_alone(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    idler = Idler(toy)
+    idler.scan()
+    idler.scan()
+    noted(workers[4], done=1)
+
+    with CountedCalls() as counted:
+        assert idler.scan() is None
+
+    assert counted.opened() == ["head", "w4.json", "w4.jsonl", "w5.json"]
+    assert [name for call, name in counted.calls if call == "listdir"] == ["claims"]
+    # The log is asked for as well: a name is looked up and found missing.
+    assert len(counted.calls) == 6
+
+
+def test_the_cost_that_a_scan_tells_covers_what_it_asked(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    idler = Idler(toy)
+    for _ in range(20):
+        noted(workers[5], done=idler.picker.operations)
+        with CountedCalls() as counted:
+            idler.scan()
+        assert len(counted.calls) <= idler.picker.operations
+
+
+def test_a_release_that_follows_the_counters_is_seen_by_the_next_scan(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    idler = Idler(toy)
+    workers[4].attempt(8, "failed")
+    workers[4].attempt(9)
+    noted(workers[4], done=1, failed=1)
+    assert idler.scan() is None
+
+    workers[4].release()
+
+    assert idler.scan() == (toy.unit_name(8), 2)
+
+
+def test_results_behind_unchanged_counters_are_seen_in_the_end(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    """Whatever is missed: from time to time everything is read."""
+    toy, workers = busy
+    idler = Idler(toy)
+    for _ in range(3):
+        idler.scan()
+    for worker, first in ((workers[4], 8), (workers[5], 10)):
+        worker.attempt(first)
+        worker.attempt(first + 1)
+        worker.release()
+
+    complete = []
+    for _ in range(16):
+        complete.append(idler.view.complete)
+        assert idler.scan() is None
+
+    assert complete[:2] == [False, False]
+    assert idler.view.complete
+
+
+def test_i3_the_unit_of_a_silent_owner_is_taken_after_the_lease(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    idler = Idler(toy)
+    workers[5].attempt(10)
+    idler.clock.advance(LEASE_S + 1)
+    noted(workers[4])
+
+    found = idler.picker.takeover()
+
+    assert found is not None
+    assert (found.unit.name, found.generation) == (toy.unit_name(10), 2)
+    assert found.stage.state.pending(found.unit.name) == [11]
+    assert found.died is not None
+
+
+def test_the_journals_of_all_generations_are_read_before_a_unit_is_taken(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    idler = Idler(toy)
+    workers[5].attempt(10)
+    workers[5].attempt(11)
+    workers[4].claim(toy.unit_name(10), 2)
+    workers[4].release()
+    noted(workers[4], done=1)
+
+    idler.scan()
+
+    assert toy.unit_name(10) not in idler.view.stages["items"].state.open
+
+
+def test_what_a_worker_gave_back_itself_it_takes_without_reading_others(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 4, unit=2)
+    toy.worker("other").claim(toy.unit_name(2))
+    idler = Idler(toy, waits=False)
+    assert idler.picker.fresh(NOTHING) is not None
+    idler.worker.begin(toy.unit_name(0), 1)
+    idler.worker.attempt(0, "failed")
+    idler.worker.attempt(1)
+    idler.worker.release()
+    idler.view.poll_journal("idler")
+
+    with CountedCalls() as counted:
+        found = idler.picker.take_released()
+
+    assert found is not None
+    assert (found.unit.name, found.generation) == (toy.unit_name(0), 2)
+    assert set(counted.opened()) == {"idler.jsonl"}
+
+
+def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    workers[4].attempt(8, "failed")
+    workers[4].release()
+    workers[5].attempt(10, "failed")
+    workers[5].release()
+
+    with Unreadable(toy.paths.journal("w4"), errno.EIO):
+        assert Idler(toy, waits=False).scan() == (toy.unit_name(10), 2)
+
+
+def crowd(toy: ToyRun, count: int) -> list[ToyWorker]:
+    return [toy.worker(f"w{number:02d}") for number in range(count)]
+
+
+def test_a_watch_looks_at_no_more_than_it_may(toy: ToyRun) -> None:
+    crowd(toy, 20)
+    idler = Idler(toy, waits=False)
+
+    with CountedCalls() as counted:
+        idler.picker.notice_deaths(5)
+
+    assert len(counted.opened()) == 5
+
+
+def test_a_watch_looks_again_at_those_of_whom_it_heard_nothing_new(toy: ToyRun) -> None:
+    workers = {worker.name: worker for worker in crowd(toy, 20)}
+    idler = Idler(toy, waits=False)
+
+    def looked() -> set[str]:
+        idler.clock.advance(1.0)
+        with CountedCalls() as counted:
+            idler.picker.notice_deaths(5)
+        return {name.removesuffix(".json") for name in counted.opened()}
+
+    first = looked()
+    assert looked() == first
+    one = min(first - {"idler"})
+    workers[one].presence.update()
+    assert looked() == first  # the heartbeat is seen now
+
+    assert first - looked() == {one}
+
+
+def test_a_few_looks_tell_about_how_many_live(toy: ToyRun) -> None:
+    """After many restarts nearly all names are of workers that left."""
+    for worker in crowd(toy, 60):
+        worker.finish()
+    idler = Idler(toy, waits=False)
+
+    idler.picker.notice_deaths(10)
+
+    assert 1 <= idler.picker.living < 20
+
+
+def test_i3_few_looks_find_a_death_and_those_who_beat_are_not_kept(toy: ToyRun) -> None:
+    """Whoever was silent is looked at again, so the lease of a dead worker runs out."""
+    workers = crowd(toy, 20)
+    idler = Idler(toy, waits=False)
+
+    died_at = None
+    for step in range(200):
+        for worker in workers[1:]:
+            worker.presence.update()
+        if idler.picker.notice_deaths(5):
+            died_at = step
+            break
+        idler.clock.advance(LEASE_S / 8)
+
+    assert died_at is not None
+    # A few rounds until it is met, then the lease.
+    assert died_at < 8 + 30
+
+
+def test_a_worker_alone_among_the_dead_learns_that_it_is_alone(toy: ToyRun) -> None:
+    """So that it takes all looks of the run to itself."""
+    crowd(toy, 40)
+    idler = Idler(toy, waits=False)
+    idler.picker.notice_deaths(4)
+    assert idler.picker.living > 30
+
+    at_most = 4
+    for _ in range(30):
+        idler.worker.presence.update()
+        idler.picker.notice_deaths(at_most)
+        at_most = max(4, 160 // max(1, idler.picker.living))
+        idler.clock.advance(LEASE_S / 2)
+
+    assert idler.picker.living <= 2
+
+
+def test_a_worker_that_hears_of_completeness_needs_no_journal(
+    busy: tuple[ToyRun, list[ToyWorker]],
+) -> None:
+    toy, workers = busy
+    idler = Idler(toy)
+    for worker, first in ((workers[4], 8), (workers[5], 10)):
+        worker.attempt(first)
+        worker.attempt(first + 1)
+        worker.release()
+    assert not told(idler.picker)
+
+    toy.stage().log.tell_complete()
+    with CountedCalls() as counted:
+        assert idler.picker.fresh(NOTHING) is None
+        assert told(idler.picker)
+
+    assert counted.calls == [("open", "head")]
+    assert not idler.view.complete  # its own view is as old as it was
+
+
+def test_a_word_of_completeness_from_before_its_time_is_not_believed(toy: ToyRun) -> None:
+    """A power loss may have taken the lines that it rested on; new workers run their items."""
+    toy.log().tell_complete()
+
+    picker = Idler(toy, waits=False).picker
+
+    assert picker.fresh(NOTHING) is not None
+    assert not picker.told_complete
+
+
+def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, max_attempts=1)
+    early = toy.log()
+    toy.worker("w").work(toy.unit_name(0), i0="failed")
+    toy.log().tell_complete()
+    assert not early.poll()
+    assert told(early)
+
+    toy.reopen().retry()
+
+    assert early.poll()
+    assert not told(early)
+    assert early.hint() == 3
+
+
+@pytest.mark.parametrize("damage", [b"%019d 00000000\n" % 2, b"%019d\n" % 2, b"2 x\n", b""])
+def test_a_damaged_word_of_completeness_says_nothing(toy: ToyRun, damage: bytes) -> None:
+    early = toy.log()
+    head = toy.stage_paths.head
+    head.write_bytes(head.read_bytes()[:20] + damage)
+
+    assert not early.poll()
+    assert (early.length, early.told_complete) == (2, False)
+
+
+def test_an_entry_without_its_hint_is_found_by_a_scan(fast_dir: Path) -> None:
+    """Whoever added it died before it could say so."""
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    toy.worker("w").work(toy.unit_name(0), i0="done")
+    idler = Idler(toy)
+    before = toy.stage_paths.head.read_bytes()
+    toy.add([{"id": 7}])
+    toy.stage_paths.head.write_bytes(before)
+    assert idler.picker.fresh(NOTHING) is None
+
+    idler.scan()
+
+    found = idler.picker.fresh(NOTHING)
+    assert found is not None
+    assert found.unit.name == toy.unit_name(0, entry=2)
+
+
+def test_the_second_line_of_head_survives_new_entries(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1)
+    log = toy.log()
+    log.tell_complete()
+    log.add_retry([(1, 0, 0)])
+
+    lines = toy.stage_paths.head.read_bytes().splitlines()
+
+    assert [int(line.split()[0]) for line in lines] == [3, 2]
+    assert StageLog(toy.stage_paths).hint() == 3

@@ -1,0 +1,158 @@
+"""When a worker looks at the run, and what all of them together ask of a shared filesystem."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
+from hpc_toolkit.queue.pacing import PER_LOOK, Pacing
+from tests.manualclock import ManualClock
+
+HOUR_S = 3600.0
+
+
+class Waiting:
+    """An idle worker: counts what it asks of the filesystem."""
+
+    def __init__(self, clock: ManualClock, number: int, workers: int, *, local: bool) -> None:
+        self.pacing = Pacing(
+            clock, local=local, workers=workers, lease_s=DEFAULT_LEASE_S, seed=f"w{number}"
+        )
+        self.workers = workers
+        self.polls = self.scans = self.operations = 0
+
+    def step(self, owners: int) -> None:
+        """Wake up once; ``owners`` workers hold units that may become free."""
+        pacing = self.pacing
+        if pacing.watch_due():
+            at_most = self.workers if pacing.at_most is None else pacing.at_most
+            self.operations += 2 + PER_LOOK * min(at_most, self.workers)
+            pacing.watched(self.workers)
+        if pacing.poll_due:
+            self.polls += 1
+            self.operations += 1
+            pacing.polled(1)
+        if pacing.scan_due():
+            # The first one reads every journal.
+            cost = 4 + PER_LOOK * owners + (owners if self.scans else self.workers)
+            self.scans += 1
+            self.operations += cost
+            pacing.scanned(found=False, operations=cost)
+
+
+def idle(workers: int, seconds: float, *, owners: int, step_s: float = 1.0) -> list[Waiting]:
+    """Some workers of a run on a shared filesystem that wait so long; at most 200 are played."""
+    clock = ManualClock()
+    played = [Waiting(clock, n, workers, local=False) for n in range(min(workers, 200))]
+    for _ in range(int(seconds / step_s)):
+        for one in played:
+            one.step(owners)
+        clock.advance(step_s)
+    return played
+
+
+@pytest.mark.parametrize(("workers", "owners"), [(2, 1), (8, 8), (32, 4), (100, 100), (400, 10)])
+def test_an_idle_run_asks_a_shared_filesystem_less_than_100_times_a_second(
+    workers: int, owners: int
+) -> None:
+    played = idle(workers, HOUR_S, owners=owners)
+
+    asked = sum(one.operations for one in played) / len(played) * workers
+    assert asked / HOUR_S < 100
+
+
+def test_4096_idle_workers_ask_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = idle(4096, 4 * HOUR_S, owners=50, step_s=10.0)
+
+    # The scans of so few are chance: they are at most their part of the run's.
+    asked = sum(one.operations - one.scans * 4250 for one in played) / len(played) * 4096
+    assert asked / (4 * HOUR_S) < 60
+    assert sum(one.scans for one in played) <= 4 * HOUR_S * 40 / 4096 * 200 / 4096 + 10
+
+
+def test_the_first_scans_of_many_workers_are_spread() -> None:
+    """They run out of units together, and everyone reads every journal."""
+    played = idle(100, 60.0, owners=100)
+
+    began = sum(one.scans > 0 for one in played)
+    assert 5 < began < 60
+
+
+@pytest.mark.parametrize("workers", [1, 8, 32])
+def test_a_small_run_polls_a_shared_filesystem_every_few_seconds(workers: int) -> None:
+    (first, *_) = idle(workers, 600.0, owners=1, step_s=0.25)
+
+    assert first.polls > 600 / 2.5
+    assert first.scans > 600 / 30
+
+
+def test_a_worker_that_waits_wakes_every_second_for_its_heart() -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 4096, local=False).pacing
+    pacing.polled(2)
+    assert not pacing.scan_due()
+
+    assert pacing.wait_s == 1.0
+
+
+def test_a_local_worker_waits_a_twentieth_of_a_second_and_scans_twice_a_second() -> None:
+    clock = ManualClock()
+    one = Waiting(clock, 0, 64, local=True)
+    for _ in range(40):
+        one.step(4)
+        assert 0 < one.pacing.wait_s <= 0.05
+        clock.advance(0.05)
+
+    assert one.polls == 40
+    assert 5 <= one.scans <= 8
+
+
+def test_a_local_scan_takes_a_twentieth_of_the_time_but_for_the_first_after_work() -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 4, local=True).pacing
+    assert pacing.scan_due()
+    clock.advance(1.0)
+    pacing.scanned(found=False, operations=1)
+    assert pacing.scan_due()
+    clock.advance(1.0)
+    pacing.scanned(found=False, operations=1)
+
+    clock.advance(18.5)
+    assert not pacing.scan_due()
+    pacing.worked()
+    assert pacing.scan_due()
+
+
+def test_a_scan_that_found_something_is_followed_at_once() -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 1, local=False).pacing
+    pacing.scan_due()
+    clock.advance(1.0)
+    assert pacing.scan_due()
+    pacing.scanned(found=True, operations=1000)
+
+    assert pacing.scan_due()
+
+
+def test_a_short_lease_is_watched_often_where_few_work() -> None:
+    clock = ManualClock()
+    pacing = Pacing(clock, local=False, workers=4, lease_s=8.0, seed="w")
+    clock.advance(0.5)
+    assert pacing.watch_due()
+    pacing.watched(4)
+
+    clock.advance(2.0)
+    assert pacing.watch_due()
+    assert (pacing.at_most or 0) >= 4
+
+
+def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
+    clock = ManualClock()
+    pacing = Pacing(clock, local=False, workers=1000, lease_s=DEFAULT_LEASE_S, seed="w")
+    before = pacing.at_most
+    assert pacing.watch_due() is False
+    pacing.watched(1)
+
+    assert before is not None
+    assert pacing.at_most is not None
+    assert pacing.at_most > 50 * before

@@ -13,7 +13,8 @@ import pytest
 from hpc_toolkit.lab.packages import search_path
 from tests.sharedfs.filesystems import KINDS, Filesystem
 from tests.sharedfs.hosts import PROGRAMS, Hosts, HostsError
-from tests.sharedfs.rehearsal import HEADER, MEASURED, Outcome, Rehearsal, Size
+from tests.sharedfs.outcome import HEADER, MEASURED, Outcome
+from tests.sharedfs.rehearsal import Rehearsal, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

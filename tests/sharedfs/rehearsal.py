@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from hpc_toolkit.lab.packages import search_path
 from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.presence import Presence, read_presence
 from tests.sharedfs.hosts import HOSTS
+from tests.sharedfs.outcome import Ended, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,9 +31,6 @@ T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[2]
 HIT, SPARED = HOSTS
 """What happens to one host happens to the first; the second is where the run is looked at."""
-
-MEASURED: list[str] = []
-"""What the scenarios of this test run came to; shown at its end."""
 
 _CALL_S = 60.0
 
@@ -76,16 +74,6 @@ def wait_until(condition: Callable[[], T], what: str, *, limit_s: float) -> T:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A command that came to its end."""
-
-    host: str
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
 class Ranks:
     """One ``hpctk work`` on a host."""
 
@@ -120,67 +108,6 @@ class Ranks:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         self.process.wait()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a scenario came to."""
-
-    items: int
-    rows: list[dict[str, Any]]
-    """As gathered at the end."""
-    done_lines: Counter[str]
-    """How many done lines each item has, by unit's segment and position."""
-    executions: Counter[int]
-    """How often each item was begun, by its id."""
-    deaths: list[dict[str, Any]]
-    """Death lines, once for each (unit, generation); ``by`` is the host of who wrote it."""
-    ended: list[Ended]
-    """The commands that worked, in the order of their end."""
-    status: dict[str, Any]
-    """What ``hpctk status --json`` says at the end."""
-    seconds: float
-    """From the disturbance until the run was whole."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """What only one scenario knows."""
-
-    @property
-    def evidence(self) -> Counter[str]:
-        return Counter(line["evidence"] for line in self.deaths)
-
-    @property
-    def gathered(self) -> Counter[int]:
-        return Counter(row["item"]["id"] for row in self.rows if row["state"] == "done")
-
-    def line(self, filesystem: str, scenario: str) -> str:
-        """One row of the table."""
-        gathered = self.gathered
-        seen = ", ".join(f"{name} {number}" for name, number in sorted(self.evidence.items()))
-        twice = sum(number > 1 for number in self.executions.values())
-        duplicates = sum(number - 1 for number in self.done_lines.values())
-        once = sum(number == 1 for number in gathered.values())
-        return _ROW.format(
-            *(
-                filesystem,
-                scenario,
-                self.items,
-                self.items - len(gathered),
-                twice,
-                duplicates,
-                once,
-            ),
-            *(f"{self.seconds:.1f}", seen or "-"),
-        )
-
-
-_ROW = "{:10} {:16} {:>6} {:>5} {:>6} {:>10} {:>9} {:>8}  {}"
-HEADER = [
-    _ROW.format(
-        *("filesystem", "scenario", "items", "lost", "begun", "duplicate", "gathered", "seconds"),
-        "deaths",
-    ),
-    _ROW.format("", "", "", "", "twice", "results", "once", "to whole", "seen by"),
-]
 
 
 class Rehearsal:

@@ -13,7 +13,8 @@ from tests.sharedfs.rehearsal import HIT, SPARED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.sharedfs.rehearsal import Ended, Outcome, Ranks, Rehearsal
+    from tests.sharedfs.outcome import Ended, Outcome
+    from tests.sharedfs.rehearsal import Ranks, Rehearsal
 
     Scenario = Callable[[Rehearsal], Outcome]
 

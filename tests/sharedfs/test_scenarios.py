@@ -17,7 +17,8 @@ from tests.sharedfs.scenarios import additions, kills, partition, server_restart
 
 if TYPE_CHECKING:
     from tests.sharedfs.conftest import Rehearse
-    from tests.sharedfs.rehearsal import Outcome, Size
+    from tests.sharedfs.outcome import Outcome
+    from tests.sharedfs.rehearsal import Size
 
 pytestmark = [
     pytest.mark.slow,

@@ -21,7 +21,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, Report
+from hpc_toolkit.attempts import BROKEN, END, FAILING, LOADED, LOADING, Report
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.memory import Shrinking
 from hpc_toolkit.processes import die_with_parent, kill_group
@@ -260,11 +260,12 @@ class _Child:
         pace = _Pace(request["deadline"], request["expected_s"])
         try:
             for span in _spans(items, spec.group_by):
-                if self.must_stop(pace):
+                if self.must_stop(pace) or report.failing:
                     break
                 if self._load(spec, workload, items, report, span):
                     self._run_span(workload, items, span, report, pace)
-            self._send(END, b"stopped" if report.index < len(items) else b"")
+            how = FAILING if report.failing else "stopped" if report.index < len(items) else ""
+            self._send(END, how.encode())
         except CommandInterruptedError:
             self._send(END, b"interrupted")
 
@@ -297,7 +298,7 @@ class _Child:
         self._send(LOADED)
         report.restart_clock()
         if failure is not None:
-            for _ in span:
+            while report.index < span.stop and not report.failing:
                 report.failure(failure)
             return False
         self._loaded = key
@@ -331,7 +332,7 @@ class _Child:
         pace: _Pace,
     ) -> None:
         shrinking = Shrinking(workload)
-        while report.index < span.stop:
+        while report.index < span.stop and not report.failing:
             feed = _Feed(items[report.index : span.stop], self, pace)
             first = report.index
             failure = self._follow(workload, feed, span, report, pace)
@@ -342,7 +343,7 @@ class _Child:
                     report.failure(failure)
                 else:
                     self._context = shrinking.context
-            elif report.index == span.stop:
+            elif report.index == span.stop or report.failing:
                 return
             elif report.index < first + feed.taken:
                 report.failure(RuntimeError("run() yielded fewer results than it took items"))
@@ -358,7 +359,7 @@ class _Child:
         try:
             for value in workload.run(self._context, feed):
                 pace.took(report.result(value))
-                if report.index == span.stop:
+                if report.index == span.stop or report.failing:
                     break
         except CommandInterruptedError:
             raise

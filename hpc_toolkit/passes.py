@@ -14,6 +14,7 @@ from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.executor import Executor
 from hpc_toolkit.journal import seal_line
 from hpc_toolkit.passlines import PassLines, Tally
+from hpc_toolkit.queue.rows import AGAIN_WEIGHT, DEATH_WEIGHT
 from hpc_toolkit.queue.state import is_killer
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Outcome(Enum):
     """The worker was told to stop, or time is up; the rest of the unit was given back."""
     OVERTAKEN = auto()
     """Somebody took the next generation; nothing more was written."""
+    HELD = auto()
+    """This host may be the reason that so much failed; the rest of the unit was given back."""
     DIED = auto()
     """The executor died; the rest of the unit was given back."""
 
@@ -53,6 +56,12 @@ class PassControl:
     """Start no further item."""
     abort: bool = False
     """End the item that runs, without an attempt."""
+    hold: bool = False
+    """Start no further item until others have tried those that failed here."""
+    row: int = 0
+    """Failures since the last result, by their weights (:mod:`hpc_toolkit.queue.rows`)."""
+    row_limit: int = wire.ROW
+    """Length of the row at which it is looked at."""
     deadline: float | None = None
     """Monotonic time after which no item should run."""
 
@@ -64,6 +73,8 @@ class _Stream:
     lines: PassLines
     """Where results are written."""
     rest: bytes = b""
+    weight: int = 1
+    """Of a failure in the row."""
     index: int = 0
     """Results so far."""
     since: float = 0.0
@@ -105,6 +116,8 @@ class PassRunner:
         self._looked_at = clock.monotonic()
         self._overtaken = False
         self.control = PassControl()
+        self.on_row: Callable[[], object] = lambda: None
+        """Called when so much failed in a row that this host may be the reason."""
         self.tally = Tally()
         """Of the pass that runs, or ran last."""
         self.loaded: tuple[str, str | None] = ("", None)
@@ -131,6 +144,8 @@ class PassRunner:
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
             lines.killer(item, len(suspects[item]))
             order.remove(item)
+        if any(self._is_last_try(assignment, item) for item in order):
+            self.on_row()
         try:
             outcome = self._execute(assignment, order, lines)
         except WorkloadError:
@@ -157,10 +172,12 @@ class PassRunner:
         unit = assignment.unit
         items = assignment.stage.log.segments[unit.entry].lines(unit) if left else []
         while left:
-            if self.control.stop:
-                return Outcome.STOPPED
-            stream = _Stream(lines, since=self._clock.monotonic())
-            self._request(assignment, left, [items[i - unit.first] for i in left])
+            if self.control.stop or self.control.hold:
+                return Outcome.STOPPED if self.control.stop else Outcome.HELD
+            hurt = assignment.stage.state.rows.of(self._worker).hurt
+            weight = AGAIN_WEIGHT if any((unit.name, item) in hurt for item in left) else 1
+            stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
+            self._request(assignment, left, [items[i - unit.first] for i in left], weight)
             how = self._follow(assignment, stream)
             left = left[stream.index :]
             if stream.broken is not None:
@@ -170,15 +187,42 @@ class PassRunner:
                 return Outcome.OVERTAKEN
             if how == "timeout" and left:
                 lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
+                self.control.row += weight
             elif how == "aborted" or stream.end is not None:
-                if stream.end != "":
-                    return Outcome.STOPPED
+                if stream.end not in ("", wire.FAILING):
+                    return Outcome.HELD if self._only_held else Outcome.STOPPED
             elif left and how != "again":
                 lines.executor_died(left, how, worker=self._worker, host=self._host)
-                return Outcome.DIED
+                self.control.row += DEATH_WEIGHT
+                self._look_at_row()
+                return Outcome.HELD if self._only_held else Outcome.DIED
+            self._look_at_row()
         return Outcome.COMPLETE
 
-    def _request(self, assignment: Assignment, left: list[int], items: list[bytes]) -> None:
+    @staticmethod
+    def _is_last_try(assignment: Assignment, item: int) -> bool:
+        """Whether an item that failed before has one attempt left."""
+        state = assignment.stage.state
+        history = state.units[assignment.unit.name].histories.get(item)
+        if history is None:
+            return False
+        spent = history.attempts(state.floor(assignment.unit.entry, item))
+        return 0 < spent == state.max_attempts - 1
+
+    @property
+    def _only_held(self) -> bool:
+        return self.control.hold and not (self.control.stop or self.control.abort)
+
+    def _look_at_row(self) -> None:
+        """After every so many failures in a row, more and more seldom while nothing is wrong."""
+        row = self.control.row
+        if row >= self.control.row_limit:
+            self.on_row()
+            self.control.row_limit = row + (1 if self.control.hold else max(row, wire.ROW))
+
+    def _request(
+        self, assignment: Assignment, left: list[int], items: list[bytes], weight: int
+    ) -> None:
         stage = assignment.stage
         group = stage.group_of(assignment.unit)
         request: dict[str, Any] = {
@@ -187,6 +231,7 @@ class PassRunner:
             "generation": assignment.generation,
             "positions": left,
             "deadline": self.control.deadline,
+            "row": max(1, (self.control.row_limit - self.control.row) // weight),
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
         if self._executor is None:
@@ -246,7 +291,7 @@ class PassRunner:
             self._looked_at = now
             claims = assignment.stage.claims
             self._overtaken |= claims.overtaken(assignment.unit.name, assignment.generation)
-        if self.control.stop or self._overtaken:
+        if self.control.stop or self.control.hold or self._overtaken:
             executor.stop()
 
     def _end(self, executor: Executor, stream: _Stream, why: str) -> str:
@@ -284,10 +329,12 @@ class PassRunner:
         if kind == wire.DONE:
             stream.index += 1
             stream.lines.tally.done += 1
+            self.control.row, self.control.row_limit = 0, wire.ROW
             stream.ready.append(seal_line(body))
         elif kind in (wire.FAILED, wire.PERMANENT):
             stream.index += 1
             stream.lines.tally.failed += 1
+            self.control.row += stream.weight if kind == wire.FAILED else 0
             stream.ready.append(seal_line(body))
         elif kind == wire.LOADING:
             stream.loading = True

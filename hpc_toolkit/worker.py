@@ -32,6 +32,7 @@ from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFil
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import RankInfo, boot_id, host_name, process_ticks
 from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
+from hpc_toolkit.sickness import HostWatch
 from hpc_toolkit.witness import MISSED, Witness
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Ask a worker to finish its item and leave."""
 
 _UPDATE_S = 1.0
+_HOLD_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,13 @@ class Worker:
             wake_fd=self._wake_fd,
             tick=self._tick,
         )
-        self._passes.control.deadline = self._monotonic_deadline()
+        control = self._passes.control
+        control.deadline = self._monotonic_deadline()
+        presence = self._presence.presence
+        self._host_watch = HostWatch(
+            self._view, self._liveness, clock, presence, control, self._drain
+        )
+        self._passes.on_row = self._host_watch.check
         self._counts = [0, 0, 0]
         self._signals = 0
         self._stage: StageView | None = None
@@ -201,11 +209,12 @@ class Worker:
             self._tick()
             if self._passes.control.stop:
                 return EXIT_LEFT
-            assignment = self._next()
+            holds = self._host_watch.holds(self._pacing.judge_s)
+            assignment = None if holds else self._next()
             if assignment is not None:
                 self._work(assignment)
                 continue
-            if self._picker.told_complete:
+            if self._picker.told_complete or (holds and self._view.complete):
                 self._tell_complete()
                 return EXIT_COMPLETE
             self._wait()
@@ -260,6 +269,8 @@ class Worker:
     def _judge_failures(self, failed: int) -> None:
         """End the pass, and then the worker, if so much failed that the run should pause."""
         self._judged = failed
+        if self._host_watch.glance(self._pacing.judge_s):
+            return
         self._judge_at = self._clock.monotonic() + self._pacing.judge_s
         stage = self._stage
         done = self._counts[0] + self._passes.tally.done
@@ -279,7 +290,8 @@ class Worker:
         if limit is not None and now - self._idle_since >= limit:
             self._drain(f"nothing to do for {limit:g} s", 0.0)
             return
-        ready, _, _ = select.select([self._wake_fd], [], [], self._pacing.wait_s)
+        wait_s = _HOLD_POLL_S if self._passes.control.hold else self._pacing.wait_s
+        ready, _, _ = select.select([self._wake_fd], [], [], wait_s)
         if ready:
             os.read(self._wake_fd, 4096)
 
@@ -334,6 +346,7 @@ class Worker:
                 self._drain(f"asked to drain by {request.name}", self._options.grace_s)
         for notice in notices:
             self._liveness.take_notice(notice)
+        self._died_nearby |= self._host_watch.take(self._control.sick)
 
     def _leave(self, reason: str) -> None:
         """Everything of ours is written and released: say so, and be gone."""

@@ -187,7 +187,7 @@ class ToyWorker:
         self._written.append(line)
         self._kinds.append(record["type"])
 
-    def release(self) -> None:
+    def release(self, at: float = 0.0) -> None:
         """End the pass."""
         done = self._kinds.count("done")
         failed = self._kinds.count("failed") + self._kinds.count("permanent")
@@ -201,7 +201,7 @@ class ToyWorker:
                     "done": done,
                     "failed": failed,
                     "seconds": float(len(self._kinds)),
-                    "at": 0.0,
+                    "at": at,
                     "start": self._start,
                     "sum": f"{crc32(b''.join(self._written)):08x}",
                 }

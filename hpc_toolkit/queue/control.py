@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
@@ -12,7 +12,7 @@ from hpc_toolkit import files
 if TYPE_CHECKING:
     from hpc_toolkit.layout import RunPaths
 
-_DRAIN, _DEATHS = "drain", "deaths"
+_DRAIN, _DEATHS, _SICK = "drain", "deaths", "sick"
 
 SUSPENDED = "suspended"
 """Explains a silence that may end: the lease decides when it is a death."""
@@ -37,6 +37,25 @@ class DeathNotice:
         return self.explained != SUSPENDED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SickNotice:
+    """So much failed in a row on a host that the host may be the reason. Decides no item's state:
+    it asks workers of other hosts for their opinion of those items, and says why workers left."""
+
+    host: str
+    """Where it failed."""
+    worker: str
+    """Who says so, of its own host."""
+    whole: bool
+    """Whether it is said of the host, or else of this worker alone, such as of its GPU."""
+    sure: bool
+    """Whether other hosts finished those items, or else are asked to try them."""
+    at: float
+    """Epoch seconds, on that host's clock."""
+    reason: str
+    """For people."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request to leave."""
@@ -58,9 +77,15 @@ def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
     _write(paths, _DEATHS, found)
 
 
-def _write(paths: RunPaths, request: str, workers: object) -> None:
+def give_sick_notice(paths: RunPaths, notice: SickNotice) -> None:
+    """Tell all workers that a host may be sick, or is."""
+    _write(paths, _SICK, [notice.worker], **asdict(notice))
+
+
+def _write(paths: RunPaths, request: str, workers: object, **more: object) -> None:
     path = paths.control / f"{request}-{os.urandom(4).hex()}.json"
-    files.write_new(path, [json.dumps({"request": request, "workers": workers}).encode()])
+    record = {"request": request, "workers": workers, **more}
+    files.write_new(path, [json.dumps(record).encode()])
 
 
 class ControlReader:
@@ -69,6 +94,8 @@ class ControlReader:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._read: set[str] = set()
+        self.sick: list[SickNotice] = []
+        """Every notice of a sick host that was read so far."""
 
     def poll(self) -> tuple[list[Request], list[DeathNotice]]:
         """What is new. A file that cannot be read yet is looked at again next time."""
@@ -83,6 +110,8 @@ class ControlReader:
                     requests.append(Request(name, frozenset(record["workers"])))
                 elif record["request"] == _DEATHS:
                     notices += _notices(record["workers"])
+                elif record["request"] == _SICK:
+                    self.sick.append(_sick_notice(record))
             except (ValueError, KeyError, TypeError, AttributeError, OSError):
                 continue
             self._read.add(name)
@@ -94,3 +123,14 @@ def _notices(workers: dict[str, dict[str, Any]]) -> list[DeathNotice]:
         DeathNotice(worker=name, heartbeat=int(said["heartbeat"]), explained=str(said["explained"]))
         for name, said in workers.items()
     ]
+
+
+def _sick_notice(record: dict[str, Any]) -> SickNotice:
+    return SickNotice(
+        host=str(record["host"]),
+        worker=str(record["worker"]),
+        whole=bool(record["whole"]),
+        sure=bool(record["sure"]),
+        at=float(record["at"]),
+        reason=str(record["reason"]),
+    )

@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [
     {"campaign", "clusters", "lab", "preflight", "queue", "workloads"},
     {"executor", "explain", "gather", "passlines", "render", "safety"},
     {"passes", "simulation", "status", "tables"},
-    {"doctor", "giveback", "progress", "witness"},
+    {"doctor", "giveback", "progress", "sickness", "witness"},
     {"worker"},
     {"pool", "provenance"},
     {"run"},
@@ -49,11 +49,11 @@ LAYERS: list[set[str]] = [
 ]
 
 QUEUE_LAYERS: list[set[str]] = [
-    {"control", "durations", "pacing", "presence", "units"},
+    {"control", "durations", "pacing", "presence", "rows", "units"},
     {"affinity", "claims", "items", "leases", "state"},
     {"log"},
     {"view"},
-    {"picker"},
+    {"matrix", "picker"},
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.

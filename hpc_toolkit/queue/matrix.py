@@ -1,0 +1,98 @@
+"""The matrix host x item of the journals: what failed where, and what became of it elsewhere."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.queue.rows import AGAIN_WEIGHT
+from hpc_toolkit.queue.state import ItemState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hpc_toolkit.queue.view import RunView
+
+
+class Opinion(Enum):
+    """What became elsewhere of an item that failed here."""
+
+    DONE = auto()
+    FAILED = auto()
+    OPEN = auto()
+    """Nobody tried, and somebody may."""
+    NONE = auto()
+    """Nobody will try: it is finished, by what was written here alone."""
+
+
+class Key(NamedTuple):
+    """An item of any stage."""
+
+    stage: str
+    unit: str
+    item: int
+
+
+class Matrix:
+    """What one view's journals say of hosts and items; as new as the view."""
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+        self._hosts: dict[str, str] = {}
+
+    def host_of(self, worker: str) -> str:
+        """Where a worker runs or ran; "" if unknown, which proves nothing."""
+        if worker not in self._hosts:
+            presence = read_presence(self._view.paths.worker(worker))
+            if presence is None:
+                return ""
+            self._hosts[worker] = presence.host
+        return self._hosts[worker]
+
+    def workers_on(self, host: str) -> set[str]:
+        """Workers of a host that wrote an attempt."""
+        names = {name for stage in self._view.stages.values() for name in stage.state.rows}
+        return {name for name in names if self.host_of(name) == host}
+
+    def row(self, workers: Collection[str], since: float) -> dict[Key, int]:
+        """What failed since the last result of any of these workers, who are of one host."""
+        rows = [
+            (name, stage.state.rows[worker])
+            for name, stage in self._view.stages.items()
+            for worker in workers
+            if worker in stage.state.rows
+        ]
+        after = max([since, *(row.done_at for _, row in rows)])
+        found: dict[Key, int] = {}
+        for stage, row in rows:
+            for (unit, item), (at, weight) in row.hurt.items():
+                if at >= after:
+                    key = Key(stage, unit, item)
+                    # Of two workers of a host that tried it, one did so again.
+                    found[key] = found[key] + max(weight, AGAIN_WEIGHT) if key in found else weight
+        return found
+
+    def opinion(self, key: Key, here: Collection[str]) -> Opinion:
+        """What became of an item among all workers but those ``here``."""
+        state = self._view.stages[key.stage].state
+        unit = state.units[key.unit]
+        history = unit.histories.get(key.item)
+        done = unit.clean[0] if unit.clean is not None else None
+        if history is not None and history.done is not None:
+            done = history.done.worker
+        if done is not None:
+            return Opinion.DONE if self._is_elsewhere(done, here) else Opinion.NONE
+        floor = state.floor(unit.unit.entry, key.item)
+        failures = history.failures if history is not None else {}
+        hurt = [ref.worker for ref in failures.values() if ref.generation > floor]
+        deaths = [death for death in unit.deaths.values() if death.item == key.item]
+        hurt += [death.worker for death in deaths if not death.explained]
+        if any(self._is_elsewhere(worker, here) for worker in hurt):
+            return Opinion.FAILED
+        pending = state.item_state(unit, key.item) is ItemState.PENDING
+        return Opinion.OPEN if pending else Opinion.NONE
+
+    def _is_elsewhere(self, worker: str, here: Collection[str]) -> bool:
+        """Of this worker another of its host may speak; of the host those of other hosts alone."""
+        return worker not in here and self.host_of(worker) != ""

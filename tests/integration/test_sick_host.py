@@ -1,0 +1,133 @@
+"""Hosts on which everything fails, beside hosts on which nothing does."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.realrun import journal_lines, rows_by_id, wait_until, workers_of
+
+if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
+    from tests.integration.realrun import Hpctk, Started
+
+WORKLOAD = "sample_workloads:fail_on_host"
+
+
+def make(hpctk: Hpctk, count: int, **item: Any) -> Run:
+    """Items that fail on ``node-a`` at once, and take a moment elsewhere."""
+    return hpctk.make([{"sick": ["node-a"], "seconds": 0.05, **item}] * count, WORKLOAD)
+
+
+def start(hpctk: Hpctk, host: str, workers: int = 1) -> Started:
+    return hpctk.start("work", "run", "--workers", workers, env={"HPCTK_HOST": host})
+
+
+def notes_of(run: Run, host: str) -> list[str]:
+    return [worker["note"] for worker in workers_of(run) if worker["host"] == host]
+
+
+def started_on(hpctk: Hpctk, host: str) -> list[int]:
+    """Items by the order in which they began on a host."""
+    return [int(words[1]) for words in hpctk.noted("start") if words[2] == host]
+
+
+def notices(run: Run) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in run.paths.control.iterdir()]
+    return sorted((one for one in found if one["request"] == "sick"), key=lambda one: one["at"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_black_hole_is_stopped_after_8_items_a_worker_and_costs_no_item(
+    hpctk: Hpctk, workers: int
+) -> None:
+    run = make(hpctk, 120)
+    healthy = start(hpctk, "node-b", 2)
+    wait_until(lambda: started_on(hpctk, "node-b"), "the healthy host to work")
+
+    sick = start(hpctk, "node-a", workers)
+
+    assert sick.ended(limit_s=40).code == 75
+    assert 8 <= len(set(started_on(hpctk, "node-a"))) <= 8 * workers
+    assert len(started_on(hpctk, "node-a")) == len(set(started_on(hpctk, "node-a")))
+    for note in notes_of(run, "node-a"):
+        assert "host node-a is sick: " in note
+    assert healthy.ended(limit_s=40).code == 0
+    rows = rows_by_id(run)
+    assert {row["value"]["host"] for row in rows.values()} == {"node-b"}
+    assert max(row["attempts"] for row in rows.values()) == 2
+    assert run.status().stages["items"].failed == 0
+
+
+@pytest.mark.slow
+def test_black_hole_that_is_there_before_the_first_result_pauses_nothing(hpctk: Hpctk) -> None:
+    """Others are in the middle of their first items: to pause would be to believe the sick one."""
+    gate = hpctk.cwd / "gate"
+    run = make(hpctk, 30, gate=str(gate), seconds=0.2)
+    healthy = start(hpctk, "node-b", 2)
+    wait_until(lambda: started_on(hpctk, "node-b"), "the healthy host to work")
+
+    sick = start(hpctk, "node-a", 4)
+    wait_until(lambda: notices(run), "the sick host to hold")
+    assert run.status().stages["items"].done == 0
+    gate.touch()
+
+    assert sick.ended(limit_s=40).code == 75
+    assert len(set(started_on(hpctk, "node-a"))) >= 8
+    assert healthy.ended(limit_s=60).code == 0
+    assert run.status().stages["items"].failed == 0
+
+
+@pytest.mark.slow
+def test_last_items_of_a_run_survive_a_sick_host(hpctk: Hpctk) -> None:
+    """Fewer items than a row has: their attempts must not be used up on one host."""
+    run = make(hpctk, 4, seconds=0.5)
+    healthy = start(hpctk, "node-b")
+    wait_until(lambda: started_on(hpctk, "node-b"), "the healthy host to work")
+
+    sick = start(hpctk, "node-a")
+
+    assert healthy.ended(limit_s=40).code == 0
+    assert sick.ended(limit_s=40).code == 0  # nothing is left, and 3 items prove nothing
+    assert {row["state"] for row in run.results()} == {"done"}
+
+
+@pytest.mark.slow
+def test_items_that_fail_everywhere_blacklist_no_host(hpctk: Hpctk) -> None:
+    items = [{"sick": [], "bad": 10 <= number < 40} for number in range(60)]
+    run = hpctk.make(items, WORKLOAD, max_attempts=2)
+
+    both = [start(hpctk, host, 2) for host in ("node-a", "node-b")]
+
+    assert [one.ended(limit_s=40).code for one in both] == [0, 0]
+    assert not [one for one in notices(run) if one["sure"]]
+    counts = run.status().stages["items"]
+    assert (counts.done, counts.failed) == (30, 30)
+
+
+def test_single_host_is_never_sick(hpctk: Hpctk) -> None:
+    run = make(hpctk, 12)
+
+    assert start(hpctk, "node-a", 2).ended().code == 0
+
+    assert not notices(run)
+    assert run.status().stages["items"].failed == 12
+
+
+@pytest.mark.slow
+def test_host_on_which_every_executor_dies_leaves_before_items_are_taken_for_killers(
+    hpctk: Hpctk,
+) -> None:
+    run = make(hpctk, 60, how="abort", seconds=0.1)
+    healthy = start(hpctk, "node-b", 2)
+    wait_until(lambda: started_on(hpctk, "node-b"), "the healthy host to work")
+
+    sick = start(hpctk, "node-a")
+
+    assert sick.ended(limit_s=60).code in (75, 0)
+    assert healthy.ended(limit_s=60).code == 0
+    assert not journal_lines(run, "permanent")
+    assert {row["attempts"] for row in run.results()} == {1}

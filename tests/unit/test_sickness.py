@@ -1,0 +1,442 @@
+"""When a host is sick: what the matrix of hosts and items says, and what a worker does then."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.attempts import ROW
+from hpc_toolkit.passes import PassControl
+from hpc_toolkit.queue.control import ControlReader, SickNotice, give_sick_notice
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.matrix import Key, Opinion
+from hpc_toolkit.queue.presence import DRAINING, FINISHED
+from hpc_toolkit.queue.rows import AGAIN_WEIGHT, DEATH_WEIGHT, Rows
+from hpc_toolkit.sickness import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun, ToyWorker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DONE, FAILED, OPEN, NONE = Opinion.DONE, Opinion.FAILED, Opinion.OPEN, Opinion.NONE
+
+
+def keys(count: int) -> list[Key]:
+    return [Key("items", "000001-0", item) for item in range(count)]
+
+
+def health_of(*opinions: Opinion, others: bool = True, weight: int = 1, **limits: int) -> Health:
+    row = dict.fromkeys(keys(len(opinions)), weight)
+    return judge(row, dict(zip(row, opinions, strict=True)), others=others, **limits)
+
+
+@pytest.mark.parametrize(
+    ("opinions", "health"),
+    [
+        ([], Health.WELL),
+        ([OPEN] * (ROW - 1), Health.WELL),
+        ([OPEN] * ROW, Health.SUSPECT),
+        ([DONE] * (ROW - 1) + [OPEN], Health.SUSPECT),
+        ([DONE] * ROW, Health.SICK),
+        ([DONE] * ROW + [FAILED] * 50, Health.SICK),
+        ([DONE] * (ROW - 1) + [FAILED], Health.WELL),
+        ([FAILED] + [OPEN] * (ROW - 1), Health.WELL),
+        ([NONE] * 50, Health.WELL),
+        ([DONE] * (ROW - 1) + [NONE] * 50, Health.WELL),
+    ],
+)
+def test_host_is_sick_where_others_finish_what_fails_there(
+    opinions: list[Opinion], health: Health
+) -> None:
+    assert health_of(*opinions) is health
+
+
+def test_nobody_waits_for_opinions_where_nobody_can_have_one() -> None:
+    assert health_of(*[OPEN] * 50, others=False) is Health.WELL
+
+
+def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
+    assert health_of(OPEN, OPEN, weight=ROW // 2) is Health.SUSPECT
+    assert health_of(DONE, DONE, weight=ROW // 2) is Health.WELL  # two items prove nothing
+
+
+opinion_lists = st.lists(st.sampled_from(Opinion), max_size=40)
+
+
+@given(st.lists(st.sampled_from([FAILED, OPEN, NONE]), max_size=60), st.booleans())
+def test_data_that_fails_everywhere_never_makes_a_host_sick(
+    opinions: list[Opinion], others: bool
+) -> None:
+    assert health_of(*opinions, others=others) is not Health.SICK
+
+
+@given(opinion_lists, st.booleans())
+def test_failing_elsewhere_as_well_never_speaks_against_a_host(
+    opinions: list[Opinion], others: bool
+) -> None:
+    order = [Health.WELL, Health.SUSPECT, Health.SICK]
+    before = order.index(health_of(*opinions, others=others))
+    for index, opinion in enumerate(opinions):
+        if opinion is OPEN:
+            changed = [*opinions[:index], FAILED, *opinions[index + 1 :]]
+            assert order.index(health_of(*changed, others=others)) <= before
+
+
+@given(opinion_lists)
+def test_a_wait_ends_when_every_item_has_its_opinion(opinions: list[Opinion]) -> None:
+    told = [opinion for opinion in opinions if opinion is not OPEN]
+
+    assert health_of(*told) is not Health.SUSPECT
+
+
+@given(st.tuples(st.integers(0, 20), st.text()), st.tuples(st.integers(0, 20), st.text()))
+def test_two_hosts_never_wait_for_each_other(here: tuple[int, str], there: tuple[int, str]) -> None:
+    assert not (may_wait(here, there) and may_wait(there, here))
+
+
+def test_host_that_fails_as_much_is_not_waited_for() -> None:
+    assert may_wait((ROW, "a"), (ROW - 1, "b"))
+    assert not may_wait((3 * ROW, "b"), (ROW, "a"))
+
+
+class Simulated:
+    """Hosts that take items one after the other; what they see is always new."""
+
+    def __init__(self, hosts: int, sick: set[int], items: int, bad: set[int], seed: int) -> None:
+        self.sick, self.bad = sick, bad
+        self.random = random.Random(seed)
+        self.hosts = list(range(hosts))
+        self.pending = dict.fromkeys(range(items), 0)
+        self.done: dict[int, int] = {}
+        self.failed_on: dict[int, list[int]] = {item: [] for item in range(items)}
+        self.rows: dict[int, dict[Key, int]] = {host: {} for host in self.hosts}
+        self.left: set[int] = set()
+
+    def health(self, host: int) -> Health:
+        row = self.rows[host]
+        opinions = {key: self.opinion(host, key.item) for key in row}
+        others = any(
+            may_wait((len(row), str(host)), (len(self.rows[other]), str(other)))
+            for other in self.hosts
+            if other not in self.left and other != host
+        )
+        return judge(row, opinions, others=others)
+
+    def opinion(self, host: int, item: int) -> Opinion:
+        if item in self.done:
+            return NONE if self.done[item] == host else DONE
+        if any(other != host for other in self.failed_on[item]):
+            return FAILED
+        return OPEN if item in self.pending else NONE
+
+    def work(self, host: int, max_attempts: int) -> None:
+        asked = [item for item in self.pending if self.failed_on[item]]
+        item = self.random.choice(
+            asked if asked and self.random.random() < 0.5 else list(self.pending)
+        )
+        if host in self.sick or item in self.bad:
+            key = Key("items", "unit", item)
+            again = key in self.rows[host]
+            self.rows[host][key] = self.rows[host].get(key, 0) + (AGAIN_WEIGHT if again else 1)
+            self.failed_on[item].append(host)
+            self.pending[item] += 1
+            if self.pending[item] == max_attempts:
+                del self.pending[item]
+        else:
+            self.rows[host].clear()
+            self.done[item] = host
+            del self.pending[item]
+
+    def run(self, max_attempts: int = 3) -> None:
+        for _ in range(10_000):
+            if not self.pending:
+                return
+            ready = []
+            for host in self.hosts:
+                if host in self.left:
+                    continue
+                health = self.health(host)
+                if health is Health.SICK:
+                    self.left.add(host)
+                elif health is Health.WELL:
+                    ready.append(host)
+            assert ready, "every host waits for another"
+            # A sick host is quick: it gets twenty turns while the others get one.
+            for host in ready:
+                for _ in range(20 if host in self.sick else 1):
+                    if self.pending and self.health(host) is Health.WELL:
+                        self.work(host, max_attempts)
+        pytest.fail("the run does not end")
+
+
+@given(
+    hosts=st.integers(2, 5),
+    items=st.integers(1, 80),
+    bad=st.sets(st.integers(0, 79), max_size=30),
+    ill=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_a_black_hole_is_stopped_after_8_good_items_and_no_well_host_leaves(
+    hosts: int, items: int, bad: set[int], ill: bool, seed: int
+) -> None:
+    simulated = Simulated(hosts, {0} if ill else set(), items, bad, seed)
+
+    simulated.run()
+
+    assert simulated.left <= simulated.sick
+    good = {item for item in range(items) if item not in bad}
+    hurt = {item for item in good if 0 in simulated.failed_on[item]}
+    assert len(hurt) <= ROW
+    if not bad:
+        assert good == simulated.done.keys()
+
+
+def test_a_result_ends_a_row() -> None:
+    rows = Rows()
+    for item in range(3):
+        rows.hurt("w", "u", item, at=item, died=False)
+    rows.done("w", at=1.5)
+
+    assert rows.of("w").hurt == {("u", 2): (2, 1)}
+
+
+def test_a_result_of_a_pass_that_is_read_again_ends_nothing() -> None:
+    rows = Rows()
+    rows.done("w", at=5.0)
+    rows.hurt("w", "u", 0, at=6.0, died=False)
+    rows.done("w", at=1.0)
+    rows.hurt("w", "u", 1, at=2.0, died=False)
+
+    assert list(rows.of("w").hurt) == [("u", 0)]
+
+
+def test_weights_grow_with_every_failure_and_death_of_one_item() -> None:
+    rows = Rows()
+    weights = []
+    for died in (False, False, True):
+        rows.hurt("w", "u", 0, at=1.0, died=died)
+        weights.append(rows.of("w").hurt["u", 0][1])
+
+    assert weights == [1, 1 + AGAIN_WEIGHT, 1 + AGAIN_WEIGHT + DEATH_WEIGHT]
+    assert weights[1] >= ROW
+
+
+class Ward:
+    """A run of two hosts, seen by the watch of the worker ``me`` on host ``a``."""
+
+    def __init__(self, root: Path) -> None:
+        self.toy = ToyRun(root / "r", 40, unit=1, max_attempts=3)
+        self.clock = ManualClock()
+        self.me = self.worker("me", "a")
+        self.other = self.worker("other", "b")
+        self.control = PassControl()
+        self.left: list[str] = []
+        self.view = self.toy.view()
+        self.liveness = Liveness(self.toy.paths, self.clock, host="a", boot="none", lease_s=1e6)
+        self.watch = HostWatch(
+            self.view,
+            self.liveness,
+            self.clock,
+            self.me.presence.presence,
+            self.control,
+            lambda reason, _: self.left.append(reason),
+        )
+
+    def worker(self, name: str, host: str) -> ToyWorker:
+        return self.toy.worker(name, host=host)
+
+    def attempt(self, who: ToyWorker, items: Any, kind: str = "failed", **fields: Any) -> None:
+        for item in items:
+            unit = self.toy.unit_name(item)
+            generation = 1 + self.toy.stage().claims.generation(unit)
+            assert who.claim(unit, generation)
+            who.attempt(item, kind, at=self.clock.wall(), **fields)
+            who.release(self.clock.wall())
+            self.control.row = 0 if kind == "done" else self.control.row + (who is self.me)
+
+    def notices(self) -> list[tuple[str, bool, bool]]:
+        reader = ControlReader(self.toy.paths)
+        reader.poll()
+        return sorted((one.host, one.whole, one.sure) for one in reader.sick)
+
+
+@pytest.fixture
+def ward(fast_dir: Path) -> Ward:
+    return Ward(fast_dir)
+
+
+def test_row_of_8_holds_and_asks_others_once(ward: Ward) -> None:
+    ward.attempt(ward.me, range(ROW))
+
+    assert ward.watch.check()
+    assert ward.watch.check()
+
+    assert ward.control.hold
+    assert ward.notices() == [("a", True, False)]
+    assert not ward.left
+
+
+def test_row_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) -> None:
+    ward.attempt(ward.me, range(ROW))
+    ward.watch.check()
+    ward.attempt(ward.other, range(ROW), "done")
+
+    assert ward.watch.holds(0.0)
+
+    assert ward.left == ["host a is sick: 8 items in a row failed there, and others finished them"]
+    assert ward.notices() == [("a", True, False), ("a", True, True)]
+
+
+def test_row_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> None:
+    ward.attempt(ward.me, range(ROW))
+    ward.watch.check()
+    ward.attempt(ward.other, [0])
+
+    assert not ward.watch.holds(0.0)
+
+    assert (ward.control.hold, ward.left) == (False, [])
+
+
+def test_row_is_broken_by_a_result_of_the_worker(ward: Ward) -> None:
+    ward.attempt(ward.me, range(ROW - 1))
+    ward.clock.advance(1)
+    ward.attempt(ward.me, [20], "done")
+    ward.attempt(ward.me, [21])
+
+    assert not ward.watch.check()
+
+
+def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_is(
+    ward: Ward,
+) -> None:
+    """One GPU of four that fell off the bus."""
+    ward.attempt(ward.me, range(ROW))
+    ward.clock.advance(1)
+    ward.attempt(ward.worker("mate", "a"), [30], "done")
+    ward.control.row = ROW
+    assert ward.watch.check()
+    ward.attempt(ward.other, range(ROW), "done")
+
+    ward.watch.check()
+
+    assert ward.notices() == [("a", False, False), ("a", False, True)]
+    assert ward.left[0].startswith("worker me is sick: 8 items")
+
+
+def test_workers_of_one_host_share_their_row(ward: Ward) -> None:
+    ward.attempt(ward.me, range(3))
+    ward.attempt(ward.worker("mate", "a"), range(3, ROW))
+
+    assert ward.watch.check()
+
+
+def test_hosts_that_fail_alike_do_not_wait_for_each_other(ward: Ward) -> None:
+    ward.attempt(ward.me, range(ROW))
+    ward.attempt(ward.other, range(20, 20 + ROW))
+
+    assert not ward.watch.check()
+
+
+@pytest.mark.parametrize("state", [FINISHED, DRAINING])
+def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
+    ward.attempt(ward.me, range(ROW))
+    ward.other.presence.update(state=state)
+
+    assert not ward.watch.check()
+
+
+def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
+    ward.toy.paths.worker("other").unlink()
+    ward.attempt(ward.me, range(ROW))
+    ward.attempt(ward.worker("mate", "a"), range(ROW), "done")
+
+    assert not ward.watch.check()
+
+
+def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> None:
+    ward.attempt(ward.me, range(ROW))
+    assert ward.watch.check()
+    ward.clock.advance(HOLD_S - 1)
+    assert ward.watch.check()
+    ward.clock.advance(2)
+    assert not ward.watch.check()
+
+    ward.attempt(ward.me, range(ROW, 2 * ROW - 1))
+    assert not ward.watch.check()
+    ward.attempt(ward.me, [2 * ROW - 1])
+    assert ward.watch.check()
+
+
+def test_nothing_is_read_while_nothing_fails(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ward.view, "poll", lambda: pytest.fail("read the journals"))
+
+    assert not ward.watch.glance(1.0)
+    ward.control.row = 1
+    assert not ward.watch.glance(1.0)
+
+
+def test_journals_are_read_no_more_often_than_said(
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ward.control.row = 2
+    polls: list[int] = []
+    monkeypatch.setattr(ward.view, "poll", lambda: polls.append(1))
+
+    for _ in range(20):
+        ward.watch.glance(1.0)
+        ward.clock.advance(0.1)
+
+    assert len(polls) == 2
+
+
+def notice(**changes: Any) -> SickNotice:
+    fields: dict[str, Any] = {"host": "b", "worker": "other", "whole": True, "sure": False}
+    return SickNotice(**{**fields, "at": 0.0, "reason": "", **changes})
+
+
+def test_another_hosts_question_is_heard_once_and_its_verdict_asks_nothing(ward: Ward) -> None:
+    asked = notice()
+
+    assert ward.watch.take([asked])
+    assert not ward.watch.take([asked])
+    assert not ward.watch.take([asked, notice(sure=True), notice(host="a")])
+
+
+def test_host_that_was_sick_within_a_day_is_told_by_2_items(ward: Ward) -> None:
+    ward.watch.take([notice(host="a", sure=True, at=ward.clock.wall() - 3600)])
+    assert ward.control.row_limit == ENOUGH_AGAIN
+    ward.attempt(ward.me, range(ENOUGH_AGAIN))
+    assert ward.watch.check()
+    ward.attempt(ward.other, range(ENOUGH_AGAIN), "done")
+
+    ward.watch.check()
+
+    assert ward.left
+
+
+@pytest.mark.parametrize(
+    "changes", [{"at": -1e6}, {"whole": False}, {"sure": False}, {"host": "b"}]
+)
+def test_old_and_other_notices_change_no_limit(ward: Ward, changes: dict[str, Any]) -> None:
+    told = {"host": "a", "sure": True, "at": ward.clock.wall(), **changes}
+    ward.watch.take([notice(**told)])
+
+    assert ward.control.row_limit == ROW
+
+
+def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(
+    ward: Ward,
+) -> None:
+    given = notice(reason="8 items", at=12.5)
+    give_sick_notice(ward.toy.paths, given)
+    reader = ControlReader(ward.toy.paths)
+
+    assert reader.poll() == ([], [])
+    assert reader.sick == [given]
+    reader.poll()
+    assert reader.sick == [given]

@@ -226,10 +226,11 @@ def _unwritable(directory: Path, error: OSError) -> Finding:
 
 
 def _failed(check: str, error: OSError) -> Finding:
+    where = f" ({os.path.basename(error.filename)})" if isinstance(error.filename, str) else ""
     return Finding(
         check=check,
         verdict=Verdict.UNSAFE,
-        found=f"failed: {error.strerror or error}",
+        found=f"failed: {error.strerror or error}{where}",
         means="a worker that meets this ends, and its items wait for others",
         mend="try again; if it stays, ask the site, or choose another directory",
     )

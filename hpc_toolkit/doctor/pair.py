@@ -56,7 +56,7 @@ class Pair:
         told = self._channel.receive(self._number, ANSWER_S)
         self._asked = False
         if "errno" in told:
-            raise OSError(told["errno"], told["error"])
+            raise OSError(told["errno"], f"{told['error']}, on the other side", told["path"])
         return told["answer"]
 
     def ask(self, act: str, **words: Any) -> Any:
@@ -112,7 +112,8 @@ class Partner:
         try:
             return {"answer": acts[act](**words)}
         except OSError as error:
-            return {"errno": error.errno or 0, "error": error.strerror or str(error)}
+            told = {"errno": error.errno or 0, "error": error.strerror or str(error)}
+            return {**told, "path": str(error.filename) if error.filename else None}
 
     def _prepare(self, name: str) -> None:
         self._changes = views.Changes(self._area / name)

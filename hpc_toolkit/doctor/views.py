@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 65.0
 """NFS remembers a directory for 60 s unless it is told otherwise (acdirmax in nfs(5))."""
-_PROMPT_S = 2.0
+_PROMPT_S = 5.0
 _BEFORE, _AFTER = b"0" * 64, b"1" * 64
 
 
@@ -74,8 +74,8 @@ _MEANS = {
 
 
 def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
-    """Seconds for which each change stays unseen after the side that made it said so; None: longer
-    than ``limit_s``.
+    """Seconds from the moment in which the other side was asked for changes until each was seen, an
+    upper limit of its delay; None: longer than ``limit_s`` after that side was done.
 
     Everything is looked at before, since what was never seen is in no cache.
     """
@@ -84,13 +84,14 @@ def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
     waiting = looks(directory)
     for seen in waiting.values():
         seen()
+    asked = time.monotonic()
     pair.ask("change")
     delays: dict[str, float | None] = dict.fromkeys(waiting)
     began = time.monotonic()
     while waiting and time.monotonic() - began < limit_s:
         for name, seen in list(waiting.items()):
             if seen():
-                delays[name] = round(time.monotonic() - began, 3)
+                delays[name] = round(time.monotonic() - asked, 3)
                 del waiting[name]
         time.sleep(0.01 if time.monotonic() - began < 1 else 0.25)
     return delays
@@ -116,7 +117,7 @@ def _judge(name: str, delay: float | None) -> Finding:
     return Finding(
         check=check,
         verdict=Verdict.SLOWER if late else Verdict.FINE,
-        found=f"seen after {format_duration(delay)}" if delay >= 0.1 else "seen at once",
+        found=f"seen within {format_duration(delay)}",
         means=_MEANS[name] if late else "",
         mend=f"a --lease below {format_duration(2 * delay)} would end living workers' leases"
         if late and name == "heartbeat"

@@ -200,6 +200,24 @@ def test_a_name_with_two_owners_is_unsafe(fast_dir: Path, monkeypatch: pytest.Mo
     assert report.verdict is Verdict.UNSAFE
 
 
+def test_a_name_that_is_refused_and_is_not_there_is_slower(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = files.create_name
+
+    def refuses(path: Path, target: str) -> str:
+        if path.name in {str(index) for index in range(3, 30)}:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return real(path, target)
+
+    monkeypatch.setattr(files, "create_name", refuses)
+
+    exclusive = found(looked_at(fast_dir))["exclusive names"]
+
+    assert exclusive.verdict is Verdict.SLOWER
+    assert "refused and are not there" in exclusive.found
+
+
 def test_a_directory_without_symlinks_is_unsafe(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +296,7 @@ def test_an_error_of_the_other_side_is_a_finding_as_well(
 
     report = looked_at(fast_dir)
 
-    assert found(report)["delays"].found == "failed: Disk quota exceeded"
+    assert found(report)["delays"].found == "failed: Disk quota exceeded, on the other side"
     assert os.listdir(fast_dir) == []
 
 

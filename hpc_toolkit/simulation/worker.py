@@ -11,6 +11,7 @@ from hpc_toolkit import files
 from hpc_toolkit.journal import JournalWriter, encode_line
 from hpc_toolkit.passlines import PassLines
 from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.state import is_killer
@@ -28,12 +29,9 @@ if TYPE_CHECKING:
 
 STAGE = "items"
 
-# The pace of hpc_toolkit.worker on a shared filesystem.
-_SCAN_FIRST_S = 0.03
-_SCAN_S = 15.0
+# As in hpc_toolkit.worker and hpc_toolkit.passes.
 _UPDATE_S = 1.0
-_FIRST_WATCH_S = 0.5
-_WATCH_S = 30.0
+_TICK_S = 1.0
 
 
 class VirtualClock:
@@ -93,9 +91,9 @@ class SimulatedWorker:
         self._site = site
         self._clock = site.clock
         host = f"n{place // site.scenario.workers_per_host}"
-        self._workers = site.scenario.workers
-        lease_s = site.scenario.lease_s
-        self._beat_s = min(heartbeat_interval_s(self._workers), lease_s / 4)
+        workers, lease_s = site.scenario.workers, site.scenario.lease_s
+        self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
+        self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
         self._lock = FileLock(
             site.paths.worker_lock(name), timeout=0, fallback_to_soft=False, thread_local=False
         )
@@ -116,7 +114,7 @@ class SimulatedWorker:
         self._liveness = Liveness(
             site.paths, self._clock, host=host, boot=host, lease_s=lease_s, job="1", restart=restart
         )
-        self._picker = Picker(self._view, self._liveness, self._clock, name)
+        self._picker = Picker(self._view, self._liveness, self._clock, name, shared=True)
         self._loaded: tuple[str, str | None] = ("", None)
         self._context = -1
         self._forwarded = False
@@ -126,8 +124,6 @@ class SimulatedWorker:
         self._died_nearby = False
         now = self._clock.now
         self._beat_at = self._update_at = now
-        self._watch_at = now + _FIRST_WATCH_S
-        self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
         self._step_began: float | None = None
         self.born_s = self.idle_since_s = now
         self.busy_s = 0.0
@@ -145,12 +141,13 @@ class SimulatedWorker:
                 break
             assignment = self._next()
             if assignment is not None:
-                self._scan_at, self._scan_s = float("-inf"), _SCAN_FIRST_S
+                self._pacing.worked()
                 yield from self._work(assignment)
-            elif self._view.complete:
+            elif self._picker.told_complete:
+                self._view.stages[STAGE].log.tell_complete()
                 break
             else:
-                yield self._clock.now + min(max(1.0, self._workers / 20), self._scan_s)
+                yield self._clock.now + self._pacing.wait_s
         self._journal.sync()
         self._presence.update(state=FINISHED, done=self._done)
 
@@ -174,10 +171,9 @@ class SimulatedWorker:
         if changed or now - self._beat_at >= self._beat_s:
             self._beat_at, self._update_at = now, now + _UPDATE_S
             self._presence.update(done=self._done, at=now)
-        if now >= self._watch_at:
-            self._died_nearby |= self._picker.notice_deaths()
-            self._workers = self._picker.living
-            self._watch_at = now + max(_WATCH_S, self._workers / 2)
+        if self._pacing.watch_due():
+            self._died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
+            self._pacing.watched(self._picker.living)
 
     def _next(self) -> Assignment | None:
         if self._died_nearby:
@@ -186,14 +182,15 @@ class SimulatedWorker:
             if found is not None:
                 self._died_nearby = True
                 return found
-        found = self._picker.fresh(self._loaded)
-        now = self._clock.now
-        if found is not None or now < self._scan_at:
+        news = self._pacing.poll_due
+        found = self._picker.fresh(self._loaded, news=news)
+        if news:
+            self._pacing.polled(self._picker.polled)
+        found = found or self._picker.take_released()
+        if found is not None or self._picker.told_complete or not self._pacing.scan_due():
             return found
         found = self._picker.takeover()
-        longest = max(_SCAN_S, self._workers / 10)
-        self._scan_s = _SCAN_FIRST_S if found else min(longest, self._scan_s * 2)
-        self._scan_at = now + self._scan_s
+        self._pacing.scanned(found=found is not None, operations=self._picker.operations)
         return found
 
     def _work(self, assignment: Assignment) -> Iterator[float]:
@@ -273,7 +270,7 @@ class SimulatedWorker:
                 self._site.ledger.cut(self._clock.now - self._step_began)
                 self._end_step()
                 return False
-            yield min(until, self._beat_at + self._beat_s, self._watch_at, self._drain_by)
+            yield min(until, self._clock.now + _TICK_S, self._drain_by)
             self._tick()
         self._end_step()
         return True

@@ -261,6 +261,7 @@ class Checker:
             presence=(*state.presence, RUNNING),
             control=state.control,
             actors=(*dead, Actor("idle", sees), *people),
+            told=state.told,
             left=(0,) * len(state.left),
         )
         way = []

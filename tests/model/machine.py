@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.explain import failed_items
@@ -50,6 +51,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+HEAD = f"{STAGE}/head"
+
+
+def _head(length: int, told: int) -> bytes:
+    """As the log writes it."""
+    word = b"%019d" % told
+    return b"%019d\n" % length + (b"%s %08x\n" % (word, crc32(word)) if told else b"")
+
+
+def _told(head: Content) -> int:
+    assert isinstance(head, bytes)
+    return int(head.split()[1])
+
+
 class _Liveness(Liveness):
     """The real verdicts, at a time that is chosen when they are asked for."""
 
@@ -59,18 +74,21 @@ class _Liveness(Liveness):
         )
         self._model, self._state, self._choices, self._me = model, state, choices, me
         self.wrong = 0
+        self._silent: dict[str, bool] = {}
 
     def verdict(self, worker: str) -> Verdict:
         number = self._model.number(worker)
         lives = number is not None and self._state.actors[number].phase not in ("dead", "gone")
         may_err = self._state.left[EVILS.index("false")] > self.wrong
-        silent = (not lives or may_err) and self._choices.of(2) == 1
-        if silent:
+        if worker not in self._silent:
+            silent = (not lives or may_err) and self._choices.of(2) == 1
+            self._silent[worker] = silent
+            self.wrong += lives and silent
+        if self._silent[worker]:
             self._seen[worker] = (read_presence(self._paths.worker(worker)), -1e9)
         verdict = super().verdict(worker)
-        if lives and not verdict.alive:
-            self.wrong += 1
-            assert silent, "I4: a worker that was heard within the lease is held for dead"
+        wrong = lives and not verdict.alive and not self._silent[worker]
+        assert not wrong, "I4: a worker that was heard within the lease is held for dead"
         return verdict
 
 
@@ -106,6 +124,7 @@ class Model:
             journals=(b"",) * config.workers,
             presence=(RUNNING,) * config.workers,
             control=(),
+            told=0,
             actors=(Actor("idle", sees),) * (config.workers + len(config.people)),
             left=tuple(config.evils.get(evil, 0) for evil in EVILS),
         )
@@ -118,6 +137,7 @@ class Model:
         claims = state.claims if sees is None else sees.claims
         control = state.control if sees is None else state.control[: sees.control]
         found: dict[str, Content] = {f"{STAGE}/{path}": data for path, data in state.payloads}
+        found[HEAD] = _head(len(log), state.told if sees is None else sees.told)
         found.update((f"{STAGE}/log/{n:06d}", target) for n, target in enumerate(log, 1))
         found.update(
             (f"{STAGE}/claims/{claim_name(unit, generation)}", owner)
@@ -162,14 +182,15 @@ class Model:
         for number, journal in enumerate(state.journals):
             old = number != who and "journals" in stale
             parts.append([len(journal), *([sees.journals[number]] if old else [])])
-        found = {
-            Sees(log, claims, tuple(journals), control)
+        told = [state.told, *([sees.told] if "head" in stale else [])]
+        yield from {
+            Sees(log, claims, tuple(journals), control, word, sees.old)
             for log in parts[0]
             for claims in parts[1]
             for control in parts[2]
+            for word in told
             for journals in product(parts[3:])
         }
-        yield from found
 
     # Steps.
 
@@ -207,14 +228,14 @@ class Model:
         for sees in self._looks(state, who, actor.sees):
             key = (
                 "next", who, actor.phase, actor.take, *self._content(state, sees),
-                state.claims, state.presence, *evils,
+                state.claims, state.presence, state.told, sees.told, sees.old, *evils,
                 tuple(one.phase in ("gone", "dead") for one in state.actors),
             )  # fmt: skip
             if key not in self._memo:
                 self._memo[key] = set(every(lambda c: self._decide(state, who, actor, sees, c)))  # noqa: B023
-            for outcome, taken, claims, wrong, lost in self._memo[key]:
-                after = state._replace(claims=state.claims | claims)
-                now = sees._replace(claims=sees.claims | claims)
+            for outcome, taken, claims, wrong, lost, told, old in self._memo[key]:
+                after = state._replace(claims=state.claims | claims, told=told)
+                now = sees._replace(claims=sees.claims | claims, old=old)
                 left = list(state.left)
                 left[EVILS.index("false")] -= wrong
                 left[EVILS.index("lost")] -= lost
@@ -240,18 +261,20 @@ class Model:
 
     def _decide(
         self, state: State, who: int, actor: Actor, sees: Sees, choices: Choices
-    ) -> tuple[str, Take | None, frozenset[Claim], int, int]:
+    ) -> tuple[str, Take | None, frozenset[Claim], int, int, int, int]:
         """What one worker does between two passes, as ``Worker._main`` has it."""
         disk = self._disk(state, sees, self.names[who], choices)
         with mounted(disk):
-            view, liveness, picker = self._process(state, who, choices)
+            view, liveness, picker = self._process(state, who, choices, sees.old)
+            log = view.stages["items"].log
             found, outcome = None, "wait"
             try:
                 if self._is_drained(who):
                     outcome = "75"
                 else:
                     found = self._pick(actor, view, picker, choices)
-                    if found is None and actor.phase != "again" and view.complete:
+                    if found is None and actor.phase != "again" and picker.told_complete:
+                        log.tell_complete()
                         outcome = "0"
             except OSError:
                 outcome = "error"
@@ -262,17 +285,22 @@ class Model:
         taken = None
         if found is not None:
             taken = Take(found.unit.name, found.generation, found.died)
-        return outcome, taken, created | met, liveness.wrong, lost
+        told = _told(disk.changed[HEAD]) if HEAD in disk.changed else state.told
+        old = -1 if log._old_word is None else log._old_word
+        return outcome, taken, created | met, liveness.wrong, lost, told, old
 
     def _process(
-        self, state: State, who: int, choices: Choices
+        self, state: State, who: int, choices: Choices, old: int
     ) -> tuple[RunView, _Liveness, Picker]:
         view = RunView(self.paths, self.manifest)
         liveness = _Liveness(self, state, choices, who)
-        picker = Picker(view, liveness, ManualClock(), self.names[who])
+        name, shared = self.names[who], self.config.shared
+        picker = Picker(view, liveness, ManualClock(), name, shared=shared)
         picker._random = choices  # type: ignore[assignment]
         for fresh in picker._fresh.values():
             fresh._random = choices  # type: ignore[assignment]
+        if old >= 0:  # it began to read before
+            view.stages["items"].log._old_word = old
         view.poll_claims()
         view.poll()
         return view, liveness, picker
@@ -288,9 +316,13 @@ class Model:
             assert actor.take is not None
             return picker.again(self._assignment(view, actor.take))
         # A death nearby lets a worker look for units to take over first.
-        if choices.of(2):
-            return picker.takeover() or picker.fresh(("", None))
-        return picker.fresh(("", None)) or picker.takeover()
+        found = picker.takeover() if choices.of(2) else None
+        found = found or picker.fresh(("", None))
+        if found is None and self.config.shared:
+            found = picker.take_released()
+        if found is not None or picker.told_complete:
+            return found
+        return picker.takeover()
 
     def _assignment(self, view: RunView, take: Take) -> Assignment:
         stage = view.stages["items"]

@@ -31,7 +31,13 @@ SMALL = {
     "one that lives is held for dead": Config(evils={"crash": 1, "false": 1}, people=()),
     "an item fails": Config(kinds=FAILING, evils={"error": 2}, people=()),
     "a failure is permanent": Config(
-        kinds=("done", "permanent"), evils={"error": 1}, people=(("gather", "retry"),)
+        kinds=("done", "permanent"),
+        evils={"error": 1},
+        people=(("gather", "retry"),),
+        stale=JOURNALS,
+    ),
+    "workers spare a filesystem that others share": Config(
+        shared=True, kinds=FAILING, evils={"crash": 1, "error": 1}, people=()
     ),
     "an executor dies": Config(evils={"die": 2, "crash": 1}, people=()),
     "an item kills every executor": Config(kinds=(), evils={"die": 5}, people=(), stale=NOTHING),
@@ -54,6 +60,20 @@ SMALL = {
 }
 
 LARGE = {
+    "a permanent failure and old files": Config(
+        kinds=("done", "permanent"), evils={"error": 1}, people=(("gather", "retry"),)
+    ),
+    "a shared filesystem and false verdicts": Config(
+        shared=True, kinds=FAILING, evils={"error": 1, "false": 1, "crash": 1}, people=()
+    ),
+    "a shared filesystem and a retry": Config(
+        shared=True,
+        max_attempts=1,
+        kinds=FAILING,
+        evils={"error": 1},
+        people=(("retry", "gather"),),
+        stale=frozenset({"journals", "log", "head"}),
+    ),
     "errors and false verdicts": Config(
         kinds=FAILING, evils={"error": 2, "false": 1, "crash": 1}, people=()
     ),
@@ -238,6 +258,16 @@ MISTAKES = [
             StageView,
             "return self.log.sealed and not self.state.open",
             "return not self.state.open",
+        ),
+    ),
+    (
+        "R9: ",
+        replace(SMALL["a failure is permanent"], people=(("retry",),)),
+        Mistake(
+            "what was complete before a retry is so behind it",
+            StageLog,
+            "self._complete_at == self.length != self._old_word",
+            "self._complete_at != self._old_word",
         ),
     ),
     (

@@ -27,6 +27,10 @@ class Sees(NamedTuple):
     journals: tuple[int, ...]
     """Bytes of each worker's journal."""
     control: int
+    told: int = 0
+    """Of which log length ``head`` says that nothing is pending; 0 for none."""
+    old: int = -1
+    """What ``head`` said when this process began; -1 before it looked."""
 
 
 class Take(NamedTuple):
@@ -66,6 +70,8 @@ class State(NamedTuple):
     presence: tuple[str, ...]
     control: tuple[tuple[str, bytes], ...]
     actors: tuple[Actor, ...]
+    told: int
+    """Of which log length ``head`` says that nothing is pending; 0 for none."""
     left: tuple[int, ...]
     """How much evil may still happen, in the order of :data:`EVILS`."""
 
@@ -89,8 +95,10 @@ class Config:
     kinds: tuple[str, ...] = ("done",)
     """How items end; all but ``done`` cost an ``error``."""
     evils: dict[str, int] = field(default_factory=dict)
-    stale: frozenset[str] = frozenset({"log", "claims", "journals", "control"})
+    stale: frozenset[str] = frozenset({"log", "claims", "journals", "control", "head"})
     """What may be read as it was."""
+    shared: bool = False
+    """Whether workers spare the filesystem, as on one that other machines share."""
     torn: bool = True
     """Whether a crash may leave half a line."""
 

@@ -53,13 +53,14 @@ def failed_items(view: RunView, stage: StageView, match: str = "") -> Iterator[F
                 continue
             if match:
                 error = read_line(view, ref).get("error", "")
-                item = _item_json(stage, unit.unit, position)
+                item = item_json(stage, unit.unit, position)
                 if match not in error and match not in item:
                     continue
             yield FailedItem(unit.unit.entry, position, max(history.failures))
 
 
-def _item_json(stage: StageView, unit: Unit, position: int) -> str:
+def item_json(stage: StageView, unit: Unit, position: int) -> str:
+    """An item as its line in the segment."""
     segment = stage.log.segments[unit.entry]
     return segment.lines(unit)[position - unit.first].decode()
 

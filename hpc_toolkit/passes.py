@@ -142,7 +142,7 @@ class PassRunner:
             order = state.running_order(unit)
         suspects = state.suspects(unit)
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
-            lines.killer(item, len(suspects[item]))
+            lines.killer(item, len(suspects[item]), suspects[item][-1])
             order.remove(item)
         if any(self._is_last_try(assignment, item) for item in order):
             self.on_row()

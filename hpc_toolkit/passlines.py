@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.journal import JournalWriter
     from hpc_toolkit.queue.picker import Assignment
+    from hpc_toolkit.queue.state import Death
 
 
 @dataclass(slots=True)
@@ -95,10 +96,13 @@ class PassLines:
             }
         )
 
-    def killer(self, item: int, deaths: int) -> None:
+    def killer(self, item: int, deaths: int, last: Death | None = None) -> None:
         """Fail an item for good because it killed too often."""
         self.tally.permanent += 1
-        self._failure("permanent", item, f"killed its worker {deaths} times", 0.0)
+        error = f"killed its worker {deaths} times"
+        if last is not None:
+            error += f", last: {last.evidence} on {last.host}"
+        self._failure("permanent", item, error, 0.0)
 
     def timed_out(self, item: int, limit_s: float) -> None:
         """Fail an attempt that took too long."""

@@ -169,7 +169,8 @@ class HostWatch:
         now = self._clock.monotonic()
         if self._held_until is None:
             self._held_until = now + HOLD_S
-            self._tell(f"{len(row)} items in a row failed there", whole=whole, sure=False)
+            asked = f"{len(row)} items in a row failed on {self._place(whole)}"
+            self._tell(f"{asked}; other hosts are asked to try them", whole=whole, sure=False)
         if now < self._held_until:
             return True
         # Nobody had an opinion: they may be busy for hours, and this host may be well.
@@ -179,12 +180,15 @@ class HostWatch:
         return False
 
     def _be_sick(self, whole: bool, items: int) -> None:
-        place = f"host {self._own.host}" if whole else f"worker {self._own.worker}"
-        reason = f"{place} is sick: {items} items in a row failed there, and others finished them"
+        what = f"{items} items in a row failed there, and others finished them"
+        reason = f"{self._place(whole)} is sick: {what}"
         if not self._control.stop:
             self._tell(reason, whole=whole, sure=True)
         self._control.hold = True
         self._leave(reason, 0.0)
+
+    def _place(self, whole: bool) -> str:
+        return f"host {self._own.host}" if whole else f"worker {self._own.worker}"
 
     def _tell(self, reason: str, *, whole: bool, sure: bool) -> None:
         give_sick_notice(

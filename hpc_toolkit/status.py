@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.explain import item_json
 from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
@@ -17,6 +19,7 @@ from hpc_toolkit.safety import pause_reason
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.queue.state import Ref
+    from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
 
 _FAILURES_SHOWN = 5
@@ -71,9 +74,10 @@ class Status:
     reason: str
     """Why nothing moves; "" if something does, or all is done."""
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """The most frequent errors of failed and retried items: ``error``, ``items``."""
+    """The most frequent errors of failed and retried items: ``error``, ``items``, how many they
+    are, and ``example``, one of them."""
     warnings: list[str] = field(default_factory=list)
-    """Damage that was found and skipped."""
+    """Sick hosts; damage that was found and skipped."""
     draining: int = 0
     """Living workers that were asked to leave."""
 
@@ -113,7 +117,7 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         published=last.table is not None and last.last_retry < last.table[0],
         reason=_reason(view, stages, workers, given if campaign else ""),
         failures=_failures(view),
-        warnings=_warnings(view, alive),
+        warnings=[*_sick(view), *_warnings(view, alive)],
         draining=draining,
     )
 
@@ -243,13 +247,19 @@ def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
 
 def _failures(view: RunView) -> list[dict[str, Any]]:
     errors: Counter[str] = Counter()
+    examples: dict[str, tuple[StageView, Unit, int]] = {}
     for stage in view.stages.values():
         for unit in stage.state.units.values():
             for item, history in unit.histories.items():
                 ref = history.last_failure(stage.state.floor(unit.unit.entry, item))
                 if ref is not None and history.done is None:
-                    errors[_error(view, ref)] += 1
-    return [{"error": error, "items": n} for error, n in errors.most_common(_FAILURES_SHOWN)]
+                    error = _error(view, ref)
+                    errors[error] += 1
+                    examples.setdefault(error, (stage, unit.unit, item))
+    return [
+        {"error": error, "items": n, "example": json.loads(item_json(*examples[error]))}
+        for error, n in errors.most_common(_FAILURES_SHOWN)
+    ]
 
 
 def _error(view: RunView, ref: Ref) -> str:
@@ -261,6 +271,20 @@ def _error(view: RunView, ref: Ref) -> str:
         return f"? ({error.strerror})"
     text = str(record["error"]) if record is not None else "?"
     return text.splitlines()[0][:200] if text else "?"
+
+
+def _sick(view: RunView) -> list[str]:
+    """What was said of sick hosts, the last of each worker or host alone."""
+    control = ControlReader(view.paths)
+    control.poll()
+    told = sorted(control.sick, key=lambda notice: (notice.sure, notice.at))
+    last = {(one.host, "" if one.whole else one.worker): one for one in told}
+    return [
+        f"{one.reason}; 'hpctk submit' leaves it out for a day"
+        if one.sure and one.whole
+        else one.reason
+        for one in last.values()
+    ]
 
 
 def _warnings(view: RunView, alive: set[str]) -> list[str]:

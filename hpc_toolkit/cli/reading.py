@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _PANEL = "Look"
 _WATCH_S = 2.0
+_EXAMPLE_CHARS = 80
 _EXHAUSTED = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -165,8 +166,16 @@ def status_parts(now: Status, jobs: Sequence[JobRecord] = ()) -> tuple[list[str]
     if now.reason:
         lines.append(f"  {'why':<{width}}  {now.reason}")
     errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
-    errors += [f"  {'failure':<{width}}  {one['items']} x {one['error']}" for one in now.failures]
+    errors += [
+        f"  {'failure':<{width}}  {one['items']} x {one['error']}: {_short(one['example'])}"
+        for one in now.failures
+    ]
     return lines, errors
+
+
+def _short(item: dict[str, Any]) -> str:
+    text = json.dumps(item, ensure_ascii=False)
+    return text if len(text) <= _EXAMPLE_CHARS else f"{text[: _EXAMPLE_CHARS - 3]}..."
 
 
 def _headline(now: Status) -> str:

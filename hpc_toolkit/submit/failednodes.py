@@ -1,6 +1,7 @@
 """Nodes that failed for a run not long ago: the next submission leaves them out.
 
-A node that comes back after a failure often fails again, and Slurm gives it out at once.
+A node that comes back after a failure often fails again, and Slurm gives it out at once. So it does
+with one on which everything fails that other nodes finish.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
+from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
         records: of the run's jobs, as Slurm tells.
     """
     found: dict[str, Failure] = {}
-    for name, failure in (*_of_deaths(view), *_of_requeues(view, records), *_of_jobs(records)):
+    sources = (_of_deaths(view), _of_requeues(view, records), _of_jobs(records), _of_sick(view))
+    for name, failure in (one for source in sources for one in source):
         found[name] = max(failure, found.get(name, failure))
     recent = sorted(found.items(), key=lambda entry: -entry[1][0])
     now = time.time()
@@ -57,6 +60,17 @@ def _of_deaths(view: RunView) -> Iterator[tuple[str, Failure]]:
         at = presence.at if presence is not None else 0.0
         job = f" of job {presence.job}" if presence is not None and presence.job else ""
         yield host, (at, f"it failed under worker {worker}{job}")
+
+
+def _of_sick(view: RunView) -> Iterator[tuple[str, Failure]]:
+    """Hosts that workers of a Slurm job left because everything failed there alone."""
+    control = ControlReader(view.paths)
+    control.poll()
+    for notice in control.sick:
+        presence = read_presence(view.paths.worker(notice.worker))
+        if notice.sure and notice.whole and presence is not None and presence.job:
+            why = notice.reason.partition(": ")[2]
+            yield notice.host, (notice.at, f"{why} (job {presence.job})")
 
 
 def _of_requeues(view: RunView, records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:

@@ -78,7 +78,13 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
 
     before = rows_by_id(run)
     assert [number for number, row in before.items() if row["state"] == "failed"] == [1]
-    assert before[1]["error"] == "killed its worker 5 times"
+    error = before[1]["error"]
+    assert error.startswith("killed its worker 5 times, last: executor killed by SIGABRT on ")
+    shown = hpctk("status", "run").out
+    assert f'1 x {error}: {{"id": 1,' in shown
+    life = hpctk("explain", "run", "1").out
+    assert life.count("this item is suspected") == 5
+    assert error in life
     assert len(hpctk.noted("start", "1")) == 5
     assert len(hpctk.noted("start", "0")) == len(hpctk.noted("start", "2")) == 1
     assert hpctk("retry", "run").err.startswith("1 items are pending again")

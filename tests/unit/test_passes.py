@@ -333,7 +333,8 @@ def test_a_killer_is_failed_for_good_and_the_rest_is_run(stage: Stage) -> None:
     assert outcome is Outcome.COMPLETE
     assert stage.requests[0]["positions"] == [0, 2, 3]
     assert stage.toy.states() == {(1, 0): "done", (1, 1): "failed", (1, 2): "done", (1, 3): "done"}
-    assert stage.toy.rows()[1]["error"] == "killed its worker 5 times"
+    last = "executor killed by SIGSEGV on h1"
+    assert stage.toy.rows()[1]["error"] == f"killed its worker 5 times, last: {last}"
     assert stage.toy.rows()[1]["attempts"] == 1
 
 

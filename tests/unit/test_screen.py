@@ -26,7 +26,10 @@ def failing(**changes: object) -> Status:
         deaths=0,
         published=False,
         reason="no worker is alive; 2 died: start some with 'hpctk work' or sbatch",
-        failures=[{"error": f"Error{n}: " + "long " * 30, "items": 1} for n in range(5)],
+        failures=[
+            {"error": f"Error{n}: " + "long " * 30, "items": 1, "example": {"n": n}}
+            for n in range(5)
+        ],
         warnings=["runs/bench/journals/w.jsonl: damaged line at byte 7 is skipped"],
     )
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.queue.control import DeathNotice, give_notice
+from hpc_toolkit.queue.control import (
+    DeathNotice,
+    SickNotice,
+    give_notice,
+    give_sick_notice,
+)
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.status import StageCounts, Status, read_status
@@ -242,9 +247,32 @@ def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:
     worker.work(toy.unit_name(0), 2, i3="done")
 
     assert status(toy).failures == [
-        {"error": "frequent", "items": 2},
-        {"error": "rare", "items": 1},
+        {"error": "frequent", "items": 2, "example": {"id": 1}},
+        {"error": "rare", "items": 1, "example": {"id": 0}},
     ]
+
+
+def sick(toy: ToyRun, at: float, **changes: Any) -> None:
+    fields: dict[str, Any] = {"host": "n3", "worker": "w", "whole": True, "sure": True}
+    text = "host n3 is sick: 8 items"
+    give_sick_notice(toy.paths, SickNotice(**{**fields, "at": at, "reason": text, **changes}))
+
+
+def test_a_sick_host_is_warned_of_once(toy: ToyRun) -> None:
+    sick(toy, 1.0, sure=False, reason="8 items failed on host n3")
+    sick(toy, 2.0, worker="v")
+    sick(toy, 3.0)
+
+    assert status(toy).warnings == [
+        "host n3 is sick: 8 items; 'hpctk submit' leaves it out for a day"
+    ]
+
+
+def test_a_host_that_others_are_asked_about_and_a_sick_worker_are_warned_of(toy: ToyRun) -> None:
+    sick(toy, 1.0, sure=False, reason="8 items failed on host n3")
+    sick(toy, 2.0, whole=False, reason="worker w is sick: 8 items")
+
+    assert status(toy).warnings == ["8 items failed on host n3", "worker w is sick: 8 items"]
 
 
 @pytest.mark.parametrize("lives", [False, True])

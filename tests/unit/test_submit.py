@@ -15,6 +15,7 @@ from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.control import SickNotice, give_sick_notice
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.slurm import client as slurm
@@ -478,6 +479,38 @@ def test_a_node_that_is_asked_for_by_name_is_taken(run: ToyRun, programs: Progra
 
     call("--nodelist", "n3")
 
+    assert len(sent(programs)[0]) == 2
+
+
+def sick_notice(run: ToyRun, at: float, *, job: str | None = "7", **changes: Any) -> None:
+    """Workers of host n3 left because everything failed there."""
+    run.worker("w", host="n3", job=job)
+    reason = "host n3 is sick: 8 items in a row failed there, and others finished them"
+    fields = {"host": "n3", "worker": "w", "whole": True, "sure": True, "reason": reason}
+    give_sick_notice(run.paths, SickNotice(**{**fields, "at": at, **changes}))
+
+
+def test_a_sick_node_is_left_out_with_the_reason(run: ToyRun, programs: Programs) -> None:
+    sick_notice(run, time.time() - 60)
+
+    result = call()
+
+    why = "8 items in a row failed there, and others finished them (job 7)"
+    assert f"note: n3 is left out (--no-exclude-failed takes it): {why}\n" in result.stderr
+    assert sent(programs)[0][1] == "--exclude=n3"
+    call("--no-exclude-failed")
+    assert len(sent(programs)[1]) == 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sure": False}, {"whole": False}, {"job": None}, {"at": time.time() - 90000}]
+)
+def test_what_is_no_sick_node_of_slurm_today_is_taken(
+    run: ToyRun, programs: Programs, changes: dict[str, Any]
+) -> None:
+    sick_notice(run, **{"at": time.time() - 60, **changes})
+
+    assert "n3" not in call().stderr
     assert len(sent(programs)[0]) == 2
 
 

@@ -221,6 +221,10 @@ class Worker:
 
     def _next(self) -> Assignment | None:
         if self._died_nearby:
+            # A group that is left half done is begun for everybody, and left to the very end.
+            found = self._picker.fresh(self._passes.loaded, news=False, elsewhere=False)
+            if found is not None:
+                return found
             self._died_nearby = False
             found = self._picker.takeover()
             if found is not None:

@@ -56,6 +56,10 @@ class FreshUnits:
             else:
                 del self._groups[key]
 
+    def has(self, group: str | None) -> bool:
+        """Whether a unit of this group is left; False for no group."""
+        return group in self._groups
+
     def choose(self, loaded: str | None, seconds_of: Callable[[str], float]) -> Unit | None:
         """Take out the unit to try next; None if none is left.
 

@@ -68,10 +68,13 @@ class Picker:
         self.operations = 0
         """Metadata operations of the last scan, about."""
 
-    def fresh(self, loaded: tuple[str, str | None], *, news: bool = True) -> Assignment | None:
+    def fresh(
+        self, loaded: tuple[str, str | None], *, news: bool = True, elsewhere: bool = True
+    ) -> Assignment | None:
         """Claim a unit that nobody claimed before; ``loaded`` is the (stage, group) at hand.
 
-        Without ``news`` only among the units that are known.
+        Without ``news`` only among the units that are known, and without ``elsewhere`` only among
+        those of that group.
         """
         self.polled = 0
         for name, stage in self._view.stages.items():
@@ -79,7 +82,10 @@ class Picker:
                 self._take_in(name, stage)
             group = loaded[1] if loaded[0] == name else None
             units = self._fresh[name]
-            while (unit := units.choose(group, stage.durations.seconds_of)) is not None:
+            while elsewhere or units.has(group):
+                unit = units.choose(group, stage.durations.seconds_of)
+                if unit is None:
+                    break
                 if stage.claims.generation(unit.name):
                     continue
                 if stage.claims.create(unit.name, 1, self._worker):

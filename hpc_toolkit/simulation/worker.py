@@ -177,6 +177,10 @@ class SimulatedWorker:
 
     def _next(self) -> Assignment | None:
         if self._died_nearby:
+            # A group that is left half done is begun for everybody, and left to the very end.
+            found = self._picker.fresh(self._loaded, news=False, elsewhere=False)
+            if found is not None:
+                return found
             self._died_nearby = False
             found = self._picker.takeover()
             if found is not None:

@@ -84,7 +84,8 @@ def test_i6_two_workers_with_the_same_view_share_the_units(fast_dir: Path) -> No
     assert second.fresh() is None
 
 
-def test_fresh_prefers_the_earlier_stage_and_the_loaded_group(fast_dir: Path) -> None:
+def grouped_picker(root: Path) -> Picker:
+    """Of a stage with the groups a and b of three items, and of a second one."""
     from hpc_toolkit.layout import Manifest
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import create_run
@@ -95,9 +96,13 @@ def test_fresh_prefers_the_earlier_stage_and_the_loaded_group(fast_dir: Path) ->
         "first": [{"id": index, "g": group} for group in "ab" for index in range(3)],
         "second": [{"id": 1}],
     }
-    run = create_run(fast_dir / "r", Manifest(run="r", stages=stages), items, sealed=True)
+    run = create_run(root, Manifest(run="r", stages=stages), items, sealed=True)
     view = RunView(run.paths, run.manifest)
-    picker = Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
+    return Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
+
+
+def test_fresh_prefers_the_earlier_stage_and_the_loaded_group(fast_dir: Path) -> None:
+    picker = grouped_picker(fast_dir / "r")
 
     found = [picker.fresh(("first", json.dumps("b"))) for _ in range(7)]
 
@@ -105,6 +110,20 @@ def test_fresh_prefers_the_earlier_stage_and_the_loaded_group(fast_dir: Path) ->
     assert groups == ['"b"'] * 3 + ['"a"'] * 3 + [None]
     assert found[-1] is not None
     assert found[-1].name.startswith("second/")
+
+
+def test_fresh_keeps_to_the_loaded_group_where_it_is_told_to(fast_dir: Path) -> None:
+    picker = grouped_picker(fast_dir / "r")
+    loaded = ("first", json.dumps("b"))
+    other = Picker(picker._view, FakeLiveness(), ManualClock(), "other")  # type: ignore[arg-type]
+    assert other.fresh(loaded) is not None
+
+    found = [picker.fresh(loaded, elsewhere=False) for _ in range(4)]
+
+    groups = [one and one.stage.group_of(one.unit) for one in found]
+    assert groups == ['"b"', '"b"', None, None]
+    assert picker.fresh(NOTHING, elsewhere=False) is None
+    assert picker.fresh(loaded) is not None
 
 
 def test_fresh_takes_in_segments_that_are_added_later(fast_dir: Path) -> None:

@@ -163,6 +163,15 @@ def test_a_death_is_seen_by_a_neighbour_on_its_host_before_the_lease() -> None:
     assert min(stranger.takeovers_s) >= 180.0 - 10.0  # from the last heartbeat on
 
 
+def test_who_sees_a_death_first_finishes_the_group_at_hand() -> None:
+    long = replace(GROUP, items=20)
+
+    outcome = simulate(Scenario(groups=(long, long), workers=2, kills=(Kill(60, 0),)))
+
+    assert len(outcome.takeovers_s) == 1
+    assert outcome.loads == 3  # left half done, the own group would be loaded twice as well
+
+
 def test_a_run_whose_last_worker_dies_ends_with_items_left() -> None:
     outcome = simulate(toy(workers=2, kills=(Kill(30, 0), Kill(31, 0))))
 

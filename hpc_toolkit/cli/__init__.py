@@ -40,7 +40,9 @@ _LONG = {"working", "campaigns"}
 EXIT_BUG = 70
 EXIT_LATER = 75
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE} | UNREACHABLE
+# A filesystem in user space may answer EINTR where a signal came; Python does not ask it again.
+_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EINTR}
+_EXHAUSTED = _PASSING | UNREACHABLE
 
 app = typer.Typer(
     name="hpctk",

@@ -18,12 +18,12 @@ import signal
 import struct
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EINTR)
@@ -61,6 +61,15 @@ class Cut:
         self._fired = ""
         self._synced = 0
         self._real: dict[str, Any] = {}
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What another process would do: no change is counted, and none is cut."""
+        pid, self._pid = self._pid, 0
+        try:
+            yield
+        finally:
+            self._pid = pid
 
     def install(self) -> None:
         """For the rest of this process."""
@@ -150,7 +159,9 @@ class Struck:
 class Commands:
     """Calls the command line below one directory, each time in a child."""
 
-    def __init__(self, cwd: Path) -> None:
+    def __init__(self, cwd: Path, begin: Callable[[Cut], None] = lambda _cut: None) -> None:
+        """``begin`` is called in each child before its command."""
+        self._begin = begin
         for name in _NEEDED:
             importlib.import_module(f"hpc_toolkit.{name}")
         self._cwd = cwd
@@ -185,6 +196,7 @@ class Commands:
             sys.argv = ["hpctk", *words]
             cut._pid = os.getpid()
             cut.install()
+            self._begin(cut)
             _main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -17,7 +17,7 @@ import pytest
 
 from hpc_toolkit.journal import JournalReader, Pass, read_lines
 from hpc_toolkit.run import Run
-from tests.faults.cut import WAYS, Commands, Struck, copy_of
+from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -32,13 +32,19 @@ EVERY = 23
 class Place:
     """A run as it was before the command, and a copy on which the command is called."""
 
-    def __init__(self, home: Path, make: Callable[[Path], None], *words: object) -> None:
+    def __init__(
+        self,
+        home: Path,
+        make: Callable[[Path], None],
+        *words: object,
+        begin: Callable[[Cut], None] = lambda _cut: None,
+    ) -> None:
         self.home = home
         self.template = home / "template"
         self.run = home / "run"
         self.words = words
         make(self.template)
-        self.call = Commands(home)
+        self.call = Commands(home, begin)
 
     def without_a_cut(self) -> Struck:
         """The command as it should be."""

@@ -1,0 +1,79 @@
+"""A campaign whose items somebody does whenever conduct waits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import hpc_toolkit.conduct
+from hpc_toolkit.campaign import parse_campaign
+from hpc_toolkit.crew import make_campaign_run
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.run import Run
+from tests.toyrun import ToyWorker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults.cut import Cut
+
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+CAMPAIGN = {
+    "name": "toy",
+    "seed": 3,
+    "models": [{"name": "s", "layers": 1, "size": 1000, "steps": [0, 1, 4]}],
+    "metrics": {"workload": NOOP},
+    "tasks": {"workload": NOOP, "names": ["a"]},
+    "search": {"policy": "ucb1", "budget": 5, "pending": 2},
+}
+
+
+def make_campaign(root: Path) -> None:
+    make_campaign_run(root, parse_campaign(CAMPAIGN, "toy.toml"), ())
+
+
+def asked(root: Path) -> list[str]:
+    """The arms that were asked for, in order."""
+    view = Run.open(root).view
+    view.poll()
+    segments = view.stages["tasks"].log.segments.values()
+    decisions = [segment.decision for segment in segments if segment.decision is not None]
+    return [arm for decision in decisions for arm in decision["arms"]]
+
+
+def play(cut: Cut, root: Path) -> None:
+    """Have a worker do all that is there, whenever conduct would sleep in this process."""
+
+    def work(_seconds: float) -> None:
+        with cut.elsewhere():
+            _do_everything(root)
+
+    setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=work))  # noqa: B010 - a module's import
+
+
+def _do_everything(root: Path) -> None:
+    run = Run.open(root)
+    view = RunView(run.paths, run.manifest)
+    view.poll_claims()
+    view.poll()
+    worker = ToyWorker(run.paths, f"w{len(list(run.paths.journals.iterdir())):03d}")
+    for name, stage in view.stages.items():
+        for unit in sorted(stage.state.open):
+            generation = stage.claims.generation(unit) + 1
+            assert stage.claims.create(unit, generation, worker.name)
+            worker.begin(unit, generation)
+            worker.unit = f"{name}/{unit}"
+            segment = stage.log.segments[stage.unit(unit).entry]
+            items = [json.loads(line) for line in segment.lines(stage.unit(unit))]
+            for item in stage.state.pending(unit):
+                value = _value(items[item - stage.unit(unit).first])
+                worker.attempt(item, value=value)
+            worker.release()
+    worker.finish()
+
+
+def _value(item: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(item, sort_keys=True).encode()
+    return {"score": int(hashlib.sha256(text).hexdigest()[:8], 16) / 2**32}

@@ -63,6 +63,7 @@ class Liveness:
         self._paths = paths
         self._clock = clock
         self._place = (host, boot)
+        self._device: int | None = None
         self._lease_s = lease_s
         self._job = (job, restart)
         self._cluster = cluster
@@ -90,7 +91,7 @@ class Liveness:
             counts = (presence.done, presence.failed, presence.deaths)
             self._progress[worker] = (presence.state, *counts)
         verdict = self._judge(worker, presence)
-        # A last word is final, and within one kernel a freed lock; a silence may end, and a server
+        # A last word is final, and within one mount a freed lock; a silence may end, and a server
         # frees the locks of a host that it cannot reach.
         freed = verdict.evidence == "lock" and presence is not None and self._is_near(presence)
         if verdict.finished or freed:
@@ -164,16 +165,16 @@ class Liveness:
         return Verdict(alive=False, evidence=evidence, explained=explained, host=presence.host)
 
     def _evidence(self, worker: str, presence: Presence) -> str:
-        # One kernel: a lock held by a process that is gone is free at once. A lock that is held
-        # proves no life: a frozen process holds it too.
-        same_kernel = self._is_near(presence)
-        if same_kernel and lock_is_free(self._paths, worker):
+        # One mount of one kernel: a lock held by a process that is gone is free at once. One that is
+        # held proves no life: a frozen process holds it too.
+        near = self._is_near(presence)
+        if near and lock_is_free(self._paths, worker):
             return "lock"
         heard = self._is_heard(worker, presence)
         # Asked of the silent alone: to ask for the lock of every living worker would load the
         # filesystem, and a heartbeat refutes a lock that was lost.
         missed = self._silence_s(worker) > _MISSED * presence.interval_s
-        proven = self._locks_proven and not same_kernel
+        proven = self._locks_proven and not near
         if proven and missed and lock_is_free(self._paths, worker):
             return "lock"
         notice = self._notice_of(presence)
@@ -184,8 +185,13 @@ class Liveness:
         return "" if heard else "lease"
 
     def _is_near(self, presence: Presence) -> bool:
-        """Whether a worker and this process share a kernel."""
-        return (presence.host, presence.boot) == self._place
+        """Whether a worker and this process share a kernel, and the mount: each mount of a FUSE
+        filesystem may keep locks of its own."""
+        if (presence.host, presence.boot) != self._place:
+            return False
+        if self._device is None:
+            self._device = self._paths.workers.stat().st_dev
+        return presence.device in {0, self._device}
 
     def _silence_s(self, worker: str) -> float:
         """Seconds since a heartbeat that was seen was new."""
@@ -241,7 +247,7 @@ def _order(presence: Presence) -> tuple[int, str, int, str]:
 def lock_is_free(paths: RunPaths, worker: str) -> bool:
     """Whether nobody holds a worker's lock; False where that cannot be told.
 
-    Means death only within one kernel.
+    Means death only within one mount of one kernel.
     """
     from filelock import FileLock, Timeout
 

@@ -31,6 +31,8 @@ class Presence:
     """Host name (see :func:`hpc_toolkit.ranks.host_name`)."""
     boot: str
     """Id of the host's boot."""
+    device: int = 0
+    """The kernel's number of the mount through which it writes (st_dev, stat(2)); 0 if unknown."""
     pid: int
     """Process id of the worker on its host."""
     ticks: int = 0
@@ -86,11 +88,15 @@ class Presence:
 
 
 class PresenceFile:
-    """The worker's own side: creates the file and rewrites it in place."""
+    """The worker's own side: creates the file and rewrites it in place.
+
+    A device that is unknown becomes that of the file.
+    """
 
     def __init__(self, path: Path, presence: Presence) -> None:
-        self.presence = presence
-        files.write_new(path, [presence.encode()])
+        device = presence.device or path.parent.stat().st_dev
+        self.presence = replace(presence, device=device)
+        files.write_new(path, [self.presence.encode()])
         self._fd = os.open(path, os.O_WRONLY)
 
     def update(self, **changes: Any) -> None:

@@ -123,6 +123,8 @@ class Rehearsal:
         self._started: list[Ranks] = []
         self._ids = 0
         self.run = self.hosts.shared / name
+        self.names = dict(zip(HOSTS, HOSTS, strict=True))
+        """What each host calls itself."""
 
     @property
     def seen(self) -> Path:
@@ -133,7 +135,7 @@ class Rehearsal:
         return {
             **os.environ,
             "PATH": search_path(),
-            "HPCTK_HOST": host,
+            "HPCTK_HOST": self.names[host],
             "PYTHONPATH": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "100",
@@ -159,19 +161,20 @@ class Rehearsal:
         assert done.returncode in codes, f"hpctk {words} on {host}: {done.stderr}"
         return Ended(host, done.returncode, done.stdout, done.stderr)
 
-    def items(self, number: int) -> Path:
+    def items(self, number: int, *, seconds: float | None = None) -> Path:
         """A file of so many further items that sleep and leave a trace."""
+        length_s = self.size.seconds if seconds is None else seconds
         ids = range(self._ids, self._ids + number)
         self._ids += number
         path = self._cwd / f"items-{ids.start}.jsonl"
         trace = str(self._trace)
-        lines = [{"id": one, "seconds": self.size.seconds, "trace": trace} for one in ids]
+        lines = [{"id": one, "seconds": length_s, "trace": trace} for one in ids]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
-    def init(self, number: int, *words: str) -> None:
+    def init(self, number: int, *words: str, seconds: float | None = None) -> None:
         workload = "hpc_toolkit.workloads.synthetic:Sleep"
-        items = self.items(number)
+        items = self.items(number, seconds=seconds)
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
 
     def work(self, host: str, workers: int | None = None) -> Ranks:

@@ -22,6 +22,18 @@ _ROUNDS = 4
 _COMPLETE, _LEFT = 0, 75
 
 
+def one_machine(run: Rehearsal) -> Outcome:
+    """Nothing happens, but both mounts are on hosts of one name: a machine that mounts it twice.
+
+    At the end some workers wait for the items of others, and look whether those live.
+    """
+    run.names = dict.fromkeys(HOSTS, "machine")
+    began = time.monotonic()
+    run.init(3 * run.size.workers, seconds=15 * run.size.seconds)
+    ranks = [run.work(host) for host in HOSTS]
+    return run.outcome(_all_end(run, ranks), time.monotonic() - began)
+
+
 def kills(run: Rehearsal) -> Outcome:
     """A worker of each host is killed in the middle of its unit; its command starts another."""
     run.init(run.size.items)

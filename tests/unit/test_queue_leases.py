@@ -165,9 +165,11 @@ def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(
     assert (verdict.alive, verdict.evidence) == (False, "lock")
 
 
-@pytest.mark.parametrize("place", [{"host": "there"}, {"host": "here", "boot": "other"}])
-def test_i6_a_lock_of_another_host_or_boot_proves_nothing(
-    paths: RunPaths, observer: Liveness, place: dict[str, str]
+@pytest.mark.parametrize(
+    "place", [{"host": "there"}, {"host": "here", "boot": "other"}, {"host": "here", "device": 1}]
+)
+def test_i6_a_lock_of_another_host_boot_or_mount_proves_nothing(
+    paths: RunPaths, observer: Liveness, place: dict[str, str | int]
 ) -> None:
     begin(paths, **place)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _RELEASE = b'{"type":"release",'
 _CRC_LENGTH = len(b',"crc":"00000000"}')
-_CHUNK = 1 << 23
+_CHUNK = 1 << 20
 
 
 def seal_line(body: bytes) -> bytes:
@@ -128,10 +128,10 @@ class JournalReader:
         try:
             size = _CHUNK
             while data := os.pread(fd, size, self._offset):
-                end = data.rfind(b"\n") + 1
+                end = (_last_release(data) if len(data) == size else 0) or data.rfind(b"\n") + 1
                 start = self._offset
                 if end:
-                    yield from self._split(data[:end], start)
+                    yield from self._split(data, end, start)
                     self._offset = start + end
                 self.torn_bytes = len(data) - end
                 if len(data) < size:
@@ -141,19 +141,19 @@ class JournalReader:
         finally:
             os.close(fd)
 
-    def _split(self, data: bytes, base: int) -> Iterator[Line | Pass]:
-        position = 0
-        for at in _release_starts(data):
+    def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | Pass]:
+        position, view = 0, memoryview(data)  # a slice of bytes would be a copy
+        for at in _release_starts(data, stop):
             end = data.index(b"\n", at)
             release = decode_line(data[at:end])
             start = at if release is None else release["start"] - base
             whole = position <= start <= at and release is not None
-            if whole and release is not None and crc32(data[start:at]) == int(release["sum"], 16):
+            if whole and release is not None and crc32(view[start:at]) == int(release["sum"], 16):
                 yield from self._lines(data, position, start, base)
                 yield Pass(release, base + start, base + at)
                 position = end + 1
                 self._offset = base + position
-        yield from self._lines(data, position, len(data), base)
+        yield from self._lines(data, position, stop, base)
 
     def _lines(self, data: bytes, start: int, stop: int, base: int) -> Iterator[Line]:
         while start < stop:
@@ -167,9 +167,16 @@ class JournalReader:
             self._offset = base + start
 
 
-def _release_starts(data: bytes) -> Iterator[int]:
+def _last_release(data: bytes) -> int:
+    """Where the last whole release line ends; 0 without one. A pass that is cut there would have to
+    be read line by line."""
+    at = data.rfind(b"\n" + _RELEASE, 0, data.rfind(b"\n"))
+    return data.index(b"\n", at + 1) + 1 if at >= 0 else 0
+
+
+def _release_starts(data: bytes, stop: int) -> Iterator[int]:
     at = -1
-    while (at := data.find(_RELEASE, at + 1)) >= 0:
+    while (at := data.find(_RELEASE, at + 1, stop)) >= 0:
         if at == 0 or data[at - 1] == 0x0A:
             yield at
 

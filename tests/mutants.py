@@ -308,8 +308,8 @@ MUTANTS = (
         "I8",
         "a damaged pass is taken for whole",
         "journal.py",
-        'crc32(data[start:at]) == int(release["sum"], 16)',
-        "crc32(data[start:at]) >= 0",
+        'crc32(view[start:at]) == int(release["sum"], 16)',
+        "crc32(view[start:at]) >= 0",
         ("test_journal.py", "test_queue_state.py"),
     ),
     Mutant(

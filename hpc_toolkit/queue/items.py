@@ -30,7 +30,7 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
             continue
         try:
             # Without its newline: what is missing at the end would be missed on the next line.
-            item = json.loads(line.rstrip(b"\r\n"), parse_constant=_refuse_constant)
+            item = _parse(line.rstrip(b"\r\n"))
         except (ValueError, RecursionError) as error:
             at, what = "", str(error)
             if isinstance(error, json.JSONDecodeError):
@@ -49,9 +49,20 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(message)
 
 
+# Made once: ``json.loads`` and ``json.dumps`` with options make one for each item of a long list.
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encode_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+def _parse(line: bytes) -> Any:
+    """As ``json.loads`` does, but for constants that JSON does not have."""
+    return _decode(line.decode(json.detect_encoding(line), "surrogatepass"))
+
+
 def canonical(item: Item) -> bytes:
     """Bytes that are equal iff two items are equal."""
-    return json.dumps(item, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return _encode_sorted(item).encode()
 
 
 def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -> None:
@@ -118,7 +129,7 @@ def encode_segment(
 
 
 def _dump(record: Item) -> bytes:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return _encode(record).encode() + b"\n"
 
 
 def _arrange(

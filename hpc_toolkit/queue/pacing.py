@@ -119,10 +119,11 @@ class Pacing:
         """How many other workers to look at in one watch; None for all."""
         if self.local:
             return None
-        return max(1, int(LOOKS_PER_S * self._watch_s / PER_LOOK / self.workers))
+        return max(1, int(LOOKS_PER_S * self.watch_s / PER_LOOK / self.workers))
 
     @property
-    def _watch_s(self) -> float:
+    def watch_s(self) -> float:
+        """Seconds between two watches on a shared filesystem."""
         # A death is to be seen soon after the lease.
         return max(min(_WATCH_SHARED_S, self._lease_s / 4), 2 * self.workers / LISTINGS_PER_S)
 
@@ -131,7 +132,7 @@ class Pacing:
         self.workers = max(1, workers)
         now = self._clock.monotonic()
         local_s = max(_WATCH_LOCAL_S, 20 * (now - self._began_watch))
-        self._watch_at = now + (local_s if self.local else self._watch_s)
+        self._watch_at = now + (local_s if self.local else self.watch_s)
 
     @property
     def judge_s(self) -> float:

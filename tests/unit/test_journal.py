@@ -228,6 +228,21 @@ def test_poll_finds_the_same_lines_whatever_the_chunk(
     assert reader.torn_bytes == 0
 
 
+def test_a_pass_is_read_as_one_though_the_chunk_ends_in_it(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "run", 9, unit=3)
+    worker = toy.worker("w")
+    for first in (0, 3, 6):
+        worker.work(toy.unit_name(first), 1, **{f"i{first + n}": "done" for n in range(3)})
+    path = toy.paths.journal("w")
+    monkeypatch.setattr(journal, "_CHUNK", path.stat().st_size // 2)
+
+    found = list(JournalReader(path).poll())
+
+    assert [type(one) for one in found] == [Pass] * 3
+
+
 def test_a_line_longer_than_the_chunk_is_read_and_the_next_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

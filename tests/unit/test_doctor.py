@@ -19,6 +19,7 @@ from hpc_toolkit.doctor import (
     locks,
     names,
     otherside,
+    pair,
     sides,
     space,
     speed,
@@ -298,6 +299,24 @@ def test_an_error_of_the_other_side_is_a_finding_as_well(
 
     assert found(report)["delays"].found == "failed: Disk quota exceeded, on the other side"
     assert os.listdir(fast_dir) == []
+
+
+def test_a_request_waits_for_the_answer_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that fails on the lead's side leaves its request unanswered."""
+    monkeypatch.setattr(pair, "ANSWER_S", 3.0)
+    area = make_area(tmp_path, "token", "lead")
+    partner = Child(lambda: pair.Partner(area).serve(arrival_s=5.0))
+    lead = pair.Pair(area, arrival_s=5.0)
+
+    lead.start("create", name="first", target="other")
+    lead.start("create", name="second", target="other")
+
+    assert lead.finish() == "other"
+    assert (area / "first").readlink() == Path("other")
+    lead.close()
+    partner.end()
 
 
 @pytest.mark.parametrize(

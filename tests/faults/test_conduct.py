@@ -47,6 +47,6 @@ def test_a_conduct_that_is_cut_goes_on_with_the_same_sequence(fast_dir: Path) ->
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_conduct_that_is_cut_anywhere_goes_on_with_the_same_sequence(fast_dir: Path) -> None:
     check_conduct(fast_dir, 1)

@@ -84,7 +84,7 @@ LARGE = {
         people=(("gather", "retry", "gather"),),
         stale=JOURNALS,
     ),
-    "three workers": Config(workers=3, evils={"false": 1}, people=()),
+    "three workers": Config(workers=3, evils={"false": 1}, people=(), stale=frozenset({"claims"})),
     "a killer whose deaths are seen late": Config(kinds=(), evils={"die": 10}, people=()),
     "two items and their killer": Config(units=(2,), evils={"die": 6}, people=(), stale=NOTHING),
     "two units, one false verdict": Config(
@@ -93,7 +93,11 @@ LARGE = {
     "a drain within a unit": Config(
         units=(2,), evils={"abort": 1, "crash": 1}, people=(("drain-0",),)
     ),
-    "lost replies everywhere": Config(evils={"lost": 2, "crash": 1}, people=(("gather",),)),
+    "lost replies everywhere": Config(
+        evils={"lost": 2, "crash": 1},
+        people=(("gather",),),
+        stale=frozenset({"claims", "journals"}),
+    ),
     "add, seal and work": Config(
         sealed=False, evils={"lost": 1}, people=(("add", "seal"),), stale=frozenset({"log"})
     ),

@@ -23,7 +23,7 @@ END = b"e"  # the pass is over; the rest says why: "" (all items), "stopped", "i
 FAILING = "failing"  # the end of a pass in which too many items failed in a row: ask again
 BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 
-ROW = 8
+STREAK = 8
 """After so many failures in a row an executor runs nothing before its worker has looked at them."""
 
 _TRACEBACK = 4000
@@ -41,12 +41,12 @@ class Report:
         self.index = 0
         """Items reported so far."""
         self._since = time.monotonic()
-        self._row_left = int(request["row"])
+        self._streak_left = int(request["streak"])
 
     @property
     def failing(self) -> bool:
         """Whether so many items failed in a row that the worker must look at them first."""
-        return self._row_left <= 0
+        return self._streak_left <= 0
 
     def restart_clock(self) -> None:
         self._since = time.monotonic()
@@ -57,7 +57,7 @@ class Report:
             text = _strict_json(value)
         except (TypeError, ValueError) as error:
             return self.failure(error)
-        self._row_left = ROW
+        self._streak_left = STREAK
         return self._report(DONE, "done", f'"value":{text}')
 
     def failure(self, error: BaseException) -> float:
@@ -73,7 +73,7 @@ class Report:
         )[1:-1]
         if permanent:
             return self._report(PERMANENT, "permanent", fields)
-        self._row_left -= 1
+        self._streak_left -= 1
         return self._report(FAILED, "failed", fields)
 
     def _report(self, kind: bytes, name: str, fields: str) -> float:

@@ -14,8 +14,8 @@ from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.executor import Executor
 from hpc_toolkit.journal import seal_line
 from hpc_toolkit.passlines import PassLines, Tally
-from hpc_toolkit.queue.rows import AGAIN_WEIGHT, DEATH_WEIGHT
 from hpc_toolkit.queue.state import is_killer
+from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,10 +58,10 @@ class PassControl:
     """End the item that runs, without an attempt."""
     hold: bool = False
     """Start no further item until others have tried those that failed here."""
-    row: int = 0
-    """Failures since the last result, by their weights (:mod:`hpc_toolkit.queue.rows`)."""
-    row_limit: int = wire.ROW
-    """Length of the row at which it is looked at."""
+    streak: int = 0
+    """Failures since the last result, by their weights (:mod:`hpc_toolkit.queue.streaks`)."""
+    streak_limit: int = wire.STREAK
+    """Length of the streak at which it is looked at."""
     deadline: float | None = None
     """Monotonic time after which no item should run."""
 
@@ -74,7 +74,7 @@ class _Stream:
     """Where results are written."""
     rest: bytes = b""
     weight: int = 1
-    """Of a failure in the row."""
+    """Of a failure in the streak."""
     index: int = 0
     """Results so far."""
     since: float = 0.0
@@ -116,7 +116,7 @@ class PassRunner:
         self._looked_at = clock.monotonic()
         self._overtaken = False
         self.control = PassControl()
-        self.on_row: Callable[[], object] = lambda: None
+        self.on_streak: Callable[[], object] = lambda: None
         """Called when so much failed in a row that this host may be the reason."""
         self.tally = Tally()
         """Of the pass that runs, or ran last."""
@@ -145,7 +145,7 @@ class PassRunner:
             lines.killer(item, len(suspects[item]), suspects[item][-1])
             order.remove(item)
         if any(self._is_last_try(assignment, item) for item in order):
-            self.on_row()
+            self.on_streak()
         try:
             outcome = self._execute(assignment, order, lines)
         except WorkloadError:
@@ -174,7 +174,7 @@ class PassRunner:
         while left:
             if self.control.stop or self.control.hold:
                 return Outcome.STOPPED if self.control.stop else Outcome.HELD
-            hurt = assignment.stage.state.rows.of(self._worker).hurt
+            hurt = assignment.stage.state.streaks.of(self._worker).hurt
             weight = AGAIN_WEIGHT if any((unit.name, item) in hurt for item in left) else 1
             stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
             self._request(assignment, left, [items[i - unit.first] for i in left], weight)
@@ -187,16 +187,16 @@ class PassRunner:
                 return Outcome.OVERTAKEN
             if how == "timeout" and left:
                 lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
-                self.control.row += weight
+                self.control.streak += weight
             elif how == "aborted" or stream.end is not None:
                 if stream.end not in ("", wire.FAILING):
                     return Outcome.HELD if self._only_held else Outcome.STOPPED
             elif left and how != "again":
                 lines.executor_died(left, how, worker=self._worker, host=self._host)
-                self.control.row += DEATH_WEIGHT
-                self._look_at_row()
+                self.control.streak += DEATH_WEIGHT
+                self._look_at_streak()
                 return Outcome.HELD if self._only_held else Outcome.DIED
-            self._look_at_row()
+            self._look_at_streak()
         return Outcome.COMPLETE
 
     @staticmethod
@@ -213,12 +213,14 @@ class PassRunner:
     def _only_held(self) -> bool:
         return self.control.hold and not (self.control.stop or self.control.abort)
 
-    def _look_at_row(self) -> None:
+    def _look_at_streak(self) -> None:
         """After every so many failures in a row, more and more seldom while nothing is wrong."""
-        row = self.control.row
-        if row >= self.control.row_limit:
-            self.on_row()
-            self.control.row_limit = row + (1 if self.control.hold else max(row, wire.ROW))
+        streak = self.control.streak
+        if streak >= self.control.streak_limit:
+            self.on_streak()
+            self.control.streak_limit = streak + (
+                1 if self.control.hold else max(streak, wire.STREAK)
+            )
 
     def _request(
         self, assignment: Assignment, left: list[int], items: list[bytes], weight: int
@@ -231,7 +233,7 @@ class PassRunner:
             "generation": assignment.generation,
             "positions": left,
             "deadline": self.control.deadline,
-            "row": max(1, (self.control.row_limit - self.control.row) // weight),
+            "streak": max(1, (self.control.streak_limit - self.control.streak) // weight),
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
         if self._executor is None:
@@ -329,12 +331,12 @@ class PassRunner:
         if kind == wire.DONE:
             stream.index += 1
             stream.lines.tally.done += 1
-            self.control.row, self.control.row_limit = 0, wire.ROW
+            self.control.streak, self.control.streak_limit = 0, wire.STREAK
             stream.ready.append(seal_line(body))
         elif kind in (wire.FAILED, wire.PERMANENT):
             stream.index += 1
             stream.lines.tally.failed += 1
-            self.control.row += stream.weight if kind == wire.FAILED else 0
+            self.control.streak += stream.weight if kind == wire.FAILED else 0
             stream.ready.append(seal_line(body))
         elif kind == wire.LOADING:
             stream.loading = True

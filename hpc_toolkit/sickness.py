@@ -13,7 +13,7 @@ import math
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.attempts import ROW
+from hpc_toolkit.attempts import STREAK
 from hpc_toolkit.queue.control import SickNotice, give_sick_notice
 from hpc_toolkit.queue.matrix import Key, Matrix, Opinion
 from hpc_toolkit.queue.presence import DRAINING, read_presence
@@ -32,7 +32,7 @@ ENOUGH_AGAIN = 2
 HOLD_S = 300.0
 """Longest wait for others; then the worker runs as many items again as made it wait."""
 _RECENT_S = 86400.0
-_ROW_OF_TWO = 2
+_TWO = 2
 
 
 class Health(Enum):
@@ -46,27 +46,27 @@ class Health(Enum):
 
 
 def judge(
-    row: Mapping[Key, int],
+    streak: Mapping[Key, int],
     opinions: Mapping[Key, Opinion],
     *,
     others: bool,
-    limit: int = ROW,
-    enough: int = ROW,
+    limit: int = STREAK,
+    enough: int = STREAK,
 ) -> Health:
     """Whether a place is sick.
 
     Args:
-        row: the items that failed there since its last result, with their weights.
+        streak: the items that failed there since its last result, with their weights.
         opinions: what became of them elsewhere.
         others: whether a worker elsewhere lives that does not fail itself.
-        limit: weight of a row at which it is looked into.
+        limit: weight of a streak at which it is looked into.
         enough: items finished elsewhere that prove it.
     """
-    if sum(opinions[key] is Opinion.DONE for key in row) >= enough:
+    if sum(opinions[key] is Opinion.DONE for key in streak) >= enough:
         return Health.SICK
-    waiting = any(opinions[key] is Opinion.OPEN for key in row)
+    waiting = any(opinions[key] is Opinion.OPEN for key in streak)
     # What failed elsewhere as well speaks for the place.
-    weight = sum(w for key, w in row.items() if opinions[key] in (Opinion.DONE, Opinion.OPEN))
+    weight = sum(w for key, w in streak.items() if opinions[key] in (Opinion.DONE, Opinion.OPEN))
     return Health.SUSPECT if others and waiting and weight >= limit else Health.WELL
 
 
@@ -76,7 +76,7 @@ def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
     Args:
         here, there: how many items failed in a row on either, and its name.
     """
-    return there < here and there[0] < ROW
+    return there < here and there[0] < STREAK
 
 
 class HostWatch:
@@ -99,8 +99,8 @@ class HostWatch:
         self._leave = leave
         self._matrix = Matrix(view)
         self._noticed = 0
-        self._enough = ROW
-        self._limit = ROW
+        self._enough = STREAK
+        self._limit = STREAK
         self._granted = 0
         self._held_until: float | None = None
         self._check_at = float("-inf")
@@ -111,7 +111,7 @@ class HostWatch:
 
     def glance(self, every_s: float) -> bool:
         """:meth:`check`, where the last items failed and so many seconds have passed."""
-        if not self._control.hold and self._control.row < _ROW_OF_TWO:
+        if not self._control.hold and self._control.streak < _TWO:
             return False
         if self._clock.monotonic() < self._check_at:
             return self._control.hold
@@ -121,19 +121,19 @@ class HostWatch:
         """Look at all journals; whether this worker must hold, or leave."""
         self._check_at = self._clock.monotonic() + every_s
         self._view.poll()
-        if self._control.row < self._granted:  # a result came since
+        if self._control.streak < self._granted:  # a result came since
             self._granted, self._limit = 0, self._enough
         self._control.hold = False
         if self._is_only_host():
             return False
         suspects = []
         for whole in (True, False):
-            health, row = self._judge(whole=whole)
+            health, streak = self._judge(whole=whole)
             if health is Health.SICK:
-                self._be_sick(whole, len(row))
+                self._be_sick(whole, len(streak))
                 return True
             if health is Health.SUSPECT:
-                suspects.append((whole, row))
+                suspects.append((whole, streak))
         if suspects:
             self._control.hold = self._hold(*suspects[0])
         else:
@@ -153,30 +153,30 @@ class HostWatch:
             if notice.sure and notice.whole and self._clock.wall() - notice.at < _RECENT_S:
                 self._enough = ENOUGH_AGAIN
                 self._limit = min(self._limit, ENOUGH_AGAIN)
-                self._control.row_limit = min(self._control.row_limit, ENOUGH_AGAIN)
+                self._control.streak_limit = min(self._control.streak_limit, ENOUGH_AGAIN)
         return asked
 
     def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
-        """Of the host, or of this worker alone; and the row."""
+        """Of the host, or of this worker alone; and the streak."""
         here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
-        row = self._matrix.row(here, self._own.started)
-        opinions = {key: self._matrix.opinion(key, here) for key in row}
-        others = sum(row.values()) >= self._limit and self._others(len(row))
-        health = judge(row, opinions, others=others, limit=self._limit, enough=self._enough)
-        return health, row
+        streak = self._matrix.streak(here, self._own.started)
+        opinions = {key: self._matrix.opinion(key, here) for key in streak}
+        others = sum(streak.values()) >= self._limit and self._others(len(streak))
+        health = judge(streak, opinions, others=others, limit=self._limit, enough=self._enough)
+        return health, streak
 
-    def _hold(self, whole: bool, row: dict[Key, int]) -> bool:
+    def _hold(self, whole: bool, streak: dict[Key, int]) -> bool:
         now = self._clock.monotonic()
         if self._held_until is None:
             self._held_until = now + HOLD_S
-            asked = f"{len(row)} items in a row failed on {self._place(whole)}"
+            asked = f"{len(streak)} items in a row failed on {self._place(whole)}"
             self._tell(f"{asked}; other hosts are asked to try them", whole=whole, sure=False)
         if now < self._held_until:
             return True
         # Nobody had an opinion: they may be busy for hours, and this host may be well.
         self._held_until = None
-        self._granted = self._control.row
-        self._limit = sum(row.values()) + self._enough
+        self._granted = self._control.streak
+        self._limit = sum(streak.values()) + self._enough
         return False
 
     def _be_sick(self, whole: bool, items: int) -> None:
@@ -215,7 +215,7 @@ class HostWatch:
             if host not in ("", self._own.host) and self._may_try(worker):
                 living.setdefault(host, set()).add(worker)
         return any(
-            may_wait((items, self._own.host), (len(self._matrix.row(workers, -math.inf)), host))
+            may_wait((items, self._own.host), (len(self._matrix.streak(workers, -math.inf)), host))
             for host, workers in living.items()
         )
 

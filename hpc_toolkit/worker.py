@@ -144,7 +144,7 @@ class Worker:
         self._host_watch = HostWatch(
             self._view, self._liveness, clock, presence, control, self._drain
         )
-        self._passes.on_row = self._host_watch.check
+        self._passes.on_streak = self._host_watch.check
         self._counts = [0, 0, 0]
         self._signals = 0
         self._stage: StageView | None = None

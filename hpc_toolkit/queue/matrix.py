@@ -6,8 +6,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.queue.rows import AGAIN_WEIGHT
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.streaks import AGAIN_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -52,21 +52,21 @@ class Matrix:
 
     def workers_on(self, host: str) -> set[str]:
         """Workers of a host that wrote an attempt."""
-        names = {name for stage in self._view.stages.values() for name in stage.state.rows}
+        names = {name for stage in self._view.stages.values() for name in stage.state.streaks}
         return {name for name in names if self.host_of(name) == host}
 
-    def row(self, workers: Collection[str], since: float) -> dict[Key, int]:
+    def streak(self, workers: Collection[str], since: float) -> dict[Key, int]:
         """What failed since the last result of any of these workers, who are of one host."""
-        rows = [
-            (name, stage.state.rows[worker])
+        streaks = [
+            (name, stage.state.streaks[worker])
             for name, stage in self._view.stages.items()
             for worker in workers
-            if worker in stage.state.rows
+            if worker in stage.state.streaks
         ]
-        after = max([since, *(row.done_at for _, row in rows)])
+        after = max([since, *(streak.done_at for _, streak in streaks)])
         found: dict[Key, int] = {}
-        for stage, row in rows:
-            for (unit, item), (at, weight) in row.hurt.items():
+        for stage, streak in streaks:
+            for (unit, item), (at, weight) in streak.hurt.items():
                 if at >= after:
                     key = Key(stage, unit, item)
                     # Of two workers of a host that tried it, one did so again.

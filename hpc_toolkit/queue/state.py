@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.journal import Line, Pass
-from hpc_toolkit.queue.rows import Rows
+from hpc_toolkit.queue.streaks import Streaks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -115,7 +115,7 @@ class StageState:
         self._floors = floors
         self._expand = expand
         self.units: dict[str, UnitState] = {}
-        self.rows = Rows()
+        self.streaks = Streaks()
         """What failed on each worker since its last result."""
         self._open: set[str] = set()
         self._unjudged: set[str] = set()
@@ -178,7 +178,7 @@ class StageState:
         first = state.clean is None and not state.histories
         if first and release["done"] == release["lines"] == state.unit.count:
             state.clean = (worker, found)
-            self.rows.done(worker, release["at"])
+            self.streaks.done(worker, release["at"])
             self._open.discard(state.unit.name)
             self._unjudged.discard(state.unit.name)
             return
@@ -193,7 +193,7 @@ class StageState:
         elif kind == "death":
             if record["worker"] == worker and not record["explained"]:
                 # Its own executor: a worker that died says nothing of itself.
-                self.rows.hurt(worker, state.unit.name, record["item"], record["at"], died=True)
+                self.streaks.hurt(worker, state.unit.name, record["item"], record["at"], died=True)
             state.deaths.setdefault(
                 generation,
                 Death(
@@ -214,14 +214,14 @@ class StageState:
         history = state.histories.setdefault(record["item"], History())
         ref = Ref(record["generation"], worker, line.start, line.end)
         if record["type"] == "done":
-            self.rows.done(worker, record["at"])
+            self.streaks.done(worker, record["at"])
             history.done_lines += 1
             history.done = ref if history.done is None else min(history.done, ref)
         elif record["type"] == "permanent":
             history.permanent.add(ref.generation)
             history.failures[ref.generation] = ref
         else:
-            self.rows.hurt(worker, state.unit.name, record["item"], record["at"], died=False)
+            self.streaks.hurt(worker, state.unit.name, record["item"], record["at"], died=False)
             history.failures.setdefault(ref.generation, ref)
         self._unjudged.add(state.unit.name)
 

@@ -49,7 +49,7 @@ LAYERS: list[set[str]] = [
 ]
 
 QUEUE_LAYERS: list[set[str]] = [
-    {"control", "durations", "pacing", "presence", "rows", "units"},
+    {"control", "durations", "pacing", "presence", "streaks", "units"},
     {"affinity", "claims", "items", "leases", "state"},
     {"log"},
     {"view"},

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.attempts import ROW
+from hpc_toolkit.attempts import STREAK
 from hpc_toolkit.passes import PassControl
 from hpc_toolkit.queue.control import ControlReader, SickNotice, give_sick_notice
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.matrix import Key, Opinion
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.queue.rows import AGAIN_WEIGHT, DEATH_WEIGHT, Rows
+from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
 from hpc_toolkit.sickness import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -31,23 +31,23 @@ def keys(count: int) -> list[Key]:
 
 
 def health_of(*opinions: Opinion, others: bool = True, weight: int = 1, **limits: int) -> Health:
-    row = dict.fromkeys(keys(len(opinions)), weight)
-    return judge(row, dict(zip(row, opinions, strict=True)), others=others, **limits)
+    streak = dict.fromkeys(keys(len(opinions)), weight)
+    return judge(streak, dict(zip(streak, opinions, strict=True)), others=others, **limits)
 
 
 @pytest.mark.parametrize(
     ("opinions", "health"),
     [
         ([], Health.WELL),
-        ([OPEN] * (ROW - 1), Health.WELL),
-        ([OPEN] * ROW, Health.SUSPECT),
-        ([DONE] * (ROW - 1) + [OPEN], Health.SUSPECT),
-        ([DONE] * ROW, Health.SICK),
-        ([DONE] * ROW + [FAILED] * 50, Health.SICK),
-        ([DONE] * (ROW - 1) + [FAILED], Health.WELL),
-        ([FAILED] + [OPEN] * (ROW - 1), Health.WELL),
+        ([OPEN] * (STREAK - 1), Health.WELL),
+        ([OPEN] * STREAK, Health.SUSPECT),
+        ([DONE] * (STREAK - 1) + [OPEN], Health.SUSPECT),
+        ([DONE] * STREAK, Health.SICK),
+        ([DONE] * STREAK + [FAILED] * 50, Health.SICK),
+        ([DONE] * (STREAK - 1) + [FAILED], Health.WELL),
+        ([FAILED] + [OPEN] * (STREAK - 1), Health.WELL),
         ([NONE] * 50, Health.WELL),
-        ([DONE] * (ROW - 1) + [NONE] * 50, Health.WELL),
+        ([DONE] * (STREAK - 1) + [NONE] * 50, Health.WELL),
     ],
 )
 def test_host_is_sick_where_others_finish_what_fails_there(
@@ -61,8 +61,8 @@ def test_nobody_waits_for_opinions_where_nobody_can_have_one() -> None:
 
 
 def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
-    assert health_of(OPEN, OPEN, weight=ROW // 2) is Health.SUSPECT
-    assert health_of(DONE, DONE, weight=ROW // 2) is Health.WELL  # two items prove nothing
+    assert health_of(OPEN, OPEN, weight=STREAK // 2) is Health.SUSPECT
+    assert health_of(DONE, DONE, weight=STREAK // 2) is Health.WELL  # two items prove nothing
 
 
 opinion_lists = st.lists(st.sampled_from(Opinion), max_size=40)
@@ -100,8 +100,8 @@ def test_two_hosts_never_wait_for_each_other(here: tuple[int, str], there: tuple
 
 
 def test_host_that_fails_as_much_is_not_waited_for() -> None:
-    assert may_wait((ROW, "a"), (ROW - 1, "b"))
-    assert not may_wait((3 * ROW, "b"), (ROW, "a"))
+    assert may_wait((STREAK, "a"), (STREAK - 1, "b"))
+    assert not may_wait((3 * STREAK, "b"), (STREAK, "a"))
 
 
 class Simulated:
@@ -114,18 +114,18 @@ class Simulated:
         self.pending = dict.fromkeys(range(items), 0)
         self.done: dict[int, int] = {}
         self.failed_on: dict[int, list[int]] = {item: [] for item in range(items)}
-        self.rows: dict[int, dict[Key, int]] = {host: {} for host in self.hosts}
+        self.streaks: dict[int, dict[Key, int]] = {host: {} for host in self.hosts}
         self.left: set[int] = set()
 
     def health(self, host: int) -> Health:
-        row = self.rows[host]
-        opinions = {key: self.opinion(host, key.item) for key in row}
+        streak = self.streaks[host]
+        opinions = {key: self.opinion(host, key.item) for key in streak}
         others = any(
-            may_wait((len(row), str(host)), (len(self.rows[other]), str(other)))
+            may_wait((len(streak), str(host)), (len(self.streaks[other]), str(other)))
             for other in self.hosts
             if other not in self.left and other != host
         )
-        return judge(row, opinions, others=others)
+        return judge(streak, opinions, others=others)
 
     def opinion(self, host: int, item: int) -> Opinion:
         if item in self.done:
@@ -141,14 +141,16 @@ class Simulated:
         )
         if host in self.sick or item in self.bad:
             key = Key("items", "unit", item)
-            again = key in self.rows[host]
-            self.rows[host][key] = self.rows[host].get(key, 0) + (AGAIN_WEIGHT if again else 1)
+            again = key in self.streaks[host]
+            self.streaks[host][key] = self.streaks[host].get(key, 0) + (
+                AGAIN_WEIGHT if again else 1
+            )
             self.failed_on[item].append(host)
             self.pending[item] += 1
             if self.pending[item] == max_attempts:
                 del self.pending[item]
         else:
-            self.rows[host].clear()
+            self.streaks[host].clear()
             self.done[item] = host
             del self.pending[item]
 
@@ -191,39 +193,39 @@ def test_a_black_hole_is_stopped_after_8_good_items_and_no_well_host_leaves(
     assert simulated.left <= simulated.sick
     good = {item for item in range(items) if item not in bad}
     hurt = {item for item in good if 0 in simulated.failed_on[item]}
-    assert len(hurt) <= ROW
+    assert len(hurt) <= STREAK
     if not bad:
         assert good == simulated.done.keys()
 
 
-def test_a_result_ends_a_row() -> None:
-    rows = Rows()
+def test_a_result_ends_a_streak() -> None:
+    streaks = Streaks()
     for item in range(3):
-        rows.hurt("w", "u", item, at=item, died=False)
-    rows.done("w", at=1.5)
+        streaks.hurt("w", "u", item, at=item, died=False)
+    streaks.done("w", at=1.5)
 
-    assert rows.of("w").hurt == {("u", 2): (2, 1)}
+    assert streaks.of("w").hurt == {("u", 2): (2, 1)}
 
 
 def test_a_result_of_a_pass_that_is_read_again_ends_nothing() -> None:
-    rows = Rows()
-    rows.done("w", at=5.0)
-    rows.hurt("w", "u", 0, at=6.0, died=False)
-    rows.done("w", at=1.0)
-    rows.hurt("w", "u", 1, at=2.0, died=False)
+    streaks = Streaks()
+    streaks.done("w", at=5.0)
+    streaks.hurt("w", "u", 0, at=6.0, died=False)
+    streaks.done("w", at=1.0)
+    streaks.hurt("w", "u", 1, at=2.0, died=False)
 
-    assert list(rows.of("w").hurt) == [("u", 0)]
+    assert list(streaks.of("w").hurt) == [("u", 0)]
 
 
 def test_weights_grow_with_every_failure_and_death_of_one_item() -> None:
-    rows = Rows()
+    streaks = Streaks()
     weights = []
     for died in (False, False, True):
-        rows.hurt("w", "u", 0, at=1.0, died=died)
-        weights.append(rows.of("w").hurt["u", 0][1])
+        streaks.hurt("w", "u", 0, at=1.0, died=died)
+        weights.append(streaks.of("w").hurt["u", 0][1])
 
     assert weights == [1, 1 + AGAIN_WEIGHT, 1 + AGAIN_WEIGHT + DEATH_WEIGHT]
-    assert weights[1] >= ROW
+    assert weights[1] >= STREAK
 
 
 class Ward:
@@ -257,7 +259,7 @@ class Ward:
             assert who.claim(unit, generation)
             who.attempt(item, kind, at=self.clock.wall(), **fields)
             who.release(self.clock.wall())
-            self.control.row = 0 if kind == "done" else self.control.row + (who is self.me)
+            self.control.streak = 0 if kind == "done" else self.control.streak + (who is self.me)
 
     def notices(self) -> list[tuple[str, bool, bool]]:
         reader = ControlReader(self.toy.paths)
@@ -270,8 +272,8 @@ def ward(fast_dir: Path) -> Ward:
     return Ward(fast_dir)
 
 
-def test_row_of_8_holds_and_asks_others_once(ward: Ward) -> None:
-    ward.attempt(ward.me, range(ROW))
+def test_streak_of_8_holds_and_asks_others_once(ward: Ward) -> None:
+    ward.attempt(ward.me, range(STREAK))
 
     assert ward.watch.check()
     assert ward.watch.check()
@@ -281,10 +283,10 @@ def test_row_of_8_holds_and_asks_others_once(ward: Ward) -> None:
     assert not ward.left
 
 
-def test_row_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) -> None:
-    ward.attempt(ward.me, range(ROW))
+def test_streak_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) -> None:
+    ward.attempt(ward.me, range(STREAK))
     ward.watch.check()
-    ward.attempt(ward.other, range(ROW), "done")
+    ward.attempt(ward.other, range(STREAK), "done")
 
     assert ward.watch.holds(0.0)
 
@@ -292,8 +294,8 @@ def test_row_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) ->
     assert ward.notices() == [("a", True, False), ("a", True, True)]
 
 
-def test_row_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> None:
-    ward.attempt(ward.me, range(ROW))
+def test_streak_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> None:
+    ward.attempt(ward.me, range(STREAK))
     ward.watch.check()
     ward.attempt(ward.other, [0])
 
@@ -302,8 +304,8 @@ def test_row_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> None:
     assert (ward.control.hold, ward.left) == (False, [])
 
 
-def test_row_is_broken_by_a_result_of_the_worker(ward: Ward) -> None:
-    ward.attempt(ward.me, range(ROW - 1))
+def test_streak_is_broken_by_a_result_of_the_worker(ward: Ward) -> None:
+    ward.attempt(ward.me, range(STREAK - 1))
     ward.clock.advance(1)
     ward.attempt(ward.me, [20], "done")
     ward.attempt(ward.me, [21])
@@ -315,12 +317,12 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     ward: Ward,
 ) -> None:
     """One GPU of four that fell off the bus."""
-    ward.attempt(ward.me, range(ROW))
+    ward.attempt(ward.me, range(STREAK))
     ward.clock.advance(1)
     ward.attempt(ward.worker("mate", "a"), [30], "done")
-    ward.control.row = ROW
+    ward.control.streak = STREAK
     assert ward.watch.check()
-    ward.attempt(ward.other, range(ROW), "done")
+    ward.attempt(ward.other, range(STREAK), "done")
 
     ward.watch.check()
 
@@ -328,23 +330,23 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     assert ward.left[0].startswith("worker me is sick: 8 items")
 
 
-def test_workers_of_one_host_share_their_row(ward: Ward) -> None:
+def test_workers_of_one_host_share_their_streak(ward: Ward) -> None:
     ward.attempt(ward.me, range(3))
-    ward.attempt(ward.worker("mate", "a"), range(3, ROW))
+    ward.attempt(ward.worker("mate", "a"), range(3, STREAK))
 
     assert ward.watch.check()
 
 
 def test_hosts_that_fail_alike_do_not_wait_for_each_other(ward: Ward) -> None:
-    ward.attempt(ward.me, range(ROW))
-    ward.attempt(ward.other, range(20, 20 + ROW))
+    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.other, range(20, 20 + STREAK))
 
     assert not ward.watch.check()
 
 
 @pytest.mark.parametrize("state", [FINISHED, DRAINING])
 def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
-    ward.attempt(ward.me, range(ROW))
+    ward.attempt(ward.me, range(STREAK))
     ward.other.presence.update(state=state)
 
     assert not ward.watch.check()
@@ -352,23 +354,23 @@ def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
 
 def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
     ward.toy.paths.worker("other").unlink()
-    ward.attempt(ward.me, range(ROW))
-    ward.attempt(ward.worker("mate", "a"), range(ROW), "done")
+    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.worker("mate", "a"), range(STREAK), "done")
 
     assert not ward.watch.check()
 
 
 def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> None:
-    ward.attempt(ward.me, range(ROW))
+    ward.attempt(ward.me, range(STREAK))
     assert ward.watch.check()
     ward.clock.advance(HOLD_S - 1)
     assert ward.watch.check()
     ward.clock.advance(2)
     assert not ward.watch.check()
 
-    ward.attempt(ward.me, range(ROW, 2 * ROW - 1))
+    ward.attempt(ward.me, range(STREAK, 2 * STREAK - 1))
     assert not ward.watch.check()
-    ward.attempt(ward.me, [2 * ROW - 1])
+    ward.attempt(ward.me, [2 * STREAK - 1])
     assert ward.watch.check()
 
 
@@ -376,14 +378,14 @@ def test_nothing_is_read_while_nothing_fails(ward: Ward, monkeypatch: pytest.Mon
     monkeypatch.setattr(ward.view, "poll", lambda: pytest.fail("read the journals"))
 
     assert not ward.watch.glance(1.0)
-    ward.control.row = 1
+    ward.control.streak = 1
     assert not ward.watch.glance(1.0)
 
 
 def test_journals_are_read_no_more_often_than_said(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ward.control.row = 2
+    ward.control.streak = 2
     polls: list[int] = []
     monkeypatch.setattr(ward.view, "poll", lambda: polls.append(1))
 
@@ -409,7 +411,7 @@ def test_another_hosts_question_is_heard_once_and_its_verdict_asks_nothing(ward:
 
 def test_host_that_was_sick_within_a_day_is_told_by_2_items(ward: Ward) -> None:
     ward.watch.take([notice(host="a", sure=True, at=ward.clock.wall() - 3600)])
-    assert ward.control.row_limit == ENOUGH_AGAIN
+    assert ward.control.streak_limit == ENOUGH_AGAIN
     ward.attempt(ward.me, range(ENOUGH_AGAIN))
     assert ward.watch.check()
     ward.attempt(ward.other, range(ENOUGH_AGAIN), "done")
@@ -426,7 +428,7 @@ def test_old_and_other_notices_change_no_limit(ward: Ward, changes: dict[str, An
     told = {"host": "a", "sure": True, "at": ward.clock.wall(), **changes}
     ward.watch.take([notice(**told)])
 
-    assert ward.control.row_limit == ROW
+    assert ward.control.streak_limit == STREAK
 
 
 def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(

@@ -17,9 +17,10 @@ from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign
 from hpc_toolkit.errors import RunError, TryAgainLaterError
-from hpc_toolkit.files import replace_file
+from hpc_toolkit.files import is_local, replace_file
 from hpc_toolkit.gather import gather, unit_rows
 from hpc_toolkit.queue.items import Item, encode_segment
+from hpc_toolkit.queue.pacing import reading_s
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
 
-_POLL_S = 0.05
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
 """Why arms were asked: the policy chose them, or all that were left."""
 
@@ -124,11 +124,12 @@ class Conductor:
             raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
 
     def _wait(self, finished: Any) -> None:
+        local = is_local(self._view.paths.root)
         while True:
             self._view.poll()
             if finished():
                 return
-            time.sleep(_POLL_S)
+            time.sleep(reading_s(local=local, journals=len(self._view.readers)))
 
     def _replay(self) -> None:
         """Take in every recorded decision, and check that it is the one made from what was told."""

@@ -23,6 +23,8 @@ LOOKS_PER_S = 25.0
 LISTINGS_PER_S = 10.0
 """Of ``workers/`` and ``control/``."""
 
+READINGS_PER_S = 20.0
+"""Openings of journals by the one process that decides."""
 PER_LOOK = 2
 """Operations of a look at one worker: its file, and its lock."""
 
@@ -34,6 +36,11 @@ _SCAN_LOCAL_S = 0.5
 _SCAN_SHARED_S = 15.0
 _WATCH_LOCAL_S = 0.5
 _WATCH_SHARED_S = 30.0
+
+
+def reading_s(*, local: bool, journals: int) -> float:
+    """Seconds between two readings of all journals by one process, such as conduct."""
+    return _POLL_LOCAL_S if local else max(_POLL_SHARED_S, journals / READINGS_PER_S)
 
 
 class Pacing:

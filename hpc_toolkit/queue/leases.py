@@ -165,8 +165,8 @@ class Liveness:
         return Verdict(alive=False, evidence=evidence, explained=explained, host=presence.host)
 
     def _evidence(self, worker: str, presence: Presence) -> str:
-        # One mount of one kernel: a lock held by a process that is gone is free at once. One that is
-        # held proves no life: a frozen process holds it too.
+        # One mount of one kernel: a lock held by a process that is gone is free at once. One that
+        # is held proves no life: a frozen process holds it too.
         near = self._is_near(presence)
         if near and lock_is_free(self._paths, worker):
             return "lock"

@@ -52,7 +52,7 @@ class Size:
     """After so long a scenario is taken for stuck."""
 
 
-SMALL = Size(items=64, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=60.0)
+SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=110.0)
 FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
 """The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""
 
@@ -125,6 +125,7 @@ class Rehearsal:
         self.run = self.hosts.shared / name
         self.names = dict(zip(HOSTS, HOSTS, strict=True))
         """What each host calls itself."""
+        self.lease_s = size.lease_s
 
     @property
     def seen(self) -> Path:
@@ -182,7 +183,7 @@ class Rehearsal:
         number = len(self._started)
         out, err = self._cwd / f"out-{number}", self._cwd / f"err-{number}"
         count = self.size.workers if workers is None else workers
-        words = ["work", str(self.run), "--workers", str(count), "--lease", str(self.size.lease_s)]
+        words = ["work", str(self.run), "--workers", str(count), "--lease", str(self.lease_s)]
         argv = [sys.executable, "-m", "hpc_toolkit", *words]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(

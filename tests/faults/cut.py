@@ -41,7 +41,7 @@ power loss the test takes off the journal what was not synced."""
 
 _PATHS = ("symlink", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
 _FDS = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
-_LIMIT_S = 30.0
+_LIMIT_S = 60.0
 _SEEN = struct.Struct("=qqq64s")
 
 # What the commands import on their way: once here instead of in every child.

@@ -275,5 +275,6 @@ def test_the_kernel_sees_no_change_that_is_not_counted(fast_dir: Path) -> None:
     changing = [
         line for line in inside if "openat" not in line or re.search("O_(WR|RDWR|CR)", line)
     ]
-    # A heartbeat more or less is a matter of time.
-    assert abs(len(changing) - counted) <= 2, "\n".join(changing)
+    # How often a worker beats is a matter of time.
+    beats = sum("pwrite64" in line and "/workers/" in line for line in changing)
+    assert abs(len(changing) - counted) <= max(2, beats), "\n".join(changing)

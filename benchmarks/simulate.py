@@ -63,9 +63,8 @@ def cases(*, large: bool) -> dict[str, Scenario]:
     return {
         "undisturbed": calm,
         "killed every 2 min, preempted twice": killed(preempted(calm)),
-        "the same, killed workers back after 2 s": killed(preempted(calm), 2.0),
-        "killed every 2 min alone": killed(calm),
-        "the same, back after 2 s": killed(calm, 2.0),
+        "the same, killed ones back after 2 s": killed(preempted(calm), 2.0),
+        "killed every 2 min alone, back after 2 s": killed(calm, 2.0),
         "preempted twice alone": preempted(calm),
         **{f"undisturbed, {n // WORKERS} times as much": campaign(n) for n in sizes},
     }

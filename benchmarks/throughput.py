@@ -157,8 +157,8 @@ def main() -> None:
     lines = [
         facts(Path(options.dir or tempfile.gettempdir())),
         "",
-        f"{title}, {options.repeats} rounds in which the queues take turns. Ours with the start of",
-        f"all workers, the others without; a drain is cut after {options.cap:.0f} s.",
+        f"{title}; rounds, in which the queues take turns: {options.repeats}. Ours with the start",
+        f"of all workers, the others without; a drain is cut after {options.cap:.0f} s.",
         "",
         *table(["queue", "items/s, median", "range", "hpctk is", "lost", "run twice"], rows),
         "",

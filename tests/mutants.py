@@ -258,7 +258,7 @@ MUTANTS = (
         "I6",
         "a lock of another host is trusted",
         "queue/leases.py",
-        "        if same_kernel and lock_is_free(self._paths, worker):",
+        "        if near and lock_is_free(self._paths, worker):",
         "        if lock_is_free(self._paths, worker):",
         ("test_queue_leases.py",),
     ),

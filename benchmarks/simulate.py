@@ -117,14 +117,14 @@ def main() -> None:
         "",
         "The bound is (one load and one forward pass a checkpoint + all layers) / workers; neither",
         "dead time nor redone work is taken off. The last five columns are shares of all worker",
-        f"seconds. A preempted job starts again {REQUEUE_S:.0f} s after its last worker left, a",
-        "killed worker only then unless it is said to be back. Four workers a host, default",
-        "heartbeat and lease.",
+        f"seconds. {REQUEUE_S:.0f} s after its last worker left a preempted job starts again; killed",
+        "workers are back only then, or when it is said. Four workers a host, default heartbeat",
+        "and lease.",
         "",
         *table(HEAD + wastes, rows),
         "",
-        f"Undisturbed the makespan may be {MOST_RATIO} of the bound, with {MOST_LOADS} loads a",
-        f"checkpoint: {'met' if near else 'MISSED'}.",
+        f"Promised undisturbed: {MOST_RATIO} of the bound, {MOST_LOADS} loads a checkpoint; "
+        + ("kept." if near else "MISSED."),
     ]
     print("\n".join(lines))
     if options.write:

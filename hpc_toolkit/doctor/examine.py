@@ -68,7 +68,10 @@ def examine(
     if not paths.manifest.exists():
         return report
     if report.apart:
-        _keep(report, paths, clock)
+        try:
+            _keep(report, paths, clock)
+        except OSError as error:
+            examination.add(_failed("doctor.json", error))
     examination.add(_how_deaths_are_seen(paths), *check_run(directory))
     return examination.report()
 

@@ -418,6 +418,23 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     assert after == before
 
 
+@pytest.mark.usefixtures("apart")
+def test_a_report_that_cannot_be_kept_is_still_given(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "run")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(examine, "write_proof", full)
+
+    report = looked_at(toy.root, other=toy.root)
+
+    assert found(report)["doctor.json"].found == "failed: No space left on device"
+    assert not toy.paths.doctor.exists()
+
+
 def test_another_directory_is_no_second_mount(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()

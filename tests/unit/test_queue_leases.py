@@ -169,7 +169,7 @@ def test_a_free_lock_on_the_same_host_and_boot_is_death_at_once(
     "place", [{"host": "there"}, {"host": "here", "boot": "other"}, {"host": "here", "device": 1}]
 )
 def test_i6_a_lock_of_another_host_boot_or_mount_proves_nothing(
-    paths: RunPaths, observer: Liveness, place: dict[str, str | int]
+    paths: RunPaths, observer: Liveness, place: dict[str, Any]
 ) -> None:
     begin(paths, **place)
 

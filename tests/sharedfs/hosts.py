@@ -170,10 +170,12 @@ class Hosts:
 
     def signal(self, inner: int, number: signal.Signals) -> bool:
         """Send a signal to the process that has this number inside; whether it lives."""
-        found = [one.pid for one in self.processes() if one.inner == inner]
-        for pid in found:
-            os.kill(pid, number)
-        return bool(found)
+        for one in self.processes():
+            if one.inner == inner:
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, number)
+                    return True
+        return False
 
     def close(self) -> None:
         """End everything.

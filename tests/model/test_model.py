@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_toolkit import files, gather, passes
+from hpc_toolkit import gather, passes
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import Liveness
@@ -215,13 +215,13 @@ MISTAKES = [
         ),
     ),
     (
-        "I6: two workers",
-        SMALL["two units"],
+        "R3: a gap",
+        SMALL["a worker is killed"],
         Mistake(
-            "a name that exists is taken for ours",
-            files,
-            "return read_name(path)",
-            "return target",
+            "a takeover leaves a generation out",
+            Picker,
+            "if not stage.claims.create(name, generation + 1, self._worker):",
+            "if not stage.claims.create(name, generation + 2, self._worker):",
         ),
     ),
     (

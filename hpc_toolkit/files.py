@@ -20,6 +20,8 @@ _LOCAL_FILESYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "9p"}
 )
 
+_TRIES = 5
+
 
 def create_name(path: Path, target: str) -> str:
     """Create ``path`` as a symlink whose target is its content; return the target that is there
@@ -28,12 +30,20 @@ def create_name(path: Path, target: str) -> str:
     Exclusive and atomic with its content: of all processes on all nodes one creates the name, and
     everybody, the loser included, gets the winner's target. The caller won iff the returned target
     is its own (a target that names its creator makes a reply lost on the network harmless).
+
+    Raises:
+        FileNotFoundError: the name is refused as taken, and stays invisible.
     """
-    try:
-        os.symlink(target, path)
-    except FileExistsError:
-        return read_name(path)
-    return target
+    for _ in range(_TRIES):
+        try:
+            os.symlink(target, path)
+        except FileExistsError:
+            # GlusterFS may refuse a name to all that race for it, and take it back: nobody has it.
+            with contextlib.suppress(FileNotFoundError):
+                return read_name(path)
+        else:
+            return target
+    return read_name(path)
 
 
 def read_name(path: Path, *, tries: int = 50) -> str:

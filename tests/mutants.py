@@ -234,8 +234,8 @@ MUTANTS = (
         "I6",
         "a name that exists is taken for ours",
         "files.py",
-        "    except FileExistsError:\n        return read_name(path)",
-        "    except FileExistsError:\n        return target",
+        "                return read_name(path)\n        else:",
+        "                return target\n        else:",
         ("test_files.py", "test_queue_claims.py", "test_queue_log.py"),
     ),
     Mutant(

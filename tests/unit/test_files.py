@@ -43,6 +43,39 @@ def test_i6_create_name_has_one_winner_of_many_at_once(tmp_path: Path) -> None:
     assert set(answers) == {os.readlink(tmp_path / "name")}
 
 
+@pytest.mark.parametrize("refused", [1, 3])
+def test_create_name_tries_again_where_a_name_is_refused_and_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """GlusterFS may refuse a name to everybody who races for it, and keep it for nobody."""
+    real, left = os.symlink, [refused]
+
+    def symlink(target: str, path: Path) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        real(target, path)
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    assert files.create_name(tmp_path / "name", "me") == "me"
+    assert files.create_name(tmp_path / "name", "other") == "me"
+
+
+def test_create_name_gives_up_where_a_name_is_never_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def symlink(_target: str, path: Path) -> None:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    with pytest.raises(FileNotFoundError, match="name"):
+        files.create_name(tmp_path / "name", "me")
+
+
 def test_create_name_whose_reply_was_lost_is_known_as_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ class HostWatch:
         self._noticed = 0
         self._enough = STREAK
         self._limit = STREAK
-        self._granted = 0
+        self._waited_for: tuple[bool, set[Key]] = (True, set())
         self._held_until: float | None = None
         self._check_at = float("-inf")
 
@@ -121,8 +121,6 @@ class HostWatch:
         """Look at all journals; whether this worker must hold, or leave."""
         self._check_at = self._clock.monotonic() + every_s
         self._view.poll()
-        if self._control.streak < self._granted:  # a result came since
-            self._granted, self._limit = 0, self._enough
         self._control.hold = False
         if self._is_only_host():
             return False
@@ -160,6 +158,9 @@ class HostWatch:
         """Of the host, or of this worker alone; and the streak."""
         here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
         streak = self._matrix.streak(here, self._own.started)
+        if whole is self._waited_for[0] and not self._waited_for[1] <= streak.keys():
+            # A result came since.
+            self._waited_for, self._limit = (True, set()), self._enough
         opinions = {key: self._matrix.opinion(key, here) for key in streak}
         others = sum(streak.values()) >= self._limit and self._others(len(streak))
         health = judge(streak, opinions, others=others, limit=self._limit, enough=self._enough)
@@ -175,7 +176,7 @@ class HostWatch:
             return True
         # Nobody had an opinion: they may be busy for hours, and this host may be well.
         self._held_until = None
-        self._granted = self._control.streak
+        self._waited_for = (whole, set(streak))
         self._limit = sum(streak.values()) + self._enough
         return False
 

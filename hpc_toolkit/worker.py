@@ -282,7 +282,8 @@ class Worker:
             return
         self._view.poll_journals()
         reason = pause_reason(stage)
-        if reason:
+        # What failed on this host alone is no reason while others may finish it.
+        if reason and (stage.spec.max_failures is not None or not self._host_watch.check()):
             self._pause = self._reason = f"paused: {reason}"
             self._passes.control.stop = True
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.executor import Executor
+from hpc_toolkit.layout import StageSpec, WorkloadSpec
 from tests.integration.realrun import journal_lines, rows_by_id, wait_until, workers_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hpc_toolkit.run import Run
     from tests.integration.realrun import Hpctk, Started
 
@@ -45,8 +51,8 @@ def test_black_hole_is_stopped_after_8_items_a_worker_and_costs_no_item(
     hpctk: Hpctk, workers: int
 ) -> None:
     """It is there before the first result, when to pause would be to believe the sick host."""
-    gates = [hpctk.cwd / f"gate-{number}" for number in range(60)]
-    items = [{"sick": ["node-a"], "gate": str(gate)} for gate in gates]
+    gates = [hpctk.cwd / f"gate-{number}" for number in range(40)]
+    items = [{"sick": ["node-a"], "gate": str(gate), "seconds": 0.15} for gate in gates]
     run = hpctk.make(items, WORKLOAD)
     healthy = start(hpctk, "node-b", 2)
     wait_until(lambda: len(started_on(hpctk, "node-b")) == 2, "the healthy host to work")
@@ -62,7 +68,10 @@ def test_black_hole_is_stopped_after_8_items_a_worker_and_costs_no_item(
     gates[last].touch()
 
     assert code == 75
-    assert 8 <= len(set(started_on(hpctk, "node-a"))) <= 8 * workers
+    hurt = set(started_on(hpctk, "node-a"))
+    assert 8 <= len(hurt) <= 8 * workers
+    # Others try what failed there before they go on with what nobody tried.
+    assert hurt & set(started_on(hpctk, "node-b")[:20])
     assert any("host node-a is sick: " in note for note in notes_of(run, "node-a"))
     assert healthy.ended().code == 0
     rows = rows_by_id(run)
@@ -123,3 +132,50 @@ def test_host_on_which_every_executor_dies_leaves_before_items_are_taken_for_kil
     assert healthy.ended(limit_s=60).code == 0
     assert not journal_lines(run, "permanent")
     assert {row["attempts"] for row in run.results()} == {1}
+
+
+@pytest.mark.slow
+def test_item_that_kills_on_two_hosts_is_given_up_and_named_and_no_host_is_sick(
+    hpctk: Hpctk,
+) -> None:
+    items: list[dict[str, Any]] = [{"sick": [], "seconds": 0.02} for _ in range(12)]
+    items[5].update(bad=True, how="abort")
+    run = hpctk.make(items, WORKLOAD)
+
+    both = [start(hpctk, host) for host in ("node-a", "node-b")]
+
+    assert [one.ended().code for one in both] == [0, 0]
+    rows = rows_by_id(run)
+    assert [number for number, row in rows.items() if row["state"] == "failed"] == [5]
+    assert rows[5]["error"].startswith("killed its worker ")
+    assert 5 <= len(hpctk.noted("start", "5")) <= 8
+    assert not [one for one in notices(run) if one["sure"]]
+    (failure,) = run.status().failures
+    assert failure["example"]["id"] == 5
+
+
+@pytest.mark.parametrize("options", [{"fail": 1.0}, {}])
+def test_executor_ends_its_pass_after_so_many_failures_in_a_row(
+    tmp_path: Path, options: dict[str, float]
+) -> None:
+    """However fast they fail: the worker looks at them before anything else is run."""
+    workload = WorkloadSpec(
+        function="hpc_toolkit.workloads.synthetic:Flaky", options=options, path=()
+    )
+    executor = Executor({"items": StageSpec(name="items", workload=workload)}, tmp_path / "log")
+    request = {"stage": "items", "unit": "000001-0", "generation": 1, "deadline": None}
+    positions = list(range(50))
+    told = b""
+
+    executor.start(
+        {**request, "positions": positions, "expected_s": 0.0, "streak": 3}, [b"{}"] * 50
+    )
+    while b"\ne" not in told:
+        select.select([executor.results], [], [], 10)
+        told += os.read(executor.results, 1 << 18)
+    executor.end()
+    executor.close()
+
+    kinds = [line[:1] for line in told.split(b"\n")[:-1] if line[:1] in (b"f", b"d")]
+    assert kinds == ([b"f"] * 3 if options else [b"d"] * 50)
+    assert told.endswith(b"efailing\n" if options else b"e\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import passes
-from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, Report
+from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, STREAK, Report
 from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
 from hpc_toolkit.passes import Outcome, PassRunner
@@ -437,3 +437,79 @@ def test_code_that_cannot_be_loaded_gives_the_unit_back_and_says_why(stage: Stag
 
     assert caught.value.hint == "install it"
     assert stage.journal() == [("release", 1, None)]
+
+
+def hold_at_once(stage: Stage) -> list[int]:
+    """Hold whenever a streak is looked at; the streaks that were."""
+    looked: list[int] = []
+
+    def look() -> None:
+        looked.append(stage.runner.control.streak)
+        stage.runner.control.hold = True
+
+    stage.runner.on_streak = look
+    return looked
+
+
+def test_a_streak_is_looked_at_and_the_rest_is_run_where_nothing_is_wrong(stage: Stage) -> None:
+    looked: list[int] = []
+    stage.runner.on_streak = lambda: looked.append(stage.runner.control.streak)
+    stage.runner.control.streak_limit = 2
+
+    outcome = stage.run("failed", "failed", "end failing", "failed", "done", "end")
+
+    assert outcome is Outcome.COMPLETE
+    assert [request["streak"] for request in stage.requests] == [2, STREAK]
+    assert looked == [2]
+    assert (stage.runner.control.streak, stage.runner.control.streak_limit) == (0, STREAK)
+
+
+def test_a_hold_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
+    looked = hold_at_once(stage)
+    stage.runner.control.streak_limit = 2
+
+    outcome = stage.run("failed", "failed", "end failing")
+
+    assert (outcome, looked) == (Outcome.HELD, [2])
+    assert [kind for kind, _, _ in stage.journal()] == ["failed", "failed", "release"]
+
+
+def test_a_hold_in_the_middle_of_a_pass_ends_it_before_the_next_item(stage: Stage) -> None:
+    def hold() -> None:
+        stage.runner.control.hold = True
+
+    outcome = stage.run("done", hold, "done", "end stopped")
+
+    assert outcome is Outcome.HELD
+    assert stage.stops >= 1
+    assert [kind for kind, _, _ in stage.journal()] == ["done", "done", "release"]
+
+
+def test_permanent_failures_are_no_streak(stage: Stage) -> None:
+    looked = hold_at_once(stage)
+    stage.runner.control.streak_limit = 1
+
+    assert stage.run("permanent", "permanent", "permanent", "done", "end") is Outcome.COMPLETE
+    assert looked == []
+
+
+def test_deaths_make_a_streak_before_their_item_is_a_killer(stage: Stage) -> None:
+    looked = hold_at_once(stage)
+    outcomes = [stage.run("die", generation=generation) for generation in range(1, 5)]
+
+    assert outcomes == [Outcome.DIED] * 3 + [Outcome.HELD]
+    assert looked == [STREAK]
+
+
+def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> None:
+    other = stage.toy.worker("other")
+    for generation in (1, 2):
+        other.work("000001-0", generation, i1="failed")
+    stage.view.poll_claims()
+    stage.view.poll_journals()
+    hold_at_once(stage)
+
+    assert stage.run(generation=3) is Outcome.HELD
+
+    assert not stage.requests
+    assert [kind for kind, _, _ in stage.journal()] == ["release"]

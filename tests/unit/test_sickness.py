@@ -374,6 +374,39 @@ def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> No
     assert ward.watch.check()
 
 
+def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
+    ward.attempt(ward.me, range(STREAK))
+    ward.watch.check()
+    ward.clock.advance(HOLD_S + 1)
+    assert not ward.watch.check()
+    ward.attempt(ward.me, [30], "done")
+    ward.clock.advance(1)
+
+    ward.attempt(ward.me, range(STREAK, 2 * STREAK))
+
+    assert ward.watch.check()
+
+
+@pytest.mark.parametrize(("explained", "holds"), [("", False), ("preemption", True)])
+def test_deaths_elsewhere_speak_for_the_host_unless_they_are_explained(
+    ward: Ward, explained: str, holds: bool
+) -> None:
+    ward.attempt(ward.me, range(STREAK))
+    assert ward.other.claim(ward.toy.unit_name(0), 2)
+    ward.other.death(0, host="b", explained=explained)
+    ward.other.release()
+
+    assert ward.watch.check() is holds
+
+
+def test_failures_elsewhere_that_a_retry_lifted_speak_for_nobody(ward: Ward) -> None:
+    ward.attempt(ward.other, [0])
+    assert ward.toy.reopen().retry() == 1
+    ward.attempt(ward.me, range(STREAK))
+
+    assert ward.watch.check()
+
+
 def test_nothing_is_read_while_nothing_fails(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ward.view, "poll", lambda: pytest.fail("read the journals"))
 

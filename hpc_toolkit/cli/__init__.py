@@ -113,7 +113,11 @@ def _run(first_word: str) -> None:
     except HpcToolkitError as error:
         show_error(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        # So Python calls ESHUTDOWN as well, which a mount says whose server is gone.
+        code = _surroundings(error)
+        if code is not None:
+            sys.exit(code)
         # The reader of our output left, such as 'head'. Python would complain once more at exit.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -32,6 +32,8 @@ ENOUGH_AGAIN = 2
 HOLD_S = 300.0
 """Longest wait for others; then the worker runs as many items again as made it wait."""
 _RECENT_S = 86400.0
+_STARTING_S = 60.0
+"""Workers of one host start at about the same time; what failed there long before is past."""
 _TWO = 2
 
 
@@ -157,7 +159,7 @@ class HostWatch:
     def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
         """Of the host, or of this worker alone; and the streak."""
         here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
-        streak = self._matrix.streak(here, self._own.started)
+        streak = self._matrix.streak(here, self._own.started - _STARTING_S)
         if whole is self._waited_for[0] and not self._waited_for[1] <= streak.keys():
             # A result came since.
             self._waited_for, self._limit = (True, set()), self._enough

@@ -231,10 +231,10 @@ def test_weights_grow_with_every_failure_and_death_of_one_item() -> None:
 class Ward:
     """A run of two hosts, seen by the watch of the worker ``me`` on host ``a``."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, started: float = 0.0) -> None:
         self.toy = ToyRun(root / "r", 40, unit=1, max_attempts=3)
         self.clock = ManualClock()
-        self.me = self.worker("me", "a")
+        self.me = self.toy.worker("me", host="a", started=started)
         self.other = self.worker("other", "b")
         self.control = PassControl()
         self.left: list[str] = []
@@ -335,6 +335,16 @@ def test_workers_of_one_host_share_their_streak(ward: Ward) -> None:
     ward.attempt(ward.worker("mate", "a"), range(3, STREAK))
 
     assert ward.watch.check()
+
+
+@pytest.mark.parametrize(("earlier_s", "holds"), [(30, True), (90, False)])
+def test_worker_that_starts_last_knows_what_failed_as_its_host_started_and_not_before(
+    fast_dir: Path, earlier_s: float, holds: bool
+) -> None:
+    ward = Ward(fast_dir, started=1_000.0 + earlier_s)
+    ward.attempt(ward.worker("mate", "a"), range(STREAK))
+
+    assert ward.watch.check() is holds
 
 
 def test_hosts_that_fail_alike_do_not_wait_for_each_other(ward: Ward) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Scenario = Callable[[Rehearsal], Outcome]
 
 _ROUNDS = 3
-_LONG_ITEMS = 5
+_FIRST_ITEMS, _LONG_ITEMS = 24, 5
 _NEVER_S = 600.0
 _COMPLETE, _LEFT = 0, 75
 
@@ -52,7 +52,7 @@ def kills(run: Rehearsal) -> Outcome:
 
 def takeover(run: Rehearsal) -> Outcome:
     """The last worker but one of a host dies, and then the last one."""
-    run.init(run.size.items // 2, "--open")
+    run.init(_FIRST_ITEMS, "--open")
     first, second = run.work(HIT, 1), run.work(HIT, 1)
     run.until_begun(4)
     began = time.monotonic()

@@ -14,6 +14,7 @@ from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.executor import Executor
 from hpc_toolkit.journal import seal_line
 from hpc_toolkit.passlines import PassLines, Tally
+from hpc_toolkit.processes import readable
 from hpc_toolkit.queue.state import is_killer
 from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT
 
@@ -262,11 +263,11 @@ class PassRunner:
                 # Many quick results: let them gather instead of waking up for each.
                 select.select([], [], [], _BATCH_S)
                 continue
-            ready, _, _ = select.select(
-                [executor.results, executor.ended, self._wake_fd],
-                [],
-                [],
-                self._patience(stream, limit),
+            ready = readable(
+                executor.results,
+                executor.ended,
+                self._wake_fd,
+                timeout_s=self._patience(stream, limit),
             )
             if executor.ended in ready:
                 return self._end(executor, stream, "")

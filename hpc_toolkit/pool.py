@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.gpus import CUDA, visible_gpus
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.processes import die_with_parent, readable
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.worker import (
     DRAIN_SIGNALS,
@@ -71,8 +70,7 @@ class Pool:
                 self._start(slot)
             codes: list[int] = []
             while self._slots:
-                ready, _, _ = select.select([wake_read], [], [], _TICK_S)
-                if ready:
+                if readable(wake_read, timeout_s=_TICK_S):
                     os.read(wake_read, 4096)
                 codes += self._reap()
                 if on_tick is not None:

@@ -1,10 +1,12 @@
-"""What a child process needs of the kernel: to die with its parent, its own children with it."""
+"""What processes need of the kernel: to die with their parent, and to wait for one another."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import select
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -23,3 +25,16 @@ def kill_group(leader: int) -> None:
     """Kill a process group, if any of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def readable(*fds: int, timeout_s: float | None = None) -> set[int]:
+    """Those of the descriptors that can be read, or are at their end; empty after ``timeout_s``.
+
+    A timeout is rounded up to milliseconds; None waits for ever.
+    """
+    # select(2) takes no descriptor above 1023, which a notebook's process may have.
+    waiting = select.poll()
+    for fd in fds:
+        waiting.register(fd, select.POLLIN)
+    found = waiting.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
+    return {fd for fd, _ in found}

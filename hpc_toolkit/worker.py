@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.journal import JournalWriter
 from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.passlines import Tally
+from hpc_toolkit.processes import readable
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
@@ -296,8 +296,7 @@ class Worker:
             self._drain(f"nothing to do for {limit:g} s", 0.0)
             return
         wait_s = _HOLD_POLL_S if self._passes.control.hold else self._pacing.wait_s
-        ready, _, _ = select.select([self._wake_fd], [], [], wait_s)
-        if ready:
+        if readable(self._wake_fd, timeout_s=wait_s):
             os.read(self._wake_fd, 4096)
 
     def _tick(self) -> None:

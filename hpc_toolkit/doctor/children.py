@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.processes import die_with_parent, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +38,7 @@ class Child:
         data = b""
         end = time.monotonic() + timeout_s
         while not data.endswith(b"\n"):
-            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not readable(self._read, timeout_s=max(0.0, end - time.monotonic())):
                 raise TimeoutError
             part = os.read(self._read, 1 << 16)
             if not part:

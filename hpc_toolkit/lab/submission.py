@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import tempfile
 import time
@@ -15,7 +14,7 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab import commands
 from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.packages import program
-from hpc_toolkit.processes import kill_group
+from hpc_toolkit.processes import kill_group, readable
 from hpc_toolkit.slurm.records import parse_job_id
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _number(paths: LabPaths, terminal: int, printed: bytearray) -> str:
     """
     until = time.monotonic() + commands.ANSWER_S
     while not (found := parse_job_id(printed.decode(errors="replace").rpartition("\n")[0])):
-        if not select.select([terminal], [], [], max(0.0, until - time.monotonic()))[0]:
+        if not readable(terminal, timeout_s=max(0.0, until - time.monotonic())):
             message = f"sbatch did not answer within {commands.ANSWER_S:.3g} s"
             hint = f"the job may be queued all the same; the lab's logs are in {paths.logs}"
             raise HpcToolkitError(message, hint=hint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shlex
 import signal
 import string
@@ -14,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError, WorkloadError
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.processes import die_with_parent, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -172,7 +171,7 @@ def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     ended = os.pidfd_open(process.pid)
     try:
         while True:
-            ready, _, _ = select.select([out, ended], [], [])
+            ready = readable(out, ended)
             if out in ready:
                 chunk = os.read(out, 1 << 16)
                 if not chunk:

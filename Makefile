@@ -15,7 +15,8 @@ demo:
 
 test: lint
 	@.ci/system
-	$(PYTEST) -m "not soak" --durations=10
+	$(PYTEST) tests/unit tests/model -m "not soak" -q -n 2
+	$(PYTEST) --ignore tests/unit --ignore tests/model -m "not soak" --durations=10
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2

@@ -344,7 +344,7 @@ Run.status = broken
 """
 WORKER_BUG = """
 from hpc_toolkit.queue.picker import Picker
-def broken(self, loaded):
+def broken(self, loaded, **_):
     return [][1]
 Picker.fresh = broken
 """

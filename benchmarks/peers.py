@@ -1,12 +1,17 @@
 """One run of another queue: processes drain no-op items, and each result is persisted.
 
     PEERS-PYTHON benchmarks/peers.py NAME --items N --workers W --dir NEW-DIRECTORY --cap SECONDS
-    PEERS-PYTHON benchmarks/peers.py --installed
+    PEERS-PYTHON benchmarks/peers.py --installed [--all]
+    PEERS-PYTHON benchmarks/peers.py NAME --fill | --worker ...
 
 Prints one JSON object. The rate is that of the drain alone: the queue is filled and every worker
 has imported and opened it before the clock starts. Each execution appends one line to a file of its
 process; that is the persisted result of a queue that keeps none, and tells for all how often an
 item ran. Runs with the interpreter that has the queues, without this project.
+
+With ``--fill`` a queue is only made; a ``--worker`` says ``ready``, drains it once it is given a
+line, and says when it was done. With ``--seconds`` an item sleeps, and with ``--trace`` it appends
+a line to that file when it begins and when it ends.
 """
 
 from __future__ import annotations
@@ -21,174 +26,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-
-class Record:
-    """Appends one line for each item that this process runs."""
-
-    def __init__(self, root: Path) -> None:
-        path = root / "done" / f"{os.getpid()}.jsonl"
-        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
-
-    def __call__(self, item: int) -> dict[str, Any]:
-        os.write(self._fd, b'{"item":%d,"value":%d,"state":"done"}\n' % (item, 2 * item))
-        return {"item": item, "value": 2 * item, "state": "done"}
-
-
-def executions(root: Path) -> Counter[int]:
-    """How often each item ran; a line cut by a kill does not count."""
-    found: Counter[int] = Counter()
-    for path in (root / "done").iterdir():
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):
-                found[json.loads(line)["item"]] += 1
-    return found
-
-
-class Peer:
-    """A queue in a directory; every worker calls :meth:`open` and then :meth:`drain`."""
-
-    distribution = ""
-    note = ""
-
-    def __init__(self, root: Path, items: int) -> None:
-        self.root = root
-        self.items = items
-
-    def fill(self) -> None:
-        """Put all items in."""
-
-    def open(self) -> None:
-        """Import and open; not timed."""
-
-    def drain(self, record: Record) -> None:
-        """Run items until none is left."""
-        raise NotImplementedError
-
-
-class Dirq(Peer):
-    """One file an item, locked by a link."""
-
-    distribution = "dirq"
-
-    def open(self) -> None:
-        self._queue = importlib.import_module("dirq.QueueSimple").QueueSimple(str(self.root / "q"))
-
-    def fill(self) -> None:
-        self.open()
-        for item in range(self.items):
-            self._queue.add(str(item))
-
-    def drain(self, record: Record) -> None:
-        name = self._queue.first()
-        while name:
-            if self._queue.lock(name):
-                record(int(self._queue.get(name)))
-                self._queue.remove(name)
-            name = self._queue.next()
-
-
-class Jug(Peer):
-    """A lock file and a result file an item; loading the list is part of its drain."""
-
-    distribution = "Jug"
-
-    def fill(self) -> None:
-        (self.root / "jugfile.py").write_text(
-            "import pathlib, sys\n"
-            "from jug import TaskGenerator\n"
-            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-            "from peers import Record\n"
-            f"record = Record(pathlib.Path({str(self.root)!r}))\n"
-            "@TaskGenerator\n"
-            "def work(item):\n"
-            "    return record(item)\n"
-            f"for item in range({self.items}):\n"
-            "    work(item)\n"
-        )
-
-    def open(self) -> None:
-        self._main = importlib.import_module("jug.jug").main
-        for name in ("jug.subcommands.execute", "jug.backends.file_store"):
-            importlib.import_module(name)
-
-    def drain(self, record: Record) -> None:
-        del record  # its file has one of its own
-        argv = ["jug", "execute", str(self.root / "jugfile.py"), "--will-cite"]
-        argv += ["--jugdir", str(self.root / "jugdata")]
-        argv += ["--wait-cycle-time", "1", "--nr-wait-cycles", "3"]
-        with redirect_stdout(sys.stderr), suppress(SystemExit):
-            self._main(argv)
-
-
-class Litequeue(Peer):
-    """SQLite with a write-ahead log."""
-
-    distribution = "litequeue"
-
-    def open(self) -> None:
-        self._queue = importlib.import_module("litequeue").LiteQueue(
-            str(self.root / "queue.db"), timeout=60
-        )
-
-    def fill(self) -> None:
-        self.open()
-        with self._queue.transaction():
-            for item in range(self.items):
-                self._queue.put(str(item))
-        self._queue.close()
-
-    def drain(self, record: Record) -> None:
-        import sqlite3
-
-        while True:
-            try:
-                message = self._queue.pop()
-            except sqlite3.OperationalError:  # busy
-                continue
-            if message is None:
-                return
-            record(int(message.data))
-            while True:
-                with suppress(sqlite3.OperationalError):
-                    self._queue.done(message.message_id)
-                    break
-
-
-class NaiveFilelock(Peer):
-    """One lock and one result file an item; every worker walks the list once."""
-
-    distribution = "filelock"
-
-    def open(self) -> None:
-        self._filelock = importlib.import_module("filelock")
-
-    def fill(self) -> None:
-        for name in ("locks", "results"):
-            (self.root / name).mkdir()
-
-    def drain(self, record: Record) -> None:
-        for item in range(self.items):
-            result = f"{self.root}/results/{item}.json"
-            if os.path.exists(result):
-                continue
-            lock = self._filelock.FileLock(f"{self.root}/locks/{item}.lock")
-            try:
-                lock.acquire(timeout=0)
-            except self._filelock.Timeout:
-                continue
-            try:
-                if not os.path.exists(result):
-                    temporary = f"{result}.{os.getpid()}.tmp"
-                    with open(temporary, "w", encoding="utf-8") as file:
-                        json.dump(record(item), file)
-                    os.replace(temporary, result)
-            finally:
-                lock.release()
+from peerqueues import Dirq, Jug, Litequeue, NaiveFilelock, Peer, PersistQueue, Record, executions
 
 
 class Server(Peer):
@@ -313,16 +155,19 @@ PEERS: dict[str, type[Peer]] = {
     "jug": Jug,
     "litequeue": Litequeue,
     "naive_filelock": NaiveFilelock,
+    "persist-queue": PersistQueue,
     "dask": Dask,
     "parsl": Parsl,
     "hyperqueue": HyperQueue,
 }
 
 
-def installed() -> dict[str, str]:
-    """The queues that this interpreter has, with their versions."""
+def installed(*, every: bool) -> dict[str, str]:
+    """The queues that this interpreter has, with versions; by default those for many items."""
     found = {}
     for name, peer in PEERS.items():
+        if not (every or peer.many):
+            continue
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(peer.distribution)
     return found
@@ -330,7 +175,7 @@ def installed() -> dict[str, str]:
 
 def work(peer: Peer) -> None:
     """Be one worker: open, say so, wait for the word, drain, say when."""
-    record = Record(peer.root)
+    record = Record(peer.root, seconds=peer.seconds, trace=peer.trace)
     peer.open()
     print("ready", flush=True)
     sys.stdin.readline()
@@ -338,9 +183,10 @@ def work(peer: Peer) -> None:
     print(time.perf_counter(), flush=True)
 
 
-def drain(name: str, items: int, workers: int, root: Path, cap_s: float) -> float:
+def drain(name: str, peer: Peer, workers: int, cap_s: float) -> float:
     """Seconds that ``workers`` processes take, or the cap."""
-    argv = [sys.executable, __file__, name, "--worker", "--items", str(items), "--dir", str(root)]
+    argv = [sys.executable, __file__, name, "--worker", "--items", str(peer.items)]
+    argv += ["--dir", str(peer.root), "--seconds", str(peer.seconds), "--trace", peer.trace]
     processes = [
         subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
@@ -377,28 +223,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("name", nargs="?", choices=PEERS)
     parser.add_argument("--installed", action="store_true", help="list what can be measured")
+    parser.add_argument("--all", action="store_true", help="list those of few items as well")
     parser.add_argument("--items", type=int, default=1_000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--dir", type=Path, help="a directory that does not exist yet")
     parser.add_argument("--cap", type=float, default=60.0, help="seconds that the drain may take")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=0.0, help="length of an item")
+    parser.add_argument("--trace", default="", help="a file that tells what runs")
+    parser.add_argument("--fill", action="store_true", help="only make the queue")
+    parser.add_argument("--worker", action="store_true", help="be one worker of a queue")
     options = parser.parse_args()
     if options.installed:
-        print(json.dumps(installed()))
+        print(json.dumps(installed(every=options.all)))
         return
     if options.name is None or options.dir is None:
         parser.error("give the name of a queue and --dir")
     root = options.dir.absolute()
-    peer = PEERS[options.name](root, options.items)
+    peer = PEERS[options.name](root, options.items, seconds=options.seconds, trace=options.trace)
     if options.worker:
         work(peer)
         return
     (root / "done").mkdir(parents=True)
     peer.fill()
+    if options.fill:
+        return
     if isinstance(peer, Server):
         took_s = peer.serve(options.workers, options.cap)
     else:
-        took_s = drain(options.name, options.items, options.workers, root, options.cap)
+        took_s = drain(options.name, peer, options.workers, options.cap)
     ran = executions(root)
     found = {
         "items_per_s": len(ran) / took_s,

@@ -58,6 +58,11 @@ class JournalWriter:
         self._synced = 0
 
     @property
+    def synced(self) -> int:
+        """Bytes that no power loss can take."""
+        return self._synced
+
+    @property
     def dirty(self) -> bool:
         """Whether a power loss could still take something."""
         return self._synced != self.size
@@ -112,6 +117,11 @@ class JournalReader:
         self.torn_bytes = 0
         """Bytes behind the last newline that was read: a line being written, or cut by a crash."""
         self._offset = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that the journal had when it was last read."""
+        return self._offset + self.torn_bytes
 
     def poll(self) -> Iterator[Line | Pass]:
         """What was added since the last call, in order; a torn last line is left for later.

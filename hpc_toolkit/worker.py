@@ -325,19 +325,22 @@ class Worker:
     def _progress(self) -> tuple[int, ...]:
         tally = self._passes.tally
         done, failed, deaths = self._counts
-        return (done + tally.done, failed + tally.failed, deaths, self._passes.control.stop)
+        counts = (done + tally.done, failed + tally.failed, deaths)
+        return (*counts, self._journal.synced, self._passes.control.stop)
 
     def _shown(self) -> tuple[int, ...]:
         shown = self._presence.presence
-        return (shown.done, shown.failed, shown.deaths, shown.state == DRAINING)
+        counts = (shown.done, shown.failed, shown.deaths)
+        return (*counts, shown.journal, shown.state == DRAINING)
 
     def _beat(self, now: float) -> None:
         self._beat_at, self._update_at = now, now + _UPDATE_S
-        done, failed, deaths, stopping = self._progress()
+        done, failed, deaths, journal, stopping = self._progress()
         self._presence.update(
             done=done,
             failed=failed,
             deaths=deaths,
+            journal=journal,
             at=round(self._clock.wall(), 3),
             note=self._reason,
             **({"state": DRAINING} if stopping else {}),
@@ -359,7 +362,11 @@ class Worker:
         with suppress(OSError):
             self._journal.sync()
             self._presence.update(
-                state=FINISHED, note=reason, done=self._counts[0], failed=self._counts[1]
+                state=FINISHED,
+                note=reason,
+                done=self._counts[0],
+                failed=self._counts[1],
+                journal=self._journal.synced,
             )
 
 

@@ -219,7 +219,7 @@ class ToyWorker:
 
     def finish(self) -> None:
         """Leave in good order."""
-        self.presence.update(state=FINISHED)
+        self.presence.update(state=FINISHED, journal=self.journal.size)
 
 
 class Faults:

@@ -71,7 +71,9 @@ class Liveness:
         self._notices: dict[str, DeathNotice] = {}
         self._seen: dict[str, tuple[Presence | None, float]] = {}
         self._looked: dict[str, float] = {}
-        self._progress: dict[str, tuple[str, int, int, int] | None] = {}
+        self._progress: dict[str, tuple[str, int, int, int, int] | None] = {}
+        self._written: dict[str, int] = {}
+        self._behind: dict[tuple[str, int], float] = {}
         self._gone: dict[str, Verdict] = {}
 
     def names(self) -> list[str]:
@@ -88,8 +90,9 @@ class Liveness:
         self._looked[worker] = self._clock.monotonic()
         self._progress[worker] = None
         if presence is not None:
-            counts = (presence.done, presence.failed, presence.deaths)
+            counts = (presence.done, presence.failed, presence.deaths, presence.journal)
             self._progress[worker] = (presence.state, *counts)
+            self._written[worker] = presence.journal
         verdict = self._judge(worker, presence)
         # A last word is final, and within one mount a freed lock; a silence may end, and a server
         # frees the locks of a host that it cannot reach.
@@ -98,10 +101,22 @@ class Liveness:
             self._gone[worker] = verdict
         return verdict
 
-    def progress(self, worker: str) -> tuple[str, int, int, int] | None:
-        """State, results, failures and deaths as last read; a change means new journal lines, and
-        their release may follow it. None if its file could not be read."""
+    def progress(self, worker: str) -> tuple[str, int, int, int, int] | None:
+        """State, results, failures, deaths and synced bytes as last read; a change means new lines,
+        and their release may follow it. None if its file could not be read."""
         return self._progress.get(worker)
+
+    def is_behind(self, worker: str, size: int) -> bool:
+        """Whether a journal of which ``size`` bytes were read is an old copy, not yet for a lease.
+
+        A worker tells what it has synced; a mount may show that before the lines. What does not
+        come within a lease was lost with its host.
+        """
+        written = self._written.get(worker, 0)
+        if size >= written:
+            return False
+        now = self._clock.monotonic()
+        return now - self._behind.setdefault((worker, written), now) < self._lease_s
 
     def heartbeat(self, worker: str) -> int | None:
         """The heartbeat number as last read of a worker that is neither dead nor gone."""

@@ -229,10 +229,13 @@ class Picker:
     def again(self, last: Assignment) -> Assignment | None:
         """Claim the next generation of a unit that this worker just gave back."""
         self._owners.clear()
-        self._view.poll_journal(self._worker)
-        if last.unit.name not in last.stage.state.open:
+        name = last.unit.name
+        # Who held it before may have written meanwhile that an item of it kills.
+        for generation in range(1, last.generation + 1):
+            self._view.poll_journal(_owner(last.stage, name, generation))
+        if name not in last.stage.state.open:
             return None
-        return self._try_takeover(last.stage, last.unit.name)
+        return self._try_takeover(last.stage, name)
 
     def _try_takeover(self, stage: StageView, name: str) -> Assignment | None:
         generation = stage.claims.generation(name)
@@ -247,8 +250,8 @@ class Picker:
             return None
         if verdict is not None or self._shared:
             # What it wrote last may have come between our reading and its end.
-            self._read_holders(stage, name, generation)
-            if name not in stage.state.open:
+            up_to_date = self._read_holders(stage, name, generation)
+            if name not in stage.state.open or not up_to_date:
                 return None
             if generation in stage.state.units[name].released:
                 verdict = None  # it died later, and not of an item of this unit
@@ -257,12 +260,18 @@ class Picker:
         died = (owner, verdict) if verdict is not None and not verdict.finished else None
         return Assignment(stage, unit, generation + 1, died)
 
-    def _read_holders(self, stage: StageView, name: str, generation: int) -> None:
+    def _read_holders(self, stage: StageView, name: str, generation: int) -> bool:
         """Read what the owners of a unit wrote: of the newest generation, or where not every
-        journal is read, of all."""
-        first = 1 if self._shared else generation
-        for number in range(first, generation + 1):
-            self._view.poll_journal(_owner(stage, name, number))
+        journal is read, of all. Whether all that they told of is there: a copy that is too old
+        would have their results made again."""
+        up_to_date = True
+        for number in range(1 if self._shared else generation, generation + 1):
+            owner = _owner(stage, name, number)
+            self._view.poll_journal(owner)
+            reader = self._view.readers.get(owner)
+            size = 0 if reader is None else reader.size
+            up_to_date &= not self._liveness.is_behind(owner, size)
+        return up_to_date
 
 
 def _holders(stage: StageView) -> set[str]:

@@ -59,6 +59,8 @@ class Presence:
     """Attempts that failed."""
     deaths: int = 0
     """Executors that died."""
+    journal: int = 0
+    """Bytes of its journal that were synced by then; whoever sees fewer reads an old copy."""
     started: float = 0.0
     """Epoch seconds, for display."""
     at: float = 0.0

@@ -149,7 +149,7 @@ class SimulatedWorker:
             else:
                 yield self._clock.now + self._pacing.wait_s
         self._journal.sync()
-        self._presence.update(state=FINISHED, done=self._done)
+        self._presence.update(state=FINISHED, done=self._done, journal=self._journal.synced)
 
     def drain(self) -> None:
         """SIGTERM."""
@@ -170,7 +170,7 @@ class SimulatedWorker:
         changed = now >= self._update_at and self._done != self._presence.presence.done
         if changed or now - self._beat_at >= self._beat_s:
             self._beat_at, self._update_at = now, now + _UPDATE_S
-            self._presence.update(done=self._done, at=now)
+            self._presence.update(done=self._done, journal=self._journal.synced, at=now)
         if self._pacing.watch_due():
             self._died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
             self._pacing.watched(self._picker.living)

@@ -233,6 +233,66 @@ def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(
         assert Idler(toy, waits=False).scan() == (toy.unit_name(10), 2)
 
 
+class OldCopy:
+    """While inside, a journal shows no more than its first bytes, as a mount may that remembers how
+    long a file was."""
+
+    def __init__(self, worker: ToyWorker, size: int) -> None:
+        self._path = worker.paths.journal(worker.name)
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._whole = self._path.read_bytes()
+        self._path.write_bytes(self._whole[: self._size])
+
+    def __exit__(self, *_: object) -> None:
+        self._path.write_bytes(self._whole)
+
+
+@pytest.mark.parametrize("by", ["its end", "its last heartbeat"])
+def test_results_that_an_owner_told_of_are_waited_for_and_not_made_again(
+    fast_dir: Path, by: str
+) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2)
+    owner = toy.worker("owner")
+    owner.claim(toy.unit_name(0))
+    idler = Idler(toy)
+    for item in (0, 1):
+        owner.attempt(item)
+    owner.release()
+    with OldCopy(owner, 30):
+        if by == "its end":
+            owner.finish()
+        else:
+            noted(owner, done=2, journal=owner.journal.size)
+            idler.scan()
+            idler.clock.advance(LEASE_S + 1)
+        assert idler.scan() is None
+        idler.clock.advance(LEASE_S - 1)
+        assert idler.scan() is None
+
+    assert idler.scan() is None
+    assert idler.view.complete
+
+
+def test_i3_results_that_were_lost_with_their_host_are_made_again_after_the_lease(
+    fast_dir: Path,
+) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2)
+    owner = toy.worker("owner")
+    owner.claim(toy.unit_name(0))
+    idler = Idler(toy)
+    for item in (0, 1):
+        owner.attempt(item)
+    owner.release()
+    owner.finish()
+    with OldCopy(owner, 0):
+        assert idler.scan() is None
+        idler.clock.advance(LEASE_S + 1)
+
+        assert idler.scan() == (toy.unit_name(0), 2)
+
+
 def crowd(toy: ToyRun, count: int) -> list[ToyWorker]:
     return [toy.worker(f"w{number:02d}") for number in range(count)]
 

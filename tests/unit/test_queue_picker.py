@@ -36,6 +36,9 @@ class FakeLiveness:
     def verdict(self, worker: str) -> Verdict:
         return self.verdicts.get(worker, Verdict(alive=True))
 
+    def is_behind(self, _worker: str, _size: int) -> bool:
+        return False
+
 
 class Taker:
     """A picker with its view."""
@@ -327,6 +330,25 @@ def test_again_takes_the_next_generation_of_the_unit_just_given_back(toy: ToyRun
     second = taker.picker.again(first)
 
     assert taken(second) == ("000001-0", 2)
+
+
+def test_again_reads_what_those_who_held_the_unit_before_wrote_meanwhile(toy: ToyRun) -> None:
+    """One that was declared dead and woke up may have failed the killer for good."""
+    woken = toy.worker("woken")
+    assert woken.claim("000001-0")
+    taker = Taker(toy)
+    taker.liveness.verdicts["woken"] = DEAD
+    second = taker.picker.takeover()
+    assert second is not None
+    taker.worker.begin("000001-0", 2)
+    taker.worker.death(0)
+    taker.worker.release()
+    woken.attempt(0, "permanent")
+
+    third = taker.picker.again(second)
+
+    assert third is not None
+    assert third.stage.state.pending("000001-0") == [1, 2, 3]
 
 
 def test_again_has_nothing_where_everything_is_finished(toy: ToyRun) -> None:

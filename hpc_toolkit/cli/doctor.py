@@ -61,7 +61,7 @@ def doctor(
     if step is not None and not step.leads:
         join_step(root, step)
         return
-    report = examine(root, SystemClock(), other=other, step=step)
+    report = examine(root, SystemClock(), other=other, step=step, around=True)
     if as_json:
         print(json.dumps(report.to_json()))
     else:

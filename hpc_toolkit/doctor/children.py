@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _REAPED_WITHIN_S = 2.0
+_MOST_WORDS = 160
 
 
 class Child:
@@ -90,6 +91,8 @@ def _live(call: Callable[[], Any], write: int) -> NoReturn:
             told: dict[str, Any] = {"answer": call()}
         except OSError as error:
             told = {"errno": error.errno or 0, "error": error.strerror or str(error)}
+        except Exception as error:  # noqa: BLE001 - a library of others may raise anything
+            told = {"errno": 0, "error": f"{type(error).__name__}: {error}"[:_MOST_WORDS]}
         os.write(write, json.dumps(told).encode() + b"\n")
         while True:
             signal.pause()

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 from hpc_toolkit import __version__, files
 from hpc_toolkit.doctor import locks, names, space, speed, views
 from hpc_toolkit.doctor.area import make_area, remove_area, sweep
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, worst
+from hpc_toolkit.doctor.gpus import check_gpus
 from hpc_toolkit.doctor.mounts import check_mount, mount_of
 from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
 from hpc_toolkit.doctor.pair import LEAD, Pair
 from hpc_toolkit.doctor.proof import locks_proven, write_proof
 from hpc_toolkit.doctor.report import Report
 from hpc_toolkit.doctor.runcheck import check_run
+from hpc_toolkit.doctor.scheduler import check_slurm
+from hpc_toolkit.doctor.scripts import check_scripts
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.quantities import format_duration
 
@@ -26,11 +29,17 @@ if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.doctor.otherside import Step
 
+_NO_TROUBLE = (Verdict.FINE, Verdict.SKIPPED)
 _PAIR_IT = "'srun -N2 --ntasks-per-node=1 hpctk doctor DIR', or --pair with a second mount"
 
 
 def examine(
-    directory: Path, clock: Clock, *, other: Path | None = None, step: Step | None = None
+    directory: Path,
+    clock: Clock,
+    *,
+    other: Path | None = None,
+    step: Step | None = None,
+    around: bool = False,
 ) -> Report:
     """Examine a directory, and the run in it if it is one.
 
@@ -43,12 +52,14 @@ def examine(
         other: the same directory through another mount of this machine.
         step: of this task, which leads; the other task calls
             :func:`hpc_toolkit.doctor.otherside.join_step`.
+        around: whether to look also at what jobs find beside the directory: Slurm, GPUs, templates.
 
     Raises:
         ConfigError: ``other`` is another directory.
         RunError: the other side did not come, or fell silent.
     """
-    examination = _Examination(directory, paired=other is not None or step is not None)
+    paired = other is not None or step is not None
+    examination = _Examination(directory, paired=paired)
     token = step.token if step is not None else os.urandom(6).hex()
     try:
         area = make_area(directory, token, LEAD)
@@ -58,28 +69,30 @@ def examine(
         try:
             examination.note_swept(sweep(directory, area))
             if step is not None:
-                examination.work(Pair(area, arrival_s=STEP_ARRIVAL_S))
+                examination.work(Pair(area, arrival_s=STEP_ARRIVAL_S), around=around, step=True)
             else:
-                _with_helper(examination, other or directory, area)
+                _with_helper(examination, other or directory, area, around=around)
         finally:
             remove_area(area)
+    if around:
+        examination.around += [*check_slurm(), *check_scripts()]
     report = examination.report()
     paths = RunPaths(directory)
     if not paths.manifest.exists():
         return report
     if report.apart:
         try:
-            _keep(report, paths, clock)
+            _keep(report, examination.of_directory, paths, clock)
         except OSError as error:
-            examination.add(_failed("doctor.json", error))
-    examination.add(_how_deaths_are_seen(paths), *check_run(directory))
+            examination.of_run.append(_failed("doctor.json", error))
+    examination.of_run += [_how_deaths_are_seen(paths), *check_run(directory)]
     return examination.report()
 
 
-def _with_helper(examination: _Examination, root: Path, area: Path) -> None:
+def _with_helper(examination: _Examination, root: Path, area: Path, *, around: bool) -> None:
     helper = Helper(root, area)
     try:
-        examination.work(Pair(area, arrival_s=ARRIVAL_S))
+        examination.work(Pair(area, arrival_s=ARRIVAL_S), around=around, step=False)
     finally:
         helper.end()
 
@@ -90,6 +103,10 @@ class _Examination:
     def __init__(self, directory: Path, *, paired: bool) -> None:
         self._directory = directory
         self._paired = paired
+        self.around: list[Finding] = []
+        """What jobs find beside the directory."""
+        self.of_run: list[Finding] = []
+        """What the run's files are like."""
         self._pair: Pair | None = None
         self._trials: list[locks.LockTrial] = []
         self._delays: dict[str, float | None] = {}
@@ -98,7 +115,7 @@ class _Examination:
         local = files.is_local(directory)
         means = "a run here is for processes of this machine" if local else ""
         fine = Verdict.FINE
-        self._findings = [
+        self.of_directory = [
             Finding(check="filesystem", verdict=fine, found=where, means=means),
             check_mount(mount),
             *space.check_space(directory),
@@ -106,15 +123,21 @@ class _Examination:
         ]
 
     def add(self, *findings: Finding) -> None:
-        self._findings += findings
+        self.of_directory += findings
 
     def note_swept(self, swept: list[str]) -> None:
         if swept:
             found = f"removed what an examination left that was killed: {', '.join(swept)}"
             self.add(Finding(check="left over", verdict=Verdict.FINE, found=found))
 
-    def work(self, pair: Pair) -> None:
-        """Everything that takes two."""
+    def work(self, pair: Pair, *, around: bool, step: bool) -> None:
+        """Everything that takes two.
+
+        Args:
+            pair: the sides.
+            around: whether to look at their GPUs.
+            step: whether they are tasks of a step.
+        """
         self._pair = pair
         self.add(self._check_sides(pair))
         checks: dict[str, Callable[[], list[Finding]]] = {
@@ -131,6 +154,10 @@ class _Examination:
                 self.add(*check())
             except OSError as error:
                 self.add(_failed(name, error))
+        if around:
+            # Two tasks on one node see the same GPUs.
+            nodes = step and pair.here.host != pair.there.host
+            self.around += check_gpus(pair, nodes=nodes)
         pair.close()
 
     def _check_views(self) -> list[Finding]:
@@ -169,7 +196,7 @@ class _Examination:
             apart=apart,
             locks_proven=apart and any(t.kind == "flock" and t.excludes for t in self._trials),
             delays_s=self._delays,
-            findings=tuple(self._findings),
+            findings=(*self.of_directory, *self.around, *self.of_run),
         )
 
 
@@ -187,12 +214,13 @@ def check_clocks(pair: Pair) -> Finding:
     return Finding(check="clocks", verdict=Verdict.FINE, found=found, means=means)
 
 
-def _keep(report: Report, paths: RunPaths, clock: Clock) -> None:
-    """For workers, which read it at their start."""
+def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:
+    """For workers, which read it at their start, and for those who look at the run."""
     record = {
         "at": round(clock.wall(), 3),
         "hpctk": __version__,
-        "verdict": report.verdict,
+        "verdict": worst(found),
+        "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
         "sides": [side.to_json() for side in report.sides],

@@ -20,9 +20,11 @@ class Verdict(StrEnum):
     """A run here cannot work, or can lose what it was told is kept."""
     UNKNOWN = "unknown"
     """It was not, or cannot be, found out."""
+    SKIPPED = "skipped"
+    """It is not here, and a run may do without."""
 
 
-_ORDER = [Verdict.FINE, Verdict.UNKNOWN, Verdict.SLOWER, Verdict.UNSAFE]
+_ORDER = [Verdict.SKIPPED, Verdict.FINE, Verdict.UNKNOWN, Verdict.SLOWER, Verdict.UNSAFE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,4 +48,4 @@ class Finding:
 
 def worst(findings: Iterable[Finding]) -> Verdict:
     """The verdict of all findings together; fine without any."""
-    return max((one.verdict for one in findings), key=_ORDER.index, default=Verdict.FINE)
+    return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
-from hpc_toolkit.doctor import locks, names, views
+from hpc_toolkit.doctor import gpus, locks, names, views
 from hpc_toolkit.doctor.channel import Channel
 from hpc_toolkit.doctor.sides import Side, are_apart, side_of
 
@@ -107,6 +107,8 @@ class Partner:
             "let_go": self._let_go,
             "try": lambda kind, name: locks.try_lock(kind, self._area / name),
             "wall": time.time,
+            "gpus": gpus.look_here,
+            "sum": self._sum,
             _BYE: os.getpid,
         }
         try:
@@ -121,6 +123,9 @@ class Partner:
     def _change(self) -> None:
         assert self._changes is not None
         self._changes.make()
+
+    def _sum(self, **words: Any) -> list[dict[str, Any]]:
+        return gpus.run_ranks(self._area / gpus.MEETING, **words)
 
     def _hold(self, kind: str, name: str) -> str:
         self._holder = locks.Holder(kind, self._area / name)

@@ -54,11 +54,12 @@ QUEUE_LAYERS: list[set[str]] = [
     {"log"},
     {"view"},
     {"matrix", "picker"},
+    {"chooser"},
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
-    "torch": {"metrics", "workloads"},
+    "torch": {"doctor", "metrics", "workloads"},
     "transformers": {"workloads"},
     "huggingface_hub": {"workloads"},
     "tokenizers": {"workloads"},

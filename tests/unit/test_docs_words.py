@@ -116,11 +116,9 @@ def layers() -> list[set[str]]:
 
 def layer_of(module: str, rows: list[set[str]]) -> int:
     """The row that names a module, such as ``queue/units``, or its directory."""
-    found = [
-        number
-        for number, names in enumerate(rows)
-        if module in names or f"{module.partition('/')[0]}/" in names
-    ]
+    package = f"{module.partition('/')[0]}/"
+    found = [number for number, names in enumerate(rows) if module in names]
+    found = found or [number for number, names in enumerate(rows) if package in names]
     assert found, f"{module} is in no row of docs/architecture.md"
     return found[0]
 

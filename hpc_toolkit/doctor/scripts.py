@@ -1,0 +1,91 @@
+"""Every template, rendered for the cluster that is meant here, and read by the shell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.clusters.choice import resolve_cluster
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.errors import HpcToolkitError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.clusters.facts import Cluster
+
+_SHELL_S = 5.0
+_OWN: dict[str, dict[str, Any]] = {
+    "array": {"array": "0-3"},
+    "command": {"command": ("true",)},
+}
+"""What a template cannot do without."""
+
+
+def check_scripts() -> list[Finding]:
+    """Render each template for one job of the smallest size that the cluster takes; submit none."""
+    check = "templates"
+    try:
+        cluster = resolve_cluster(None).cluster
+    except HpcToolkitError as error:
+        means = "no script can be rendered here without --cluster"
+        return [_fault(check, error.message, means, error.hint)]
+    from hpc_toolkit.render.script import template_names
+
+    names = template_names()
+    faults = [
+        _fault(check, f"{name}, for {cluster.name}: {why}", "no job can be made of it", mend)
+        for name in names
+        if (told := try_template(name, cluster)) is not None
+        for why, mend in [told]
+    ]
+    found = f"{len(names)} render for cluster {cluster.name}, and bash reads them"
+    return faults or [Finding(check=check, verdict=Verdict.FINE, found=found)]
+
+
+def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
+    """What is wrong with a template's script, and how to mend it; None for nothing."""
+    from hpc_toolkit.render.file import origin
+    from hpc_toolkit.render.script import render_script
+    from hpc_toolkit.render.spec import ScriptSpec
+
+    try:
+        spec = ScriptSpec(
+            job_name=name,
+            python=os.path.abspath(sys.executable),
+            nodes=cluster.min_nodes or 1,
+            gpus_per_node=cluster.gpus_per_node or 0,
+            account="doctor" if cluster.account_required else None,
+            **_OWN.get(name, {}),
+        )
+        script = render_script(spec, cluster, name)
+    except HpcToolkitError as error:
+        return error.message, error.hint
+    if origin(script) != "rendered":
+        return "its hash does not check out", "install hpc-toolkit again"
+    said = _refused(script)
+    return (said, "look at the cluster's [setup] and [env]") if said else None
+
+
+def _refused(script: str) -> str:
+    """What bash has against a script; "" for nothing, or where there is no bash."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [bash, "-n"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=_SHELL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bash does not read it: {error}"
+    return done.stderr.strip().splitlines()[0] if done.returncode else ""
+
+
+def _fault(check: str, found: str, means: str, mend: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=means, mend=mend)

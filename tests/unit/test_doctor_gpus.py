@@ -1,0 +1,333 @@
+"""GPUs as drivers and torch tell of them; no driver is asked here, and no torch imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.doctor import gpus, nvml, otherside, torchprobe
+from hpc_toolkit.doctor.area import make_area, remove_area
+from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.otherside import Helper
+from hpc_toolkit.doctor.pair import LEAD, Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GIB = 2**30
+GPU = {"name": "NVIDIA L40S", "total": 44 * GIB, "free": 43 * GIB}
+ALL_OF_IT = "NVIDIA L40S, 44.0 GiB (43.0 GiB free)"
+DRIVER = {"driver": "550.54", "cuda": 12040, "gpus": [GPU, GPU]}
+TORCH = {"torch": "2.5.1", "cuda": "12.4", "gpus": [{**GPU, "right": True, "seconds": 0.5}]}
+SUM = {"right": True, "seconds": 0.0042, "library": "NCCL 2.21.5"}
+
+
+class Library(SimpleNamespace):
+    """libnvidia-ml with so many GPUs, of which some are off the bus."""
+
+    def __init__(self, count: int, lost: tuple[int, ...] = (), start: int = 0) -> None:
+        def put(value: Any, result: int = 0) -> Any:
+            def call(*args: Any) -> int:
+                args[-1]._obj.value = value
+                return result
+
+            return call
+
+        def words(text: bytes) -> Any:
+            def call(*args: Any) -> int:
+                args[-2].value = text
+                return 0
+
+            return call
+
+        def handle(index: Any, device: Any) -> int:
+            device._obj.value = index.value + 1
+            return 0
+
+        def memory(device: Any, told: Any) -> int:
+            told._obj.total, told._obj.free = 44 * GIB, 43 * GIB
+            return 15 if device.value - 1 in lost else 0
+
+        super().__init__(
+            nvmlInit_v2=lambda: start,
+            nvmlShutdown=lambda: 0,
+            nvmlErrorString=lambda code: f"reason {code}".encode(),
+            nvmlSystemGetDriverVersion=words(b"550.54"),
+            nvmlSystemGetCudaDriverVersion_v2=put(12040),
+            nvmlDeviceGetCount_v2=put(count),
+            nvmlDeviceGetHandleByIndex_v2=handle,
+            nvmlDeviceGetName=words(b"NVIDIA L40S"),
+            nvmlDeviceGetMemoryInfo=memory,
+        )
+
+
+def test_a_driver_is_asked_for_its_versions_and_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2))
+
+    assert nvml.ask_driver() == DRIVER
+
+
+def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, lost=(1,)))
+
+    told = nvml.ask_driver()
+
+    assert told is not None
+    assert told["gpus"] == [GPU, {"error": "reason 15"}]
+
+
+def test_a_driver_that_does_not_start_is_no_driver_without_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, start=9))
+
+    assert nvml.ask_driver() == {"error": "reason 9"}
+
+
+def test_a_node_without_the_library_has_no_driver() -> None:
+    assert nvml.ask_driver("libnothing-of-this-name.so.1") is None
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What driver and torch say; a test changes it. Neither is asked in a child."""
+    told: dict[str, Any] = {"driver": DRIVER, "torch": TORCH, "asked": []}
+
+    def answer(call: Any, _timeout_s: float) -> Any:
+        name = "driver" if call is nvml.ask_driver else "torch"
+        told["asked"].append(name)
+        return told[name]
+
+    monkeypatch.setattr(gpus, "_asked", answer)
+    monkeypatch.setattr(gpus, "find_spec", lambda name: told.get("spec", name))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return told
+
+
+def words_of(told: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(one["check"], one["verdict"], one["found"]) for one in told["findings"]]
+
+
+def test_gpus_that_answer_and_multiply_are_fine_and_counted(here: dict[str, Any]) -> None:
+    told = gpus.look_here()
+
+    assert words_of(told) == [
+        (
+            "gpus",
+            "fine",
+            f"2 x {ALL_OF_IT}; driver 550.54, for CUDA up to 12.4",
+        ),
+        (
+            "torch",
+            "fine",
+            f"torch 2.5.1 for CUDA 12.4 multiplies on 1 x {ALL_OF_IT}, at first in 500 ms",
+        ),
+    ]
+    assert told["count"] == 1
+    assert here["asked"] == ["driver", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "verdict", "words"),
+    [
+        (None, "skipped", "no driver on this node"),
+        ({**DRIVER, "gpus": []}, "skipped", "none that this process may use"),
+        ({"error": "reason 9"}, "unsafe", "the driver does not work: reason 9"),
+        ({"error": "no answer within 25 s"}, "unsafe", "no answer within 25 s"),
+    ],
+)
+def test_without_a_gpu_that_works_torch_is_not_imported(
+    here: dict[str, Any], driver: Any, verdict: str, words: str
+) -> None:
+    here["driver"] = driver
+
+    told = gpus.look_here()
+
+    ((check, found_verdict, found),) = words_of(told)
+    assert (check, found_verdict, told["count"]) == ("gpus", verdict, 0)
+    assert words in found
+    assert here["asked"] == ["driver"]
+
+
+def test_a_process_to_which_no_gpu_is_granted_looks_at_none(
+    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    assert [one[:2] for one in words_of(gpus.look_here())] == [("gpus", "skipped")]
+    assert here["asked"] == ["driver"]
+
+
+def test_gpus_that_are_granted_without_a_driver_are_unsafe(
+    here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here["driver"] = None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+    ((_, verdict, found),) = words_of(gpus.look_here())
+
+    assert verdict == "unsafe"
+    assert found.startswith("2 are granted")
+
+
+def test_a_broken_gpu_is_named_and_the_others_are_tried(here: dict[str, Any]) -> None:
+    here["driver"] = {**DRIVER, "gpus": [GPU, {"error": "GPU is lost"}]}
+
+    (_, verdict, found), (second, _, _) = words_of(gpus.look_here())
+
+    assert (verdict, found) == ("unsafe", "1 of 2 fail: GPU 1: GPU is lost")
+    assert second == "torch"
+
+
+def test_gpus_without_torch_say_that_it_is_not_installed(here: dict[str, Any]) -> None:
+    here["spec"] = None
+
+    told = gpus.look_here()
+
+    assert words_of(told)[1][:2] == ("torch", "skipped")
+    assert (told["count"], here["asked"]) == (0, ["driver"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "words"),
+    [
+        ({"cuda": ""}, "slower", "built without CUDA"),
+        ({"error": "the NVIDIA driver is too old"}, "unsafe", "driver is too old"),
+        ({"gpus": []}, "unsafe", "finds no GPU"),
+        ({"gpus": [{**GPU, "right": False, "seconds": 1}]}, "unsafe", "GPU 0: a product is wrong"),
+        ({"gpus": [{"error": "out of memory"}]}, "unsafe", "1 of 1 fail: GPU 0: out of memory"),
+    ],
+)
+def test_what_torch_cannot_do_is_told_and_counts_no_gpu(
+    here: dict[str, Any], changes: dict[str, Any], verdict: str, words: str
+) -> None:
+    here["torch"] = {**TORCH, **changes}
+
+    told = gpus.look_here()
+
+    assert words_of(told)[1][1] == verdict
+    assert words in words_of(told)[1][2]
+    assert told["count"] == 0
+
+
+def test_a_torch_that_does_not_come_back_is_unknown(here: dict[str, Any]) -> None:
+    here["torch"] = {"error": "no answer within 60 s"}
+
+    ((_, verdict, found),) = words_of(gpus.look_here())[1:]
+
+    assert verdict == "unknown"
+    assert found.endswith("no answer within 60 s")
+
+
+def hang() -> None:
+    time.sleep(60)
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def lack() -> None:
+    message = "libcudart.so.12: no such file\nand more"
+    raise ImportError(message)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (hang, "no answer within 0.1 s"),
+        (die, "the process that asked died"),
+        (lack, "ImportError: libcudart.so.12: no such file"),
+    ],
+)
+def test_a_call_that_hangs_or_dies_is_an_error_in_words(call: Any, words: str) -> None:
+    assert gpus._asked(call, 0.1 if call is hang else 10)["error"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "words"),
+    [
+        ([SUM, SUM], "fine", "NCCL 2.21.5: 2 ranks on n1 and n2 summed 64.0 MiB in 4.2 ms"),
+        ([SUM, {**SUM, "right": False}], "unsafe", "1 of 2 ranks on n1 and n2 fail: rank 1: the"),
+        ([{"error": "timed out"}] * 2, "unsafe", "2 of 2 ranks on n1 and n2 fail: rank 0: timed"),
+    ],
+)
+def test_a_sum_is_judged_by_every_rank(answers: Any, verdict: str, words: str) -> None:
+    found = gpus.judge_sum(answers, "n1 and n2", alone=False)
+
+    assert found.verdict == verdict
+    assert found.found.startswith(words)
+
+
+def test_a_sum_on_one_node_says_how_to_ask_two() -> None:
+    found = gpus.judge_sum([SUM], "n1", alone=True)
+
+    assert "one rank on n1" in found.found
+    assert "srun -N2" in found.found
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Two sides; what the other one says of GPUs is what was set before it was forked."""
+    monkeypatch.setattr(otherside, "ARRIVAL_S", 10.0)
+    finding = Finding(check="gpus", verdict=Verdict.FINE, found="one")
+    told = {"findings": [finding.to_json()], "count": 1}
+    monkeypatch.setattr(gpus, "look_here", lambda: told)
+    monkeypatch.setattr(gpus, "run_ranks", lambda _path, **words: [{**SUM, "asked": words}])
+    area = make_area(tmp_path, "t", LEAD)
+    helper = Helper(tmp_path, area)
+    try:
+        found = Pair(area, arrival_s=10.0)
+        yield found
+        found.close()
+    finally:
+        helper.end()
+        remove_area(area)
+
+
+def test_two_nodes_are_both_looked_at_and_sum_together(pair: Pair) -> None:
+    found = gpus.check_gpus(pair, nodes=True)
+
+    here, there = pair.here.host, pair.there.host
+    assert [one.check for one in found] == [f"gpus ({here})", f"gpus ({there})", "all_reduce"]
+    assert found[2].found.startswith("NCCL 2.21.5: 2 ranks")
+    assert "between nodes" not in found[2].found
+
+
+def test_each_side_has_its_own_ranks_of_one_world(pair: Pair) -> None:
+    mine, theirs = (answer["asked"] for answer in gpus.sum_over(pair, (1, 2)))
+
+    assert (mine["first"], mine["count"]) == (0, 1)
+    assert (theirs["first"], theirs["count"]) == (1, 2)
+    assert mine["world"] == theirs["world"] == 3
+    assert mine["address"] == theirs["address"] == os.uname().nodename
+
+
+def test_a_side_without_gpus_leaves_nothing_to_sum(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "look_here", lambda: {"findings": [], "count": 0})
+
+    found = gpus.check_gpus(pair, nodes=True)
+
+    assert (found[-1].check, found[-1].verdict) == ("all_reduce", "skipped")
+    assert f"{pair.there.host} alone" in found[-1].found
+
+
+def test_the_first_rank_is_waited_for_no_longer_than_is_said(tmp_path: Path) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.write_text('["n1", ')
+
+    with pytest.raises(TimeoutError, match="the first rank did not say"):
+        torchprobe.where_to_meet(meeting, 0.1)
+
+    meeting.write_text('["n1", 29500]\n')
+    assert torchprobe.where_to_meet(meeting, 0.1) == ("n1", 29500)

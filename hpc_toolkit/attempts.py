@@ -33,8 +33,8 @@ class Report:
     """Turns results of one pass into messages."""
 
     def __init__(self, request: dict[str, Any], send: Callable[[bytes, bytes], None]) -> None:
-        self._unit = json.dumps(f"{request['stage']}/{request['unit']}")
-        self._generation = request["generation"]
+        unit = json.dumps(f"{request['stage']}/{request['unit']}")
+        self._where = f'"unit":{unit},"generation":{request["generation"]},"item":'
         self._positions = request["positions"]
         self._send = send
         self._log_end = _log_size()
@@ -84,9 +84,8 @@ class Report:
         self.index += 1
         self._send(
             kind,
-            f'{{"type":"{name}","unit":{self._unit},"generation":{self._generation},'
-            f'"item":{position},"at":{time.time():.3f},"seconds":{seconds:.6f}{logged},'
-            f"{fields}".encode(),
+            f'{{"type":"{name}",{self._where}{position},"at":{time.time():.3f},'
+            f'"seconds":{seconds:.6f}{logged},{fields}'.encode(),
         )
         return seconds
 

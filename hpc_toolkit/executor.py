@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.attempts import BROKEN, END, FAILING, LOADED, LOADING, Report
 from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.files import write_all
 from hpc_toolkit.memory import Shrinking
 from hpc_toolkit.processes import die_with_parent, kill_group
 from hpc_toolkit.workloads.command import CommandInterruptedError, CommandWorkload
@@ -63,11 +64,10 @@ class Executor:
             BrokenPipeError: the child is gone.
         """
         self._stop[0] = 0
-        body = b"\n".join(lines)
+        # One array, because to parse many short texts one by one takes six times as long.
+        body = b"[%s]" % b",".join(lines)
         header = json.dumps({**request, "size": len(body)}).encode() + b"\n"
-        data = memoryview(header + body)
-        while data:
-            data = data[os.write(self._requests, data) :]
+        write_all(self._requests, header + body)
 
     def stop(self) -> None:
         """Ask it to end the pass before the next item."""
@@ -105,7 +105,7 @@ def _become_child(
         _leave_guard()
         # Forked workers would otherwise all draw the same numbers.
         random.seed()
-        gc.collect()
+        # What is inherited is kept to the end: to look through it again and again would copy it.
         gc.freeze()
         _Child(stages, requests, results, stop).serve()
         code = 0
@@ -238,16 +238,13 @@ class _Child:
     def serve(self) -> None:
         while header := self._requests.readline():
             request = json.loads(header)
-            lines = self._requests.read(request["size"]).split(b"\n")
-            self._run_pass(request, [json.loads(line) for line in lines])
+            self._run_pass(request, json.loads(self._requests.read(request["size"])))
 
     def must_stop(self, pace: _Pace) -> bool:
         return bool(self._stop[0]) or pace.late
 
     def _send(self, kind: bytes, text: bytes = b"") -> None:
-        data = memoryview(b"%s%s\n" % (kind, text))
-        while data:
-            data = data[os.write(self._results, data) :]
+        write_all(self._results, b"%s%s\n" % (kind, text))
 
     def _run_pass(self, request: dict[str, Any], items: list[dict[str, Any]]) -> None:
         spec = self._stages[request["stage"]]

@@ -145,7 +145,8 @@ class PassRunner:
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
             lines.killer(item, len(suspects[item]), suspects[item][-1])
             order.remove(item)
-        if any(self._is_last_try(assignment, item) for item in order):
+        histories = state.units[unit].histories
+        if histories and any(self._is_last_try(assignment, item) for item in order):
             self.on_streak()
         try:
             outcome = self._execute(assignment, order, lines)
@@ -176,7 +177,8 @@ class PassRunner:
             if self.control.stop or self.control.hold:
                 return Outcome.STOPPED if self.control.stop else Outcome.HELD
             hurt = assignment.stage.state.streaks.of(self._worker).hurt
-            weight = AGAIN_WEIGHT if any((unit.name, item) in hurt for item in left) else 1
+            again = hurt and any((unit.name, item) in hurt for item in left)
+            weight = AGAIN_WEIGHT if again else 1
             stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
             self._request(assignment, left, [items[i - unit.first] for i in left], weight)
             how = self._follow(assignment, stream)

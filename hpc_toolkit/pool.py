@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -114,6 +115,8 @@ class Pool:
             if os.getppid() != parent:
                 os._exit(EXIT_LEFT)
             os.environ.update(local_environment(slot, self._workers))
+            # What is inherited is kept to the end: looking through it for garbage would copy it.
+            gc.freeze()
             code = start_worker(self._paths, self._manifest, self._options, SystemClock())
         except HpcToolkitError as error:
             # Short enough for one write, which is not mixed with another worker's.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError, near_miss
-from hpc_toolkit.gather import Table, gather
 from hpc_toolkit.gpus import rank_environment
 from hpc_toolkit.layout import (
     Manifest,
@@ -31,13 +30,13 @@ from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView, StageView
 from hpc_toolkit.safety import parse_max_failures
-from hpc_toolkit.status import Status, living_workers, read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.gather import Row
+    from hpc_toolkit.gather import Row, Table
     from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.status import Status
     from hpc_toolkit.worker import WorkerOptions
 
 MAX_WORKERS = 1024
@@ -190,6 +189,8 @@ class Run:
 
     def status(self) -> Status:
         """How the run stands now; reads only."""
+        from hpc_toolkit.status import read_status
+
         campaign = self.manifest.campaign is not None
         return read_status(self.view, SystemClock(), given=str(self.root), campaign=campaign)
 
@@ -208,6 +209,8 @@ class Run:
 
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
         """Like :meth:`results`, and whether the rows bind."""
+        from hpc_toolkit.gather import gather
+
         name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
         with _writing(self.root):
             return gather(self.view, name, partial=partial)
@@ -233,6 +236,8 @@ class Run:
 
         It cannot be taken back, and workers that start later are not affected (rule R16).
         """
+        from hpc_toolkit.status import living_workers
+
         self._trust()
         names = sorted(living_workers(self.view, SystemClock()))
         if names:

@@ -19,8 +19,6 @@ from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.queue.control import SUSPENDED, DeathNotice, give_notice
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.ranks import RankInfo
-from hpc_toolkit.slurm.client import job_states
-from hpc_toolkit.slurm.controller import node_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,6 +127,10 @@ def _end_with_parent() -> None:
 
 def main(arguments: list[str]) -> int:
     """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even where it says nothing."""
+    # Workers import this module as well, and only start it.
+    from hpc_toolkit.slurm.client import job_states
+    from hpc_toolkit.slurm.controller import node_states
+
     paths, cluster = RunPaths(Path(arguments[0])), RankInfo.from_environ().cluster
     silent = []
     for name, _, heartbeat in (word.rpartition(":") for word in arguments[1:]):

@@ -35,7 +35,8 @@ COMMANDS = {
     "doctor": ("doctor",),
 }
 """The module of each command, in the order of the help."""
-_LONG = {"working", "campaigns"}
+_LONG = {"campaigns"}
+"""Modules of commands that collect their garbage from the start."""
 
 EXIT_BUG = 70
 EXIT_LATER = 75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import sys
@@ -73,6 +74,9 @@ def work(
     found = open_run(run)
     check_code(found, strict=strict_code)
     options = _options(deadline, idle_exit, lease, grace)
+    # From here on there may be garbage; what was imported is none, and need not be looked at.
+    gc.freeze()
+    gc.enable()
     if RankInfo.from_environ().in_step:
         sys.exit(found.work(None, options))
     sys.exit(work_here(found, workers, options))

@@ -11,6 +11,7 @@ from hpc_toolkit import witness
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
+from hpc_toolkit.slurm import client, controller
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
 from hpc_toolkit.witness import Witness, judge
 from tests.manualclock import ManualClock
@@ -110,8 +111,8 @@ def test_question_writes_what_slurm_said_for_all(
             paths.worker(name),
             Presence(worker=name, host="n3", boot="b", pid=1, rank=0, **fields),
         )
-    monkeypatch.setattr(witness, "job_states", lambda ids, **_: said("PREEMPTED"))
-    monkeypatch.setattr(witness, "node_states", lambda names, **_: {})
+    monkeypatch.setattr(client, "job_states", lambda ids, **_: said("PREEMPTED"))
+    monkeypatch.setattr(controller, "node_states", lambda names, **_: {})
 
     words = ["a:0", "beats:3", "left:0", "local:0", "elsewhere:0", "missing:0"]
     assert witness.main([str(tmp_path), *words]) == 0

@@ -164,6 +164,17 @@ def list_names(path: Path) -> list[str]:
         return []
 
 
+def missing_directory(error: OSError) -> Path | None:
+    """The directory whose absence an error tells of; None for any other error."""
+    from pathlib import Path
+
+    named = error.filename2 or error.filename
+    if error.errno != errno.ENOENT or not isinstance(named, str | os.PathLike):
+        return None
+    directory = Path(named).parent
+    return None if directory.is_dir() else directory
+
+
 def is_local(path: Path) -> bool:
     """Whether the filesystem below ``path`` is known to belong to this kernel alone.
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.journal import decode_line, read_lines
 from hpc_toolkit.queue.state import ItemState
 
@@ -63,11 +63,12 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             return Table(_strip(stage, _read_table(stage)), published=True)
         if not partial:
             view.refuse_unreadable()
+            stage.log.refuse_hidden()
             if not stage.complete:
                 raise _incomplete(stage)
         found = _compute(view.paths, stage)
         # What binds rests on every journal: one that is not read may hold the row that wins.
-        if not stage.complete or view.unreadable:
+        if not stage.complete or view.unreadable or stage.log.hidden:
             return Table(_strip(stage, found), published=False)
         try:
             stage.log.add_table(_encode(stage, found))
@@ -218,10 +219,15 @@ def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
 def _read_table(stage: StageView) -> dict[Place, Row]:
     assert stage.log.table is not None
     rows = {}
-    with (stage.paths.root / stage.log.table[1]).open("rb") as file:
-        next(file)
+    path = stage.paths.root / stage.log.table[1]
+    with path.open("rb") as file:
+        wanted = json.loads(next(file))["rows"]
         for line in file:
             row = json.loads(line)
             entry, position = row.pop("at")
             rows[entry, position] = row
+    if len(rows) != wanted:
+        message = f"{path} shows {len(rows)} of its {wanted} rows"
+        hint = "try again in a minute; if they stay away, restore it from a backup"
+        raise TryAgainLaterError(message, hint=hint)
     return rows

@@ -117,7 +117,7 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         published=last.table is not None and last.last_retry < last.table[0],
         reason=_reason(view, stages, workers, given if campaign else ""),
         failures=_failures(view),
-        warnings=[*_sick(view), *_warnings(view, alive)],
+        warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
         draining=draining,
     )
 
@@ -227,7 +227,7 @@ def _reason(
             start = f"'hpctk submit campaign --run {campaign}' or 'hpctk run CAMPAIGN.toml' goes on"
         return f"no worker is alive{died}: {start}"
     if not left:
-        return _waiting(stages, campaign)
+        return "; ".join(_hidden(view)) or _waiting(stages, campaign)
     if not any(counts.leased for counts in stages.values()):
         return (
             "workers are alive but hold nothing: they are starting, or wait for a dead one's lease"
@@ -271,6 +271,12 @@ def _error(view: RunView, ref: Ref) -> str:
         return f"? ({error.strerror})"
     text = str(record["error"]) if record is not None else "?"
     return text.splitlines()[0][:200] if text else "?"
+
+
+def _hidden(view: RunView) -> list[str]:
+    """Log entries that cannot be read yet; nothing behind them exists for anybody."""
+    logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
+    return [f"{log.waits_for}; 'hpctk doctor' tells whether it is lost" for log in logs]
 
 
 def _sick(view: RunView) -> list[str]:

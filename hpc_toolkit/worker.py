@@ -388,7 +388,14 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
     message = f"a worker cannot write to {paths.root}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError(message, hint="check the owner, the permissions and the mount")
-    failure = RunError(message, hint="mend that and start workers again; nothing is lost")
+    hint = "mend that and start workers again; nothing is lost"
+    gone = files.missing_directory(error)
+    if gone is not None:
+        message = f"a worker cannot go on: {gone} is gone"
+        hint = f"'hpctk doctor {paths.root}' tells what is lost with it"
+        if gone.name == "claims":
+            hint = f"mkdir {gone}, and start workers again; no result is lost"
+    failure = RunError(message, hint=hint)
     failure.exit_code = EXIT_LEFT
     return failure
 

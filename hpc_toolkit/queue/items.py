@@ -154,14 +154,25 @@ class Segment:
     """One published list of items; the file never changes."""
 
     def __init__(self, path: Path, entry: int) -> None:
+        """Read its header.
+
+        Raises:
+            FileNotFoundError, ValueError: it is not there, or a part is missing at its end.
+        """
         self.path = path
         self.entry = entry
         """Number of its entry in the stage's log."""
         with path.open("rb") as file:
             first = file.readline()
-        header = json.loads(first)
-        self._body = len(first)
-        self._size = path.stat().st_size
+            header = json.loads(first)
+            self._body = len(first)
+            self._size = file.seek(0, os.SEEK_END)
+            # A reader elsewhere may see the file shorter than it is; the last unit would be cut.
+            _, count, offset, _ = header["units"][-1]
+            file.seek(self._body + offset)
+            if file.read().count(b"\n") != count:
+                message = f"{path} ends too early"
+                raise ValueError(message)
         self.count: int = header["count"]
         """Number of items."""
         self.group_by: str | None = header["group_by"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 from zlib import crc32
 
 from hpc_toolkit import files
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SEALED = "sealed"
 
+_TRIES, _PAUSE_S = 50, 0.02
 _LINE = 20
 # Bytes of the first line of ``head``; the second one is written apart from it.
 
@@ -41,13 +42,16 @@ class StageLog:
         """Entry number of the last retry that names an item."""
         self.last_retry = 0
         """Entry number of the last retry; 0 without one."""
+        self.hidden = ""
+        """What the next entry names, if that is not there or not whole yet."""
         self._complete_at = 0
         self._old_word: int | None = None
 
     def poll(self, *, hinted: bool = False) -> bool:
         """Read the entries that were added; whether there were any.
 
-        Stops before an entry whose payload is not visible yet: it is waited for, never skipped.
+        Stops before an entry whose payload is not visible yet, or not all of it: it is waited for,
+        never skipped.
 
         Args:
             hinted: believe ``head`` where it tells of none, so that this costs one ``open``.
@@ -58,9 +62,11 @@ class StageLog:
         while (target := self._next_target()) is not None:
             try:
                 self._read(target)
-            except FileNotFoundError:
+            except (FileNotFoundError, ValueError):
+                self.hidden = target
                 break
             self.length += 1
+            self.hidden = ""
         return self.length > before
 
     def _next_target(self) -> str | None:
@@ -100,7 +106,30 @@ class StageLog:
             line = b"%s %08x\n" % (number, crc32(number))
             files.write_in_place(self.paths.head, line, at=_LINE)
 
+    @property
+    def waits_for(self) -> str:
+        """What of the log is not visible and waited for; "" if nothing is."""
+        if not self.hidden:
+            return ""
+        number = f"entry {self.length + 1} of the log of stage {self.paths.name!r}"
+        return f"{number} names {self.hidden}, which is not there or not whole"
+
+    def refuse_hidden(self) -> None:
+        """For what must rest on every entry.
+
+        Raises:
+            TryAgainLaterError: one cannot be read yet.
+        """
+        if self.hidden:
+            hint = "try again in a minute; 'hpctk doctor' tells whether it is lost"
+            raise TryAgainLaterError(self.waits_for, hint=hint)
+
     def _read(self, target: str) -> None:
+        """Take in the next entry.
+
+        Raises:
+            FileNotFoundError, ValueError: its payload is not there, or not whole.
+        """
         number = self.length + 1
         kind = target.partition("/")[0]
         if kind == SEALED:
@@ -115,7 +144,8 @@ class StageLog:
                 self.retried_at[key] = number
             self.last_retry = number
         elif kind == "results":
-            (self.paths.root / target).stat()
+            with (self.paths.root / target).open("rb") as file:
+                _check_end(file)
             self.table = (number, target)
         else:
             message = f"{self.paths.entry(number)}: unknown entry {target!r}"
@@ -138,7 +168,7 @@ class StageLog:
         """Say that no segment will follow; does nothing if it was said."""
         while not self.sealed:
             self.append(SEALED)
-            self.poll()
+            self._follow()
 
     def write_payload(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
         """Write a payload whole and synced; its target for :meth:`append`."""
@@ -176,5 +206,33 @@ class StageLog:
             self.poll()
             return True
         self.drop_payload(target)
-        self.poll()
+        self._follow()
         return False
+
+    def _follow(self) -> None:
+        """Read the entry that stands where ours should; it may be a moment until it can be read.
+
+        Raises:
+            TryAgainLaterError: it stays invisible.
+        """
+        import time
+
+        for _ in range(_TRIES):
+            self.poll()
+            if not self.hidden:
+                return
+            time.sleep(_PAUSE_S)
+        self.refuse_hidden()
+
+
+def _check_end(file: BinaryIO) -> None:
+    """Refuse a table that ends within a line.
+
+    Raises:
+        ValueError: it does, or is empty.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read() != b"\n":
+        message = "it ends within a line"
+        raise ValueError(message)

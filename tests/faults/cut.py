@@ -38,10 +38,13 @@ WAYS = (
 )
 """How a call is cut: ``half`` is a short write; ``EIO after``, done and its reply lost. After a
 power loss the test takes off the journal what was not synced."""
+FREEZE = "freeze"
+"""The process is stopped before the call, until it is woken."""
 
 _PATHS = ("symlink", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
 _FDS = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
 _LIMIT_S = 60.0
+_KEPT = 8
 _SEEN = struct.Struct("=qqq64s")
 
 # What the commands import on their way: once here instead of in every child.
@@ -71,16 +74,29 @@ class Cut:
         finally:
             self._pid = pid
 
+    def follow(self) -> None:
+        """Count the calls of this process, a child of the command, unless one was cut before."""
+        if not _SEEN.unpack(self._seen[:])[1]:
+            self._pid = os.getpid()
+
+    def wrap(self, owner: Any, name: str) -> None:
+        """Count another function that changes something, as ``write``."""
+        setattr(owner, name, self._wrap("write", getattr(owner, name), told=True))
+
     def install(self) -> None:
         """For the rest of this process."""
         for name in ("open", *_PATHS, *_FDS):
             self._real[name] = real = getattr(os, name)
             setattr(os, name, self._wrap(name, real))
 
-    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(
+        self, name: str, real: Callable[..., Any], *, told: bool = False
+    ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             # The executor's calls are its own: whatever happens to it happens to it alone.
-            if self._fired or os.getpid() != self._pid or not self._concerns(name, args, kwargs):
+            if self._fired or os.getpid() != self._pid:
+                return real(*args, **kwargs)
+            if not told and not self._concerns(name, args, kwargs):
                 return real(*args, **kwargs)
             self._count += 1
             if self._count < self._at or not self._fits(name):
@@ -119,6 +135,9 @@ class Cut:
         self._seen[:] = _SEEN.pack(self._count, bool(fired), self._synced, fired)
 
     def _strike(self, real: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._way == FREEZE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return real(*args, **kwargs)
         if self._way in ("kill before", "kill and power loss"):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._way == "kill after":
@@ -156,6 +175,66 @@ class Struck:
     """The call that was cut; "" if none was."""
 
 
+class Going:
+    """A command that runs in a child."""
+
+    def __init__(self, pid: int, words: tuple[object, ...], seen: mmap.mmap, said: Path) -> None:
+        self.pid = pid
+        self._words = words
+        self._seen = seen
+        self._said = said
+        self._status: int | None = None
+        self._stopped = False
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait until something is true, while the command runs."""
+        end = time.monotonic() + _LIMIT_S
+        while not condition():
+            assert not self._poll(), f"{self._words} ended: {self.end()}"
+            assert time.monotonic() < end, f"{self._words}: waited {_LIMIT_S:g} s"
+            time.sleep(0.002)
+
+    def frozen(self) -> bool:
+        """Wait until it is stopped; False if it came to its end before."""
+        self._wait(lambda: self._stopped)
+        return self._stopped
+
+    def wake(self) -> None:
+        self._stopped = False
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> Struck:
+        """Wait for its end, and say how it was."""
+        self._wait(lambda: False)
+        assert self._status is not None
+        count, fired, synced, name = _SEEN.unpack(self._seen[:])
+        call = name.rstrip(b"\0").decode() if fired else ""
+        out, err = (self._said.with_suffix(f".{one}").read_text() for one in ("out", "err"))
+        return Struck(os.waitstatus_to_exitcode(self._status), out, err, count, synced, call)
+
+    def _wait(self, enough: Callable[[], bool]) -> None:
+        end = time.monotonic() + _LIMIT_S
+        while not self._poll() and not enough():
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGABRT)
+                os.kill(self.pid, signal.SIGCONT)
+                os.waitpid(self.pid, 0)
+                stack = self._said.with_suffix(".err").read_text()
+                message = f"{self._words} hung for {_LIMIT_S:g} s in\n{stack}"
+                raise AssertionError(message)
+            time.sleep(0.002)
+
+    def _poll(self) -> bool:
+        """Whether it ended."""
+        if self._status is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if ended and os.WIFSTOPPED(status):
+                self._stopped = True
+            elif ended:
+                self._status = status
+        return self._status is not None
+
+
 class Commands:
     """Calls the command line below one directory, each time in a child."""
 
@@ -165,34 +244,39 @@ class Commands:
         for name in _NEEDED:
             importlib.import_module(f"hpc_toolkit.{name}")
         self._cwd = cwd
+        self._started = 0
 
     def __call__(self, *words: object, root: Path, at: int = 0, way: str = "kill before") -> Struck:
         """Run one command; with ``at`` its ``at``-th change below ``root`` is cut."""
+        return self.start(*words, root=root, at=at, way=way).end()
+
+    def start(
+        self, *words: object, root: Path, at: int = 0, way: str = FREEZE, host: str = "here"
+    ) -> Going:
+        """Start one command, which is cut as by calling this."""
         seen = mmap.mmap(-1, _SEEN.size)
-        out, err = self._cwd / ".out", self._cwd / ".err"
+        self._started += 1
+        said = self._cwd / f".said-{self._started % _KEPT}"
         pid = os.fork()
         if pid == 0:
-            self._become(list(map(str, words)), (out, err), Cut(root, at or 1 << 62, way, seen))
-        code = _wait(pid)
-        assert code is not None, f"{words} hung for {_LIMIT_S:g} s in\n{err.read_text()}"
-        count, fired, synced, name = _SEEN.unpack(seen[:])
-        seen.close()
-        said = name.rstrip(b"\0").decode() if fired else ""
-        return Struck(code, out.read_text(), err.read_text(), count, synced, said)
+            cut = Cut(root, at or 1 << 62, way, seen)
+            self._become(list(map(str, words)), said, host, cut)
+        return Going(pid, words, seen, said)
 
-    def _become(self, words: list[str], files: tuple[Path, Path], cut: Cut) -> None:
+    def _become(self, words: list[str], said: Path, host: str, cut: Cut) -> None:
         """Never returns."""
         code = 70
         try:
             os.setsid()
             os.chdir(self._cwd)
-            for target, path in enumerate(files, 1):
+            for target, name in enumerate(("out", "err"), 1):
+                path = said.with_suffix(f".{name}")
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
                 os.dup2(fd, target)
             sys.stdout, sys.stderr = (_stream(fd) for fd in (1, 2))
             faulthandler.enable(sys.stderr)
             # As srun starts a rank: this process is the worker.
-            os.environ.update({"SLURM_STEP_ID": "0", "HPCTK_HOST": "here"})
+            os.environ.update({"SLURM_STEP_ID": "0", "HPCTK_HOST": host})
             sys.argv = ["hpctk", *words]
             cut._pid = os.getpid()
             cut.install()
@@ -214,20 +298,6 @@ def _main() -> None:
 
 def _stream(fd: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), write_through=True)
-
-
-def _wait(pid: int) -> int | None:
-    """The exit code; None if it hung, and its stack is on its stderr."""
-    end = time.monotonic() + _LIMIT_S
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGABRT)
-            os.waitpid(pid, 0)
-            return None
-        time.sleep(0.002)
 
 
 def copy_of(template: Path, target: Path) -> Path:

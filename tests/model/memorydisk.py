@@ -55,7 +55,7 @@ class Disk:
         self._fds: dict[int, list[Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith(("O_", "strerror", "getpid", "environ")):
+        if not name.startswith(("O_", "SEEK_", "strerror", "getpid", "environ")):
             raise AttributeError(name)
         return getattr(os, name)
 

@@ -222,7 +222,10 @@ def test_release_line_of_the_format_sums_the_lines_before_it() -> None:
 def test_segment_header_of_the_format_is_one(tmp_path: Path) -> None:
     header = next(text for text in format_blocks() if '"units"' in text)
     path = tmp_path / "segment.jsonl"
-    path.write_text(header)
+    body = b""
+    for _, count, offset, _ in json.loads(header)["units"]:
+        body = body.ljust(offset) + b"{}\n" * count
+    path.write_bytes(header.encode() + body)
 
     segment = Segment(path, 1)
 

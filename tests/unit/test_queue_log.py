@@ -240,13 +240,13 @@ def test_retries_raise_the_floor_of_the_items_they_name(paths: StagePaths) -> No
 def test_the_latest_table_is_the_table(paths: StagePaths) -> None:
     log = StageLog(paths)
     log.seal()
-    log.add_table([b"first"])
-    log.add_table([b"second"])
+    log.add_table([b"first\n"])
+    log.add_table([b"second\n"])
 
     number, target = reader(paths).table or (0, "")
 
     assert number == 3
-    assert (paths.root / target).read_bytes() == b"second"
+    assert (paths.root / target).read_bytes() == b"second\n"
 
 
 @pytest.mark.parametrize("kind", FAULTS, ids=str)

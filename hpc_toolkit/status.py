@@ -80,6 +80,8 @@ class Status:
     """Sick hosts; damage that was found and skipped."""
     draining: int = 0
     """Living workers that were asked to leave."""
+    doctor: str = ""
+    """What 'hpctk doctor' said of the directory; "" if nothing is kept, or all was fine."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as ``hpctk status --json`` prints them."""

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from hpc_toolkit import files
-from hpc_toolkit.doctor.proof import locks_proven
+from hpc_toolkit.doctor.proof import believed
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.journal import JournalWriter
 from hpc_toolkit.passes import Outcome, PassRunner
@@ -37,6 +38,7 @@ from hpc_toolkit.witness import MISSED, Witness
 
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
+    from hpc_toolkit.doctor.proof import Proof
     from hpc_toolkit.layout import Manifest, RunPaths
     from hpc_toolkit.queue.view import StageView
 
@@ -84,10 +86,9 @@ class Worker:
             self._lock.acquire()
         workers = len(files.list_names(paths.workers)) // 2
         local = files.is_local(paths.root)
-        self._pacing = Pacing(
-            clock, local=local, workers=workers, lease_s=options.lease_s, seed=self.name
-        )
-        self._beat_s = min(heartbeat_interval_s(workers), options.lease_s / 4)
+        proof, lease_s = _believed(paths, options.lease_s)
+        self._pacing = Pacing(clock, local=local, workers=workers, lease_s=lease_s, seed=self.name)
+        self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
         self._presence = PresenceFile(
             paths.worker(self.name),
             Presence(
@@ -117,11 +118,11 @@ class Worker:
             clock,
             host=host,
             boot=boot_id(),
-            lease_s=options.lease_s,
+            lease_s=lease_s,
             job=rank.job_id,
             restart=rank.restart,
             cluster=rank.cluster,
-            locks_proven=locks_proven(paths),
+            locks_proven=proof.locks,
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)
@@ -152,8 +153,7 @@ class Worker:
         self._judged, self._judge_at = 0, float("-inf")
         self._drain_by = float("inf")
         self._reason = ""
-        now = clock.monotonic()
-        self._beat_at = self._update_at = now
+        self._beat_at = self._update_at = clock.monotonic()
         self._died_nearby = False
         self._idle_since: float | None = None
 
@@ -368,6 +368,15 @@ class Worker:
                 failed=self._counts[1],
                 journal=self._journal.synced,
             )
+
+
+def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
+    """What is known of the filesystem, and a lease that ends no sooner than a heartbeat is seen."""
+    proof = believed(paths)
+    if lease_s < proof.least_lease_s:
+        least, why = f"{proof.least_lease_s:g} s", "changes show late here, as doctor measured"
+        sys.stderr.write(f"note: the lease is {least}, not {lease_s:g} s: {why}\n")
+    return proof, max(lease_s, proof.least_lease_s)
 
 
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:

@@ -54,6 +54,7 @@ def status(
     """
     import os
 
+    from hpc_toolkit.doctor.proof import believed
     from hpc_toolkit.layout import all_runs
     from hpc_toolkit.submit.jobs import JobStates
 
@@ -67,6 +68,7 @@ def status(
     screen = watch and not as_json and sys.stdout.isatty()
     jobs = JobStates(found.paths)
     now, records = found.status(), jobs.read(ask=slurm)
+    now.doctor = said = believed(found.paths).said
     _show(now, records, as_json=as_json, screen=screen)
     while watch and not now.complete:
         gc.enable()
@@ -80,6 +82,7 @@ def status(
             time.sleep(_WATCH_S)
             jobs = JobStates(found.paths)
         records = jobs.read(ask=slurm)
+        now.doctor = said
         _show(now, records, as_json=as_json, screen=screen)
     if check and _failed(now):
         sys.exit(1)
@@ -165,6 +168,8 @@ def status_parts(now: Status, jobs: Sequence[JobRecord] = ()) -> tuple[list[str]
     lines += job_lines(jobs)
     if now.reason:
         lines.append(f"  {'why':<{width}}  {now.reason}")
+    if now.doctor:
+        lines.append(f"  {'doctor':<{width}}  {now.doctor}")
     errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
     errors += [
         f"  {'failure':<{width}}  {one['items']} x {one['error']}: {_short(one['example'])}"

@@ -14,7 +14,7 @@ from hpc_toolkit.doctor.gpus import check_gpus
 from hpc_toolkit.doctor.mounts import check_mount, mount_of
 from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
 from hpc_toolkit.doctor.pair import LEAD, Pair
-from hpc_toolkit.doctor.proof import locks_proven, write_proof
+from hpc_toolkit.doctor.proof import believed, write_proof
 from hpc_toolkit.doctor.report import Report
 from hpc_toolkit.doctor.runcheck import check_run
 from hpc_toolkit.doctor.scheduler import check_slurm
@@ -216,6 +216,7 @@ def check_clocks(pair: Pair) -> Finding:
 
 def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:
     """For workers, which read it at their start, and for those who look at the run."""
+    delays = report.delays_s.values() or [0.0]
     record = {
         "at": round(clock.wall(), 3),
         "hpctk": __version__,
@@ -223,6 +224,7 @@ def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -
         "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
+        "least_lease_s": 2 * max((views.LIMIT_S if one is None else one) for one in delays),
         "sides": [side.to_json() for side in report.sides],
     }
     write_proof(paths.doctor, record)
@@ -230,7 +232,7 @@ def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -
 
 def _how_deaths_are_seen(paths: RunPaths) -> Finding:
     check = "deaths"
-    if locks_proven(paths):
+    if believed(paths).locks:
         found = "on other hosts by a free lock, after a missed heartbeat"
         means = "workers that start from now on use it: locks were proven for this filesystem"
         return Finding(check=check, verdict=Verdict.FINE, found=found, means=means)

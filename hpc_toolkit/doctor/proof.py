@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
@@ -39,18 +40,37 @@ def read_proof(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and record.get("format") == _FORMAT else None
 
 
-def locks_proven(paths: RunPaths) -> bool:
-    """Whether a free lock of another host's worker tells of its death (rule R6).
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What may be believed of a run's filesystem, as it is mounted here."""
 
-    True only on the filesystem that was examined: a run may have been copied since, and this host
-    may mount it with locks of its own.
+    locks: bool = False
+    """Whether a free lock of another host's worker tells of its death (rule R6)."""
+    least_lease_s: float = 0.0
+    """Twice the longest time for which a change was not seen: a shorter silence says nothing."""
+    said: str = ""
+    """The verdict on the directory, in a few words; "" if all of it was fine and proved nothing."""
+
+
+def believed(paths: RunPaths) -> Proof:
+    """What an examination by two hosts left.
+
+    Nothing on any other filesystem than the one that was examined: a run may have been copied
+    since. Nothing of locks where this host mounts it with locks of its own.
     """
     record = read_proof(paths.doctor)
-    if record is None or record.get("locks_proven") is not True:
-        return False
+    if record is None:
+        return Proof()
     here = mount_of(paths.root)
     try:
-        known = {(side["mount"]["kind"], side["mount"]["source"]) for side in record["sides"]}
-    except (KeyError, TypeError):
-        return False
-    return (here.kind, here.source) in known and not here.locks_are_local
+        if (here.kind, here.source) not in {
+            (side["mount"]["kind"], side["mount"]["source"]) for side in record["sides"]
+        }:
+            return Proof()
+        locks = record["locks_proven"] is True and not here.locks_are_local
+        troubles = dict.fromkeys(one["check"] for one in record.get("troubles", ()))
+        said = [f"{record.get('verdict', 'unknown')}: {', '.join(troubles)}"] if troubles else []
+        said += ["locks are proven between hosts"] if locks else []
+        return Proof(locks, float(record.get("least_lease_s", 0.0)), "; ".join(said))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Proof()

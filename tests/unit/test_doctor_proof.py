@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+from typer.testing import CliRunner
 
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.doctor import proof
 from hpc_toolkit.doctor.mounts import Mount
-from hpc_toolkit.doctor.proof import locks_proven, read_proof, write_proof
+from hpc_toolkit.doctor.proof import Proof, believed, read_proof, write_proof
 from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.leases import Liveness
@@ -38,14 +41,14 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def prove(paths: RunPaths, *, proven: bool = True) -> None:
+def prove(paths: RunPaths, *, proven: bool = True, **more: Any) -> None:
     side = side_of(paths.root).to_json()
-    write_proof(paths.doctor, {"locks_proven": proven, "sides": [side, side]})
+    write_proof(paths.doctor, {"locks_proven": proven, "sides": [side, side], **more})
 
 
 def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
     """One that starts now, on another host than the workers."""
-    proven = locks_proven(paths)
+    proven = believed(paths).locks
     return Liveness(paths, clock, host="here", boot="boot", lease_s=LEASE_S, locks_proven=proven)
 
 
@@ -57,18 +60,18 @@ def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
 
 
 def test_a_proof_holds_on_the_filesystem_that_was_examined(paths: RunPaths) -> None:
-    assert not locks_proven(paths), "nothing was examined"
+    assert not believed(paths).locks, "nothing was examined"
 
     prove(paths)
 
-    assert locks_proven(paths)
+    assert believed(paths).locks
 
 
 def test_a_later_examination_withdraws_a_proof(paths: RunPaths) -> None:
     prove(paths)
     prove(paths, proven=False)
 
-    assert not locks_proven(paths)
+    assert not believed(paths).locks
 
 
 @pytest.mark.parametrize(
@@ -87,11 +90,11 @@ def test_a_proof_says_nothing_of_another_mount(
     side = {**side_of(paths.root).to_json(), "mount": {"kind": "nfs4", "source": "nas:/export"}}
     write_proof(paths.doctor, {"locks_proven": True, "sides": [side]})
     monkeypatch.setattr(proof, "mount_of", lambda _: examined)
-    assert locks_proven(paths)
+    assert believed(paths).locks
 
     monkeypatch.setattr(proof, "mount_of", lambda _: here)
 
-    assert not locks_proven(paths)
+    assert not believed(paths).locks
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,89 @@ def test_a_proof_says_nothing_of_another_mount(
 def test_a_record_that_cannot_be_read_proves_nothing(paths: RunPaths, text: str) -> None:
     paths.doctor.write_text(text)
 
-    assert not locks_proven(paths)
+    assert believed(paths) == Proof()
+
+
+@pytest.mark.parametrize("changes", [{"troubles": [7]}, {"troubles": 7}, {"least_lease_s": "x"}])
+def test_a_record_of_which_a_part_is_damaged_proves_nothing(
+    paths: RunPaths, changes: dict[str, Any]
+) -> None:
+    prove(paths, **changes)
+
+    assert believed(paths) == Proof()
+
+
+SLOWER: dict[str, Any] = {
+    "verdict": "slower",
+    "troubles": [{"check": "delay (directory)"}, {"check": "small files"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"proven": False, "verdict": "fine"}, ""),
+        ({"proven": True, "verdict": "fine"}, "locks are proven between hosts"),
+        ({"proven": False, **SLOWER}, "slower: delay (directory), small files"),
+        (
+            {"proven": True, **SLOWER},
+            "slower: delay (directory), small files; locks are proven between hosts",
+        ),
+    ],
+)
+def test_what_was_said_of_a_directory_is_one_line_where_it_matters(
+    paths: RunPaths, record: dict[str, Any], said: str
+) -> None:
+    prove(paths, **record)
+
+    assert believed(paths).said == said
+
+
+def test_status_shows_what_was_said_of_the_directory(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run")
+    assert "doctor" not in shown(toy)
+
+    prove(toy.paths, **SLOWER)
+
+    line = next(line for line in shown(toy).splitlines() if "doctor" in line)
+    assert line.split(maxsplit=1)[1].startswith("slower: delay (directory)")
+    assert json.loads(shown(toy, "--json"))["doctor"].startswith("slower: ")
+
+
+def shown(toy: ToyRun, *options: str) -> str:
+    """What 'hpctk status' prints."""
+    done = CliRunner().invoke(load_commands("status"), ["status", str(toy.root), *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def worker_of(toy: ToyRun, **options: Any) -> Worker:
+    worker = Worker(toy.paths, toy.run.manifest, WorkerOptions(**options), SystemClock())
+    worker._leave("")
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "lease_s", "note"),
+    [(20.0, 60.0, "the lease is 60 s, not 20 s"), (90.0, 90.0, "")],
+)
+def test_a_lease_is_at_least_twice_the_delay_that_was_measured(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    asked_s: float,
+    lease_s: float,
+    note: str,
+) -> None:
+    toy = ToyRun(tmp_path / "run")
+    prove(toy.paths, least_lease_s=60.0)
+
+    worker = worker_of(toy, lease_s=asked_s)
+
+    assert worker._liveness._lease_s == lease_s
+    assert worker._beat_s == 10.0
+    said = capsys.readouterr().err
+    assert note in said
+    assert bool(said) is bool(note)
 
 
 def test_a_record_is_read_as_it_was_written(paths: RunPaths) -> None:

@@ -16,6 +16,10 @@ UNREACHABLE = frozenset(
 )
 """What a mounted filesystem says while its server does not answer; it may answer later."""
 
+# A filesystem in user space may answer EINTR where a signal came; Python does not ask it again.
+PASSING = UNREACHABLE | {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EINTR}
+"""What may be mended, or pass by itself, so that the same call is worth another try."""
+
 
 class HpcToolkitError(Exception):
     """An error that the user can act on: what happened, where, and how to mend it.

@@ -11,6 +11,8 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.errors import PASSING
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -202,7 +204,11 @@ def filesystem_of(path: Path) -> str:
 
 
 def symlink_refusal(directory: Path) -> str:
-    """Why symlinks cannot be created in ``directory``; "" if they can."""
+    """Why symlinks cannot be created in ``directory``; "" if they can.
+
+    Raises:
+        OSError: that cannot be told now, such as on a full disk.
+    """
     probe = directory / f".probe-{os.urandom(8).hex()}"
     try:
         os.symlink("probe", probe)
@@ -211,4 +217,6 @@ def symlink_refusal(directory: Path) -> str:
         finally:
             probe.unlink()
     except OSError as error:
+        if error.errno in PASSING:
+            raise
         return os.strerror(error.errno or 0)

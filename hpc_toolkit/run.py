@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
-from hpc_toolkit.errors import ConfigError, ItemsError, RunError, near_miss
+from hpc_toolkit.errors import PASSING, ConfigError, ItemsError, RunError, near_miss
 from hpc_toolkit.gpus import rank_environment
 from hpc_toolkit.layout import (
     Manifest,
@@ -381,9 +381,10 @@ def create_run(
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
             raise exists from error  # somebody was faster
         message = f"cannot make {root}: {error.strerror}"
-        raise RunError(
-            message, hint="check the path, its permissions and the free space"
-        ) from error
+        failure = RunError(message, hint="check the path, its permissions and the free space")
+        if error.errno in PASSING:
+            failure.exit_code = 75
+        raise failure from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return Run(root, manifest)

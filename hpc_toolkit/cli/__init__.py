@@ -20,7 +20,7 @@ gc.disable()
 import typer  # noqa: E402 - after the line above
 
 from hpc_toolkit import __version__  # noqa: E402 - as above
-from hpc_toolkit.errors import UNREACHABLE, HpcToolkitError  # noqa: E402 - as above
+from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
     "runs": ("init", "add", "seal", "retry", "drain", "try"),
@@ -41,9 +41,6 @@ _LONG = {"campaigns"}
 EXIT_BUG = 70
 EXIT_LATER = 75
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-# A filesystem in user space may answer EINTR where a signal came; Python does not ask it again.
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EINTR}
-_EXHAUSTED = _PASSING | UNREACHABLE
 
 app = typer.Typer(
     name="hpctk",
@@ -136,14 +133,14 @@ def _run(first_word: str) -> None:
 
 def _surroundings(error: Exception) -> int | None:
     """Say what the machine refused and give the exit code; None for all other errors."""
-    if not isinstance(error, OSError) or error.errno not in _DENIED | _EXHAUSTED:
+    if not isinstance(error, OSError) or error.errno not in _DENIED | PASSING:
         return None
     where = f"{error.filename}: " if error.filename else ""
     hint = "check the owner, the permissions and the mount"
-    if error.errno in _EXHAUSTED:
+    if error.errno in PASSING:
         hint = "mend that and try again; nothing that was recorded is lost"
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
-    return EXIT_LATER if error.errno in _EXHAUSTED else 1
+    return EXIT_LATER if error.errno in PASSING else 1
 
 
 def show_error(error: HpcToolkitError) -> None:

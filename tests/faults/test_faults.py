@@ -11,14 +11,18 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hpc_toolkit.journal import JournalReader, Pass, read_lines
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run
+from tests.faults import tally
 from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
-from tests.toyrun import ToyRun
+from tests.toyrun import NOOP, ToyRun, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,8 +57,16 @@ class Place:
 
     def sweep(self, every: int) -> Iterator[tuple[Struck, str, str]]:
         """The command, cut at one point after the other: how it ended, the way, and where."""
+        for struck, way, where in self.points(every):
+            check_end(struck, way, where)
+            yield struck, way, where
+
+    def points(
+        self, every: int, *, ways: tuple[str, ...] = WAYS, name: str = ""
+    ) -> Iterator[tuple[Struck, str, str]]:
+        """Like :meth:`sweep`, whatever the end of the command."""
         changes = self.without_a_cut().count
-        points = [(at, way) for at in range(1, changes + 1) for way in WAYS]
+        points = [(at, way) for at in range(1, changes + 1) for way in ways]
         fired = 0
         for at, way in points[::every]:
             copy_of(self.template, self.run)
@@ -64,9 +76,8 @@ class Place:
                 assert struck.code == 0, where
                 continue
             fired += 1
-            check_end(struck, way, where)
             yield struck, way, where
-        print(f"{self.words[0]}: {fired} cuts at {changes} changes")
+        tally.count(name or str(self.words[0]), changes=changes, cuts=fired)
 
 
 def check_end(struck: Struck, way: str, where: str) -> None:
@@ -199,19 +210,65 @@ def check_retry(place: Place, every: int) -> None:
         assert (counts.done, counts.failed, counts.pending) == (2, 0, 2), where
 
 
-CHECKS: dict[str, tuple[Callable[[Path], None], Callable[[Place, int], None], list[str]]] = {
+def make_box(root: Path) -> None:
+    root.mkdir()
+    (root / "items.jsonl").write_text("".join(f'{{"id": {n}}}\n' for n in range(ITEMS)))
+
+
+def check_init(place: Place, every: int) -> None:
+    made = place.run / "new"
+    for struck, way, where in place.sweep(every):
+        assert made.exists() or struck.code != 0, where
+        left = [path.name for path in place.run.iterdir() if path.name.endswith(".tmp")]
+        assert not left or "kill" in way, where
+        exists = made.exists()
+        if exists:
+            counts = Run.open(made).status().stages["items"]
+            assert (counts.pending, counts.sealed) == (ITEMS, True), where
+
+        again = place.call(*place.words, root=place.run)
+
+        assert again.code == (1 if exists else 0), f"{where}\nthen: {again}"
+        assert place.call("work", "run/new", root=place.run).code == 0, where
+        rows = Run.open(made).results()
+        assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
+
+
+def make_worked_on(root: Path) -> None:
+    toy = ToyRun(root, ITEMS, unit=2)
+    toy.worker("w", at=time.time())
+
+
+def check_drain(place: Place, every: int) -> None:
+    for struck, _, where in place.sweep(every):
+        asked, notices = ControlReader(RunPaths(place.run)).poll()
+        assert asked or struck.code != 0, where
+        assert {tuple(one.workers) for one in asked} <= {("w",)}, where
+        assert not notices, where
+
+        again = place.call("drain", "run", root=place.run)
+
+        assert again.code == 0, f"{where}\nthen: {again}"
+        asked, _ = ControlReader(RunPaths(place.run)).poll()
+        assert {tuple(one.workers) for one in asked} == {("w",)}, where
+
+
+INIT = ["run/new", "--workload", NOOP.function, "--items", "run/items.jsonl"]
+CHECKS: dict[str, tuple[Callable[[Path], None], Callable[[Place, int], None], list[Any]]] = {
     "work": (make_new, check_work, []),
     "gather": (make_finished, check_gather, ["-o", "run/rows.jsonl"]),
     "add": (make_open, check_add, ["--items", "more.jsonl"]),
     "seal": (make_open, check_seal, []),
     "retry": (make_finished, check_retry, []),
+    "init": (make_box, check_init, INIT),
+    "drain": (make_worked_on, check_drain, []),
 }
 
 
 def place_of(command: str, home: Path) -> Place:
     (home / "more.jsonl").write_text('{"id": 10}\n{"id": 11}\n')
     make, _, words = CHECKS[command]
-    return Place(home, make, command, "run", *words)
+    return Place(home, make, command, *(words if command == "init" else ["run", *words]))
 
 
 @pytest.mark.parametrize("command", CHECKS)
@@ -236,6 +293,24 @@ def test_no_cut_is_made_where_none_is_asked_for(fast_dir: Path, command: str) ->
 
     assert (ended.code, ended.fired) == (0, "")
     assert ended.count > 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("status",), ("status", "--json"), ("explain", "0"), ("logs",), ("gather", "-o", "rows.csv")],
+    ids=" ".join,
+)
+def test_a_command_that_reads_changes_nothing(fast_dir: Path, words: tuple[str, ...]) -> None:
+    place = Place(fast_dir, make_finished, words[0], "run", *words[1:])
+    Run.open(place.template).results()
+    before = tree(place.template)
+
+    ended = place.without_a_cut()
+
+    assert (ended.code, ended.count) == (0, 0), ended
+    assert {name: one[2] for name, one in tree(place.run).items()} == {
+        name: one[2] for name, one in before.items()
+    }
 
 
 def test_rows_that_a_full_disk_does_not_take_are_worth_another_try(fast_dir: Path) -> None:

@@ -51,7 +51,8 @@ class JournalWriter:
     """Appends to one journal; after an error nothing may be appended any more (rule R4)."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._path = path
         self._fd = os.open(path, flags, 0o666)
         self.size = 0
         """Bytes written so far."""
@@ -82,6 +83,10 @@ class JournalWriter:
             os.fdatasync(self._fd)
             self._synced = self.size
 
+    def reader(self) -> JournalReader:
+        """A reader of this journal that asks the filesystem for no name."""
+        return JournalReader(self._path, self._fd)
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -108,10 +113,16 @@ class Pass:
 
 
 class JournalReader:
-    """Reads a journal as it grows, from any process; never blocks and never writes."""
+    """Reads a journal as it grows, from any process; never blocks and never writes.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the journal.
+        fd: a descriptor that is open on it; without one it is opened for every reading.
+    """
+
+    def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
+        self._fd = fd
         self.bad_lines: list[int] = []
         """Byte offsets of complete lines that do not check out."""
         self.torn_bytes = 0
@@ -132,7 +143,7 @@ class JournalReader:
             OSError: the journal cannot be read (now).
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY)
+            fd = os.open(self.path, os.O_RDONLY) if self._fd is None else self._fd
         except FileNotFoundError:
             return
         try:
@@ -149,7 +160,8 @@ class JournalReader:
                 # A line longer than the chunk: read again with room for it.
                 size = _CHUNK if end else size * 2
         finally:
-            os.close(fd)
+            if self._fd is None:
+                os.close(fd)
 
     def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | Pass]:
         position, view = 0, memoryview(data)  # a slice of bytes would be a copy

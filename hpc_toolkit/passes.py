@@ -15,6 +15,7 @@ from hpc_toolkit.executor import Executor
 from hpc_toolkit.journal import seal_line
 from hpc_toolkit.passlines import PassLines, Tally
 from hpc_toolkit.processes import readable
+from hpc_toolkit.queue.items import UnitReader
 from hpc_toolkit.queue.state import is_killer
 from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT
 
@@ -113,6 +114,7 @@ class PassRunner:
         self._wake_fd = wake_fd
         self._tick = tick
         self._executor: Executor | None = None
+        self._units = UnitReader()
         self._synced_at = clock.monotonic()
         self._looked_at = clock.monotonic()
         self._overtaken = False
@@ -161,6 +163,7 @@ class PassRunner:
 
     def close(self) -> None:
         """End the executor."""
+        self._units.close()
         if self._executor is not None:
             self._executor.end()
             self._executor.close()
@@ -172,7 +175,8 @@ class PassRunner:
 
     def _execute(self, assignment: Assignment, left: list[int], lines: PassLines) -> Outcome:
         unit = assignment.unit
-        items = assignment.stage.log.segments[unit.entry].lines(unit) if left else []
+        segment = assignment.stage.log.segments[unit.entry]
+        items = self._units.lines(segment, unit) if left else []
         while left:
             if self.control.stop or self.control.hold:
                 return Outcome.STOPPED if self.control.stop else Outcome.HELD

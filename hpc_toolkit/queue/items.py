@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ItemsError, near_miss
@@ -187,17 +188,18 @@ class Segment:
         """In the order of their items."""
         self._index = {row[0]: index for index, row in enumerate(self._table)}
 
-    def lines(self, unit: Unit) -> list[bytes]:
-        """The JSON of a unit's items, without newlines."""
+    def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
+        """The JSON of a unit's items, without newlines; ``fd``: of this file, where it is open."""
         index = self._index[unit.first]
         start = self._body + self._table[index][2]
         last = index + 1 == len(self._table)
         end = self._size if last else self._body + self._table[index + 1][2]
-        fd = os.open(self.path, os.O_RDONLY)
+        opened = os.open(self.path, os.O_RDONLY) if fd is None else fd
         try:
-            data = os.pread(fd, end - start, start)
+            data = os.pread(opened, end - start, start)
         finally:
-            os.close(fd)
+            if fd is None:
+                os.close(opened)
         return data.split(b"\n")[:-1]
 
     def unit_of(self, item: int) -> Unit:
@@ -216,3 +218,29 @@ class Segment:
     def group_of(self, unit: Unit) -> Any:
         """The value of the group of a unit's first item; None without groups."""
         return self.groups[unit.group] if unit.group >= 0 else None
+
+
+class UnitReader:
+    """Reads one unit after another; the file of the last one's segment stays open."""
+
+    def __init__(self) -> None:
+        self._segment: Segment | None = None
+        self._fd = -1
+
+    def lines(self, segment: Segment, unit: Unit) -> list[bytes]:
+        """As :meth:`Segment.lines` gives them."""
+        if segment is self._segment:
+            # What was opened before a server went away may be dead where the name is not.
+            with suppress(OSError):
+                return segment.lines(unit, fd=self._fd)
+        self.close()
+        self._fd = os.open(segment.path, os.O_RDONLY)
+        self._segment = segment
+        return segment.lines(unit, fd=self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._segment is not None:
+            self._segment = None
+            with suppress(OSError):
+                os.close(self._fd)

@@ -20,6 +20,7 @@ from hpc_toolkit.journal import (
     encode_line,
     read_lines,
 )
+from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -152,6 +153,18 @@ def test_poll_gives_each_line_once_as_the_journal_grows(tmp_path: Path) -> None:
 
     assert seen == [0, 1, 2, 3, 4]
     assert list(reader.poll()) == []
+
+
+def test_the_reader_of_ones_own_journal_asks_for_no_name(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "w.jsonl")
+    reader = writer.reader()
+    for number in (1, 2):
+        writer.append(encode_line({"n": number}))
+        with CountedCalls() as counted:
+            found = records(reader.poll(), reader.path)
+
+        assert [record["n"] for record in found] == [number]
+        assert counted.calls == []
 
 
 def test_i8_a_journal_cut_at_any_byte_loses_at_most_its_last_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,18 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ItemsError
 from hpc_toolkit.queue.items import (
     Segment,
+    UnitReader,
     canonical,
     check_items,
     encode_segment,
     parse_items,
 )
+from tests.countedcalls import CountedCalls
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hpc_toolkit.queue.units import Unit
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 ITEMS = st.lists(
@@ -147,6 +152,55 @@ def test_a_segments_units_hold_one_group_and_name_it(
     for unit in segment.units:
         values = [json.loads(line)["g"] for line in segment.lines(unit)]
         assert values == [segment.group_of(unit)] * unit.count
+
+
+def two_segments(directory: Path) -> list[Segment]:
+    found = []
+    for entry, name in enumerate("ab", 1):
+        path = directory / name
+        path.write_bytes(b"".join(encode_segment([{name: n} for n in range(300)], group_by=None)))
+        found.append(Segment(path, entry))
+    return found
+
+
+def test_a_segment_is_opened_once_for_all_its_units(tmp_path: Path) -> None:
+    first, second = two_segments(tmp_path)
+    reader = UnitReader()
+
+    with CountedCalls() as counted:
+        for segment in (first, second):
+            for unit in segment.units:
+                assert reader.lines(segment, unit) == segment_lines(segment, unit)
+
+    assert counted.opened() == ["a", "b"]
+    before = len(os.listdir("/proc/self/fd"))
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def segment_lines(segment: Segment, unit: Unit) -> list[bytes]:
+    whole = list(segment.items())
+    return [whole[position] for position in unit.items]
+
+
+def test_a_segment_whose_descriptor_died_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, _ = two_segments(tmp_path)
+    reader, real, dead = UnitReader(), os.pread, []
+    reader.lines(segment, segment.units[0])
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        dead.append(fd)
+        if len(dead) == 1:
+            raise OSError(errno.ENOTCONN, "the server was away")
+        return real(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    unit = segment.units[1]
+
+    assert reader.lines(segment, unit) == segment_lines(segment, unit)
+    reader.close()
 
 
 def test_a_segment_without_groups_has_none(tmp_path: Path) -> None:

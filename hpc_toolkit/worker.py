@@ -113,6 +113,7 @@ class Worker:
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
         self._view = RunView(paths, manifest)
+        self._view.readers[self.name] = self._journal.reader()
         self._liveness = Liveness(
             paths,
             clock,

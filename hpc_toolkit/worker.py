@@ -25,6 +25,7 @@ from hpc_toolkit.journal import JournalWriter
 from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.passlines import Tally
 from hpc_toolkit.processes import readable
+from hpc_toolkit.queue.chooser import Chooser
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
@@ -128,6 +129,7 @@ class Worker:
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)
         self._picker = Picker(self._view, self._liveness, clock, self.name, shared=not local)
+        self._chooser = Chooser(self._picker, self._pacing, restarted=rank.restart > 0)
         self._wake_fd, self._wake_write = os.pipe()
         self._passes = PassRunner(
             worker=self.name,
@@ -155,7 +157,6 @@ class Worker:
         self._drain_by = float("inf")
         self._reason = ""
         self._beat_at = self._update_at = clock.monotonic()
-        self._died_nearby = False
         self._idle_since: float | None = None
 
     def _monotonic_deadline(self) -> float | None:
@@ -211,7 +212,7 @@ class Worker:
             if self._passes.control.stop:
                 return EXIT_LEFT
             holds = self._host_watch.holds(self._pacing.judge_s)
-            assignment = None if holds else self._next()
+            assignment = None if holds else self._chooser.next(self._passes.loaded)
             if assignment is not None:
                 self._work(assignment)
                 continue
@@ -219,29 +220,6 @@ class Worker:
                 self._tell_complete()
                 return EXIT_COMPLETE
             self._wait()
-
-    def _next(self) -> Assignment | None:
-        if self._died_nearby:
-            # A group that is left half done is begun for everybody, and left to the very end.
-            found = self._picker.fresh(self._passes.loaded, news=False, elsewhere=False)
-            if found is not None:
-                return found
-            self._died_nearby = False
-            found = self._picker.takeover()
-            if found is not None:
-                self._died_nearby = True  # there may be more of it
-                return found
-        news = self._pacing.poll_due
-        found = self._picker.fresh(self._passes.loaded, news=news)
-        if news:
-            self._pacing.polled(self._picker.polled)
-        if found is None and not self._pacing.local:
-            found = self._picker.take_released()
-        if found is not None or self._picker.told_complete or not self._pacing.scan_due():
-            return found
-        found = self._picker.takeover()
-        self._pacing.scanned(found=found is not None, operations=self._picker.operations)
-        return found
 
     def _tell_complete(self) -> None:
         """Spare the others who wait the reading of every journal; a hint, which may be lost."""
@@ -318,7 +296,7 @@ class Worker:
             self._beat(now)
         if self._pacing.watch_due():
             self._read_control()
-            self._died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
+            self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
             if self._liveness.speaks(self._presence.presence, missed=MISSED):
                 self._witness.ask(self._liveness.silent(missed=MISSED))
             self._pacing.watched(self._picker.living)
@@ -354,7 +332,7 @@ class Worker:
                 self._drain(f"asked to drain by {request.name}", self._options.grace_s)
         for notice in notices:
             self._liveness.take_notice(notice)
-        self._died_nearby |= self._host_watch.take(self._control.sick)
+        self._chooser.died_nearby |= self._host_watch.take(self._control.sick)
 
     def _leave(self, reason: str) -> None:
         """Everything of ours is written and released: say so, and be gone."""

@@ -8,6 +8,7 @@ second, however many they are: each takes its part, at times of its own.
 from __future__ import annotations
 
 import random
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 POLLS_PER_S = 20.0
 """Openings of ``head``."""
 SCANS_PER_S = 35.0
-"""What scans for units to take over cost."""
+"""What scans for units to take over cost, those on duty and the others together."""
 LOOKS_PER_S = 25.0
 """Readings of files in ``workers/``, and questions for locks."""
 LISTINGS_PER_S = 10.0
@@ -28,12 +29,23 @@ READINGS_PER_S = 20.0
 PER_LOOK = 2
 """Operations of a look at one worker: its file, and its lock."""
 
+AT_START = 2048
+"""Journals that all workers of a job that starts again read together,"""
+_LEAST_AT_START = 8
+"""or each of them, where there are many."""
+
 _TICK_S = 1.0
 _POLL_LOCAL_S = 0.05
 _POLL_SHARED_S = 1.0
 _SCAN_FIRST_S = 0.03
 _SCAN_LOCAL_S = 0.5
 _SCAN_SHARED_S = 15.0
+_ON_DUTY = 8
+"""About so many waiting workers scan often and the others seldom, because a silence is seen by the
+one who looks twice."""
+_DUTY_PER_S = 15.0
+"""The part of SCANS_PER_S of those on duty."""
+_SHIFT_S = 3600.0
 _WATCH_LOCAL_S = 0.5
 _WATCH_SHARED_S = 30.0
 
@@ -63,6 +75,9 @@ class Pacing:
         self._scan_at = float("-inf")
         self._busy = True
         self._operations = 0
+        self.on_duty = False
+        """Whether it is one of those who scan often."""
+        self._shift_ends = now
 
     @property
     def poll_due(self) -> bool:
@@ -92,12 +107,33 @@ class Pacing:
     def scan_due(self) -> bool:
         """Whether to scan for units to take over; :meth:`scanned` must follow where it is."""
         self._began = self._clock.monotonic()
-        if self._busy and not self.local:
-            # All run out of units at the same time, and a first scan reads every journal.
-            every_s = self.workers * max(self._operations, self.workers) / SCANS_PER_S
-            self._scan_at = max(self._scan_at, self._began + self._random.uniform(0.0, every_s))
+        if not self.local and (self._busy or self._began >= self._shift_ends):
+            self._begin_shift()
         self._busy = False
         return self._began >= self._scan_at
+
+    def _begin_shift(self) -> None:
+        """Draw whether to be on duty from now on."""
+        was = self.on_duty
+        self.on_duty = self._random.random() * self.workers < _ON_DUTY
+        self._shift_ends = self._began + _SHIFT_S * self._random.uniform(0.5, 1.5)
+        # All run out of units at the same time, and a first scan reads every journal.
+        every_s = self._pause_s * max(self._operations, self.workers)
+        scan_at = self._began + self._random.uniform(0.0, every_s)
+        if self.on_duty and not was:
+            self._scan_at = scan_at  # before it, there was all the time in the world
+            self._scan_s = _SCAN_FIRST_S
+        elif self._busy:
+            self._scan_at = max(self._scan_at, scan_at)
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds for each operation of a scan, by this worker's part of them all."""
+        if self.workers <= _ON_DUTY:
+            return self.workers / SCANS_PER_S
+        if self.on_duty:
+            return _ON_DUTY / _DUTY_PER_S
+        return self.workers / (SCANS_PER_S - _DUTY_PER_S)
 
     def scanned(self, *, found: bool, operations: int) -> None:
         """A scan ended, which cost so many metadata operations."""
@@ -113,8 +149,15 @@ class Pacing:
         elif found:
             self._scan_at = now  # there may be more of it
         else:
-            part_s = self.workers * operations / SCANS_PER_S * self._random.uniform(1.0, 1.5)
+            part_s = self._pause_s * operations * self._random.uniform(1.0, 1.5)
+            if first and self.on_duty:
+                part_s = 0.0  # it was put off for its price already, and the next one costs less
             self._scan_at = now + max(self._scan_s, part_s)
+
+    @property
+    def looks_at_start(self) -> int:
+        """How many journals to read first where the job was started again."""
+        return sys.maxsize if self.local else max(_LEAST_AT_START, AT_START // self.workers)
 
     def watch_due(self) -> bool:
         """Whether to look who lives and what is asked; :meth:`watched` must follow where it is."""

@@ -10,6 +10,8 @@ from hpc_toolkit.queue.affinity import FreshUnits
 from hpc_toolkit.queue.pacing import PER_LOOK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpc_toolkit.clock import Clock
     from hpc_toolkit.queue.leases import Liveness, Verdict
     from hpc_toolkit.queue.units import Unit
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 _LISTING_S = 0.5
 _FULL_EVERY = 16
+"""Scans from one that reads every journal to the next, or as many as make it a small part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Picker:
         self._gone: set[str] = set()
         self._watched: dict[str, int | None] = {}
         self._scans = 0
+        self._left_read = False
         self._owners: dict[str, Verdict] = {}
         self._progress: dict[str, object] = {}
         self._moving: set[str] = set()
@@ -174,7 +178,7 @@ class Picker:
         """Claim the next generation of a unit that is free and has a pending item."""
         self._owners.clear()
         self._view.poll_claims()
-        if self._shared and self._scans % _FULL_EVERY:
+        if self._shared and self._scans % max(_FULL_EVERY, len(self._view.readers) // _FULL_EVERY):
             self._view.poll_logs()
             journals = self._read_owners()
         else:
@@ -185,10 +189,25 @@ class Picker:
         self.operations = 4 * len(self._view.stages) + journals + PER_LOOK * len(self._owners)
         return found
 
+    def left_behind(self, at_most: int) -> Assignment | None:
+        """Like :meth:`takeover`, after a restart of the job, among what at most so many workers of
+        the run left half done; the later ones are others' to find."""
+        names = self._liveness.names()
+        if len(names) <= at_most:
+            return self.takeover()
+        self._owners.clear()
+        if not self._left_read:
+            self._left_read = True
+            self._view.poll_logs()
+            for name in self._random.sample(names, at_most):
+                self._view.poll_journal(name)
+        self._view.poll_claims()
+        return self._take_free(_is_begun)
+
     def take_released(self) -> Assignment | None:
         """Like :meth:`takeover`, among what this worker knows to be given back; it reads nothing of
         others, and so finds what it gave back itself, however seldom it scans."""
-        return self._take_free(released=True)
+        return self._take_free(_is_released)
 
     def _read_owners(self) -> int:
         """Read the journals of those who hold open units and wrote something; how many it were.
@@ -213,12 +232,13 @@ class Picker:
             self._owners[owner] = self._liveness.verdict(owner)
         return self._owners[owner]
 
-    def _take_free(self, *, released: bool = False) -> Assignment | None:
+    def _take_free(
+        self, among: Callable[[StageView, str], bool] = lambda _stage, _name: True
+    ) -> Assignment | None:
         for stage in self._view.stages.values():
             # Sorted, because a set has another order in every process: chance comes from the name.
             names = sorted(name for name in stage.state.open if stage.claims.generation(name) > 0)
-            if released:
-                names = [name for name in names if _is_released(stage, name)]
+            names = [name for name in names if among(stage, name)]
             self._random.shuffle(names)
             for name in names:
                 assignment = self._try_takeover(stage, name)
@@ -287,6 +307,12 @@ def _holders(stage: StageView) -> set[str]:
 def _is_released(stage: StageView, name: str) -> bool:
     """Whether the newest generation of a claimed unit was given back."""
     return stage.claims.generation(name) in stage.state.units[name].released
+
+
+def _is_begun(stage: StageView, name: str) -> bool:
+    """Whether a line of a unit was read, so that it is not open for want of reading alone."""
+    unit = stage.state.units[name]
+    return bool(unit.histories or unit.released)
 
 
 def _owner(stage: StageView, name: str, generation: int) -> str:

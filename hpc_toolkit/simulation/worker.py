@@ -10,6 +10,7 @@ from filelock import FileLock
 from hpc_toolkit import files
 from hpc_toolkit.journal import JournalWriter, encode_line
 from hpc_toolkit.passlines import PassLines
+from hpc_toolkit.queue.chooser import Chooser
 from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
@@ -91,7 +92,9 @@ class SimulatedWorker:
         self._site = site
         self._clock = site.clock
         host = f"n{place // site.scenario.workers_per_host}"
-        workers, lease_s = site.scenario.workers, site.scenario.lease_s
+        lease_s = site.scenario.lease_s
+        # As a worker does, who cannot tell the living from the others yet.
+        workers = len(files.list_names(site.paths.workers)) // 2
         self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
         self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
         self._lock = FileLock(
@@ -115,13 +118,13 @@ class SimulatedWorker:
             site.paths, self._clock, host=host, boot=host, lease_s=lease_s, job="1", restart=restart
         )
         self._picker = Picker(self._view, self._liveness, self._clock, name, shared=True)
+        self._chooser = Chooser(self._picker, self._pacing, restarted=restart > 0)
         self._loaded: tuple[str, str | None] = ("", None)
         self._context = -1
         self._forwarded = False
         self._done = 0
         self._stop = False
         self._drain_by = float("inf")
-        self._died_nearby = False
         now = self._clock.now
         self._beat_at = self._update_at = now
         self._step_began: float | None = None
@@ -139,7 +142,7 @@ class SimulatedWorker:
             self._tick()
             if self._stop:
                 break
-            assignment = self._next()
+            assignment = self._chooser.next(self._loaded)
             if assignment is not None:
                 self._pacing.worked()
                 yield from self._work(assignment)
@@ -172,30 +175,8 @@ class SimulatedWorker:
             self._beat_at, self._update_at = now, now + _UPDATE_S
             self._presence.update(done=self._done, journal=self._journal.synced, at=now)
         if self._pacing.watch_due():
-            self._died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
+            self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
             self._pacing.watched(self._picker.living)
-
-    def _next(self) -> Assignment | None:
-        if self._died_nearby:
-            # A group that is left half done is begun for everybody, and left to the very end.
-            found = self._picker.fresh(self._loaded, news=False, elsewhere=False)
-            if found is not None:
-                return found
-            self._died_nearby = False
-            found = self._picker.takeover()
-            if found is not None:
-                self._died_nearby = True
-                return found
-        news = self._pacing.poll_due
-        found = self._picker.fresh(self._loaded, news=news)
-        if news:
-            self._pacing.polled(self._picker.polled)
-        found = found or self._picker.take_released()
-        if found is not None or self._picker.told_complete or not self._pacing.scan_due():
-            return found
-        found = self._picker.takeover()
-        self._pacing.scanned(found=found is not None, operations=self._picker.operations)
-        return found
 
     def _work(self, assignment: Assignment) -> Iterator[float]:
         stage, unit = assignment.stage, assignment.unit

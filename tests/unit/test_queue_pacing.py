@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from hpc_toolkit.queue.pacing import PER_LOOK, Pacing, reading_s
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
+from hpc_toolkit.queue.pacing import PER_LOOK, SCANS_PER_S, Pacing, reading_s
 from tests.manualclock import ManualClock
 
 HOUR_S = 3600.0
@@ -19,7 +19,7 @@ class Waiting:
             clock, local=local, workers=workers, lease_s=DEFAULT_LEASE_S, seed=f"w{number}"
         )
         self.workers = workers
-        self.polls = self.scans = self.operations = 0
+        self.polls = self.scans = self.operations = self.scanned = 0
 
     def step(self, owners: int) -> None:
         """Wake up once; ``owners`` workers hold units that may become free."""
@@ -37,6 +37,7 @@ class Waiting:
             cost = 4 + PER_LOOK * owners + (owners if self.scans else self.workers)
             self.scans += 1
             self.operations += cost
+            self.scanned += cost
             pacing.scanned(found=False, operations=cost)
 
 
@@ -61,13 +62,54 @@ def test_an_idle_run_asks_a_shared_filesystem_less_than_100_times_a_second(
     assert asked / HOUR_S < 100
 
 
-def test_4096_idle_workers_ask_no_more_than_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_4096_idle_workers_ask_no_more_than_a_few_but_for_scans() -> None:
     played = idle(4096, 4 * HOUR_S, owners=50, step_s=10.0)
 
-    # The scans of so few are chance: they are at most their part of the run's.
-    asked = sum(one.operations - one.scans * 4250 for one in played) / len(played) * 4096
+    # So few may have more or less than their part of those who scan often.
+    asked = sum(one.operations - one.scanned for one in played) / len(played) * 4096
     assert asked / (4 * HOUR_S) < 60
-    assert sum(one.scans for one in played) <= 4 * HOUR_S * 40 / 4096 * 200 / 4096 + 10
+
+
+def scans_of(workers: int, owners: int, seconds: float) -> list[list[tuple[float, int]]]:
+    """(When, operations) of the scans of every waiting worker, who all began to wait together."""
+    clock = ManualClock()
+    played = [Waiting(clock, n, workers, local=False).pacing for n in range(workers)]
+    found: list[list[tuple[float, int]]] = [[] for _ in played]
+    for _ in range(int(seconds / 15.0)):
+        for pacing, scans in zip(played, found, strict=True):
+            if pacing.scan_due():
+                cost = 4 + PER_LOOK * owners + (owners if scans else workers)
+                scans.append((clock.monotonic(), cost))
+                pacing.scanned(found=False, operations=cost)
+        clock.advance(15.0)
+    return found
+
+
+@pytest.mark.parametrize(("workers", "owners"), [(100, 100), (256, 32), (1024, 50), (4096, 50)])
+def test_scans_of_many_workers_stay_within_their_part(workers: int, owners: int) -> None:
+    found = scans_of(workers, owners, HOUR_S)
+
+    asked = sum(cost for scans in found for _, cost in scans)
+    assert asked / HOUR_S < 1.1 * SCANS_PER_S
+
+
+@pytest.mark.parametrize(
+    ("workers", "owners", "minutes"), [(32, 32, 5), (256, 32, 6), (1024, 50, 9), (4096, 50, 15)]
+)
+def test_i3_a_silence_is_seen_in_minutes_however_many_wait(
+    workers: int, owners: int, minutes: int
+) -> None:
+    """The one who sees it has looked twice, a lease apart; of one of another host, by scans alone,
+    though all began to wait in the moment of the death and nobody knows anything."""
+    lease_s = max(DEFAULT_LEASE_S, 3 * heartbeat_interval_s(workers))
+    seen = [
+        at
+        for scans in scans_of(workers, owners, 60.0 * minutes)
+        for at, _ in scans
+        if at >= scans[0][0] + lease_s
+    ]
+
+    assert seen
 
 
 def test_the_first_scans_of_many_workers_are_spread() -> None:
@@ -76,6 +118,25 @@ def test_the_first_scans_of_many_workers_are_spread() -> None:
 
     began = sum(one.scans > 0 for one in played)
     assert 5 < began < 60
+
+
+def test_those_who_scan_often_change_so_that_the_dead_among_them_are_replaced() -> None:
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 64, local=False).pacing
+
+    duties = set()
+    for _ in range(100):
+        pacing.scan_due()
+        duties.add(pacing.on_duty)
+        clock.advance(HOUR_S / 2)
+
+    assert duties == {True, False}
+
+
+@pytest.mark.parametrize(("workers", "looks"), [(1, 2048), (32, 64), (256, 8), (4096, 8)])
+def test_a_job_that_starts_again_reads_few_journals_in_all(workers: int, looks: int) -> None:
+    assert Waiting(ManualClock(), 0, workers, local=False).pacing.looks_at_start == looks
+    assert Waiting(ManualClock(), 0, workers, local=True).pacing.looks_at_start > 1e9
 
 
 @pytest.mark.parametrize("workers", [1, 8, 32])

@@ -96,7 +96,12 @@ def test_one_undisturbed_worker_takes_the_sum_of_all_steps(work: tuple[Group, ..
     assert outcome.shares == dict.fromkeys(outcome.shares, 0.0)
 
 
-STORM = toy(12, workers=5, kills=(Kill(90, 1, 2), Kill(200, 2)), preemptions=(Preemption(120, 60),))
+STORM = Scenario(
+    groups=tuple(replace(GROUP, items=4 + number) for number in range(7)),
+    workers=5,
+    kills=(Kill(90, 1, 2), Kill(200, 2)),
+    preemptions=(Preemption(120, 60),),
+)
 
 
 def test_equal_scenarios_have_equal_outcomes_and_another_seed_has_its_own() -> None:

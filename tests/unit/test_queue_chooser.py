@@ -1,0 +1,113 @@
+"""In which order a worker looks: what an interruption left first, at a price that is bounded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.queue.chooser import Chooser
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.pacing import Pacing
+from hpc_toolkit.queue.picker import Assignment, Picker
+from hpc_toolkit.queue.view import RunView
+from tests.countedcalls import CountedCalls
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTHING = ("", None)
+
+
+class Choosing:
+    """A worker of a job, on a shared filesystem."""
+
+    def __init__(self, toy: ToyRun, *, restart: int, workers: int = 4) -> None:
+        clock = ManualClock()
+        self.pacing = Pacing(clock, local=False, workers=workers, lease_s=60.0, seed="me")
+        liveness = Liveness(
+            toy.paths, clock, host="h", boot="b", lease_s=60.0, job="7", restart=restart
+        )
+        self.worker = toy.worker("me", job="7", restart=restart)
+        view = RunView(toy.paths, toy.run.manifest)
+        self.picker = Picker(view, liveness, clock, "me", shared=True)
+        self.chooser = Chooser(self.picker, self.pacing, restarted=restart > 0)
+        self._view = view
+
+    def next(self) -> tuple[str, int] | None:
+        """Take a unit and finish it."""
+        found: Assignment | None = self.chooser.next(NOTHING)
+        if found is None:
+            return None
+        self.worker.begin(found.unit.name, found.generation)
+        for item in found.stage.state.pending(found.unit.name):
+            self.worker.attempt(item)
+        self.worker.release()
+        self._view.poll_journal("me")
+        return found.unit.name, found.generation
+
+
+@pytest.fixture
+def interrupted(fast_dir: Path) -> ToyRun:
+    """Of 40 units ten were begun by a job of ten workers that was preempted."""
+    toy = ToyRun(fast_dir / "r", 80, unit=2)
+    for number in range(10):
+        worker = toy.worker(f"w{number}", job="7")
+        worker.claim(toy.unit_name(2 * number))
+        worker.attempt(2 * number)
+        worker.release()
+        worker.finish()
+    return toy
+
+
+def begun(toy: ToyRun) -> set[tuple[str, int]]:
+    return {(toy.unit_name(2 * number), 2) for number in range(10)}
+
+
+def test_a_worker_of_a_job_that_started_again_goes_on_with_what_was_begun(
+    interrupted: ToyRun,
+) -> None:
+    one = Choosing(interrupted, restart=1)
+
+    found = {one.next() for _ in range(10)}
+
+    assert found == begun(interrupted)
+    after = one.next()
+    assert after is not None
+    assert after[1] == 1
+
+
+def test_a_worker_of_a_job_that_started_once_takes_what_nobody_began(interrupted: ToyRun) -> None:
+    found = Choosing(interrupted, restart=0).next()
+
+    assert found is not None
+    assert found[1] == 1
+
+
+def test_one_of_many_who_start_again_reads_few_journals_and_goes_on_with_what_it_met(
+    interrupted: ToyRun,
+) -> None:
+    for number in range(10, 60):
+        interrupted.worker(f"w{number}", job="7").finish()
+    one = Choosing(interrupted, restart=1, workers=4096)
+
+    with CountedCalls() as counted:
+        found = {one.next() for _ in range(4)}
+
+    journals = {name for name in counted.opened() if name.endswith(".jsonl") and name[0] == "w"}
+    assert len(journals) <= one.pacing.looks_at_start == 8
+    met = {unit for unit in begun(interrupted) if f"w{int(unit[0][7:]) // 2}.jsonl" in journals}
+    assert met
+    assert met <= found
+
+
+def test_a_death_nearby_is_cared_for_before_a_group_is_begun(interrupted: ToyRun) -> None:
+    one = Choosing(interrupted, restart=0)
+    assert one.next() not in begun(interrupted)
+    one.chooser.died_nearby = True
+
+    found = {one.next() for _ in range(10)}
+
+    assert found == begun(interrupted)

@@ -219,6 +219,8 @@ class Conductor:
     def _refuse_rival(self) -> None:
         found = read_decisions(list(self._stage.log.segments.values()))
         if len(found) > self._decisions.entries:
+            # Whoever was frozen while it wrote may have put back what was there before.
+            self._write_trials()
             message = f"another conduct decides for {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,13 @@ def _do_everything(root: Path) -> None:
     view = RunView(run.paths, run.manifest)
     view.poll_claims()
     view.poll()
-    worker = ToyWorker(run.paths, f"w{len(list(run.paths.journals.iterdir())):03d}")
+    number = len(list(run.paths.journals.iterdir()))
+    worker = ToyWorker(run.paths, f"w{number:03d}-{os.getpid()}")
     for name, stage in view.stages.items():
         for unit in sorted(stage.state.open):
             generation = stage.claims.generation(unit) + 1
-            assert stage.claims.create(unit, generation, worker.name)
+            if not stage.claims.create(unit, generation, worker.name):
+                continue  # another conduct waits as well
             worker.begin(unit, generation)
             worker.unit = f"{name}/{unit}"
             segment = stage.log.segments[stage.unit(unit).entry]

@@ -74,6 +74,10 @@ class Cut:
         finally:
             self._pid = pid
 
+    def leave_out(self) -> None:
+        """Count nothing of this process."""
+        self._pid = 0
+
     def follow(self) -> None:
         """Count the calls of this process, a child of the command, unless one was cut before."""
         if not _SEEN.unpack(self._seen[:])[1]:

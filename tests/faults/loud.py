@@ -1,0 +1,10 @@
+"""A workload that prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def work(item: dict[str, Any]) -> dict[str, Any]:
+    print(f"item {item['id']} is at work")
+    return {"twice": 2 * item["id"]}

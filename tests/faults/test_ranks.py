@@ -1,0 +1,131 @@
+"""The processes of a rank, cut one at a time: a pool's worker and a worker's executor.
+
+Nobody starts anything again: the pool replaces its worker, the worker its executor.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit import executor, pool
+from hpc_toolkit.layout import WorkloadSpec
+from hpc_toolkit.run import Run
+from tests.faults.cut import WAYS
+from tests.faults.test_faults import EVERY, ITEMS, Place, make_new
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults.cut import Cut, Struck
+
+LEASE = ("--lease", "300ms")
+POOL_WAYS = tuple(way for way in WAYS if "power" not in way)
+DEATHS = ("kill before", "kill after", "half and kill")
+
+
+def begin_pool(cut: Cut) -> None:
+    """Count what the pool's first worker does; the pool itself changes nothing."""
+    cut.leave_out()
+    real = pool.local_environment
+
+    def environment(slot: int, workers: int) -> dict[str, str]:
+        if slot == 0:
+            cut.follow()
+        return real(slot, workers)
+
+    setattr(pool, "local_environment", environment)  # noqa: B010 - a module's function
+    del os.environ["SLURM_STEP_ID"]
+
+
+def begin_executor(cut: Cut) -> None:
+    """Count what the first executor writes: its log, and its messages to the worker."""
+    cut.leave_out()
+    real = executor._take_signals
+
+    def take_signals() -> None:
+        cut.follow()
+        cut.wrap(executor._LogFile, "write")
+        cut.wrap(os, "write")
+        real()
+
+    setattr(executor, "_take_signals", take_signals)  # noqa: B010 - a module's function
+
+
+def make_loud(root: Path) -> None:
+    ToyRun(root, ITEMS, unit=2, workload=WorkloadSpec(function="tests.faults.loud:work"))
+
+
+def check_rows(root: Path, where: str) -> list[dict[str, Any]]:
+    rows = Run.open(root).results()
+    assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), where
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, where
+    return rows
+
+
+def place_of_pool(home: Path) -> Place:
+    return Place(home, make_new, "work", "run", "--workers", 2, *LEASE, begin=begin_pool)
+
+
+def place_of_executor(home: Path) -> Place:
+    return Place(home, make_loud, "work", "run", *LEASE, begin=begin_executor)
+
+
+def check_pool(home: Path, every: int) -> None:
+    place = place_of_pool(home)
+    for struck, way, where in place.points(every, ways=POOL_WAYS, name="work --workers 2"):
+        assert "Traceback" not in struck.err, where
+        if "kill" in way:
+            assert struck.code == 0, where
+        else:
+            check_error(struck, where)
+            again = place.call(*place.words, root=place.run)
+            assert (again.code, again.err) == (0, ""), f"{where}\nthen: {again}"
+        check_rows(place.run, where)
+
+
+def check_error(struck: Struck, where: str) -> None:
+    assert struck.code in (0, 75), where
+    assert struck.code == 0 or ("error: " in struck.err and "hint: " in struck.err), where
+
+
+def check_executor(home: Path, every: int) -> None:
+    place = place_of_executor(home)
+    for struck, _, where in place.points(every, ways=DEATHS, name="an executor"):
+        assert (struck.code, struck.err) == (0, ""), where
+        rows = check_rows(place.run, where)
+        assert [row["value"] for row in rows] == [{"twice": 2 * n} for n in range(ITEMS)], where
+        assert Run.open(place.run).status().deaths <= 1, where
+        said = place.call("logs", "run", "--item", "3", root=place.run)
+        assert said.code == 0, f"{where}\nthen: {said}"
+
+
+def test_a_pool_whose_worker_is_cut_ends_whole(fast_dir: Path) -> None:
+    check_pool(fast_dir, EVERY)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_pool_whose_worker_is_cut_anywhere_ends_whole(fast_dir: Path) -> None:
+    check_pool(fast_dir, 1)
+
+
+def test_an_executor_that_dies_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
+    check_executor(fast_dir, 7)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_an_executor_that_dies_anywhere_costs_no_result_and_no_attempt(fast_dir: Path) -> None:
+    check_executor(fast_dir, 1)
+
+
+@pytest.mark.parametrize("place_of", [place_of_pool, place_of_executor])
+def test_no_cut_is_made_in_a_rank_where_none_is_asked_for(fast_dir: Path, place_of: Any) -> None:
+    ended = place_of(fast_dir).without_a_cut()
+
+    assert (ended.code, ended.err, ended.fired) == (0, "", "")
+    assert ended.count > 4

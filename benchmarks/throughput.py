@@ -5,13 +5,16 @@
 Ours: ``hpctk work`` on Noop items of about 100 bytes of result, through the ordinary function path,
 default units, synced per unit and at least twice a second; the start of all workers is included.
 The others, those of benchmarks/peers.py that ``--peer-python`` has: the drain alone, without
-start-up and without filling the queue. Every round runs all of them, each time in another order.
+start-up and without filling the queue. Every round runs all of them, each time in another order;
+what they leave is deleted at the end of all, because ext4 searches past what was deleted in the
+last minutes whenever a file is made. The package is compiled first, as an installation does.
 ``--write`` puts medians and ratios into benchmarks/results.md and benchmarks/throughput.svg.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -55,7 +58,6 @@ def ours(root: Path, items: int, workers: int) -> dict[str, Any]:
     stage = json.loads(out)["stages"]["items"]
     with rows.open("rb") as file:
         gathered = sum(1 for _ in file)
-    rows.unlink()
     assert stage["done"] == gathered == items
     return {
         "items_per_s": items / work_s,
@@ -93,17 +95,17 @@ def measure(options: argparse.Namespace, names: list[str]) -> dict[str, list[dic
     """All rounds, by queue; the queues take turns at being first."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     base = Path(tempfile.mkdtemp(dir=options.dir))
+    compileall.compile_dir(HERE.parent / "hpc_toolkit", quiet=1)
     try:
         for number in range(options.repeats):
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                root = base / name
+                root = base / f"{name}-{number}"
                 if name == OURS:
                     one = ours(root, options.items, options.workers)
                 else:
                     one = peer(name, root, options)
                 found[name].append(one)
-                shutil.rmtree(root)
                 print(f"round {number + 1}: {name} {one['items_per_s']:,.0f}/s", file=sys.stderr)
     finally:
         shutil.rmtree(base, ignore_errors=True)

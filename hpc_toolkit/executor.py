@@ -189,9 +189,8 @@ def _text_stream(fd: int) -> TextIO:
 class _Feed:
     """Hands out the items of a pass one at a time, until told to stop."""
 
-    def __init__(self, items: list[dict[str, Any]], child: _Child, pace: _Pace) -> None:
+    def __init__(self, items: list[dict[str, Any]], pace: _Pace) -> None:
         self._items = items
-        self._child = child
         self._pace = pace
         self.taken = 0
 
@@ -199,16 +198,17 @@ class _Feed:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        if self.taken == len(self._items) or self._child.must_stop(self._pace):
+        if self.taken == len(self._items) or self._pace.over:
             raise StopIteration
         self.taken += 1
         return self._items[self.taken - 1]
 
 
 class _Pace:
-    """Whether another item would still end in time."""
+    """Whether another item may be begun: nobody said stop, and it would still end in time."""
 
-    def __init__(self, deadline: float | None, expected_s: float) -> None:
+    def __init__(self, stop: mmap.mmap, deadline: float | None, expected_s: float) -> None:
+        self._stop = stop
         self._deadline = deadline
         self._expected_s = expected_s
 
@@ -216,7 +216,9 @@ class _Pace:
         self._expected_s = max(self._expected_s, seconds)
 
     @property
-    def late(self) -> bool:
+    def over(self) -> bool:
+        if self._stop[0]:
+            return True
         return self._deadline is not None and time.monotonic() + self._expected_s > self._deadline
 
 
@@ -240,9 +242,6 @@ class _Child:
             request = json.loads(header)
             self._run_pass(request, json.loads(self._requests.read(request["size"])))
 
-    def must_stop(self, pace: _Pace) -> bool:
-        return bool(self._stop[0]) or pace.late
-
     def _send(self, kind: bytes, text: bytes = b"") -> None:
         write_all(self._results, b"%s%s\n" % (kind, text))
 
@@ -254,10 +253,10 @@ class _Child:
             self._send(BROKEN, f"{error.message}\t{error.hint}".replace("\n", " ").encode())
             return
         report = Report(request, self._send)
-        pace = _Pace(request["deadline"], request["expected_s"])
+        pace = _Pace(self._stop, request["deadline"], request["expected_s"])
         try:
             for span in _spans(items, spec.group_by):
-                if self.must_stop(pace) or report.failing:
+                if pace.over or report.failing:
                     break
                 if self._load(spec, workload, items, report, span):
                     self._run_span(workload, items, span, report, pace)
@@ -330,7 +329,7 @@ class _Child:
     ) -> None:
         shrinking = Shrinking(workload)
         while report.index < span.stop and not report.failing:
-            feed = _Feed(items[report.index : span.stop], self, pace)
+            feed = _Feed(items[report.index : span.stop], pace)
             first = report.index
             failure = self._follow(workload, feed, span, report, pace)
             if failure is not None:
@@ -344,7 +343,7 @@ class _Child:
                 return
             elif report.index < first + feed.taken:
                 report.failure(RuntimeError("run() yielded fewer results than it took items"))
-            elif self.must_stop(pace):
+            elif pace.over:
                 return
             elif feed.taken == 0:
                 report.failure(RuntimeError("run() took no item"))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, HostsError
+from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, Hosts, HostsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from tests.sharedfs.hosts import Hosts
 
 _READY_S = 30.0
 
@@ -24,6 +25,8 @@ class Filesystem:
     """What must be installed."""
     hangs: ClassVar[bool] = False
     """Whether users wait while the server is down; otherwise they get an error at once."""
+    locks_reach: ClassVar[bool] = True
+    """Whether a lock that one host holds is refused to the other."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -177,6 +180,7 @@ class Bindfs(Filesystem):
 
     name = "bindfs"
     programs = ("bindfs",)
+    locks_reach = False
 
     def serve(self) -> None:
         self.hosts.call(SERVER, "mkdir", self.hosts.data / "directory")
@@ -207,3 +211,27 @@ class Bindfs(Filesystem):
 
 
 KINDS: tuple[type[Filesystem], ...] = (GlusterFS, MooseFS, Bindfs)
+
+
+@contextmanager
+def mounted(directory: Path) -> Iterator[dict[str, Filesystem]]:
+    """All of them by name, started at the same time and taken down at the end.
+
+    Raises:
+        NoHostsError: this machine does not let us have them.
+        HostsError: one of them does not start, or leaves something behind.
+    """
+    all_hosts = {}
+    for kind in KINDS:
+        (directory / kind.name).mkdir()
+        all_hosts[kind.name] = Hosts(directory / kind.name)
+    try:
+        for hosts in all_hosts.values():
+            hosts.open()
+        found = {kind.name: kind(all_hosts[kind.name]) for kind in KINDS}
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Filesystem.start, found.values()))
+        yield found
+    finally:
+        for hosts in all_hosts.values():
+            hosts.close()

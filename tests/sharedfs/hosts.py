@@ -65,7 +65,11 @@ exec env --ignore-signal=CHLD cat >/dev/null
 
 
 class HostsError(Exception):
-    """The machine does not let us have hosts of our own, or they leave something behind."""
+    """Something does not work on our hosts, or they leave something behind."""
+
+
+class NoHostsError(HostsError):
+    """The machine does not let us have hosts of our own."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Hosts:
         """Make the hosts.
 
         Raises:
-            HostsError: this machine does not let us.
+            NoHostsError: this machine does not let us.
         """
         command = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount"]
         self._process = subprocess.Popen(
@@ -118,7 +122,7 @@ class Hosts:
         if self._process.stdout.readline() != "ready\n":
             why = " ".join(self._process.communicate()[1].split())
             message = f"no hosts can be made here: {why}"
-            raise HostsError(message)
+            raise NoHostsError(message)
         (init,) = _children(self._process.pid)
         self.namespace = os.readlink(f"/proc/{init}/ns/pid")
         self._holders = {SERVER: init, **dict(zip(HOSTS, _children(init), strict=True))}

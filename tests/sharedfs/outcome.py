@@ -6,17 +6,25 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-MEASURED: list[str] = []
+Cells = tuple[str, ...]
+"""One row of the table."""
+
+MEASURED: list[Cells] = []
 """What the scenarios of this test run came to; shown at its end."""
 
-_ROW = "{:10} {:16} {:>6} {:>5} {:>6} {:>10} {:>9} {:>8}  {}"
-HEADER = [
-    _ROW.format(
-        *("filesystem", "scenario", "items", "lost", "begun", "duplicate", "gathered", "seconds"),
-        "deaths",
-    ),
-    _ROW.format("", "", "", "", "twice", "results", "once", "to whole", "seen by"),
-]
+COLUMNS = (
+    "filesystem",
+    "doctor",
+    "queue",
+    "scenario",
+    "items",
+    "lost",
+    "executed twice",
+    "duplicate results",
+    "gathered once",
+    "seconds",
+    "deaths seen by",
+)
 
 
 @dataclass(frozen=True)
@@ -38,8 +46,8 @@ class Outcome:
     """As gathered at the end."""
     done_lines: Counter[str]
     """How many done lines each item has, by unit's segment and position."""
-    executions: Counter[int]
-    """How often each item was begun, by its id."""
+    executions: Counter[str]
+    """How often each item was begun, by its name."""
     deaths: list[dict[str, Any]]
     """Death lines, once for each (unit, generation); ``by`` is the host of who wrote it."""
     ended: list[Ended]
@@ -56,25 +64,50 @@ class Outcome:
         return Counter(line["evidence"] for line in self.deaths)
 
     @property
-    def gathered(self) -> Counter[int]:
-        return Counter(row["item"]["id"] for row in self.rows if row["state"] == "done")
+    def gathered(self) -> Counter[str]:
+        """How many rows each item that is done has."""
+        return Counter(name_of(row["item"]) for row in self.rows if row["state"] == "done")
 
-    def line(self, filesystem: str, scenario: str) -> str:
+    def cells(self, filesystem: str, doctor: str, scenario: str) -> Cells:
         """One row of the table."""
         gathered = self.gathered
         seen = ", ".join(f"{name} {number}" for name, number in sorted(self.evidence.items()))
-        twice = sum(number > 1 for number in self.executions.values())
-        duplicates = sum(number - 1 for number in self.done_lines.values())
-        once = sum(number == 1 for number in gathered.values())
-        return _ROW.format(
-            *(
-                filesystem,
-                scenario,
-                self.items,
-                self.items - len(gathered),
-                twice,
-                duplicates,
-                once,
-            ),
+        counts = (
+            self.items,
+            self.items - len(gathered),
+            sum(number > 1 for number in self.executions.values()),
+            sum(number - 1 for number in self.done_lines.values()),
+            sum(number == 1 for number in gathered.values()),
+        )
+        return (
+            *(filesystem, doctor, "hpctk", scenario),
+            *map(str, counts),
             *(f"{self.seconds:.1f}", seen or "-"),
         )
+
+
+def name_of(item: dict[str, Any]) -> str:
+    """What an item calls itself in its trace; see :mod:`tests.sharedfs.arms` for a campaign's."""
+    if "id" in item:
+        return str(item["id"])
+    parts = [
+        item["checkpoint"],
+        f"layer{item['layer']}",
+        *([item["task"]] if "task" in item else []),
+    ]
+    return ":".join(parts)
+
+
+def text_table(rows: list[Cells]) -> list[str]:
+    """Lines for a terminal."""
+    widths = [max(len(cells[i]) for cells in rows) for i in range(len(COLUMNS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in rows
+    ]
+
+
+def said_by(report: dict[str, Any]) -> str:
+    """A report of ``hpctk doctor --json`` in a few words."""
+    proven = "proven" if report["locks_proven"] else "not proven"
+    return f"{report['verdict']}, locks {proven}"

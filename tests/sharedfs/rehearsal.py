@@ -18,6 +18,7 @@ from hpc_toolkit.journal import decode_line
 from hpc_toolkit.lab.packages import search_path
 from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.presence import Presence, read_presence
+from tests.sharedfs import arms
 from tests.sharedfs.hosts import HOSTS
 from tests.sharedfs.outcome import Ended, Outcome
 
@@ -33,6 +34,7 @@ HIT, SPARED = HOSTS
 """What happens to one host happens to the first; the second is where the run is looked at."""
 
 _CALL_S = 60.0
+_EXAMINED_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def wait_until(condition: Callable[[], T], what: str, *, limit_s: float) -> T:
 
 @dataclass(frozen=True)
 class Ranks:
-    """One ``hpctk work`` on a host."""
+    """A command of hpctk on a host, mostly ``work``."""
 
     host: str
     process: subprocess.Popen[bytes]
@@ -117,9 +119,9 @@ class Rehearsal:
         self.filesystem = filesystem
         self.hosts = filesystem.hosts
         self.size = size
-        self._cwd = cwd
-        self._trace = cwd / "trace"
-        self._trace.touch()
+        self.cwd = cwd
+        self.trace = cwd / "trace"
+        self.trace.touch()
         self._started: list[Ranks] = []
         self._ids = 0
         self.run = self.hosts.shared / name
@@ -167,8 +169,8 @@ class Rehearsal:
         length_s = self.size.seconds if seconds is None else seconds
         ids = range(self._ids, self._ids + number)
         self._ids += number
-        path = self._cwd / f"items-{ids.start}.jsonl"
-        trace = str(self._trace)
+        path = self.cwd / f"items-{ids.start}.jsonl"
+        trace = str(self.trace)
         lines = [{"id": one, "seconds": length_s, "trace": trace} for one in ids]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
@@ -178,17 +180,52 @@ class Rehearsal:
         items = self.items(number, seconds=seconds)
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
 
-    def work(self, host: str, workers: int | None = None) -> Ranks:
+    def init_campaign(self, asks: int) -> None:
+        """Make a run that conduct fills: a group for each worker, and a task for each."""
+        workers = len(HOSTS) * self.size.workers
+        self._ids += workers * arms.LAYERS + asks * workers
+        (self.cwd / "arms.py").write_bytes(Path(arms.__file__).read_bytes())
+        path = self.cwd / "campaign.toml"
+        path.write_text(
+            arms.CAMPAIGN.format(
+                steps=list(range(workers)),
+                seconds=self.size.seconds,
+                trace=self.trace,
+                together=workers,
+                names=[f"t{number}" for number in range(workers)],
+                asks=asks,
+            )
+        )
+        self.hpctk(HIT, "init", self.run, "--campaign", path)
+
+    def examine(self) -> dict[str, Any]:
+        """What ``hpctk doctor`` says of the run, as two tasks of a Slurm step, one on each host."""
+        step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+        lead, helper = (
+            self.start(host, "doctor", self.run, "--json", **step, SLURM_PROCID=str(rank))
+            for rank, host in enumerate(HOSTS)
+        )
+        report = lead.ended(limit_s=_EXAMINED_S)
+        ended = helper.ended(limit_s=_CALL_S)
+        assert (report.code, ended.code) == (0, 0), f"doctor: {report} {ended}"
+        found: dict[str, Any] = json.loads(report.out)
+        return found
+
+    def work(self, host: str, workers: int | None = None, *, lease_s: float | None = None) -> Ranks:
         """Start workers on a host; by default as many as the size says."""
-        number = len(self._started)
-        out, err = self._cwd / f"out-{number}", self._cwd / f"err-{number}"
         count = self.size.workers if workers is None else workers
-        words = ["work", str(self.run), "--workers", str(count), "--lease", str(self.lease_s)]
-        argv = [sys.executable, "-m", "hpc_toolkit", *words]
+        lease_s = self.lease_s if lease_s is None else lease_s
+        return self.start(host, "work", self.run, "--workers", count, "--lease", lease_s)
+
+    def start(self, host: str, *words: object, **environment: str) -> Ranks:
+        """Start a command of hpctk on a host."""
+        number = len(self._started)
+        out, err = self.cwd / f"out-{number}", self.cwd / f"err-{number}"
+        argv = [sys.executable, "-m", "hpc_toolkit", *map(str, words)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
                 self.hosts.command(host, argv),
-                env=self.environment(host),
+                env={**self.environment(host), **environment},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=out_file,
@@ -203,10 +240,10 @@ class Rehearsal:
         family = ranks.family()
         return [one.inner for one in self.hosts.processes() if one.pid in family]
 
-    def begun(self) -> Counter[int]:
+    def begun(self) -> Counter[str]:
         """How often each item was begun; the trace is not on the filesystem."""
-        lines = [line.split() for line in self._trace.read_text().splitlines()]
-        return Counter(int(words[1]) for words in lines if words[0] == "start")
+        lines = [line.split() for line in self.trace.read_text().splitlines()]
+        return Counter(words[1] for words in lines if words[0] == "start")
 
     def until_begun(self, number: int) -> None:
         """Wait until so many items were begun."""
@@ -242,7 +279,7 @@ class Rehearsal:
     def busy(self, host: str) -> list[int]:
         """Workers of a host that live and are in the middle of an item, by their number inside."""
         last = {}
-        for words in (line.split() for line in self._trace.read_text().splitlines()):
+        for words in (line.split() for line in self.trace.read_text().splitlines()):
             last[int(words[3])] = words[0]
         own = [one.pid for one in self.presences().values() if one.host == host]
         living = {one.inner for one in self.hosts.processes()}
@@ -273,15 +310,18 @@ class Rehearsal:
 
     def outcome(self, ended: list[Ended], seconds: float, **notes: Any) -> Outcome:
         """Read what the run's files say after its end."""
-        rows = self._cwd / "rows.jsonl"
-        self.hpctk(SPARED, "gather", self.run, "-o", rows)
+        status = json.loads(self.hpctk(SPARED, "status", self.run, "--json").out)
+        rows = []
+        for stage in status["stages"]:
+            table = self.hpctk(SPARED, "gather", self.run, "--stage", stage).out
+            rows += [json.loads(line) for line in table.splitlines()]
         records = self.records()
         hosts = {name: one.host for name, one in self.presences().items()}
         deaths = {(one["unit"], one["generation"]): {**one, "by": hosts[one["by"]]}
                   for one in records if one["type"] == "death"}  # fmt: skip
         return Outcome(
             items=self._ids,
-            rows=[json.loads(line) for line in rows.read_text().splitlines()],
+            rows=rows,
             done_lines=Counter(
                 f"{one['unit'].partition('-')[0]}/{one['item']}"
                 for one in records
@@ -290,7 +330,7 @@ class Rehearsal:
             executions=self.begun(),
             deaths=list(deaths.values()),
             ended=ended,
-            status=json.loads(self.hpctk(SPARED, "status", self.run, "--json").out),
+            status=status,
             seconds=seconds,
             notes=notes,
         )

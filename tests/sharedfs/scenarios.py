@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from tests.sharedfs.hosts import HOSTS
 from tests.sharedfs.rehearsal import HIT, SPARED
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 3
 _FIRST_ITEMS, _LONG_ITEMS = 24, 5
+_MOST_ASKS = 12
 _NEVER_S = 600.0
 _COMPLETE, _LEFT = 0, 75
 
@@ -94,6 +96,54 @@ def additions(run: Rehearsal) -> Outcome:
     run.hpctk(HIT, "seal", run.run)
     ended = _all_end(run, ranks)
     return run.outcome(ended, time.monotonic() - began, waits=waits, said=said)
+
+
+def campaign(run: Rehearsal) -> Outcome:
+    """Conduct decides on one host and adds what it asks for while the workers of both wait.
+
+    All must wake for each ask, since its items wait for each other.
+    """
+    run.lease_s = _NEVER_S
+    run.init_campaign(min(_MOST_ASKS, run.size.items // _FIRST_ITEMS))
+    ranks = [run.work(host) for host in HOSTS]
+    run.until(lambda: len(run.presences()) == len(HOSTS) * run.size.workers, "all workers")
+    began = time.monotonic()
+    conduct = run.start(HIT, "conduct", run.run)
+    ended = _all_end(run, [conduct, *ranks])
+    trials = (run.seen / "bandit" / "trials.jsonl").read_text().splitlines()
+    arms = [
+        arm for line in map(json.loads, trials) if line["type"] == "ask" for arm in line["arms"]
+    ]
+    return run.outcome(ended, time.monotonic() - began, arms=arms, shares=_shares(run))
+
+
+def _shares(run: Rehearsal) -> set[int]:
+    """How many results of the bandit's stage a worker has."""
+    done = [line for line in run.records() if line["type"] == "done"]
+    found = Counter(line["by"] for line in done if line["unit"].startswith("tasks/"))
+    return {found[worker] for worker in run.presences()}
+
+
+def examination(run: Rehearsal) -> dict[str, Any]:
+    """Make the run of :func:`proven_locks`, and have both hosts examine it."""
+    run.init(1, seconds=10 * run.size.seconds)
+    return run.examine()
+
+
+def proven_locks(run: Rehearsal) -> Outcome:
+    """The worker of a host dies; both hosts have examined the run's directory before.
+
+    First it falls silent: where locks reach the other host, the one that it still holds tells that
+    it is not dead.
+    """
+    ranks = run.work(HIT, 1)
+    with run.held(HIT):
+        lease_s = _NEVER_S if run.filesystem.locks_reach else run.lease_s
+        spared = run.work(SPARED, 1, lease_s=lease_s)
+        run.until(lambda: len(run.presences()) == len(HOSTS), f"the worker of {SPARED}")
+        began = time.monotonic()
+        ranks.kill()
+    return run.outcome(_all_end(run, [spared]), time.monotonic() - began)
 
 
 def _reason(run: Rehearsal) -> str:

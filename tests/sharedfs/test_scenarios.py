@@ -6,7 +6,6 @@ a cluster would have.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,17 +14,21 @@ from tests.sharedfs.filesystems import KINDS
 from tests.sharedfs.rehearsal import FULL, HIT, SMALL, SPARED
 from tests.sharedfs.scenarios import (
     additions,
+    campaign,
     kills,
     one_machine,
     partition,
+    proven_locks,
     server_restart,
     takeover,
 )
 
 if TYPE_CHECKING:
-    from tests.sharedfs.conftest import Rehearse
+    from tests.sharedfs.conftest import Rehearse, Reports
     from tests.sharedfs.outcome import Outcome
     from tests.sharedfs.rehearsal import Size
+
+KINDS_BY_NAME = {kind.name: kind for kind in KINDS}
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,13 +44,18 @@ pytestmark = [
 ]
 
 
+_COUNTS = ("done", "failed", "pending", "duplicates")
+
+
 def _check_whole(found: Outcome) -> None:
     """Nothing is lost, each item has one row, no attempt was burnt, and all is told as it is."""
-    assert found.gathered == Counter(range(found.items))
+    assert len(found.gathered) == found.items
+    assert set(found.gathered.values()) == {1}
     assert {row["attempts"] for row in found.rows} == {1}
     assert found.status["complete"] is True
     assert found.status["warnings"] == []
-    counts = found.status["stages"]["items"]
+    stages = found.status["stages"].values()
+    counts = {key: sum(one[key] for one in stages) for key in _COUNTS}
     assert (counts["done"], counts["failed"], counts["pending"]) == (found.items, 0, 0)
     assert counts["duplicates"] == sum(number - 1 for number in found.done_lines.values())
 
@@ -97,6 +105,48 @@ def test_workers_that_wait_take_up_what_is_added(rehearse: Rehearse, size: Size,
     waits = "every item is finished; items waits for more items, or for 'hpctk seal'"
     assert found.notes["said"] == waits
     assert max(found.notes["waits"]) < 20
+
+
+def test_campaign_whose_workers_wait_on_both_hosts_is_conducted_from_one(
+    rehearse: Rehearse, size: Size, name: str
+) -> None:
+    found = rehearse(campaign, size, name)
+    _check_whole(found)
+    assert max(found.executions.values()) == 1
+    assert found.deaths == []
+    arms = found.notes["arms"]
+    tasks = 2 * size.workers
+    assert len(arms) == len(set(arms)) == (found.items - 2 * tasks) / tasks
+    assert found.notes["shares"] == {len(arms)}
+    assert [(one.code, one.err) for one in found.ended] == 3 * [(0, "")]
+
+
+def test_doctor_tells_whether_locks_reach_the_other_host(
+    reports: Reports, size: Size, name: str
+) -> None:
+    report = reports(size, name)
+    findings = {one["check"]: one for one in report["findings"]}
+    assert report["apart"] is True
+    assert [side["host"] for side in report["sides"]] == [HIT, SPARED]
+    assert findings["exclusive names"]["verdict"] == "fine"
+    if KINDS_BY_NAME[name].locks_reach:
+        assert (report["locks_proven"], findings["locks (flock)"]["verdict"]) == (True, "fine")
+        assert "free lock" in findings["deaths"]["found"]
+    else:
+        assert (report["locks_proven"], findings["locks (flock)"]["verdict"]) == (False, "slower")
+        assert findings["locks (flock)"]["found"] == "granted to both sides at once"
+        assert "lease" in findings["deaths"]["found"]
+
+
+def test_death_on_the_other_host_is_seen_by_a_lock_where_doctor_proved_locks(
+    rehearse: Rehearse, size: Size, name: str
+) -> None:
+    found = rehearse(proven_locks, size, name)
+    _check_whole(found)
+    evidence = "lock" if KINDS_BY_NAME[name].locks_reach else "lease"
+    seen = [(death["host"], death["by"], death["evidence"]) for death in found.deaths]
+    assert seen == [(HIT, SPARED, evidence)]
+    assert [one.err for one in found.ended] == [""]
 
 
 def test_host_that_comes_back_after_the_gather_changes_nothing(

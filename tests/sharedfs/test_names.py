@@ -1,0 +1,94 @@
+"""Both hosts race for the names of symlinks, on which claims and log entries rest (rule R1)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.sharedfs.filesystems import KINDS
+from tests.sharedfs.hosts import HOSTS
+from tests.sharedfs.rehearsal import REPOSITORY
+
+if TYPE_CHECKING:
+    from tests.sharedfs.filesystems import Filesystem
+
+
+class Racer:
+    """A process on one host."""
+
+    def __init__(self, filesystem: Filesystem, host: str, name: str, seconds: float) -> None:
+        hosts = filesystem.hosts
+        words = ["-m", "tests.sharedfs.racer", str(hosts.shared / name), host, str(seconds)]
+        self._process = subprocess.Popen(
+            hosts.command(host, [sys.executable, *words]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            cwd="/",
+            text=True,
+        )
+        assert self.line() == "ready"
+
+    def tell(self, word: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(0.6, id="small"),
+        pytest.param(60.0, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+    ],
+)
+@pytest.mark.parametrize("name", [kind.name for kind in KINDS])
+def test_each_name_that_two_hosts_race_for_has_one_owner_whom_both_read(
+    filesystems: dict[str, Filesystem], name: str, seconds: float
+) -> None:
+    """Names that GlusterFS refuses to both are asked for again, until one of them has it."""
+    filesystem = filesystems[name]
+    directory = f"names-{seconds:g}"
+    filesystem.hosts.call(HOSTS[0], "mkdir", filesystem.hosts.shared / directory)
+    filesystem.hosts.call(HOSTS[1], "ls", filesystem.hosts.shared / directory)
+    racers = {host: Racer(filesystem, host, directory, seconds) for host in HOSTS}
+    try:
+        for racer in racers.values():
+            racer.tell("go")
+        raced = {host: json.loads(racer.line()) for host, racer in racers.items()}
+        end = max(found["end"] for found in raced.values())
+        for racer in racers.values():
+            racer.tell(end)
+        seen = {host: json.loads(racer.line()) for host, racer in racers.items()}
+    finally:
+        for racer in racers.values():
+            racer.close()
+
+    _check(raced, seen)
+    both = set(raced[HOSTS[0]]["owners"]) & set(raced[HOSTS[1]]["owners"])
+    again = sum(found["again"] for found in raced.values())
+    print(f"{name}: {len(both)} names raced for by both hosts, {again} times asked again")
+    assert both
+
+
+def _check(raced: dict[str, Any], seen: dict[str, list[str | None]]) -> None:
+    """Whoever tried a name was told its owner, who knows it, and whom all read afterwards."""
+    tried = [found["owners"] for found in raced.values()]
+    assert seen[HOSTS[0]] == seen[HOSTS[1]]
+    for index, owner in enumerate(seen[HOSTS[0]]):
+        told = {owners[str(index)] for owners in tried if str(index) in owners}
+        assert told <= {owner} - {None}, f"name {index} of {owner} was told as {told}"
+        assert owner is None or raced[owner]["owners"][str(index)] == owner

@@ -234,12 +234,13 @@ class Run:
     def drain(self) -> int:
         """Ask the workers of now to finish their item and leave; how many were asked.
 
-        It cannot be taken back, and workers that start later are not affected (rule R16).
+        It cannot be taken back, and workers that start later are not affected (rule R16). Workers
+        of other hosts are asked as well when they seem dead: their clocks may be wrong.
         """
-        from hpc_toolkit.status import living_workers
+        from hpc_toolkit.status import reachable_workers
 
         self._trust()
-        names = sorted(living_workers(self.view, SystemClock()))
+        names = sorted(reachable_workers(self.view, SystemClock()))
         if names:
             ask_to_drain(self.paths, names)
         return len(names)

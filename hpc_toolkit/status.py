@@ -129,6 +129,19 @@ def living_workers(view: RunView, clock: Clock) -> set[str]:
     return _workers(view, clock)[1]
 
 
+def reachable_workers(view: RunView, clock: Clock) -> set[str]:
+    """Workers that a request may reach: all that neither left nor are gone from this host. What
+    other hosts' clocks say of their last heartbeat decides nothing."""
+    names = living_workers(view, clock)
+    place = (host_name(), boot_id())
+    for path in view.paths.workers.glob("*.json"):
+        presence = read_presence(path)
+        near = presence is not None and (presence.host, presence.boot) == place
+        if presence is not None and presence.state != FINISHED and not near:
+            names.add(path.stem)
+    return names
+
+
 def held_elsewhere(view: RunView, clock: Clock, *, job: str | None) -> int:
     """Unfinished items in units that living workers hold who are not of Slurm's ``job``."""
     others = set()

@@ -203,7 +203,7 @@ def test_a_journal_cut_at_any_byte_costs_its_last_line_and_no_more(
     home: Path, call: Commands
 ) -> None:
     """As a power loss leaves it, for readers and for the worker that comes next."""
-    check_cut_journal(home, call, 97)
+    check_cut_journal(home, call, 217)
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError, RunError, WorkloadError
 from hpc_toolkit.layout import Manifest
+from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.run import Run, create_run
 from tests.toyrun import FAULTS, Faults, ToyRun, empty_campaign, plain_items, spec_of
 
@@ -373,3 +376,14 @@ def test_a_run_that_the_group_can_write_is_named_once(
     toy.reopen().retry()
 
     assert "warning: " in capsys.readouterr().err
+
+
+def test_i4_a_drain_reaches_a_worker_whose_clock_is_a_day_behind(toy: ToyRun) -> None:
+    toy.worker("far", host="far", at=time.time() - 86_400)
+    toy.worker("gone", host=host_name(), boot=boot_id())
+    toy.worker("left", host="far").finish()
+
+    assert toy.reopen().drain() == 1
+
+    (request,), _ = ControlReader(toy.paths).poll()
+    assert request.workers == {"far"}

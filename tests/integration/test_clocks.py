@@ -1,0 +1,80 @@
+"""Hosts whose clocks are a day apart: no decision compares them (invariant I4)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.realrun import journal_lines, rows_by_id, wait_until, workers_of
+
+if TYPE_CHECKING:
+    from hpc_toolkit.run import Run
+    from tests.integration.realrun import Hpctk, Started
+
+DAY_S = 86_400.0
+LEASE = ("--lease", "1500ms")
+
+# Before anything is imported that could have taken either of them: this host's clock, and its time
+# since it was started, are another's.
+ELSEWHERE = """
+import time
+_time, _monotonic = time.time, time.monotonic
+time.time = lambda: _time() + {wall}
+time.monotonic = lambda: _monotonic() + {since}
+"""
+
+
+def start_on(hpctk: Hpctk, host: str, *, wall: float, since: float) -> Started:
+    first = ELSEWHERE.format(wall=wall, since=since)
+    return hpctk.start("work", "run", *LEASE, env={"HPCTK_HOST": host}, first=first)
+
+
+@pytest.mark.slow
+def test_i4_workers_a_day_apart_leave_each_other_alone_and_see_who_died(hpctk: Hpctk) -> None:
+    """Of three the one whose clock is ahead dies."""
+    run = hpctk.make_sleeping(24, 0.2)
+    hosts = {"behind": -DAY_S, "ahead": DAY_S, "right": 0.0}
+    started = {
+        host: start_on(hpctk, host, wall=wall, since=abs(wall)) for host, wall in hosts.items()
+    }
+    wait_until(lambda: len(hpctk.noted("start")) > 3, "some items of all")
+    (victim,) = [one for one in wait_until(lambda: _three(run), "all") if one["host"] == "ahead"]
+
+    started["ahead"].send(signal.SIGKILL)  # first, so that nobody replaces the worker
+    os.kill(victim["pid"], signal.SIGKILL)
+
+    assert [started[host].ended().code for host in ("behind", "right")] == [0, 0]
+    deaths = journal_lines(run, "death")
+    assert {one["worker"] for one in deaths} == {victim["worker"]}
+    assert {one["evidence"] for one in deaths} == {"lease"}
+    rows = rows_by_id(run)
+    assert sorted(rows) == list(range(24))
+    assert {(row["state"], row["attempts"]) for row in rows.values()} == {("done", 1)}
+    assert all(0.1 < row["seconds"] < 10 for row in rows.values()), "durations are of one clock"
+    counts = run.status().stages["items"]
+    assert (counts.done, counts.duplicates) == (24, 0)
+    assert len(hpctk.noted("start")) <= 24 + 1, "nobody alive was taken for dead"
+
+
+def _three(run: Run) -> list[dict[str, Any]]:
+    found = workers_of(run)
+    return found if len(found) == 3 else []
+
+
+@pytest.mark.soak
+def test_i4_a_drain_reaches_workers_whose_clocks_are_a_day_off(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(200, 0.1)
+    started = [
+        start_on(hpctk, "behind", wall=-DAY_S, since=0.0),
+        start_on(hpctk, "ahead", wall=DAY_S, since=0.0),
+    ]
+    wait_until(lambda: len(hpctk.noted("start")) > 2, "some items")
+    wait_until(lambda: len(workers_of(run)) == 2, "both")
+
+    assert run.drain() == 2
+
+    assert [one.ended().code for one in started] == [75, 75]
+    assert not journal_lines(run, "death")

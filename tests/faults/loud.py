@@ -8,3 +8,9 @@ from typing import Any
 def work(item: dict[str, Any]) -> dict[str, Any]:
     print(f"item {item['id']} is at work")
     return {"twice": 2 * item["id"]}
+
+
+def long(item: dict[str, Any]) -> dict[str, Any]:
+    """A result that takes nearly a page of the disk."""
+    print(f"item {item['id']} is at work")
+    return {"text": chr(65 + item["id"]) * 3500}

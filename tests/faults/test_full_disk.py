@@ -1,0 +1,95 @@
+"""A real filesystem that is full in the middle of a run, and gets space again."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.layout import WorkloadSpec
+from hpc_toolkit.run import Run
+from tests.faults import tally
+from tests.faults.cut import Commands, copy_of
+from tests.faults.smalldisk import fill, on_disk
+from tests.faults.test_faults import done_lines
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.faults.cut import Struck
+
+ITEMS = 12
+LEASE = ("--lease", "300ms")
+SIZES = "size=1m,nr_inodes=200"
+
+
+def make_long(root: Path) -> None:
+    ToyRun(root, ITEMS, unit=3, workload=WorkloadSpec(function="tests.faults.loud:long"))
+
+
+def check_told(ended: Struck, where: str) -> None:
+    assert "Traceback" not in ended.err, f"{where}: {ended}"
+    assert ended.code in (0, 75), f"{where}: {ended}"
+    if ended.code == 75:
+        assert "No space left on device" in ended.err, f"{where}: {ended}"
+        assert "\nhint: " in ended.err, f"{where}: {ended}"
+
+
+def check_full(disk: Path, template: Path, rooms: Iterable[dict[str, int]]) -> None:
+    """Work, gather and add with so much room each; then there is space, and all is whole."""
+    call = Commands(disk.parent)  # what the commands say is kept elsewhere
+    codes = []
+    for room in rooms:
+        run = copy_of(template, disk / "run")
+        give_back = fill(disk, **room)
+
+        full = call("work", run, *LEASE, root=run)
+
+        check_told(full, f"work, {room}")
+        codes.append(full.code)
+        kept = done_lines(run)
+        Run.open(run).status()
+        give_back()
+        again = call("work", run, *LEASE, root=run)
+        assert (again.code, again.err) == (0, ""), f"{room}: {again}"
+        give_back = fill(disk, **room)
+        gathered = call("gather", run, "-o", "disk/run/rows.jsonl", root=run)
+        check_told(gathered, f"gather, {room}")
+        give_back()
+        assert call("gather", run, "-o", "disk/run/rows.jsonl", root=run).code == 0, room
+        check_rows(run, kept, room)
+    assert codes[0] == 75, "it was never full"
+
+
+def check_rows(run: Path, kept: dict[int, dict[str, Any]], room: object) -> None:
+    rows = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    assert rows == Run.open(run).results(), room
+    assert [row["item"]["id"] for row in rows] == list(range(ITEMS)), room
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}, room
+    for item, line in kept.items():
+        assert (rows[item]["worker"], rows[item]["value"]) == (line["worker"], line["value"]), room
+
+
+def check_disk(home: Path, pages: range, inodes: range) -> None:
+    make_long(home / "template")
+    disk = home / "disk"
+    disk.mkdir()
+    rooms = [{"pages": n} for n in pages] + [{"inodes": n} for n in inodes]
+    on_disk(disk, SIZES, partial(check_full, disk, home / "template", rooms))
+    tally.count("a full disk", changes=0, cuts=2 * len(rooms))
+
+
+def test_a_disk_that_gets_space_again_has_the_whole_run(fast_dir: Path) -> None:
+    check_disk(fast_dir, range(0, 20, 13), range(0, 12, 7))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_disk_that_is_full_anywhere_and_gets_space_again_has_the_whole_run(
+    fast_dir: Path,
+) -> None:
+    check_disk(fast_dir, range(36), range(24))

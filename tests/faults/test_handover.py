@@ -1,0 +1,118 @@
+"""``hpctk run`` whose conduct is killed where one stage's table becomes the next stage's items."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.faults import tally
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).parents[2]
+
+CAMPAIGN = """
+name = "toy"
+seed = 3
+
+[[models]]
+name = "s"
+layers = 2
+size = 1000
+steps = [0, 1, 4]
+
+[metrics]
+workload = "hpc_toolkit.workloads.synthetic:Noop"
+
+[tasks]
+workload = "tests.faults.loud:score"
+names = ["a"]
+
+[search]
+policy = "ucb1"
+budget = 5
+pending = 2
+"""
+
+# Python imports this by itself as it starts: conduct alone, and only the first one, is cut.
+HOOK = """
+import mmap
+import os
+import sys
+from pathlib import Path
+
+if "conduct" in sys.orig_argv:
+    from tests.faults.cut import _SEEN, Cut
+
+    root, at, way = Path("runs/toy"), int(os.environ["TEST_CUT_AT"]), os.environ["TEST_CUT_WAY"]
+    try:
+        os.close(os.open("first", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        with open("seen", "w+b") as file:
+            file.truncate(_SEEN.size)
+            cut = Cut(root, at, way, mmap.mmap(file.fileno(), _SEEN.size))
+        cut.install()
+"""
+
+
+class Crew:
+    """Calls ``hpctk run`` below one directory after the other."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._number = 0
+        (home / "hook").mkdir()
+        (home / "hook/sitecustomize.py").write_text(HOOK)
+
+    def __call__(self, at: int, way: str) -> tuple[dict[str, Any], int]:
+        """The campaign's outcome, and how many changes its first conduct made."""
+        self._number += 1
+        place = self._home / f"{self._number}"
+        place.mkdir()
+        (place / "toy.toml").write_text(CAMPAIGN)
+        cut = {"TEST_CUT_AT": f"{at}", "TEST_CUT_WAY": way}
+        path = f"{self._home / 'hook'}:{REPOSITORY}"
+        ended = subprocess.run(
+            [sys.executable, "-m", "hpc_toolkit", "run", "toy.toml", "--workers", "1", "--json"],
+            cwd=place,
+            env={**os.environ, **cut, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), f"{way} at change {at}: {ended}"
+        count = int.from_bytes((place / "seen").read_bytes()[:8], sys.byteorder)
+        outcome: dict[str, Any] = json.loads(ended.stdout)
+        return outcome, count
+
+
+def check_handover(home: Path, points: Iterator[tuple[int, str]]) -> None:
+    crew = Crew(home)
+    calm, changes = crew(1 << 40, "kill before")
+    assert len(calm["sequence"]) == 5
+    tried = 0
+    for at, way in points:
+        if at > changes:
+            break
+        outcome, count = crew(at, way)
+        assert count == at, "it was not cut"
+        assert outcome == calm, f"{way} at change {at} of {changes}"
+        tried += 1
+    tally.count("run, its conduct", changes=changes, cuts=tried)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_campaign_whose_conduct_is_killed_anywhere_is_the_same(fast_dir: Path) -> None:
+    ways = ("kill before", "kill after")
+    check_handover(fast_dir, ((at, ways[at % 2]) for at in range(1, 1000)))

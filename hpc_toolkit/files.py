@@ -134,6 +134,19 @@ def publish_directory(staging: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
+def move_file(path: Path, to: Path) -> None:
+    """Give a file another name on the same filesystem; both changes are on disk when this returns.
+
+    Raises:
+        FileExistsError: the new name is taken.
+    """
+    if to.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to))
+    path.rename(to)
+    for directory in {to.parent, path.parent}:
+        sync_directory(directory)
+
+
 def read_fresh(path: Path) -> bytes:
     """Read a small file by a fresh ``open``, which NFS revalidates; b"" if it is not there."""
     try:

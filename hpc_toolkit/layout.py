@@ -102,6 +102,11 @@ class RunPaths:
         return self.root / "doctor.json"
 
     @property
+    def repaired(self) -> Path:
+        """What 'hpctk doctor --repair' took away; absent before."""
+        return self.root / "repaired"
+
+    @property
     def bandit(self) -> Path:
         return self.root / "bandit"
 

@@ -19,6 +19,7 @@ from hpc_toolkit.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpc_toolkit.doctor.repairs import Plan
     from hpc_toolkit.doctor.report import Report
 
 _WIDTH = 100
@@ -41,12 +42,21 @@ def doctor(
         str | None,
         typer.Option(metavar="OTHER_MOUNT", help="DIR through a second mount on this machine."),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Show what of a run can be mended, and ask.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="With --repair, do it without asking.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether a directory keeps what a run needs of it, and what is damaged in a run.
 
     Started by 'srun -N2 --ntasks-per-node=1', two nodes examine it together. What that proves of
     locks is kept in the run. Exits with 1 if anything is unsafe.
+
+    With --repair only the run's files are looked at. A repair deletes nothing, and no result can be
+    lost by it.
     """
     from hpc_toolkit.clock import SystemClock
     from hpc_toolkit.doctor.examine import examine
@@ -54,6 +64,12 @@ def doctor(
     from hpc_toolkit.doctor.otherside import Step, join_step
 
     root = _directory(directory)
+    if repair:
+        _repair(root, pair=pair, yes=yes, as_json=as_json)
+        return
+    if yes:
+        message = "--yes belongs to --repair"
+        raise ConfigError(message, hint="add --repair, or leave it out")
     other = _existing(Path(pair)) if pair is not None else None
     step = None if other is not None else Step.from_environ()
     # So that what was made is removed also when Slurm or a person ends it.
@@ -67,6 +83,57 @@ def doctor(
     else:
         print("\n".join(map(printable, report_lines(report))))
     sys.exit(1 if report.verdict is Verdict.UNSAFE else 0)
+
+
+def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
+    """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
+    from hpc_toolkit.doctor.mending import repair_run
+    from hpc_toolkit.doctor.planning import plan_repairs
+    from hpc_toolkit.layout import check_trust
+
+    if pair is not None:
+        message = "--pair belongs to an examination, and --repair makes none"
+        raise ConfigError(message, hint="leave one of them out")
+    plan = plan_repairs(root)
+    if not as_json:
+        print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
+    done = bool(plan.repairs) and (yes or (not as_json and _agreed()))
+    if done and (warning := check_trust(root)):
+        print(f"warning: {warning}", file=sys.stderr)
+    outcomes = list(repair_run(root, plan.repairs)) if done else []
+    if as_json:
+        repairs = [one.to_json() for one in plan.repairs]
+        told = [{"name": name, "outcome": outcome or "done"} for name, outcome in outcomes]
+        print(json.dumps({"run": str(root), "repairs": repairs, "left": plan.left, "done": told}))
+    elif done:
+        print("\n".join(map(printable, outcome_lines(outcomes))))
+    if any(outcome.startswith("failed") for _, outcome in outcomes):
+        sys.exit(1)
+
+
+def _agreed() -> bool:
+    """Whether a person at a terminal says so."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print("note: nothing was changed; --yes does it", file=sys.stderr)
+        return False
+    return typer.confirm("Do that?")
+
+
+def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
+    """What would be done, and what would not, as people read it."""
+    yield f"{root}: {'nothing to mend' if not plan.repairs else 'to mend'}"
+    for repair in plan.repairs:
+        yield from _wrapped("  ", [repair.words])
+        yield from _wrapped("      ", [repair.why])
+    for words in plan.left:
+        yield from _wrapped("  left: ", [words])
+
+
+def outcome_lines(outcomes: list[tuple[str, str]]) -> Iterator[str]:
+    """What was done, counted, and each file with which it was otherwise."""
+    count = sum(not outcome for _, outcome in outcomes)
+    yield f"done: {count} of {len(outcomes)}"
+    yield from (f"  {name}: {outcome}" for name, outcome in outcomes if outcome)
 
 
 def _end(number: int, _frame: object) -> NoReturn:
@@ -102,12 +169,18 @@ def report_lines(report: Report) -> Iterator[str]:
         if finding.verdict is not Verdict.FINE:
             words += [finding.means] if finding.means else []
             words += [f"do: {finding.mend}"] if finding.mend else []
-        for word in words:
-            yield from textwrap.wrap(
-                word,
-                max(_WIDTH, len(start) + 40),
-                initial_indent=start,
-                subsequent_indent=" " * len(start),
-                break_on_hyphens=False,
-            )
-            start = " " * len(start)
+        yield from _wrapped(start, words)
+
+
+def _wrapped(start: str, words: list[str]) -> Iterator[str]:
+    """Sentences below each other, the first one behind ``start``."""
+    indent = " " * len(start)
+    for word in words:
+        yield from textwrap.wrap(
+            word,
+            max(_WIDTH, len(start) + 40),
+            initial_indent=start,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+        start = indent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__, files
@@ -14,11 +15,13 @@ from hpc_toolkit.doctor.gpus import check_gpus
 from hpc_toolkit.doctor.mounts import check_mount, mount_of
 from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
 from hpc_toolkit.doctor.pair import LEAD, Pair
+from hpc_toolkit.doctor.planning import plan_repairs
 from hpc_toolkit.doctor.proof import believed, write_proof
 from hpc_toolkit.doctor.report import Report
 from hpc_toolkit.doctor.runcheck import check_run
 from hpc_toolkit.doctor.scheduler import check_slurm
 from hpc_toolkit.doctor.scripts import check_scripts
+from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.quantities import format_duration
 
@@ -86,6 +89,8 @@ def examine(
         except OSError as error:
             examination.of_run.append(_failed("doctor.json", error))
     examination.of_run += [_how_deaths_are_seen(paths), *check_run(directory)]
+    with suppress(HpcToolkitError):  # of a run.json that cannot be read, which was told
+        examination.of_run += plan_repairs(directory).findings()
     return examination.report()
 
 

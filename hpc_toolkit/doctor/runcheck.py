@@ -90,6 +90,8 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
     check = f"log ({log.paths.name})"
     means = "workers wait for it, and everything behind it does not exist for them"
     numbers = {int(name) for name in files.list_names(log.paths.log) if name.isdigit()}
+    # It is written behind an entry, and tells of those that somebody deleted.
+    numbers.add(log.hint())
     try:
         log.poll()
         named = [log.paths.entry(n).readlink().as_posix() for n in range(1, log.length + 1)]

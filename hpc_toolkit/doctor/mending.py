@@ -1,0 +1,94 @@
+"""Repairs, done one by one; each looks again whether it is still right."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.doctor.planning import LEFT_ALONE_S, head_is_wrong, present_workers, targets
+from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.queue.log import StageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.doctor.repairs import Repair
+
+_NOW = "somebody did it meanwhile"
+
+
+def repair_run(root: Path, repairs: Iterable[Repair]) -> Iterator[tuple[str, str]]:
+    """Do what was planned: (name, what came of it) of each file, "" where it is done.
+
+    What fails is told, and the rest is done all the same.
+    """
+    for repair in repairs:
+        for name, owner in zip(repair.names, repair.owners or repair.names, strict=True):
+            try:
+                yield name, _repair(RunPaths(root), repair, name, owner)
+            except OSError as error:
+                yield name, f"failed: {error.strerror or error}"
+
+
+def _repair(paths: RunPaths, repair: Repair, name: str, owner: str) -> str:
+    path = paths.root / name
+    if repair.kind == "directory":
+        try:
+            path.mkdir()
+        except FileExistsError:
+            return _NOW
+        files.sync_directory(path.parent)
+        return ""
+    if repair.kind == "claim":
+        found = files.create_name(path, owner)
+        return "" if found == owner else f"{found} has it meanwhile"
+    if repair.kind == "head":
+        return _write_head(paths, repair.stage)
+    if repair.kind == "back":
+        files.move_file(paths.repaired / name, path)
+        return ""
+    return _move_aside(paths, repair.stage, path)
+
+
+def _write_head(paths: RunPaths, stage: str) -> str:
+    log = StageLog(paths.stage(stage))
+    log.poll()
+    written = 0
+    # Whoever adds an entry meanwhile writes it too, and the later number must win.
+    while written != log.length:
+        written = log.length
+        log.paths.head.touch()
+        os.truncate(log.paths.head, 0)
+        files.write_in_place(log.paths.head, b"%019d\n" % written)
+        log.poll()
+    return "failed: it is damaged again" if head_is_wrong(log) else ""
+
+
+def _move_aside(paths: RunPaths, stage: str, path: Path) -> str:
+    """Take a file away that nobody reads; it comes back if an entry names it by then."""
+    to = paths.repaired / path.relative_to(paths.root)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    now_s = _time_of(to.parent)
+    present = present_workers(paths, now_s)
+    if present:
+        return f"left: {present[0]} may be alive"
+    if now_s - path.stat().st_mtime < LEFT_ALONE_S:
+        return "left: changed within the last hour"
+    files.move_file(path, to)
+    named = targets(paths.stage(stage)) if stage else set()
+    if f"{path.parent.name}/{path.name}" in named:
+        files.move_file(to, path)
+        return "left: an entry names it now"
+    return ""
+
+
+def _time_of(directory: Path) -> float:
+    """The time that the filesystem gives to a file now: those of two hosts are never compared."""
+    made = directory / f".now-{os.urandom(4).hex()}"
+    made.touch()
+    try:
+        return made.stat().st_mtime
+    finally:
+        made.unlink()

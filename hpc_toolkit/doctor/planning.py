@@ -1,0 +1,285 @@
+"""Looks for what of a run's damage can be mended, and what cannot. Writes nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.doctor.repairs import Plan, Repair
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.journal import JournalReader, Line
+from hpc_toolkit.layout import RunPaths, read_manifest
+from hpc_toolkit.queue.claims import claim_name
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import FINISHED, read_presence
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.ranks import boot_id, host_name, process_ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.doctor.repairs import Kind
+    from hpc_toolkit.layout import Manifest, StagePaths
+
+LEFT_ALONE_S = 3600.0
+"""A file that somebody changed within this time may still be in use."""
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
+_HEAD = re.compile(rb"[0-9]{19}\n(?:[0-9]{19} [0-9a-f]{8}\n)?")
+_PAYLOADS = ("items", "retries", "results")
+_BEING_WRITTEN_S = 0.2
+
+_WHY_DIRECTORY = {
+    "claims": "no worker can claim without it; the claims that it held are gone, and a unit that "
+    "was begun without a line in a journal is begun once more",
+    "journals": "no worker can start without it; results that no table holds are gone with it",
+    "workers": "no worker can start without it; workers that it knew count as silent",
+    "control": "nobody can be asked to drain without it; what was asked for is forgotten",
+}
+_WHY_ANY = "it is written to, and was empty or is not read"
+_WHY_CLAIMS = "journals have lines of them; without them a generation would have a second owner"
+_WHY_HEAD = "idle workers look there for new items; the log says how many entries there are"
+_WHY_TEMPORARY = "a process died while it replaced a file; nobody reads them"
+_WHY_PAYLOADS = "a process died before it added them to the log; they do not exist"
+_WHY_BACK = "an entry of the log names them after all, and everybody waits for them"
+
+
+def plan_repairs(root: Path) -> Plan:
+    """Look for what can be mended in a run; it may be alive.
+
+    Raises:
+        RunError: ``root`` is no run, or its run.json cannot be read.
+    """
+    return _Planning(RunPaths(root), read_manifest(root)).plan()
+
+
+class _Planning:
+    def __init__(self, paths: RunPaths, manifest: Manifest) -> None:
+        self._paths = paths
+        self._manifest = manifest
+        self._repairs: list[Repair] = []
+        self._left: list[str] = []
+        self._logs = {spec.name: self._read_log(spec.name) for spec in manifest.stages}
+        self._present = present_workers(paths, time.time())
+
+    def plan(self) -> Plan:
+        self._plan_directories()
+        owners = self._owners()
+        for name, log in self._logs.items():
+            if log is not None:
+                self._plan_claims(log, owners[name])
+                self._plan_head(log)
+        self._plan_temporaries()
+        self._plan_payloads()
+        return Plan(tuple(self._repairs), tuple(self._left))
+
+    def _read_log(self, name: str) -> StageLog | None:
+        """A stage's log, if it can be read to its end; without it nothing else is mended there."""
+        stage = self._paths.stage(name)
+        log = StageLog(stage)
+        gone = self._gone_aside(stage)
+        if gone:
+            self._add("back", gone, _WHY_BACK, stage=name)
+            return None
+        try:
+            # Before the log: what is added meanwhile is not missing.
+            known = [int(one) for one in files.list_names(stage.log) if one.isdigit()]
+            known.append(log.hint())
+            log.poll()
+        except (HpcToolkitError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            self._left.append(f"entry {log.length + 1} of {name} cannot be read: {error}")
+            return None
+        if max(known) > log.length or not stage.log.is_dir():
+            what = f"entry {log.length + 1}, or what it names," if log.length else "every entry"
+            self._left.append(f"the log of {name}: {what} is gone; restore it from a backup")
+            return None
+        return log
+
+    def _gone_aside(self, stage: StagePaths) -> list[str]:
+        """Payloads that an entry names, and that an earlier repair took away."""
+        missing = [stage.root / one for one in targets(stage) if not (stage.root / one).exists()]
+        names = [self._below(path) for path in sorted(missing)]
+        return [name for name in names if (self._paths.repaired / name).exists()]
+
+    def _plan_directories(self) -> None:
+        paths = self._paths
+        wanted = dict.fromkeys(run_directories(paths), "")
+        for name, log in self._logs.items():
+            stage = paths.stage(name)
+            wanted[stage.claims] = name
+            # Where entries name payloads that are gone, an empty directory would mend nothing.
+            named = (
+                set() if log is None else {target.partition("/")[0] for target in targets(stage)}
+            )
+            if log is not None:
+                kinds = [kind for kind in _PAYLOADS if kind not in named]
+                wanted |= {stage.root / kind: name for kind in kinds}
+        for path, name in wanted.items():
+            if not path.is_dir():
+                why = _WHY_DIRECTORY.get(path.name, _WHY_ANY)
+                self._add("directory", [self._below(path)], why, stage=name)
+
+    def _owners(self) -> dict[str, dict[tuple[str, int], str]]:
+        """Stage -> (unit, generation) -> the worker that journals tell of."""
+        found: dict[str, dict[tuple[str, int], str]] = defaultdict(dict)
+        for name in sorted(files.list_names(self._paths.journals)):
+            if not name.endswith(".jsonl"):
+                continue
+            try:
+                for stage, unit, generation, worker in _passes(self._paths.journals / name):
+                    # Of two owners the one whose results count (rule R11).
+                    known = found[stage].setdefault((unit, generation), worker)
+                    found[stage][unit, generation] = min(known, worker)
+            except OSError as error:
+                self._left.append(f"journals/{name} cannot be read: {error.strerror}")
+        return found
+
+    def _plan_claims(self, log: StageLog, owners: dict[tuple[str, int], str]) -> None:
+        units = {unit.name for segment in log.segments.values() for unit in segment.units}
+        there = set(files.list_names(log.paths.claims))
+        missing = {
+            claim_name(unit, generation): owner
+            for (unit, generation), owner in sorted(owners.items())
+            if unit in units and generation > 0 and claim_name(unit, generation) not in there
+        }
+        # A listing may be a minute old.
+        missing = {
+            name: owner
+            for name, owner in missing.items()
+            if not (log.paths.claims / name).is_symlink()
+        }
+        names = [self._below(log.paths.claims / name) for name in missing]
+        self._add("claim", names, _WHY_CLAIMS, stage=log.paths.name, owners=tuple(missing.values()))
+
+    def _plan_head(self, log: StageLog) -> None:
+        if log.length and head_is_wrong(log):
+            self._add("head", [self._below(log.paths.head)], _WHY_HEAD, stage=log.paths.name)
+
+    def _plan_temporaries(self) -> None:
+        found = [
+            directory / name
+            for directory in (self._paths.root, self._paths.bandit, self._paths.jobs)
+            for name in sorted(files.list_names(directory))
+            if TEMPORARY.fullmatch(name)
+        ]
+        self._plan_aside(found, _WHY_TEMPORARY, "temporary files")
+
+    def _plan_payloads(self) -> None:
+        for name, log in self._logs.items():
+            if log is None:
+                continue
+            named = targets(log.paths)
+            found = [
+                log.paths.root / kind / payload
+                for kind in _PAYLOADS
+                for payload in sorted(files.list_names(log.paths.root / kind))
+                if f"{kind}/{payload}" not in named
+            ]
+            if found and not _is_complete(self._paths, self._manifest, name):
+                self._left.append(f"{len(found)} payloads without an entry: {name} is incomplete")
+            else:
+                self._plan_aside(found, _WHY_PAYLOADS, "payloads without an entry", stage=name)
+
+    def _plan_aside(self, found: list[Path], why: str, what: str, *, stage: str = "") -> None:
+        if found and self._present:
+            who = ", ".join(self._present[:3])
+            self._left.append(f"{len(found)} {what}: workers may be alive: {who}")
+            return
+        old = [path for path in found if _is_old(path, time.time())]
+        if len(old) < len(found):
+            young = [path for path in found if path not in old]
+            self._left.append(f"{len(young)} {what}: changed within the last hour")
+        self._add("aside", [self._below(path) for path in old], why, stage=stage)
+
+    def _add(
+        self,
+        kind: Kind,
+        names: list[str],
+        why: str,
+        *,
+        stage: str = "",
+        owners: tuple[str, ...] = (),
+    ) -> None:
+        if names:
+            one = Repair(kind=kind, names=tuple(names), why=why, stage=stage, owners=owners)
+            self._repairs.append(one)
+
+    def _below(self, path: Path) -> str:
+        return str(path.relative_to(self._paths.root))
+
+
+def run_directories(paths: RunPaths) -> list[Path]:
+    """Directories of a run that every command expects."""
+    return [paths.workers, paths.journals, paths.logs, paths.control, paths.bandit]
+
+
+def targets(stage: StagePaths) -> set[str]:
+    """What the entries of a stage's log name."""
+    paths = (stage.log / name for name in files.list_names(stage.log))
+    return {files.read_name(path) for path in paths if path.is_symlink()}
+
+
+def head_is_wrong(log: StageLog) -> bool:
+    """Whether ``head`` is missing, damaged, or tells of another number of entries."""
+    for pause_s in (_BEING_WRITTEN_S, 0.0):
+        data = files.read_fresh(log.paths.head)
+        log.poll()
+        if _HEAD.fullmatch(data) and int(data[:19]) == log.length:
+            return False
+        # It may be in the middle of a write, or about to be written.
+        time.sleep(pause_s)
+    return True
+
+
+def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
+    """(stage, unit, generation, worker) of what a journal tells of claims."""
+    owner = journal.name.removesuffix(".jsonl")
+    seen = set()
+    for found in JournalReader(journal).poll():
+        record = found.record if isinstance(found, Line) else found.release
+        stage, _, unit = str(record.get("unit", "")).rpartition("/")
+        generation = record.get("generation")
+        worker = record.get("worker") if record.get("type") == "death" else owner
+        if not isinstance(generation, int) or not isinstance(worker, str) or not worker:
+            continue
+        if (unit, generation, worker) not in seen:
+            seen.add((unit, generation, worker))
+            yield stage, unit, generation, worker
+
+
+def present_workers(paths: RunPaths, now_s: float) -> list[str]:
+    """Workers that may be alive: neither left, nor known to be gone, nor silent for an hour before
+    ``now_s``, a time of the filesystem's."""
+    place = (host_name(), boot_id())
+    found = []
+    for name in sorted(files.list_names(paths.workers)):
+        if not name.endswith(".json"):
+            continue
+        one = read_presence(paths.workers / name)
+        gone = one is not None and (
+            one.state == FINISHED
+            or ((one.host, one.boot) == place and process_ticks(one.pid) != one.ticks)
+        )
+        if not gone and not _is_old(paths.workers / name, now_s):
+            found.append(name.removesuffix(".json"))
+    return found
+
+
+def _is_complete(paths: RunPaths, manifest: Manifest, stage: str) -> bool:
+    view = RunView(paths, manifest)
+    try:
+        view.poll_claims()
+        view.poll()
+    except (HpcToolkitError, OSError, ValueError, KeyError, TypeError):
+        return False
+    return view.stages[stage].complete
+
+
+def _is_old(path: Path, now_s: float) -> bool:
+    try:
+        return now_s - path.stat().st_mtime > LEFT_ALONE_S
+    except OSError:
+        return False

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
-from hpc_toolkit.journal import decode_line, read_lines
+from hpc_toolkit.journal import decode_line, read_pass
 from hpc_toolkit.queue.state import ItemState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpc_toolkit.journal import Pass
     from hpc_toolkit.layout import RunPaths
     from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.state import History, Ref, UnitState
     from hpc_toolkit.queue.view import RunView, StageView
+
+# Made once: ``json.dumps`` with options makes one for each row.
+_encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 Row = dict[str, Any]
 Place = tuple[int, int]
@@ -71,7 +75,9 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
         if not stage.complete or view.unreadable or stage.log.hidden:
             return Table(_strip(stage, found), published=False)
         try:
-            stage.log.add_table(_encode(stage, found))
+            # Ours stands: to read it back would take as long again, and twice the memory.
+            if stage.log.add_table(_encode(stage, found)):
+                return Table(_strip(stage, found), published=True)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
@@ -131,10 +137,11 @@ def unit_rows(view: RunView, stage: StageView, entry: int) -> Iterator[tuple[int
 def _unit_rows(
     reader: _LineReader, stage: StageView, segment: Segment, state: UnitState
 ) -> Iterator[tuple[int, Row]]:
-    items = [json.loads(line) for line in segment.lines(state.unit)]
+    # One array, because to parse many short texts one by one takes longer and shares no key.
+    items = json.loads(b"[%s]" % b",".join(segment.lines(state.unit)))
     if state.clean is not None:
         worker, found = state.clean
-        for line in reader.span(worker, found.start, found.end):
+        for line in reader.whole(worker, found):
             position = line["item"]
             yield position, _done_row(items[position - state.unit.first], line, worker, 1)
         return
@@ -189,8 +196,8 @@ class _LineReader:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
 
-    def span(self, worker: str, start: int, end: int) -> Iterator[dict[str, Any]]:
-        return (line.record for line in read_lines(self._paths.journal(worker), start, end))
+    def whole(self, worker: str, found: Pass) -> list[dict[str, Any]]:
+        return read_pass(self._paths.journal(worker), found)
 
     def one(self, ref: Ref) -> dict[str, Any]:
         fd = os.open(self._paths.journal(ref.worker), os.O_RDONLY)
@@ -213,7 +220,7 @@ def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
     yield json.dumps(header).encode() + b"\n"
     for place, row in rows.items():
         record = {"at": place, **row}
-        yield json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        yield _encode_row(record).encode() + b"\n"
 
 
 def _read_table(stage: StageView) -> dict[Place, Row]:

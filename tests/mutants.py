@@ -120,9 +120,8 @@ MUTANTS = (
         "I2",
         "a gather that lost the race answers with what it had",
         "gather.py",
-        "            stage.log.add_table(_encode(stage, found))\n",
-        "            stage.log.add_table(_encode(stage, found))\n"
-        "            return Table(_strip(stage, found), published=True)\n",
+        "            if stage.log.add_table(_encode(stage, found)):",
+        "            if stage.log.add_table(_encode(stage, found)) or True:",
         ("test_gather.py",),
     ),
     Mutant(

@@ -27,3 +27,22 @@ def test_the_benchmark_measures_ours_and_others_in_one_table(tmp_path: Path) -> 
         assert [cell.strip() for cell in row[5:7]] == ["0", "0"]
     assert "60 no-op items, 2 workers" in ended.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_benchmark_of_sizes_compares_lists_and_storms_through_the_longest(
+    tmp_path: Path,
+) -> None:
+    argv = [sys.executable, "benchmarks/sizes.py", "--sizes", "30", "600", "--workers", "2"]
+
+    ended = subprocess.run(
+        [*argv, "--dir", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    rows = [line.split("|") for line in ended.stdout.splitlines() if line.startswith("| ")]
+    assert [row[1].strip() for row in rows[2:]] == ["30", "600"]
+    assert "600 items and " in ended.stdout
+    assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,7 @@ from hpc_toolkit.journal import (
     decode_line,
     encode_line,
     read_lines,
+    read_pass,
 )
 from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun
@@ -284,6 +285,22 @@ def test_a_whole_pass_is_known_by_its_sum_and_expands_to_its_lines(toy: ToyRun) 
         2,
         3,
     ]
+
+
+def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: ToyRun) -> None:
+    worker = toy.worker("w")
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    path = toy.paths.journal("w")
+    (found,) = JournalReader(path).poll()
+    assert isinstance(found, Pass)
+    lines = [line.record for line in read_lines(path, found.start, found.end)]
+
+    assert len(lines) == 4
+    assert read_pass(path, found) == lines
+    data = bytearray(path.read_bytes())
+    data[found.start + 3] ^= 1
+    path.write_bytes(data)
+    assert read_pass(path, found) == lines[1:]
 
 
 def test_a_value_that_looks_like_a_release_is_no_release(toy: ToyRun) -> None:

@@ -1,0 +1,162 @@
+"""Does an item cost more in a longer list? And what a long list is after a storm of kills.
+
+    python benchmarks/sizes.py [--sizes 1000 10000 100000 1000000] [--workers 8] [--write]
+
+Lists of no-ops, each made, worked on, counted and gathered; an item's cost is the processor time of
+all processes of ``hpctk work``, their start included. The longest list once more: its workers and
+executors are killed one by one by SIGKILL, every quarter of a second, and in the end all at once.
+``status`` is timed at that moment and must count what ``gather --partial`` gives; other workers
+then finish the list, and each item must be there once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from resultsfile import facts, table, write_section
+from throughput import HPCTK, NOOP
+
+_EVERY_S = 0.25
+_KILLS = 12
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started and that run."""
+    with suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def measured(argv: list[str], stdin: bytes = b"") -> tuple[float, float, float, bytes]:
+    """Seconds, processor seconds, MiB of a command at its largest, and what it prints."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
+        given.write(stdin)
+        given.seek(0)
+        began = time.perf_counter()
+        process = subprocess.Popen(argv, stdin=given, stdout=printed)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, argv
+        printed.seek(0)
+        cpu_s = usage.ru_utime + usage.ru_stime
+        return seconds, cpu_s, usage.ru_maxrss / 1024, printed.read()
+
+
+def counts(root: Path) -> tuple[float, dict[str, int]]:
+    """Seconds that ``status --json`` takes, and what it counts."""
+    seconds, _, _, out = measured([*HPCTK, "status", str(root), "--json"])
+    found: dict[str, int] = json.loads(out)["stages"]["items"]
+    return seconds, found
+
+
+def storm(root: Path, workers: int) -> int:
+    """Work on a list and be killed again and again, in the end by all at once; how many kills."""
+    pool = subprocess.Popen([*HPCTK, "work", str(root), "--workers", str(workers)])
+    chance, kills = random.Random(1), 0
+    journals = root / "journals"
+    while pool.poll() is None and not any(path.stat().st_size for path in journals.iterdir()):
+        time.sleep(0.01)
+    while kills < _KILLS and pool.poll() is None:
+        living = [pid for one in children(pool.pid) for pid in (one, *children(one))]
+        if living:
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(living), signal.SIGKILL)
+                kills += 1
+        time.sleep(_EVERY_S)
+    last = children(pool.pid)
+    pool.kill()
+    for pid in last:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    pool.wait()
+    return kills + len(last)
+
+
+def make(root: Path, items: int) -> float:
+    """Seconds that ``init`` takes."""
+    lines = "".join(json.dumps({"id": i, "pad": "x" * 75}) + "\n" for i in range(items)).encode()
+    argv = [*HPCTK, "init", str(root), "--items", "-", "--workload", NOOP]
+    return measured(argv, lines)[0]
+
+
+def work(root: Path, workers: int) -> tuple[float, float]:
+    """Seconds and processor seconds until the list is done."""
+    return measured([*HPCTK, "work", str(root), "--workers", str(workers)])[:2]
+
+
+def gathered(root: Path, *options: str) -> tuple[Counter[str], float, float]:
+    """Rows by their state, seconds, and MiB of ``gather``."""
+    rows = root.with_suffix(".jsonl")
+    seconds, _, mib, _ = measured([*HPCTK, "gather", str(root), *options, "-o", str(rows)])
+    with rows.open("rb") as file:
+        found = [json.loads(line) for line in file]
+    assert len({row["item"]["id"] for row in found}) == len(found)
+    return Counter(row["state"] for row in found), seconds, mib
+
+
+def undisturbed(base: Path, items: int, workers: int) -> list[str]:
+    """A list from its making to its rows; a line of the table."""
+    root = base / f"run-{items}"
+    init_s = make(root, items)
+    work_s, cpu_s = work(root, workers)
+    status_s, told = counts(root)
+    rows, gather_s, mib = gathered(root)
+    assert rows["done"] == told["done"] == items
+    inodes = sum(len(names) + len(files) for _, names, files in os.walk(root))
+    figures = (init_s, work_s, status_s, gather_s)
+    cells = [f"{items:,}", *(f"{seconds:.2f} s" for seconds in figures)]
+    return [*cells, f"{1e6 * cpu_s / items:.0f} us", f"{mib:.0f} MiB", f"{inodes:,}"]
+
+
+def stormy(base: Path, items: int, workers: int) -> str:
+    """What became of a list whose workers were killed, in words."""
+    root = base / "storm"
+    make(root, items)
+    kills = storm(root, workers)
+    status_s, told = counts(root)
+    rows, _, _ = gathered(root, "--partial")
+    assert (rows["done"], rows["failed"]) == (told["done"], told["failed"]), (rows, told)
+    work_s, _ = work(root, workers)
+    assert gathered(root)[0] == {"done": items}
+    return (
+        f"{items:,} items and {kills} kills: `status --json` {status_s:.2f} s at once after the "
+        f"last, {told['done']:,} done in it and in the rows; the rest took {work_s:.1f} s, and "
+        "every item is there once."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--dir", help="where the runs are made")
+    parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = parser.parse_args()
+    base = Path(tempfile.mkdtemp(dir=options.dir))
+    try:
+        rows = [undisturbed(base, items, options.workers) for items in options.sizes]
+        words = stormy(base, max(options.sizes), options.workers)
+        head = ["items", "init", "work", "status", "gather"]
+        head += ["processor time an item", "memory of gather", "inodes"]
+        lines = [facts(base), "", *table(head, rows), "", words]
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    if options.write:
+        write_section("Sizes", lines)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -28,8 +28,10 @@ from hypothesis.stateful import (
 
 from hpc_toolkit.gather import NotCompleteError, gather
 from hpc_toolkit.queue.claims import claim_name
+from hpc_toolkit.queue.control import ControlReader, ask_to_drain
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment, Picker
+from hpc_toolkit.queue.state import MAX_DEATHS, is_killer
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.status import read_status
 from tests.manualclock import ManualClock
@@ -46,6 +48,7 @@ MAX_ATTEMPTS = 2
 UNIT = 2
 RANK = {"pending": 0, "failed": 1, "done": 2}
 WHO = st.integers(0, 3)
+SO_FAR = ["begun", "frozen", "sealed", "swept", "published", "retried", "killed"]
 KINDS = st.sampled_from(["done", "done", "failed", "permanent"])
 
 WORK: dict[str, Any] = {
@@ -99,6 +102,7 @@ class Actor:
         self.view = StaleView(toy.paths, toy.run.manifest)
         self.believed_dead: set[str] = set()
         self._finished = finished
+        self.control = ControlReader(toy.paths)
         self.picker = Picker(self.view, self, ManualClock(), name)  # type: ignore[arg-type]
         self.alive = True
         self.assignment: Assignment | None = None
@@ -133,6 +137,10 @@ class Protocol(RuleBasedStateMachine):
         """Those who lost the reply to a claim."""
         self.told: dict[Place, list[Told]] = {}
         self.owners: dict[tuple[str, int], str] = {}
+        self.deaths: dict[tuple[str, int], list[int]] = {}
+        """Suspects that were named, by unit and generation."""
+        self.drained: set[str] = set()
+        """Those who were asked to leave."""
         self.tables: dict[int, dict[Place, Row]] = {}
         self.before: tuple[int, dict[int, dict[Place, Row]], dict[Place, str]] = (0, {}, {})
         self.items = 0
@@ -140,7 +148,7 @@ class Protocol(RuleBasedStateMachine):
     @initialize(
         count=st.integers(2, 4),
         kinds=st.lists(KINDS, min_size=1, max_size=3),
-        so_far=st.sampled_from(["begun", "frozen", "sealed", "swept", "published", "retried"]),
+        so_far=st.sampled_from(SO_FAR),
     )
     def begin(self, count: int, kinds: list[str], so_far: str) -> None:
         """Chance alone seldom comes as far as a table beside a worker that is frozen."""
@@ -151,10 +159,18 @@ class Protocol(RuleBasedStateMachine):
         self.start()
         if so_far not in ("begun", "frozen"):
             self.seal()
+        if so_far == "killed":
+            self._kill_executors(self.actors[1])
         if so_far in ("swept", "published", "retried"):
             self.sweep(kinds, count * MAX_ATTEMPTS)
         if so_far in ("published", "retried"):
             self.ask(set(), so_far == "retried")
+
+    def _kill_executors(self, actor: Actor) -> None:
+        """Five executors die of one item, or each of another one, as its unit is large or small."""
+        self._begin(actor, actor.picker.fresh(("", None)))
+        while actor.assignment is not None and actor.todo and len(self.deaths) < 2 * MAX_DEATHS:
+            self._end(actor, "executor dies")
 
     def _add(self, count: int) -> None:
         entry = self.toy.log().length + 1
@@ -198,6 +214,25 @@ class Protocol(RuleBasedStateMachine):
     def seal(self) -> None:
         self.toy.reopen().seal()
 
+    @rule(who=st.sets(WHO, min_size=1, max_size=2))
+    @precondition(lambda self: sum(actor.alive for actor in self.actors) > 1)
+    def drain(self, who: set[int]) -> None:
+        """A request names some of those who are there, and is never withdrawn (R16)."""
+        names = {self.actors[number % len(self.actors)].name for number in who}
+        ask_to_drain(self.toy.paths, sorted(names))
+        self.drained |= names
+
+    def _heeds_a_drain(self, actor: Actor) -> bool:
+        """Whoever is named leaves, and nobody else."""
+        asked = any(actor.name in one.workers for one in actor.control.poll()[0])
+        assert asked == (actor.name in self.drained)
+        if asked:
+            if actor.assignment is not None:
+                actor.hands.release()
+                actor.assignment = None
+            self._finish(actor)
+        return asked
+
     @rule(**WORK)
     @precondition(lambda self: any(actor.alive for actor in self.actors))
     def work_on(self, **how: Any) -> None:
@@ -224,6 +259,8 @@ class Protocol(RuleBasedStateMachine):
         """
         actor = self._pick(who, (actor for actor in self.actors if actor.alive))
         assert actor is not None
+        if self._heeds_a_drain(actor):
+            return
         if actor.assignment is None:
             if certain:
                 self._hold_all_others_for_dead(actor)
@@ -247,7 +284,7 @@ class Protocol(RuleBasedStateMachine):
             actor.hands.release()
             actor.assignment = None
         elif how == "executor dies" and actor.todo:
-            actor.hands.death(actor.todo[0])
+            self._write_death(actor, found, actor.name, found.generation)
             actor.hands.release()
             actor.assignment = None
             self._begin(actor, actor.picker.again(found))
@@ -276,9 +313,28 @@ class Protocol(RuleBasedStateMachine):
         assert found.generation == 1 or (found.unit.name, found.generation - 1) in self.owners
         actor.assignment = found
         actor.hands.begin(*key)
-        actor.todo = found.stage.state.running_order(found.unit.name)
+        state = found.stage.state
+        actor.todo = state.running_order(found.unit.name)
         if found.died is not None and actor.todo:
-            actor.hands.death(actor.todo[0], generation=found.generation - 1, worker=found.died[0])
+            self._write_death(actor, found, found.died[0], found.generation - 1)
+            actor.view.poll_journal(actor.name)
+            actor.todo = state.running_order(found.unit.name)
+        for item, deaths in state.suspects(found.unit.name).items():
+            if item in actor.todo and is_killer(deaths):
+                named = [self.deaths[key] for key in self.deaths if key[0] == found.unit.name]
+                assert sum(item in suspects for suspects in named) >= MAX_DEATHS
+                self._write(actor, item, "permanent")
+                actor.todo.remove(item)
+
+    def _write_death(self, actor: Actor, found: Assignment, worker: str, generation: int) -> None:
+        """Its own executor's, or that of the owner before."""
+        item, *others = actor.todo
+        suspects = found.stage.state.suspects(found.unit.name)
+        alone = not others or all(one in suspects for one in actor.todo)
+        own = generation == found.generation
+        which = {} if own else {"generation": generation}
+        actor.hands.death(item, worker=worker, host=worker, alone=alone, **which)
+        self.deaths.setdefault((found.unit.name, generation), []).append(item)
 
     def _lose_the_reply_to_a_claim(self, who: int, first: int) -> None:
         """The claim is made, and its maker does not know."""
@@ -303,8 +359,10 @@ class Protocol(RuleBasedStateMachine):
 
     def _leave(self, who: int) -> None:
         actor = self._pick(who, self._idle())
-        if actor is None:
-            return
+        if actor is not None:
+            self._finish(actor)
+
+    def _finish(self, actor: Actor) -> None:
         actor.alive = False
         actor.hands.finish()
         self.finished.add(actor.name)
@@ -393,7 +451,10 @@ class Protocol(RuleBasedStateMachine):
         assert rows_without_publishing(self.toy.view()) == rows
 
     def _agree_on_counts(self, view: RunView, wanted: dict[Place, Expected]) -> None:
-        counts = read_status(view, ManualClock(), given="r").stages["items"]
+        status = read_status(view, ManualClock(), given="r")
+        counts = status.stages["items"]
+        # Lines of one generation count once (R15).
+        assert status.deaths == len(self.deaths)
         states = [one.state for one in wanted.values()]
         assert counts.total == len(states)
         assert counts.done == states.count("done")

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Made once: ``json.dumps`` with options makes one for each row.
 _encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+_AT_ONCE = 256
+"""Rows that are parsed together; they share their keys."""
 
 Row = dict[str, Any]
 Place = tuple[int, int]
@@ -229,10 +233,10 @@ def _read_table(stage: StageView) -> dict[Place, Row]:
     path = stage.paths.root / stage.log.table[1]
     with path.open("rb") as file:
         wanted = json.loads(next(file))["rows"]
-        for line in file:
-            row = json.loads(line)
-            entry, position = row.pop("at")
-            rows[entry, position] = row
+        while lines := list(islice(file, _AT_ONCE)):
+            for row in json.loads(b"[%s]" % b",".join(lines)):
+                entry, position = row.pop("at")
+                rows[entry, position] = row
     if len(rows) != wanted:
         message = f"{path} shows {len(rows)} of its {wanted} rows"
         hint = "try again in a minute; if they stay away, restore it from a backup"

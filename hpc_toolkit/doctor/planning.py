@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.doctor.repairs import Kind
     from hpc_toolkit.layout import Manifest, StagePaths
+    from hpc_toolkit.queue.presence import Presence
 
 LEFT_ALONE_S = 3600.0
 """A file that somebody changed within this time may still be in use."""
@@ -110,13 +111,8 @@ class _Planning:
         for name, log in self._logs.items():
             stage = paths.stage(name)
             wanted[stage.claims] = name
-            # Where entries name payloads that are gone, an empty directory would mend nothing.
-            named = (
-                set() if log is None else {target.partition("/")[0] for target in targets(stage)}
-            )
-            if log is not None:
-                kinds = [kind for kind in _PAYLOADS if kind not in named]
-                wanted |= {stage.root / kind: name for kind in kinds}
+            if log is not None:  # so that whatever its entries name is there
+                wanted |= {stage.root / kind: name for kind in _PAYLOADS}
         for path, name in wanted.items():
             if not path.is_dir():
                 why = _WHY_DIRECTORY.get(path.name, _WHY_ANY)
@@ -260,12 +256,17 @@ def present_workers(paths: RunPaths, now_s: float) -> list[str]:
             continue
         one = read_presence(paths.workers / name)
         gone = one is not None and (
-            one.state == FINISHED
-            or ((one.host, one.boot) == place and process_ticks(one.pid) != one.ticks)
+            one.state == FINISHED or ((one.host, one.boot) == place and _has_ended(one))
         )
         if not gone and not _is_old(paths.workers / name, now_s):
             found.append(name.removesuffix(".json"))
     return found
+
+
+def _has_ended(presence: Presence) -> bool:
+    """Whether a worker of this host has no process any more; an id may be another's by now."""
+    ticks = process_ticks(presence.pid)
+    return ticks == 0 or presence.ticks not in {0, ticks}
 
 
 def _is_complete(paths: RunPaths, manifest: Manifest, stage: str) -> bool:

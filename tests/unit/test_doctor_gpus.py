@@ -311,6 +311,13 @@ def test_each_side_has_its_own_ranks_of_one_world(pair: Pair) -> None:
     assert mine["address"] == theirs["address"] == os.uname().nodename
 
 
+def test_ranks_of_one_node_meet_without_its_name(pair: Pair) -> None:
+    (answer,) = gpus.sum_over(pair, (1, 0))
+
+    assert answer["asked"]["address"] == "127.0.0.1"
+    assert answer["asked"]["world"] == 1
+
+
 def test_a_side_without_gpus_leaves_nothing_to_sum(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from hpc_toolkit.doctor.mending import repair_run
 from hpc_toolkit.doctor.planning import plan_repairs
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyRun, tree
 
@@ -142,6 +144,19 @@ def test_a_claim_without_a_line_cannot_be_made_again_and_that_is_said(toy: ToyRu
     assert f"{toy.unit_name(8)}.1.lock" not in os.listdir(toy.stage_paths.claims)
 
 
+def test_a_death_that_another_worker_wrote_tells_of_a_claim_without_a_line(toy: ToyRun) -> None:
+    toy.worker("w5").claim(toy.unit_name(8))
+    other = toy.worker("w6")
+    other.begin(toy.unit_name(8), 2)
+    other.death(8, generation=1, worker="w5")
+    claim = toy.stage_paths.claims / f"{toy.unit_name(8)}.1.lock"
+    claim.unlink()
+
+    repaired(toy)
+
+    assert os.readlink(claim) == "w5"
+
+
 def test_of_two_owners_the_one_whose_results_count_gets_the_claim(toy: ToyRun) -> None:
     """A generation that was claimed again after its name was deleted."""
     claim = toy.stage_paths.claims / f"{toy.unit_name(0)}.1.lock"
@@ -232,14 +247,27 @@ def test_a_directory_whose_files_the_log_names_is_not_made_empty(toy: ToyRun) ->
     assert "entry 3, or what it names, is gone" in plan.left[0]
 
 
-def test_a_log_that_is_gone_is_never_begun_anew(toy: ToyRun) -> None:
+@pytest.mark.parametrize("head", [True, False])
+def test_a_log_that_is_gone_is_never_begun_anew(toy: ToyRun, head: bool) -> None:
     """The journals name items by their place in it: those of a new one would be others."""
     shutil.rmtree(toy.stage_paths.log)
+    if not head:
+        toy.stage_paths.head.unlink()
 
     plan = plan_repairs(toy.root)
 
     assert plan.repairs == ()
     assert plan.left == ("the log of items: every entry is gone; restore it from a backup",)
+
+
+def test_a_claim_that_an_old_listing_lacks_is_not_missing(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = files.list_names
+    claims = toy.stage_paths.claims
+    monkeypatch.setattr(files, "list_names", lambda path: [] if path == claims else listed(path))
+
+    assert planned(toy) == {}
 
 
 def left_over(toy: ToyRun) -> list[Path]:
@@ -286,6 +314,25 @@ def test_nothing_is_taken_away_while_a_worker_may_be_alive(toy: ToyRun, alive: s
 
     assert plan.repairs == ()
     assert [words.partition(": ")[2] for words in plan.left] == ["workers may be alive: w1"] * 2
+
+
+def test_workers_that_left_or_whose_process_is_gone_are_not_alive(toy: ToyRun) -> None:
+    complete(toy)
+    left_over(toy)
+    toy.worker("w5").finish()
+    toy.worker("w6", host=host_name(), boot=boot_id(), pid=2**22, ticks=17)
+
+    assert planning.present_workers(toy.paths, time.time()) == []
+    assert planned(toy).keys() == {"aside"}
+
+
+def test_a_worker_of_this_host_whose_process_runs_is_alive(toy: ToyRun) -> None:
+    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
+    toy.worker("w6", **here, ticks=process_ticks(os.getpid()))
+    toy.worker("w7", **here, ticks=0)
+    toy.worker("w8", **here, ticks=process_ticks(os.getpid()) + 1)
+
+    assert planning.present_workers(toy.paths, time.time()) == ["w6", "w7"]
 
 
 def test_what_changed_within_the_hour_is_left(toy: ToyRun) -> None:

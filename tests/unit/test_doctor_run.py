@@ -168,3 +168,12 @@ def test_claims_are_not_called_strange_while_the_log_is_not_whole(worked: ToyRun
     delete_a_segment(worked)
 
     assert [one.verdict for one in findings(worked)["claims (items)"]] == [Verdict.FINE]
+
+
+def test_a_log_of_which_the_last_entry_was_deleted_is_told_by_its_head(worked: ToyRun) -> None:
+    worked.stage_paths.entry(2).unlink()
+
+    (found,) = findings(worked)["log (items)"]
+
+    assert found.verdict is Verdict.UNSAFE
+    assert found.found == "entry 2, or what it names, is missing"

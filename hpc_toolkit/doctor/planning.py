@@ -16,7 +16,6 @@ from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.doctor.repairs import Kind
     from hpc_toolkit.layout import Manifest, StagePaths
-    from hpc_toolkit.queue.presence import Presence
 
 LEFT_ALONE_S = 3600.0
 """A file that somebody changed within this time may still be in use."""
@@ -247,26 +245,16 @@ def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
 
 
 def present_workers(paths: RunPaths, now_s: float) -> list[str]:
-    """Workers that may be alive: neither left, nor known to be gone, nor silent for an hour before
-    ``now_s``, a time of the filesystem's."""
-    place = (host_name(), boot_id())
+    """Workers that may be alive: neither left, nor silent for an hour before ``now_s``, a time of
+    the filesystem's. Nobody's process is looked for: it may be another container's."""
     found = []
     for name in sorted(files.list_names(paths.workers)):
-        if not name.endswith(".json"):
+        if not name.endswith(".json") or _is_old(paths.workers / name, now_s):
             continue
         one = read_presence(paths.workers / name)
-        gone = one is not None and (
-            one.state == FINISHED or ((one.host, one.boot) == place and _has_ended(one))
-        )
-        if not gone and not _is_old(paths.workers / name, now_s):
+        if one is None or one.state != FINISHED:
             found.append(name.removesuffix(".json"))
     return found
-
-
-def _has_ended(presence: Presence) -> bool:
-    """Whether a worker of this host has no process any more; an id may be another's by now."""
-    ticks = process_ticks(presence.pid)
-    return ticks == 0 or presence.ticks not in {0, ticks}
 
 
 def _is_complete(paths: RunPaths, manifest: Manifest, stage: str) -> bool:

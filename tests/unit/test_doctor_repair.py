@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from hpc_toolkit.doctor.mending import repair_run
 from hpc_toolkit.doctor.planning import plan_repairs
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.layout import RunPaths
-from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyRun, tree
 
@@ -316,23 +314,14 @@ def test_nothing_is_taken_away_while_a_worker_may_be_alive(toy: ToyRun, alive: s
     assert [words.partition(": ")[2] for words in plan.left] == ["workers may be alive: w1"] * 2
 
 
-def test_workers_that_left_or_whose_process_is_gone_are_not_alive(toy: ToyRun) -> None:
+def test_workers_that_left_or_were_silent_for_an_hour_are_not_alive(toy: ToyRun) -> None:
     complete(toy)
     left_over(toy)
     toy.worker("w5").finish()
-    toy.worker("w6", host=host_name(), boot=boot_id(), pid=2**22, ticks=17)
+    toy.worker("w6")
+    age(toy.paths.worker("w6"))
 
-    assert planning.present_workers(toy.paths, time.time()) == []
     assert planned(toy).keys() == {"aside"}
-
-
-def test_a_worker_of_this_host_whose_process_runs_is_alive(toy: ToyRun) -> None:
-    here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
-    toy.worker("w6", **here, ticks=process_ticks(os.getpid()))
-    toy.worker("w7", **here, ticks=0)
-    toy.worker("w8", **here, ticks=process_ticks(os.getpid()) + 1)
-
-    assert planning.present_workers(toy.paths, time.time()) == ["w6", "w7"]
 
 
 def test_what_changed_within_the_hour_is_left(toy: ToyRun) -> None:

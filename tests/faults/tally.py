@@ -10,7 +10,7 @@ class Tried:
     """What was tried of one command."""
 
     changes: int = 0
-    """Changes of files that it makes when nothing is cut."""
+    """Changes of files that it makes when nothing is cut; 0 where the disk itself is at fault."""
     cuts: int = 0
     """Points, each a change and a way, at which it was cut."""
     frozen: int = 0
@@ -21,7 +21,7 @@ COMMANDS: dict[str, Tried] = {}
 
 
 def count(command: str, *, changes: int, cuts: int = 0, frozen: int = 0) -> None:
-    """Add what one sweep tried."""
+    """Add what one sweep tried, when it came to its end without a failure."""
     found = COMMANDS.setdefault(command, Tried())
     found.changes = max(found.changes, changes)
     found.cuts += cuts
@@ -32,8 +32,11 @@ def lines() -> list[str]:
     """The table; nothing where no sweep came to its end."""
     if not COMMANDS:
         return []
-    rows = [("command", "changes", "cut", "frozen")]
-    rows += [(name, one.changes, one.cuts, one.frozen) for name, one in COMMANDS.items()]  # type: ignore[misc]
     found = COMMANDS.values()
-    rows.append(("all", "", sum(one.cuts for one in found), sum(one.frozen for one in found)))  # type: ignore[arg-type]
+    rows = [("command", "changes", "cut", "frozen")]
+    rows += [
+        (name, f"{one.changes}", f"{one.cuts}", f"{one.frozen}") for name, one in COMMANDS.items()
+    ]
+    cuts, frozen = sum(one.cuts for one in found), sum(one.frozen for one in found)
+    rows.append(("all", "", f"{cuts}", f"{frozen}"))
     return ["{:<22}{:>9}{:>8}{:>8}".format(*row) for row in rows]

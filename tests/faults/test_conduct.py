@@ -19,7 +19,7 @@ def check_conduct(home: Path, every: int) -> None:
     begin = partial(play, root=home / "run")
     place = Place(home, make_campaign, "conduct", "run", begin=begin)
     whole = place.without_a_cut()
-    assert (whole.code, whole.err) == (0, "")
+    assert (whole.code, whole.err, whole.fired) == (0, "", "")
     sequence, rows = asked(place.run), table_of(place.run)
     assert len(set(sequence)) == 5
     for struck, _, where in place.sweep(every):

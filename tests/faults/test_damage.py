@@ -70,6 +70,7 @@ PARTS = ["missing", "half", *(soaking(part) for part in ("empty", "one byte", "a
 COMMANDS: dict[str, tuple[object, ...]] = {
     "status": ("status", "run"),
     "gather": ("gather", "run", "-o", "rows.jsonl"),
+    "gather --partial": ("gather", "run", "--partial", "-o", "some.jsonl"),
     "add": ("add", "run", "--items", "more.jsonl"),
     "seal": ("seal", "run"),
     "retry": ("retry", "run"),

@@ -7,7 +7,7 @@ PY = .venv/bin/python
 PYTEST = $(PY) -m pytest -p no:cacheprovider
 CODE = hpc_toolkit tests benchmarks examples
 
-.PHONY: demo test check lint soak bench golden mutants clean
+.PHONY: demo test test-files test-jobs test-labs check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -16,7 +16,20 @@ demo:
 test: lint
 	@.ci/system
 	$(PYTEST) tests/unit tests/model -m "not soak" -q -n 2
-	$(PYTEST) --ignore tests/unit --ignore tests/model -m "not soak" --durations=10
+	@echo "three parts side by side, each shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-files test-jobs test-labs
+	$(PYTEST) $(SLOWER) -m "alone and not soak" --durations=10
+
+# They wait more than they compute: for Slurm, leases and time limits.
+SMALL = not soak and not alone
+SLOWER = --ignore=tests/unit --ignore=tests/model
+JOBS = $(addprefix tests/slurm/test_,$(addsuffix .py,templates template_environments campaign_job notebook))
+test-files:
+	$(PYTEST) $(SLOWER) --ignore=tests/slurm -m "$(SMALL)" --durations=10
+test-jobs:
+	$(PYTEST) $(JOBS) -m "$(SMALL)" --durations=10
+test-labs:
+	$(PYTEST) tests/slurm $(addprefix --ignore=,$(JOBS)) -m "$(SMALL)" --durations=10
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2

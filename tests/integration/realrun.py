@@ -171,7 +171,7 @@ class Hpctk:
                 started.process.kill()
                 started.process.wait()
                 return [f"{started.process.args!r}", *self._kill_marked()]
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 30.0
         while self._marked() and time.monotonic() < end:
             time.sleep(0.01)
         return self._kill_marked()

@@ -46,6 +46,7 @@ def test_kill_storm_loses_repeats_and_charges_nothing(hpctk: Hpctk) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_killed_worker_is_replaced_within_2_s(hpctk: Hpctk) -> None:
     ended = benchmark(hpctk, "takeover.py", "--rounds", 3)
 

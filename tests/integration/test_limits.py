@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_deadline_starts_nothing_that_would_not_finish(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(40, 0.4)
 
@@ -79,6 +80,7 @@ def test_idle_exit_leaves_an_open_run_with_75(hpctk: Hpctk) -> None:
     assert run.status().stages["items"].done == 2
 
 
+@pytest.mark.alone
 def test_items_that_are_added_wake_a_waiting_worker_and_a_seal_lets_it_leave(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(1, 0.0, open_end=True)
     work = hpctk.start("work", "run")

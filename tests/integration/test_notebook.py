@@ -278,7 +278,8 @@ def test_interrupting_the_notebook_stops_no_local_worker(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(10, 0.05, open_end=True)
     started = hpctk.start(first=INTERRUPTED)
     working(run)
-    wait_until(lambda: "watching" in started.printed(), "the notebook to watch")
+    # An interrupt in the middle of an import can be lost; the first look is behind all of them.
+    wait_until(lambda: " of 10 done" in started.printed(), "the notebook to watch")
 
     # A notebook's interrupt goes to the group of its kernel.
     os.killpg(started.pid, signal.SIGINT)

@@ -57,6 +57,7 @@ def test_death_on_another_host_is_seen_by_the_lease_on_a_shared_filesystem(hpctk
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_items_that_are_added_wake_a_worker_of_a_shared_filesystem(hpctk: Hpctk) -> None:
     flags = ("--workload", "hpc_toolkit.workloads.synthetic:Noop", "--open")
     assert hpctk("init", "run", "--items", "-", *flags, stdin='{"id": 0}\n').code == 0

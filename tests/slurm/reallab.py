@@ -28,7 +28,7 @@ _FOREIGN = ("HPCTK_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "CUDA_VISIB
 # What a lab consists of, as the kernel has the names; everything else belongs to jobs.
 _DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd"}
 # Step daemons tidy up after their job has ended for Slurm.
-_LEAVING_S = 10.0
+_LEAVING_S = 30.0
 
 
 class LabUnderTest:
@@ -138,15 +138,16 @@ class LabUnderTest:
         """Processes of the lab that are none of its daemons: those of jobs."""
         return [one for one in members(self.lab.paths.token) if one.name not in _DAEMONS]
 
-    def check_no_strays(self, *, forgive: str = "") -> None:
+    def check_no_strays(self, *, forgive: str = "", leaving_s: float = _LEAVING_S) -> None:
         """Fail if jobs leave processes behind; those are killed for the sake of the next test.
 
-        Those called ``forgive`` are killed at once, and are no failure.
+        They may take ``leaving_s`` to leave. Those called ``forgive`` are killed at once, and are
+        no failure.
         """
         for one in self.strays() if forgive else []:
             if one.name == forgive:
                 kill_members(self.lab.paths.token, one.node, name=one.name)
-        deadline = time.monotonic() + _LEAVING_S
+        deadline = time.monotonic() + leaving_s
         while strays := self.strays():
             if time.monotonic() > deadline:
                 for one in strays:
@@ -156,7 +157,14 @@ class LabUnderTest:
                 raise AssertionError(message)
             time.sleep(0.05)
 
-    def clear(self) -> None:
+    def _end_waiting_steps(self) -> None:
+        """End what waits for a node that is gone, which takes a minute, when no task is left."""
+        strays = self.strays()
+        if {one.name for one in strays} <= {"srun", "slurmstepd"}:
+            for one in strays:
+                kill_members(self.lab.paths.token, one.node, name=one.name)
+
+    def clear(self, *, leaving_s: float = _LEAVING_S) -> None:
         """End all jobs and bring all nodes back: the next test finds the lab as it was.
 
         Fails if a job leaves a process behind.
@@ -180,6 +188,8 @@ class LabUnderTest:
             if any("down" in state or "drain" in state for state in text):
                 self.run("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume",
                          check=False)  # fmt: skip
+            if crashed:
+                self._end_waiting_steps()
             time.sleep(0.05)
         # The srun of a step goes on waiting for a node whose slurmd was killed.
-        self.check_no_strays(forgive="srun" if crashed else "")
+        self.check_no_strays(forgive="srun" if crashed else "", leaving_s=leaving_s)

@@ -24,6 +24,6 @@ def test_a_process_that_a_job_leaves_behind_is_seen_and_ended(
     lab.wait_for(job, "COMPLETED")
 
     with pytest.raises(AssertionError, match=r"left processes behind: sleep \(\d+\) on n1"):
-        lab.clear()
+        lab.clear(leaving_s=5.0)
 
     assert not lab.strays()

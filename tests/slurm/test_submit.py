@@ -305,6 +305,7 @@ def own_lab(tmp_path: Path, lab_directory: Path) -> Iterator[LabUnderTest]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
     own_lab: LabUnderTest, tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def test_a_job_that_was_warned_starts_again_and_then_ends_with_0(site: Site) -> 
 
 
 def test_a_job_that_reaches_its_time_limit_starts_again(site: Site) -> None:
-    site.init(60, 4.0)
+    site.init(60, 3.0)
     job = site.submit(time="1", signal="B:USR1@20")
 
     ended = site.end_of(job, limit_s=200)

@@ -9,6 +9,7 @@ arms is the same.
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.files import is_local, replace_file
 from hpc_toolkit.gather import gather, unit_rows
+from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.items import Item, encode_segment
-from hpc_toolkit.queue.pacing import reading_s
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
@@ -88,6 +89,7 @@ class Conductor:
             campaign.search.policy, self._arms, campaign.seed, **campaign.search.options
         )
         self._stage: StageView = self._view.stages[TASKS]
+        self._follower = Follower(self._view, local=is_local(run.paths.root))
         self._decisions = Decisions()
 
     def run(self) -> None:
@@ -105,7 +107,7 @@ class Conductor:
         if self._campaign.search.exhaustive:
             self._exhaust()
         self._stage.log.seal()
-        self._wait(lambda: self._stage.complete)
+        self._wait(self._stage)
         gather(self._view, TASKS)
         self._write_trials()
 
@@ -117,19 +119,19 @@ class Conductor:
             stage.log.add_segment(encode_segment(items, group_by=stage.spec.group_by))
             stage.poll_log()
         stage.log.seal()
-        self._wait(lambda: stage.complete)
+        self._wait(stage)
         failed = [row for row in gather(self._view, name).rows if row["state"] == "failed"]
         if failed and name == PREPARE:
             message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
             raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
 
-    def _wait(self, finished: Any) -> None:
-        local = is_local(self._view.paths.root)
+    def _wait(self, stage: StageView, units: list[str] | None = None) -> None:
+        """Wait until these units have no pending item, or until a stage that is sealed has none."""
         while True:
-            self._view.poll()
-            if finished():
+            pause_s = self._follower.look(stage, stage.state.open if units is None else units)
+            if stage.complete if units is None else stage.state.open.isdisjoint(units):
                 return
-            time.sleep(reading_s(local=local, journals=len(self._view.readers)))
+            time.sleep(pause_s)
 
     def _replay(self) -> None:
         """Take in every recorded decision, and check that it is the one made from what was told."""
@@ -204,7 +206,7 @@ class Conductor:
         items = [
             {**self._facts[arm].item(), "task": task}
             for arm in arms
-            for task in self._campaign.tasks.names
+            for task in self._longest_first()
         ]
         lines = encode_segment(items, group_by=self._stage.spec.group_by, decision=decision)
         # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
@@ -215,6 +217,16 @@ class Conductor:
             self._refuse_rival()
         self._decisions.entries += 1
         self._write_trials()
+
+    def _longest_first(self) -> list[str]:
+        """The tasks in the order in which workers should begin them, by what the arms told so far;
+        those of which nothing is known come first, as they were given."""
+        seconds: dict[str, list[float]] = {task: [] for task in self._campaign.tasks.names}
+        for observation in self._decisions.observations.values():
+            for task in seconds.keys() & observation.seconds.keys():
+                seconds[task].append(observation.seconds[task])
+        means = {task: sum(n) / len(n) if n else math.inf for task, n in seconds.items()}
+        return sorted(seconds, key=lambda task: -means[task])
 
     def _refuse_rival(self) -> None:
         found = read_decisions(list(self._stage.log.segments.values()))
@@ -232,7 +244,7 @@ class Conductor:
             if segment.decision is not None and arm in segment.decision["arms"]
         )
         units = [unit.name for unit in self._stage.log.segments[entry].units]
-        self._wait(lambda: not self._stage.state.open.intersection(units))
+        self._wait(self._stage, units)
         checkpoint, layer = self._facts[arm].checkpoint, self._facts[arm].layer
         rows = [
             row

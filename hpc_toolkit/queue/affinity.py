@@ -1,8 +1,9 @@
 """Which unit next: a preference, never a requirement.
 
-The group that is loaded comes first; then the longest group that nobody began; then the group with
-the most units left. Units without groups go in their order, each worker picking at random among
-the first few, so that workers seldom race for one name.
+The group that is loaded comes first; then the longest group that nobody began, by what its kin took
+(:mod:`hpc_toolkit.queue.durations`); then the group with the most left. Units without groups go in
+their order, each worker picking at random among the first few, so that workers seldom race for one
+name.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ class FreshUnits:
         """Whether a unit of this group is left; False for no group."""
         return group in self._groups
 
-    def choose(self, loaded: str | None, seconds_of: Callable[[str], float]) -> Unit | None:
+    def choose(self, loaded: str | None, weight_of: Callable[[str], float]) -> Unit | None:
         """Take out the unit to try next; None if none is left.
 
         Args:
             loaded: key of the group whose context is loaded.
-            seconds_of: expected seconds of one item of a group.
+            weight_of: of one item of a group: what it takes, or more for what should come early.
         """
         if self._groups:
-            return self._choose_group(loaded, seconds_of)
+            return self._choose_group(loaded, weight_of)
         if not self._plain:
             return None
         index = self._random.randrange(min(_WINDOW, len(self._plain)))
@@ -76,17 +77,17 @@ class FreshUnits:
         del self._plain[index]
         return unit
 
-    def _choose_group(self, loaded: str | None, seconds_of: Callable[[str], float]) -> Unit:
+    def _choose_group(self, loaded: str | None, weight_of: Callable[[str], float]) -> Unit:
         if loaded in self._groups:
             key = loaded
         else:
             fresh = [key for key in self._groups if key not in self._begun] or list(self._groups)
             most = [
-                (seconds_of(key) * sum(unit.count for unit in self._groups[key]), key)
+                (weight_of(key) * sum(unit.count for unit in self._groups[key]), key)
                 for key in fresh
             ]
-            longest = max(seconds for seconds, _ in most)
-            key = self._random.choice([key for seconds, key in most if seconds == longest])
+            longest = max(weight for weight, _ in most)
+            key = self._random.choice([key for weight, key in most if weight == longest])
         units = self._groups[key]
         self._begun.add(key)
         unit = units.popleft()

@@ -25,17 +25,18 @@ LISTINGS_PER_S = 10.0
 """Of ``workers/`` and ``control/``."""
 
 READINGS_PER_S = 20.0
-"""Openings of journals by the one process that decides."""
+"""Files that the one process that decides asks for."""
 PER_LOOK = 2
 """Operations of a look at one worker: its file, and its lock."""
 
+LOOK_LOCAL_S = 0.05
+"""Seconds between two looks on a filesystem of this machine."""
 AT_START = 2048
 """Journals that all workers of a job that starts again read together,"""
 _LEAST_AT_START = 8
 """or each of them, where there are many."""
 
 _TICK_S = 1.0
-_POLL_LOCAL_S = 0.05
 _POLL_SHARED_S = 1.0
 _SCAN_FIRST_S = 0.03
 _SCAN_LOCAL_S = 0.5
@@ -48,11 +49,6 @@ _DUTY_PER_S = 15.0
 _SHIFT_S = 3600.0
 _WATCH_LOCAL_S = 0.5
 _WATCH_SHARED_S = 30.0
-
-
-def reading_s(*, local: bool, journals: int) -> float:
-    """Seconds between two readings of all journals by one process, such as conduct."""
-    return _POLL_LOCAL_S if local else max(_POLL_SHARED_S, journals / READINGS_PER_S)
 
 
 class Pacing:
@@ -93,7 +89,7 @@ class Pacing:
     def wait_s(self) -> float:
         """How long to sleep when there is nothing to do; the heart beats in between."""
         if self.local:
-            return min(_POLL_LOCAL_S, self._scan_s)
+            return min(LOOK_LOCAL_S, self._scan_s)
         now = self._clock.monotonic()
         return min(_TICK_S, max(0.001, min(self._poll_at, self._scan_at) - now))
 

@@ -87,7 +87,7 @@ class Picker:
             group = loaded[1] if loaded[0] == name else None
             units = self._fresh[name]
             while elsewhere or units.has(group):
-                unit = units.choose(group, stage.durations.seconds_of)
+                unit = units.choose(group, stage.durations.precedence)
                 if unit is None:
                     break
                 if stage.claims.generation(unit.name):
@@ -207,7 +207,7 @@ class Picker:
     def take_released(self) -> Assignment | None:
         """Like :meth:`takeover`, among what this worker knows to be given back; it reads nothing of
         others, and so finds what it gave back itself, however seldom it scans."""
-        return self._take_free(_is_released)
+        return self._take_free(lambda stage, name: stage.is_released(name))
 
     def _read_owners(self) -> int:
         """Read the journals of those who hold open units and wrote something; how many it were.
@@ -215,7 +215,7 @@ class Picker:
         A worker beats after it wrote, and may release the unit after it beat: so once more.
         """
         read = 0
-        for owner in sorted(set().union(*map(_holders, self._view.stages.values()))):
+        for owner in sorted(self._holders()):
             self._verdict(owner)
             progress = self._liveness.progress(owner)
             moved = progress is None or progress != self._progress.get(owner)
@@ -225,6 +225,11 @@ class Picker:
             self._progress[owner] = progress
             (self._moving.add if moved else self._moving.discard)(owner)
         return read
+
+    def _holders(self) -> set[str]:
+        """Who holds an open unit of any stage."""
+        stages = self._view.stages.values()
+        return {owner for stage in stages for owner in stage.holders(stage.state.open)}
 
     def _verdict(self, owner: str) -> Verdict:
         """One look at each owner in each scan."""
@@ -252,7 +257,7 @@ class Picker:
         name = last.unit.name
         # Who held it before may have written meanwhile that an item of it kills.
         for generation in range(1, last.generation + 1):
-            self._view.poll_journal(_owner(last.stage, name, generation))
+            self._view.poll_journal(last.stage.owner(name, generation))
         if name not in last.stage.state.open:
             return None
         return self._try_takeover(last.stage, name)
@@ -261,7 +266,7 @@ class Picker:
         generation = stage.claims.generation(name)
         unit = stage.unit(name)
         released = generation in stage.state.units[name].released
-        owner = "" if released else _owner(stage, name, generation)
+        owner = "" if released else stage.owner(name, generation)
         if owner == self._worker:
             # Ours by a lost reply, or the pass was never begun: work on it or nobody can.
             return Assignment(stage, unit, generation)
@@ -286,7 +291,7 @@ class Picker:
         would have their results made again."""
         up_to_date = True
         for number in range(1 if self._shared else generation, generation + 1):
-            owner = _owner(stage, name, number)
+            owner = stage.owner(name, number)
             self._view.poll_journal(owner)
             reader = self._view.readers.get(owner)
             size = 0 if reader is None else reader.size
@@ -294,30 +299,7 @@ class Picker:
         return up_to_date
 
 
-def _holders(stage: StageView) -> set[str]:
-    """Owners of the newest generations of open units that were not given back."""
-    held = ((name, stage.claims.generation(name)) for name in stage.state.open)
-    return {
-        _owner(stage, name, generation)
-        for name, generation in held
-        if generation and not _is_released(stage, name)
-    }
-
-
-def _is_released(stage: StageView, name: str) -> bool:
-    """Whether the newest generation of a claimed unit was given back."""
-    return stage.claims.generation(name) in stage.state.units[name].released
-
-
 def _is_begun(stage: StageView, name: str) -> bool:
     """Whether a line of a unit was read, so that it is not open for want of reading alone."""
     unit = stage.state.units[name]
     return bool(unit.histories or unit.released)
-
-
-def _owner(stage: StageView, name: str, generation: int) -> str:
-    try:
-        return stage.claims.owner(name, generation)
-    except OSError:
-        # Timed like a silent owner, from the moment it was first seen.
-        return f"unreadable-{stage.paths.name}-{name}.{generation}"

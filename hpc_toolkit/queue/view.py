@@ -15,7 +15,7 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.layout import Manifest, RunPaths, StageSpec
     from hpc_toolkit.queue.units import Unit
@@ -93,6 +93,27 @@ class StageView:
 
     def unit(self, name: str) -> Unit:
         return self.state.units[name].unit
+
+    def is_released(self, name: str) -> bool:
+        """Whether the newest generation of a claimed unit was given back."""
+        return self.claims.generation(name) in self.state.units[name].released
+
+    def owner(self, name: str, generation: int) -> str:
+        """The worker that a claim names; for a claim that cannot be read a name of its own, so that
+        its owner is timed like a silent one, from the moment it was first seen."""
+        try:
+            return self.claims.owner(name, generation)
+        except OSError:
+            return f"unreadable-{self.paths.name}-{name}.{generation}"
+
+    def holders(self, names: Iterable[str]) -> set[str]:
+        """Owners of the newest generations of those of the units that are open and held."""
+        open_units = self.state.open
+        return {
+            self.owner(name, self.claims.generation(name))
+            for name in names
+            if name in open_units and self.claims.generation(name) and not self.is_released(name)
+        }
 
     def states(self, unit: UnitState) -> Iterator[tuple[int, ItemState]]:
         """The state of every item of a unit."""

@@ -53,7 +53,7 @@ QUEUE_LAYERS: list[set[str]] = [
     {"affinity", "claims", "items", "leases", "state"},
     {"log"},
     {"view"},
-    {"matrix", "picker"},
+    {"follower", "matrix", "picker"},
     {"chooser"},
 ]
 

@@ -125,6 +125,30 @@ def test_a_groups_key_does_not_depend_on_the_order_of_its_keys() -> None:
     assert group_key(None) is None
 
 
+def test_durations_of_a_new_group_are_those_of_groups_that_differ_in_the_last_number() -> None:
+    """Other checkpoints of the same model take as long; other models do not."""
+    durations = Durations()
+    durations.add('"pythia-70m/step1000"', 2, 4.0)
+    durations.add('"pythia-70m/step2000"', 1, 5.0)
+    durations.add('"pythia-1b/step1000"', 1, 60.0)
+
+    assert durations.seconds_of('"pythia-70m/step143000"') == 3.0
+    assert durations.seconds_of('"pythia-70m/step1000"') == 2.0
+    assert durations.seconds_of('"pythia-1b/step0"') == 60.0
+    assert durations.seconds_of('"opt-1b/step0"') == 69.0 / 4
+
+
+def test_groups_of_which_nothing_is_known_come_first_and_among_them_the_larger() -> None:
+    durations = Durations()
+    assert durations.precedence('"a1"') == durations.precedence('"b1"') > 0
+    durations.add('"a1"', 1, 60.0)
+
+    assert durations.precedence('"b1"') > 1e6 * durations.precedence('"a2"')
+    assert durations.precedence('"b1"') == durations.precedence('"c1"')
+    durations.add('"b1"', 1, 1.0)
+    assert durations.precedence('"b2"') == 1.0
+
+
 def test_durations_are_of_the_group_else_of_all_else_unknown() -> None:
     durations = Durations()
     assert (durations.seconds_of("a"), durations.known) == (1.0, False)

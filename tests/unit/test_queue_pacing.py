@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
-from hpc_toolkit.queue.pacing import PER_LOOK, SCANS_PER_S, Pacing, reading_s
+from hpc_toolkit.queue.pacing import PER_LOOK, SCANS_PER_S, Pacing
 from tests.manualclock import ManualClock
 
 HOUR_S = 3600.0
@@ -217,12 +217,3 @@ def test_whoever_sees_fewer_alive_takes_a_larger_part() -> None:
     assert before is not None
     assert pacing.at_most is not None
     assert pacing.at_most > 50 * before
-
-
-@pytest.mark.parametrize("journals", [1, 32, 400, 4096])
-def test_one_process_that_reads_all_journals_opens_few_a_second_on_a_shared_filesystem(
-    journals: int,
-) -> None:
-    assert journals / reading_s(local=False, journals=journals) <= 20
-    assert reading_s(local=False, journals=journals) >= 1
-    assert reading_s(local=True, journals=journals) == 0.05

@@ -115,6 +115,40 @@ def test_fresh_prefers_the_earlier_stage_and_the_loaded_group(fast_dir: Path) ->
     assert found[-1].name.startswith("second/")
 
 
+def test_fresh_begins_the_groups_that_take_longest_as_others_of_their_kin_did(
+    fast_dir: Path,
+) -> None:
+    """A checkpoint of the large model has fewer layers here, and takes longer."""
+    from hpc_toolkit.layout import Manifest
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.run import create_run
+    from tests.toyrun import ToyWorker, spec_of
+
+    items: list[dict[str, Any]] = [
+        {"checkpoint": f"{model}/step{step}", "layer": layer}
+        for model, layers in (("small", 3), ("large", 2))
+        for step in range(4)
+        for layer in range(layers)
+    ]
+    manifest = Manifest(run="r", stages=(spec_of(group_by="checkpoint"),))
+    run = create_run(fast_dir / "r", manifest, {"items": items}, sealed=True)
+    view = RunView(run.paths, run.manifest)
+    picker = Picker(view, FakeLiveness(), ManualClock(), "w")  # type: ignore[arg-type]
+    worker, order = ToyWorker(run.paths, "w"), []
+    loaded: tuple[str, str | None] = NOTHING
+    while (found := picker.fresh(loaded)) is not None:
+        loaded = ("items", found.stage.group_of(found.unit))
+        order.append(str(loaded[1]).partition("/")[0].strip('"'))
+        worker.begin(found.unit.name, 1)
+        for item in found.unit.items:
+            worker.attempt(item)
+        worker.release(seconds=found.unit.count * (1.0 if order[-1] == "small" else 10.0))
+        view.poll_journal("w")
+
+    # While nothing is known by the number of items, and then each model once.
+    assert order == ["small"] * 3 + ["large"] * 2 * 4 + ["small"] * 3 * 3
+
+
 def test_fresh_keeps_to_the_loaded_group_where_it_is_told_to(fast_dir: Path) -> None:
     picker = grouped_picker(fast_dir / "r")
     loaded = ("first", json.dumps("b"))

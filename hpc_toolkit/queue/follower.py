@@ -1,0 +1,76 @@
+"""Reads on for one process that waits for results, such as conduct, at a price that is bounded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
+from hpc_toolkit.queue.presence import read_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hpc_toolkit.queue.view import RunView, StageView
+
+_LOOK_S = 1.0
+_MOST_OWNERS = 100
+_LEAST_OTHERS = 4
+
+
+class Follower:
+    """Learns soon what becomes of the units that are waited for, and in the end of everything.
+
+    On a shared filesystem it reads the journals of those who hold these units, where their files in
+    ``workers/`` tell of something new, and of all others a few at a time, in turn: a listing of
+    claims may be a minute old, and a worker's file need not tell all.
+    """
+
+    def __init__(self, view: RunView, *, local: bool) -> None:
+        self._view = view
+        self._local = local
+        self._looks = 0
+        self._asked: dict[str, int] = {}
+        self._told: dict[str, object] = {}
+        self._moving: set[str] = set()
+        self._others: list[str] = []
+
+    def look(self, stage: StageView, units: Collection[str]) -> float:
+        """Read what is new of these units of a stage; seconds until the next look should follow."""
+        self._looks += 1
+        if self._local or self._looks == 1:
+            self._view.poll()
+            return LOOK_LOCAL_S if self._local else _LOOK_S
+        stage.poll_log(hinted=bool(self._others))
+        stage.claims.refresh()
+        asked = 3 + self._read_holders(stage.holders(units))
+        asked += self._read_others(max(_LEAST_OTHERS, int(READINGS_PER_S * _LOOK_S) - asked))
+        return max(_LOOK_S, asked / READINGS_PER_S)
+
+    def _read_holders(self, holders: Collection[str]) -> int:
+        """How many files were asked for; of many holders those who were asked longest ago."""
+        asked = 0
+        for owner in sorted(holders, key=lambda one: (self._asked.get(one, 0), one))[:_MOST_OWNERS]:
+            self._asked[owner] = self._looks
+            presence = read_presence(self._view.paths.worker(owner))
+            told: object = None
+            if presence is not None:
+                counts = (presence.done, presence.failed, presence.deaths, presence.journal)
+                told = (presence.state, *counts)
+            moved = told is None or told != self._told.get(owner)
+            asked += 1
+            # It may have beaten between two lines, so once more.
+            if moved or owner in self._moving:
+                self._view.poll_journal(owner)
+                asked += 1
+            self._told[owner] = told
+            (self._moving.add if moved else self._moving.discard)(owner)
+        return asked
+
+    def _read_others(self, count: int) -> int:
+        if not self._others:
+            names = files.list_names(self._view.paths.journals)
+            self._others = sorted(names, reverse=True)
+        for _ in range(min(count, len(self._others))):
+            self._view.poll_journal(self._others.pop().removesuffix(".jsonl"))
+        return count

@@ -1,0 +1,79 @@
+"""In which order conduct puts the tasks of an arm: the longest first, by what arms told."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import hpc_toolkit.conduct
+from hpc_toolkit.campaign import parse_campaign
+from hpc_toolkit.conduct import Conductor
+from hpc_toolkit.crew import make_campaign_run
+from hpc_toolkit.run import Run
+from tests.toyrun import ToyWorker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+SECONDS = {"quick": 1.0, "slow": 50.0, "middle": 7.0}
+CAMPAIGN = parse_campaign(
+    {
+        "name": "toy",
+        "seed": 3,
+        "models": [{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
+        "metrics": {"workload": NOOP},
+        "tasks": {"workload": NOOP, "names": list(SECONDS)},
+        "search": {"policy": "ucb1", "budget": 4, "pending": 2},
+    },
+    "toy.toml",
+)
+
+
+def work(root: Path, number: int) -> None:
+    """Do everything that is there."""
+    run = Run.open(root)
+    view = run.view
+    view.poll_claims()
+    view.poll()
+    worker = ToyWorker(run.paths, f"w{number}")
+    for name, stage in view.stages.items():
+        for unit in sorted(stage.state.open):
+            assert stage.claims.create(unit, 1, worker.name)
+            worker.begin(unit, 1)
+            worker.unit = f"{name}/{unit}"
+            where = stage.unit(unit)
+            lines = stage.log.segments[where.entry].lines(where)
+            for position, line in zip(where.items, lines, strict=True):
+                task = json.loads(line).get("task")
+                value = {"score": position / 10}
+                worker.attempt(position, value=value, seconds=SECONDS.get(task, 1.0))
+            worker.release()
+
+
+def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fast_dir / "r"
+    make_campaign_run(root, CAMPAIGN, ())
+    calls: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        calls.append(seconds)
+        work(root, len(calls))
+
+    monkeypatch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=sleep))
+
+    Conductor(Run.open(root), CAMPAIGN).run()
+
+    orders: list[list[Any]] = []
+    view = Run.open(root).view
+    view.poll()
+    for segment in view.stages["tasks"].log.segments.values():
+        tasks = [json.loads(line)["task"] for unit in segment.units for line in segment.lines(unit)]
+        orders += [tasks[first : first + 3] for first in range(0, len(tasks), 3)]
+    assert orders[:2] == [list(SECONDS)] * 2  # two arms at once, of which nothing is known
+    assert orders[2:] == [["slow", "middle", "quick"]] * 2

@@ -1,0 +1,163 @@
+"""What conduct reads while it waits for a few units among many workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.queue.follower import Follower
+from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
+from tests.countedcalls import CountedCalls
+from tests.toyrun import ToyRun, ToyWorker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.queue.view import StageView
+
+CROWD = 200
+
+
+class Waiting:
+    """A process that waits for units of a run of many workers, of whom seven hold one each."""
+
+    def __init__(self, root: Path, *, local: bool = False) -> None:
+        self.toy = ToyRun(root / "r", 14, unit=2)
+        view = self.toy.view()
+        self.stage: StageView = view.stages["items"]
+        self.follower = Follower(view, local=local)
+        self.workers: list[ToyWorker] = []
+        for number in range(CROWD):
+            worker = self.toy.worker(f"w{number:03d}")
+            # Those whose turn comes last hold the units.
+            if number >= CROWD - 7:
+                worker.claim(self.unit(number))
+                self.workers.append(worker)
+        self.units = [self.unit(CROWD - 7 + number) for number in range(7)]
+
+    def unit(self, number: int) -> str:
+        return self.toy.unit_name(2 * (number - CROWD + 7))
+
+    def look(self) -> float:
+        return self.follower.look(self.stage, self.units)
+
+    @property
+    def left(self) -> int:
+        return len(self.stage.state.open)
+
+
+def finish(worker: ToyWorker, *, tell: bool = True) -> None:
+    first = int(worker.unit.rpartition("-")[2])
+    worker.attempt(first)
+    worker.attempt(first + 1)
+    worker.release()
+    if tell:
+        worker.presence.update(done=2, journal=worker.journal.size)
+
+
+@pytest.fixture
+def waiting(fast_dir: Path) -> Waiting:
+    return Waiting(fast_dir)
+
+
+def test_results_of_the_units_that_are_waited_for_are_seen_by_the_next_look(
+    waiting: Waiting,
+) -> None:
+    waiting.look()
+    for number, worker in enumerate(waiting.workers):
+        finish(worker)
+        assert waiting.look() <= 1.5
+        assert waiting.left == 6 - number
+
+
+def test_a_release_that_follows_what_was_told_is_seen_by_the_look_after_it(
+    waiting: Waiting,
+) -> None:
+    waiting.look()
+    worker = waiting.workers[0]
+    worker.attempt(0, "failed")
+    worker.presence.update(failed=1)
+    waiting.look()
+    worker.attempt(1)
+    worker.release()
+    waiting.look()
+
+    assert waiting.stage.is_released(waiting.units[0])
+
+
+def test_a_second_of_waiting_asks_for_no_more_than_its_part(waiting: Waiting) -> None:
+    waiting.look()
+    seconds = 0.0
+    with CountedCalls() as counted:
+        for _ in range(30):
+            for worker in waiting.workers:
+                worker.presence.update()
+            seconds += waiting.look()
+        for worker in waiting.workers:
+            finish(worker)
+            seconds += waiting.look()
+
+    assert len(counted.calls) <= 1.1 * READINGS_PER_S * seconds
+
+
+def test_many_holders_are_asked_in_turn(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 250, unit=1)
+    workers = [toy.worker(f"w{number:03d}") for number in range(250)]
+    for number, worker in enumerate(workers):
+        worker.claim(toy.unit_name(number))
+    view = toy.view()
+    stage = view.stages["items"]
+    follower = Follower(view, local=False)
+    follower.look(stage, stage.state.open)
+    for number, worker in enumerate(workers):
+        worker.attempt(number)
+        worker.release()
+
+    seconds = [follower.look(stage, stage.state.open) for _ in range(3)]
+
+    assert max(seconds) <= 2 * 105 / READINGS_PER_S
+    assert not stage.state.open
+
+
+def test_results_that_nobody_told_of_are_seen_in_the_end(waiting: Waiting) -> None:
+    """A worker that died told of less than it wrote."""
+    for _ in range(3):
+        waiting.look()
+    for worker in waiting.workers:
+        finish(worker, tell=False)
+
+    seconds = 0.0
+    while waiting.left and seconds < 1e3:
+        seconds += waiting.look()
+
+    assert not waiting.left
+    assert seconds < 2 * CROWD / 4
+
+
+def test_a_retry_is_seen_though_its_hint_was_lost(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=1)
+    toy.worker("w").work(toy.unit_name(0), i0="failed", i1="done")
+    view = toy.view()
+    stage = view.stages["items"]
+    follower = Follower(view, local=False)
+    follower.look(stage, [])
+    assert stage.complete
+    before = toy.stage_paths.head.read_bytes()
+    toy.reopen().retry()
+    toy.stage_paths.head.write_bytes(before)
+
+    for _ in range(3):
+        follower.look(stage, [])
+
+    assert not stage.complete
+
+
+def test_on_a_filesystem_of_this_machine_everything_is_read_at_short_times(fast_dir: Path) -> None:
+    waiting = Waiting(fast_dir, local=True)
+    waiting.look()
+    for worker in waiting.workers:
+        finish(worker, tell=False)
+
+    assert waiting.look() == LOOK_LOCAL_S
+    assert not waiting.left

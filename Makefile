@@ -4,7 +4,8 @@
 # make soak    every scenario at full size
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
 PY = .venv/bin/python
-PYTEST = $(PY) -m pytest -p no:cacheprovider
+# In the shell's place, so that a make that is told to end by SIGTERM passes it on.
+PYTEST = exec $(PY) -m pytest -p no:cacheprovider
 CODE = hpc_toolkit tests benchmarks examples
 
 .PHONY: demo test test-files test-jobs test-labs check lint soak bench golden mutants clean

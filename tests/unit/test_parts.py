@@ -13,13 +13,18 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
 
 
-def calls() -> list[list[str]]:
-    """The words of every call of pytest in 'make test', as make shows them."""
+def lines() -> list[str]:
+    """Every call of pytest in 'make test', as make shows it."""
     environ = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
     shown = subprocess.run(
         ["make", "-n", "test"], cwd=ROOT, env=environ, check=True, capture_output=True, text=True
     ).stdout
-    found = [shlex.split(line) for line in shown.splitlines() if " -m pytest " in line]
+    return [line for line in shown.splitlines() if " -m pytest " in line]
+
+
+def calls() -> list[list[str]]:
+    """The words of each that are pytest's own."""
+    found = map(shlex.split, lines())
     return [words[words.index("pytest") + 1 :] for words in found]
 
 
@@ -61,3 +66,8 @@ def test_every_directory_and_every_path_of_a_part_is_there() -> None:
     assert {file.split("/")[1] for file in FILES} == {
         *("unit", "model", "faults", "integration", "sharedfs", "slurm"),
     }
+
+
+def test_a_signal_to_make_reaches_pytest_and_no_shell_between() -> None:
+    """Labs and mounts would outlive tests that are not told to end."""
+    assert {line.partition(" ")[0] for line in lines()} == {"exec"}

@@ -166,15 +166,13 @@ class JournalReader:
 
     def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | Pass]:
         position, view = 0, memoryview(data)  # a slice of bytes would be a copy
-        for at in _release_starts(data, stop):
-            end = data.index(b"\n", at)
-            release = decode_line(data[at:end])
-            start = at if release is None else release["start"] - base
-            whole = position <= start <= at and release is not None
-            if whole and release is not None and crc32(view[start:at]) == int(release["sum"], 16):
+        for release, at, end in reversed(_releases(data, stop, base)):
+            start = release["start"] - base
+            whole = position <= start <= at
+            if whole and crc32(view[start:at]) == int(release["sum"], 16):
                 yield from self._lines(data, position, start, base)
                 yield Pass(release, base + start, base + at)
-                position = end + 1
+                position = end
                 self._offset = base + position
         yield from self._lines(data, position, stop, base)
 
@@ -197,11 +195,23 @@ def _last_release(data: bytes) -> int:
     return data.index(b"\n", at + 1) + 1 if at >= 0 else 0
 
 
-def _release_starts(data: bytes, stop: int) -> Iterator[int]:
-    at = -1
-    while (at := data.find(_RELEASE, at + 1, stop)) >= 0:
-        if at == 0 or data[at - 1] == 0x0A:
-            yield at
+def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], int, int]]:
+    """Release lines, the last one first: (record, first byte, byte behind the newline).
+
+    Where a pass begins, the one before it ends; so little of the data is looked at.
+    """
+    found = []
+    while stop > 0:
+        at = data.rfind(b"\n" + _RELEASE, 0, stop) + 1
+        if not data.startswith(_RELEASE, at):
+            break
+        end = data.index(b"\n", at) + 1
+        release = decode_line(data[at : end - 1])
+        stop = at
+        if release is not None:
+            found.append((release, at, end))
+            stop = min(at, max(0, release["start"] - base))
+    return found
 
 
 def _read(path: Path, start: int, end: int) -> bytes:

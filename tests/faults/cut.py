@@ -40,6 +40,8 @@ WAYS = (
 power loss the test takes off the journal what was not synced."""
 FREEZE = "freeze"
 """The process is stopped before the call, until it is woken."""
+ENTRIES = "entries"
+"""It is stopped before each exclusive name from there on."""
 
 _PATHS = ("symlink", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
 _FDS = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
@@ -103,7 +105,10 @@ class Cut:
             if not told and not self._concerns(name, args, kwargs):
                 return real(*args, **kwargs)
             self._count += 1
-            if self._count < self._at or not self._fits(name):
+            if self._way == ENTRIES and name == "symlink" and self._count >= self._at:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return real(*args, **kwargs)
+            if self._way == ENTRIES or self._count < self._at or not self._fits(name):
                 found = real(*args, **kwargs)
                 if name == "fdatasync":
                     self._synced = os.fstat(args[0]).st_size
@@ -202,6 +207,11 @@ class Going:
         """Wait until it is stopped; False if it came to its end before."""
         self._wait(lambda: self._stopped)
         return self._stopped
+
+    def kill(self) -> None:
+        """End it where it stands."""
+        os.kill(self.pid, signal.SIGKILL)
+        assert self.end().code == -signal.SIGKILL
 
     def wake(self) -> None:
         self._stopped = False

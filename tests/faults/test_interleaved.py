@@ -1,0 +1,152 @@
+"""Every order in which two or three conducts can make their log entries (rules R2 and R14).
+
+Each conduct is a process that stops before it creates an entry; one at a time goes on to its next.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.campaign import parse_campaign
+from hpc_toolkit.crew import make_campaign_run
+from tests.faults import tally
+from tests.faults.campaignrun import CAMPAIGN, asked, play
+from tests.faults.cut import ENTRIES, Commands, Going, copy_of
+from tests.faults.test_conduct import table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SMALL = {**CAMPAIGN, "search": {"policy": "ucb1", "budget": 2, "pending": 1}}
+
+
+class Orders:
+    """Every order, depth first: each is given as what to choose at each turn."""
+
+    def __init__(self) -> None:
+        self._next: list[int] = []
+        self._trace: list[tuple[int, int]] = []
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            self._trace = []
+            yield
+            while self._trace and self._trace[-1][0] + 1 == self._trace[-1][1]:
+                self._trace.pop()
+            if not self._trace:
+                return
+            self._next = [chosen for chosen, _ in self._trace]
+            self._next[-1] += 1
+
+    def choose(self, number: int) -> int:
+        """One of so many, another one in each order."""
+        turn = len(self._trace)
+        chosen = self._next[turn] if turn < len(self._next) else 0
+        self._trace.append((chosen, number))
+        return chosen
+
+    @property
+    def said(self) -> str:
+        return f"order {[chosen for chosen, _ in self._trace]}"
+
+
+class Chance(Orders):
+    """Some orders, by chance, the same every time."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self._random = random.Random(7)
+
+    def __iter__(self) -> Iterator[None]:
+        for _ in range(self._number):
+            self._trace = []
+            yield
+
+    def choose(self, number: int) -> int:
+        self._trace.append((self._random.randrange(number), number))
+        return self._trace[-1][0]
+
+
+def check_orders(home: Path, conducts: int, kills: int, orders: Orders) -> None:
+    """Whatever the order, and whoever is killed on the way: each ask is made once."""
+    make_campaign_run(home / "template", parse_campaign(SMALL, "toy.toml"), ())
+    call = Commands(home, partial(play, root=home / "run"))
+    copy_of(home / "template", home / "run")
+    assert call("conduct", "run", root=home / "run").code == 0
+    sequence, rows = asked(home / "run"), table_of(home / "run")
+    count = 0
+    for _ in orders:
+        copy_of(home / "template", home / "run")
+        codes = take_turns(call, home / "run", orders, conducts, kills)
+        assert asked(home / "run") == sequence[: len(asked(home / "run"))], orders.said
+        assert 0 in codes or -9 in codes, f"{orders.said}: {codes}"
+        assert set(codes) <= {0, 75, -9}, f"{orders.said}: {codes}"
+        assert call("conduct", "run", root=home / "run").code == 0, orders.said
+        assert (asked(home / "run"), table_of(home / "run")) == (sequence, rows), orders.said
+        count += 1
+    assert count > 5
+    kind = f"{conducts} conducts, {kills} killed"
+    tally.count(kind, changes=0, cuts=count)
+
+
+def take_turns(call: Commands, run: Path, orders: Orders, conducts: int, kills: int) -> list[int]:
+    """Let one after the other make its next entry, or die before it; their exit codes."""
+    going: list[Going] = []
+    codes: list[int] = []
+    left = conducts
+    while going or left:
+        # Those who wait before an entry may go on or be killed; another one may be started.
+        may_die = len(going) if kills else 0
+        chosen = orders.choose(len(going) + may_die + (left > 0))
+        if chosen < len(going):
+            one = going.pop(chosen)
+            one.wake()
+        elif chosen < len(going) + may_die:
+            going.pop(chosen - len(going)).kill()
+            codes.append(-9)
+            kills -= 1
+            continue
+        else:
+            left -= 1
+            one = call.start("conduct", "run", root=run, at=1, way=ENTRIES)
+        if one.frozen():
+            going.append(one)
+        else:
+            ended = one.end()
+            assert "Traceback" not in ended.err, f"{orders.said}: {ended}"
+            codes.append(ended.code)
+    return codes
+
+
+def test_orders_are_all_there_once() -> None:
+    orders, found = Orders(), []
+    for _ in orders:
+        first = orders.choose(2)
+        found.append((first, orders.choose(3 if first else 1)))
+
+    assert found == [(0, 0), (1, 0), (1, 1), (1, 2)]
+
+
+def test_r14_in_some_orders_of_entries_each_ask_is_made_once(fast_dir: Path) -> None:
+    check_orders(fast_dir, 3, 1, Chance(6))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_r14_in_every_order_of_entries_of_two_each_ask_is_made_once(fast_dir: Path) -> None:
+    check_orders(fast_dir, 2, 0, Orders())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kills", [0, 1, 2])
+def test_r14_in_many_orders_of_entries_of_three_each_ask_is_made_once(
+    fast_dir: Path, kills: int
+) -> None:
+    check_orders(fast_dir, 3, kills, Chance(200))

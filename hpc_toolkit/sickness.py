@@ -10,6 +10,7 @@ this worker claims, and no item's state.
 from __future__ import annotations
 
 import math
+import random
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ ENOUGH_AGAIN = 2
 """Items that prove it where the host was sick within a day."""
 HOLD_S = 300.0
 """Longest wait for others; then the worker runs as many items again as made it wait."""
+_MOST = 32
+"""Other workers that one looks at: where hundreds fail, each reading all would stop the rest."""
 _RECENT_S = 86400.0
 _STARTING_S = 60.0
 """Workers of one host start at about the same time; what failed there long before is past."""
@@ -100,6 +103,9 @@ class HostWatch:
         self._control = control
         self._leave = leave
         self._matrix = Matrix(view)
+        self._random = random.Random(own.worker)
+        self._sample: list[str] = []
+        self._looked: list[str] = []
         self._noticed = 0
         self._enough = STREAK
         self._limit = STREAK
@@ -120,9 +126,9 @@ class HostWatch:
         return self.check(every_s)
 
     def check(self, every_s: float = 0.0) -> bool:
-        """Look at all journals; whether this worker must hold, or leave."""
+        """Look at the journals; whether this worker must hold, or leave."""
         self._check_at = self._clock.monotonic() + every_s
-        self._view.poll()
+        self.read()
         self._control.hold = False
         if self._is_only_host():
             return False
@@ -139,6 +145,36 @@ class HostWatch:
         else:
             self._held_until = None
         return self._control.hold
+
+    def read(self) -> None:
+        """Read what is new: all journals, or among many workers those of this host, of some others
+        at random, and of all who had what failed here."""
+        names = self._liveness.names()
+        if len(names) <= _MOST:
+            self._looked = names
+            self._view.poll()
+            return
+        self._looked = self._choose(names)
+        self._view.poll_logs()
+        self._view.poll_claims()
+        for name in self._looked:
+            self._view.poll_journal(name)
+        here = self._matrix.workers_on(self._own.host)
+        for key in self._matrix.streak(here, self._own.started - _STARTING_S):
+            stage = self._view.stages[key.stage]
+            for generation in range(1, stage.claims.generation(key.unit) + 1):
+                self._view.poll_journal(stage.owner(key.unit, generation))
+
+    def _choose(self, names: list[str]) -> list[str]:
+        """Those of this host, and some others: the same ones until they are gone."""
+        here = _host_part(self._own.worker)
+        mates = [name for name in names if _host_part(name) == here]
+        left = {name for name in names if not self._liveness.is_final(name)}.difference(mates)
+        kept = [name for name in self._sample if name in left]
+        others = sorted(left.difference(kept))
+        new = self._random.sample(others, min(len(others), _MOST - len(kept)))
+        self._sample = kept + new
+        return mates + self._sample
 
     def take(self, notices: list[SickNotice]) -> bool:
         """Take in what is new of a list that grows; whether another host asks for an opinion."""
@@ -207,13 +243,13 @@ class HostWatch:
         )
 
     def _is_only_host(self) -> bool:
-        hosts = {self._matrix.host_of(worker) for worker in self._liveness.names()}
+        hosts = {self._matrix.host_of(worker) for worker in self._looked}
         return not hosts - {self._own.host, ""}
 
     def _others(self, items: int) -> bool:
         """Whether a host that fails less has living workers, who may try these items."""
         living: dict[str, set[str]] = {}
-        for worker in self._liveness.names():
+        for worker in self._looked:
             host = self._matrix.host_of(worker)
             if host not in ("", self._own.host) and self._may_try(worker):
                 living.setdefault(host, set()).add(worker)
@@ -227,3 +263,8 @@ class HostWatch:
             return False
         presence = read_presence(self._view.paths.worker(worker))
         return presence is not None and presence.state != DRAINING
+
+
+def _host_part(worker: str) -> str:
+    """A worker's name without its process id and its random end."""
+    return worker.rpartition("-")[0].rpartition("-")[0]

@@ -259,7 +259,7 @@ class Worker:
         done = self._counts[0] + self._passes.tally.done
         if stage is None or (stage.spec.max_failures is None and done):
             return
-        self._view.poll_journals()
+        self._host_watch.read()
         reason = pause_reason(stage)
         # What failed on this host alone is no reason while others may finish it.
         if reason and (stage.spec.max_failures is not None or not self._host_watch.check()):

@@ -17,6 +17,7 @@ from hpc_toolkit.queue.matrix import Key, Opinion
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
 from hpc_toolkit.sickness import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -231,10 +232,10 @@ def test_weights_grow_with_every_failure_and_death_of_one_item() -> None:
 class Ward:
     """A run of two hosts, seen by the watch of the worker ``me`` on host ``a``."""
 
-    def __init__(self, root: Path, *, started: float = 0.0) -> None:
+    def __init__(self, root: Path, *, started: float = 0.0, name: str = "me") -> None:
         self.toy = ToyRun(root / "r", 40, unit=1, max_attempts=3)
         self.clock = ManualClock()
-        self.me = self.toy.worker("me", host="a", started=started)
+        self.me = self.toy.worker(name, host="a", started=started)
         self.other = self.worker("other", "b")
         self.control = PassControl()
         self.left: list[str] = []
@@ -415,6 +416,57 @@ def test_failures_elsewhere_that_a_retry_lifted_speak_for_nobody(ward: Ward) -> 
     ward.attempt(ward.me, range(STREAK))
 
     assert ward.watch.check()
+
+
+def crowd(ward: Ward, count: int) -> list[ToyWorker]:
+    """Many workers, four a host, named as workers are."""
+    return [ward.worker(f"n{n // 4}-{1000 + n}-{n:06x}", f"n{n // 4}") for n in range(count)]
+
+
+def test_among_many_a_look_at_what_failed_reads_a_bounded_part(ward: Ward) -> None:
+    crowd(ward, 150)
+    ward.attempt(ward.me, range(STREAK))
+    ward.watch.check()
+
+    with CountedCalls() as counted:
+        assert ward.watch.check()
+
+    assert len([name for name in counted.opened() if name.endswith(".jsonl")]) < 60
+    assert len(counted.calls) < 200
+
+
+def test_among_many_whoever_finished_what_failed_here_is_heard(ward: Ward) -> None:
+    others = crowd(ward, 150)
+    ward.attempt(ward.me, range(STREAK))
+    assert ward.watch.check()
+    for number, one in enumerate(others[: 10 * STREAK : 10]):
+        ward.attempt(one, [number], "done")
+
+    ward.watch.check()
+
+    assert ward.left == ["host a is sick: 8 items in a row failed there, and others finished them"]
+
+
+def test_among_many_the_workers_of_this_host_are_all_heard(fast_dir: Path) -> None:
+    ward = Ward(fast_dir, name="a-1-000001")
+    crowd(ward, 150)
+    ward.attempt(ward.me, range(3))
+    ward.attempt(ward.worker("a-2-000002", "a"), range(3, STREAK))
+
+    assert ward.watch.check()
+
+
+def test_among_many_those_who_are_gone_make_room_for_others(ward: Ward) -> None:
+    """After many restarts nearly all names are of workers that left."""
+    gone = crowd(ward, 150)
+    for one in gone[:-4]:
+        one.finish()
+    ward.toy.paths.worker("other").unlink()
+    ward.attempt(ward.me, range(STREAK))
+
+    held = [ward.watch.check() for _ in range(20)]
+
+    assert held[-1]
 
 
 def test_nothing_is_read_while_nothing_fails(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:

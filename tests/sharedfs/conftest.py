@@ -12,7 +12,7 @@ import pytest
 from hpc_toolkit.lab.packages import search_path
 from tests.sharedfs.filesystems import KINDS, Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
-from tests.sharedfs.outcome import COLUMNS, MEASURED, text_table
+from tests.sharedfs.outcome import COLUMNS, MEASURED, SAID, text_table
 from tests.sharedfs.plays import Plays
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what every scenario came to."""
     if MEASURED:
         terminalreporter.section("measured on shared filesystems")
-        for line in text_table([COLUMNS, *MEASURED]):
+        rows = [found.cells(name, SAID.get(name, "-"), title) for name, title, found in MEASURED]
+        for line in text_table([COLUMNS, *rows]):
             terminalreporter.write_line(line)
 
 

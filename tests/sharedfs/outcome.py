@@ -9,8 +9,10 @@ from typing import Any
 Cells = tuple[str, ...]
 """One row of the table."""
 
-MEASURED: list[Cells] = []
-"""What the scenarios of this test run came to; shown at its end."""
+MEASURED: list[tuple[str, str, Outcome]] = []
+"""Filesystem, scenario, and what it came to: all of this test run, which shows them at its end."""
+SAID: dict[str, str] = {}
+"""What ``hpctk doctor`` said of each filesystem."""
 
 COLUMNS = (
     "filesystem",
@@ -108,6 +110,10 @@ def text_table(rows: list[Cells]) -> list[str]:
 
 
 def said_by(report: dict[str, Any]) -> str:
-    """A report of ``hpctk doctor --json`` in a few words."""
-    proven = "proven" if report["locks_proven"] else "not proven"
-    return f"{report['verdict']}, locks {proven}"
+    """A report of ``hpctk doctor --json`` in a few words.
+
+    Unknown is not said: it is of Slurm and GPUs, which these hosts lack.
+    """
+    verdicts = {one["verdict"] for one in report["findings"]}
+    verdict = next((one for one in ("unsafe", "slower") if one in verdicts), "fine")
+    return f"{verdict}, locks {'proven' if report['locks_proven'] else 'not proven'}"

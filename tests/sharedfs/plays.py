@@ -1,4 +1,4 @@
-"""Scenarios as they are played: on all filesystems at once, each examined before."""
+"""Scenarios as they are played: on all filesystems at once, which doctor examines."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.sharedfs.outcome import MEASURED, Outcome, said_by
+from tests.sharedfs.outcome import MEASURED, SAID, Outcome, said_by
 from tests.sharedfs.rehearsal import Rehearsal, Size
-from tests.sharedfs.scenarios import examination, proven_locks
+from tests.sharedfs.scenarios import (
+    campaign,
+    examination,
+    one_machine,
+    partition,
+    proven_locks,
+    server_restart,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +33,16 @@ class Examined:
     report: dict[str, Any]
 
 
+_TOGETHER = (one_machine, campaign)
+"""Nothing happens in these; they are played beside each other."""
+_EXAMINED_BEFORE = (proven_locks, partition, server_restart)
+"""These must not begin before the examination ended."""
+
+
 class Plays:
     """Has scenarios played on all filesystems at the same time, since they consist of waiting.
 
-    Before the first one of a size ``hpctk doctor`` examines the filesystem.
+    ``hpctk doctor`` examines each filesystem for as long as the first ones take.
     """
 
     def __init__(
@@ -37,49 +50,54 @@ class Plays:
     ) -> None:
         self._filesystems = filesystems
         self._make_directory = make_directory
-        self._threads = ThreadPoolExecutor(max_workers=len(filesystems))
-        self._examined: dict[tuple[Size, str], Examined] = {}
-        self._futures: dict[tuple[Callable[..., object], Size, str], Future[Any]] = {}
+        self._threads = ThreadPoolExecutor(max_workers=3 * len(filesystems))
+        self._examined: dict[tuple[Size, str], Future[Examined]] = {}
+        self._outcomes: dict[tuple[Scenario, Size, str], Future[Outcome]] = {}
 
     def outcome(self, scenario: Scenario, size: Size, name: str) -> Outcome:
         """What a scenario of a size came to on one filesystem."""
-        self._submit(scenario, size, self._play)
-        outcome: Outcome = self._futures[scenario, size, name].result()
-        return outcome
+        self._examine_all(size)
+        if (scenario, size, name) not in self._outcomes:
+            for one in _TOGETHER if scenario in _TOGETHER else (scenario,):
+                for each in self._filesystems:
+                    future = self._threads.submit(self._play, one, size, each)
+                    self._outcomes[one, size, each] = future
+        return self._outcomes[scenario, size, name].result()
 
     def report(self, size: Size, name: str) -> dict[str, Any]:
         """What doctor says of a filesystem."""
-        self._submit(examination, size, self._examine)
-        examined: Examined = self._futures[examination, size, name].result()
-        return examined.report
+        self._examine_all(size)
+        return self._examined[size, name].result().report
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, what: Any, size: Size, play: Callable[[Any, Size, str], Any]) -> None:
+    def _examine_all(self, size: Size) -> None:
         for name in self._filesystems:
-            if (what, size, name) not in self._futures:
-                self._futures[what, size, name] = self._threads.submit(play, what, size, name)
+            if (size, name) not in self._examined:
+                self._examined[size, name] = self._threads.submit(self._examine, size, name)
 
     def _rehearsal(self, scenario: Scenario, size: Size, name: str) -> Rehearsal:
         title = scenario.__name__
         cwd = self._make_directory(f"{title}-{name}")
         return Rehearsal(self._filesystems[name], cwd, size, f"{title}-{size.items}")
 
-    def _examine(self, _: object, size: Size, name: str) -> Examined:
-        if (size, name) not in self._examined:
-            rehearsal = self._rehearsal(proven_locks, size, name)
-            self._examined[size, name] = Examined(rehearsal, examination(rehearsal))
-        return self._examined[size, name]
+    def _examine(self, size: Size, name: str) -> Examined:
+        rehearsal = self._rehearsal(proven_locks, size, name)
+        examined = Examined(rehearsal, examination(rehearsal))
+        SAID[name] = said_by(examined.report)
+        return examined
 
     def _play(self, scenario: Scenario, size: Size, name: str) -> Outcome:
-        examined = self._examine(None, size, name)
-        known = scenario is proven_locks
-        rehearsal = examined.rehearsal if known else self._rehearsal(scenario, size, name)
+        if scenario in _EXAMINED_BEFORE:
+            self._examined[size, name].result()
+        if scenario is proven_locks:
+            rehearsal = self._examined[size, name].result().rehearsal
+        else:
+            rehearsal = self._rehearsal(scenario, size, name)
         try:
             outcome = scenario(rehearsal)
         finally:
             rehearsal.close()
-        title = scenario.__name__.replace("_", " ")
-        MEASURED.append(outcome.cells(name, said_by(examined.report), title))
+        MEASURED.append((name, scenario.__name__.replace("_", " "), outcome))
         return outcome

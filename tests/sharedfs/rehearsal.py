@@ -201,6 +201,7 @@ class Rehearsal:
     def examine(self) -> dict[str, Any]:
         """What ``hpctk doctor`` says of the run, as two tasks of a Slurm step, one on each host."""
         step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+        step["SLURM_CONF"] = os.devnull  # there is no Slurm: it is not to be waited for
         lead, helper = (
             self.start(host, "doctor", self.run, "--json", **step, SLURM_PROCID=str(rank))
             for rank, host in enumerate(HOSTS)
@@ -267,6 +268,12 @@ class Rehearsal:
                 found.append({**record, "by": path.stem})
         return found
 
+    def done(self) -> int:
+        """How many items have a result."""
+        done = {(one["unit"].partition("-")[0], one["item"])
+                for one in self.records() if one["type"] == "done"}  # fmt: skip
+        return len(done)
+
     def idle(self) -> bool:
         """Whether all that was begun has a result, and every claim was given back."""
         records = self.records()
@@ -276,26 +283,43 @@ class Rehearsal:
         done = sum(one["type"] == "done" for one in records)
         return claims == released and done >= len(self.begun())
 
+    def living(self, host: str) -> list[int]:
+        """Workers of a host that live, by their number inside."""
+        own = [one.pid for one in self.presences().values() if one.host == host]
+        living = {one.inner for one in self.hosts.processes()}
+        return [pid for pid in own if pid in living]
+
     def busy(self, host: str) -> list[int]:
         """Workers of a host that live and are in the middle of an item, by their number inside."""
         last = {}
         for words in (line.split() for line in self.trace.read_text().splitlines()):
             last[int(words[3])] = words[0]
-        own = [one.pid for one in self.presences().values() if one.host == host]
-        living = {one.inner for one in self.hosts.processes()}
-        return [pid for pid in own if pid in living and last.get(pid) == "start"]
+        return [pid for pid in self.living(host) if last.get(pid) == "start"]
+
+    def add(self, number: int, *, seconds: float | None = None) -> None:
+        """Add further items to an open run."""
+        path = self.items(number, seconds=seconds)
+        self.hpctk(SPARED, "add", self.run, "--items", path)
 
     @contextmanager
-    def held(self, host: str) -> Iterator[list[int]]:
-        """Stop the workers of a host in the middle of items: what they do cannot be written now."""
+    def held(self, host: str, *, feed: int = 0) -> Iterator[list[int]]:
+        """Stop the workers of a host in the middle of items: what they do cannot be written now.
+
+        On a busy machine the other host may have done everything before: then so many items are
+        added to the run, which is open.
+        """
 
         def stop() -> list[int]:
-            for pid in self.busy(host):
+            chosen = self.busy(host)
+            for pid in chosen:
                 self.hosts.signal(pid, signal.SIGSTOP)
                 stopped.append(pid)
-            found = self.busy(host)
+            # Others may have begun an item since.
+            found = [pid for pid in self.busy(host) if pid in chosen]
             if not found:
                 release()
+                if feed and self.done() == self._ids:
+                    self.add(feed)
             return found
 
         def release() -> None:
@@ -310,10 +334,9 @@ class Rehearsal:
 
     def outcome(self, ended: list[Ended], seconds: float, **notes: Any) -> Outcome:
         """Read what the run's files say after its end."""
-        status = json.loads(self.hpctk(SPARED, "status", self.run, "--json").out)
         rows = []
-        for stage in status["stages"]:
-            table = self.hpctk(SPARED, "gather", self.run, "--stage", stage).out
+        for stage in sorted((self.seen / "stages").iterdir()):
+            table = self.hpctk(SPARED, "gather", self.run, "--stage", stage.name).out
             rows += [json.loads(line) for line in table.splitlines()]
         records = self.records()
         hosts = {name: one.host for name, one in self.presences().items()}
@@ -330,7 +353,7 @@ class Rehearsal:
             executions=self.begun(),
             deaths=list(deaths.values()),
             ended=ended,
-            status=status,
+            status=json.loads(self.hpctk(SPARED, "status", self.run, "--json").out),
             seconds=seconds,
             notes=notes,
         )

@@ -42,13 +42,14 @@ def one_machine(run: Rehearsal) -> Outcome:
 
 def kills(run: Rehearsal) -> Outcome:
     """A worker of each host is killed in the middle of its unit; its command starts another."""
-    run.init(run.size.items)
+    run.init(run.size.items, "--open")
     ranks = [run.work(host) for host in HOSTS]
     run.until_begun(run.size.items // 4)
     began = time.monotonic()
     for host in HOSTS:
-        with run.held(host) as workers:
+        with run.held(host, feed=run.size.items // 4) as workers:
             run.hosts.signal(workers[0], signal.SIGKILL)
+    run.hpctk(SPARED, "seal", run.run)
     return run.outcome(_all_end(run, ranks), time.monotonic() - began)
 
 
@@ -64,8 +65,8 @@ def takeover(run: Rehearsal) -> Outcome:
     run.until(lambda: _deaths(run) == 1, "a takeover on the same host")
     near_s = time.monotonic() - began
     spared = run.work(SPARED, 1)
-    long = run.items(_LONG_ITEMS, seconds=10 * run.size.seconds)
-    run.hpctk(SPARED, "add", run.run, "--items", long)
+    run.until(lambda: run.living(SPARED), f"a worker of {SPARED}")
+    run.add(_LONG_ITEMS, seconds=10 * run.size.seconds)
     run.hpctk(SPARED, "seal", run.run)
     run.until(lambda: run.busy(SPARED), f"work on {SPARED}")
     with run.held(HIT):
@@ -153,13 +154,14 @@ def _reason(run: Rehearsal) -> str:
 
 def partition(run: Rehearsal) -> Outcome:
     """A host is cut off for longer than the lease, and comes back after the run was gathered."""
-    run.init(run.size.items)
+    run.init(run.size.items, "--open")
     cut_off, spared = run.work(HIT), run.work(SPARED)
     run.until_begun(run.size.items // 4)
-    with run.held(HIT):
+    with run.held(HIT, feed=run.size.items // 4):
         began = time.monotonic()
         run.filesystem.cut(HIT)
     try:
+        run.hpctk(SPARED, "seal", run.run)
         ended = _all_end(run, [spared])
         whole_s = time.monotonic() - began
         published = run.outcome(ended, whole_s)

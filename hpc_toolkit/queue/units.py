@@ -13,7 +13,7 @@ MAX_UNIT = 256
 _SHARES = 64
 # A unit takes at most 1/64 of what is left, so the last units are single items and workers end
 # together.
-_MAX_GROUP_UNITS = 4096
+_MAX_GROUP_UNITS = 8192
 # Beyond so many groups several whole ones share a unit, or claims would cost too many inodes.
 
 

@@ -66,7 +66,14 @@ def test_units_taper_to_single_items_at_the_end() -> None:
 
 def test_a_million_items_and_a_million_groups_stay_few_units() -> None:
     assert len(plan_units(None, 1_000_000)) < 5_000
-    assert len(plan_units(range(100_000), 100_000)) <= 4_096
+    assert len(plan_units(range(100_000), 100_000)) <= 8_192
+
+
+def test_13_groups_a_worker_are_claimed_one_by_one_up_to_600_workers() -> None:
+    """Several in one claim would leave workers idle at the end."""
+    groups = [group for group in range(13 * 600) for _ in range(6)]
+
+    assert max(size for _, size in plan_units(groups, len(groups))) == 6
 
 
 def test_no_items_make_no_units() -> None:

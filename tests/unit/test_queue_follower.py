@@ -101,7 +101,7 @@ def test_a_second_of_waiting_asks_for_no_more_than_its_part(waiting: Waiting) ->
     assert len(counted.calls) <= 1.1 * READINGS_PER_S * seconds
 
 
-def test_many_holders_are_asked_in_turn(fast_dir: Path) -> None:
+def test_many_holders_are_asked_in_turn_and_those_who_are_ready_soon(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 250, unit=1)
     workers = [toy.worker(f"w{number:03d}") for number in range(250)]
     for number, worker in enumerate(workers):
@@ -110,9 +110,14 @@ def test_many_holders_are_asked_in_turn(fast_dir: Path) -> None:
     stage = view.stages["items"]
     follower = Follower(view, local=False)
     follower.look(stage, stage.state.open)
+    with CountedCalls() as counted:
+        for _ in range(3):
+            follower.look(stage, stage.state.open)
+    assert {f"{worker.name}.json" for worker in workers} <= set(counted.opened())
     for number, worker in enumerate(workers):
         worker.attempt(number)
         worker.release()
+        worker.presence.update(done=1, journal=worker.journal.size)
 
     seconds = [follower.look(stage, stage.state.open) for _ in range(3)]
 

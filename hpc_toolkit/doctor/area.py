@@ -36,7 +36,15 @@ def make_area(root: Path, token: str, side: str) -> Path:
         area.mkdir()
     owner = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
     record = {**owner, "ticks": process_ticks(os.getpid())}
-    files.write_in_place(area / f"owner-{side}", json.dumps(record).encode())
+    mine = area / f"owner-{side}"
+    try:
+        files.write_in_place(mine, json.dumps(record).encode())
+    except OSError:
+        # On a full disk the directory alone can be made.
+        with suppress(OSError):
+            mine.unlink(missing_ok=True)
+            area.rmdir()
+        raise
     return area
 
 

@@ -38,6 +38,8 @@ def _repair(paths: RunPaths, repair: Repair, name: str, owner: str) -> str:
         try:
             path.mkdir()
         except FileExistsError:
+            if not path.is_dir():
+                raise
             return _NOW
         files.sync_directory(path.parent)
         return ""
@@ -47,8 +49,7 @@ def _repair(paths: RunPaths, repair: Repair, name: str, owner: str) -> str:
     if repair.kind == "head":
         return _write_head(paths, repair.stage)
     if repair.kind == "back":
-        files.move_file(paths.repaired / name, path)
-        return ""
+        return _move(paths.repaired / name, path)
     return _move_aside(paths, repair.stage, path)
 
 
@@ -59,8 +60,9 @@ def _write_head(paths: RunPaths, stage: str) -> str:
     # Whoever adds an entry meanwhile writes it too, and the later number must win.
     while written != log.length:
         written = log.length
-        log.paths.head.touch()
-        os.truncate(log.paths.head, 0)
+        # A link that somebody put there would have another file emptied.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        os.close(os.open(log.paths.head, flags, 0o666))
         files.write_in_place(log.paths.head, b"%019d\n" % written)
         log.poll()
     return "failed: it is damaged again" if head_is_wrong(log) else ""
@@ -70,17 +72,31 @@ def _move_aside(paths: RunPaths, stage: str, path: Path) -> str:
     """Take a file away that nobody reads; it comes back if an entry names it by then."""
     to = paths.repaired / path.relative_to(paths.root)
     to.parent.mkdir(parents=True, exist_ok=True)
+    if to.exists() and not path.exists():
+        return _NOW
     now_s = _time_of(to.parent)
     present = present_workers(paths, now_s)
     if present:
         return f"left: {present[0]} may be alive"
     if now_s - path.stat().st_mtime < LEFT_ALONE_S:
         return "left: changed within the last hour"
-    files.move_file(path, to)
+    if _move(path, to):
+        return _NOW
     named = targets(paths.stage(stage)) if stage else set()
     if f"{path.parent.name}/{path.name}" in named:
         files.move_file(to, path)
         return "left: an entry names it now"
+    return ""
+
+
+def _move(path: Path, to: Path) -> str:
+    """Move a file; another repair may do the same."""
+    try:
+        files.move_file(path, to)
+    except (FileNotFoundError, FileExistsError):
+        if path.exists() or not to.exists():
+            raise
+        return _NOW
     return ""
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LEFT_ALONE_S = 3600.0
 """A file that somebody changed within this time may still be in use."""
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
+_PAYLOAD = re.compile(r"(?:items|retries|results)/[^/]+\.jsonl?")
 _HEAD = re.compile(rb"[0-9]{19}\n(?:[0-9]{19} [0-9a-f]{8}\n)?")
 _PAYLOADS = ("items", "retries", "results")
 _BEING_WRITTEN_S = 0.2
@@ -93,14 +94,16 @@ class _Planning:
             return None
         if max(known) > log.length or not stage.log.is_dir():
             what = f"entry {log.length + 1}, or what it names," if log.length else "every entry"
-            self._left.append(f"the log of {name}: {what} is gone; restore it from a backup")
+            mend = "look again in a minute; if it stays away, restore it from a backup"
+            self._left.append(f"the log of {name}: {what} is gone; {mend}")
             return None
         return log
 
     def _gone_aside(self, stage: StagePaths) -> list[str]:
         """Payloads that an entry names, and that an earlier repair took away."""
-        missing = [stage.root / one for one in targets(stage) if not (stage.root / one).exists()]
-        names = [self._below(path) for path in sorted(missing)]
+        # A target that climbs out of the stage would have files moved that are not the run's.
+        named = sorted(one for one in targets(stage) if _PAYLOAD.fullmatch(one))
+        names = [self._below(stage.root / one) for one in named if not (stage.root / one).exists()]
         return [name for name in names if (self._paths.repaired / name).exists()]
 
     def _plan_directories(self) -> None:
@@ -169,6 +172,7 @@ class _Planning:
             found = [
                 log.paths.root / kind / payload
                 for kind in _PAYLOADS
+                if not (log.paths.root / kind).is_symlink()  # what is behind it may be somebody's
                 for payload in sorted(files.list_names(log.paths.root / kind))
                 if f"{kind}/{payload}" not in named
             ]

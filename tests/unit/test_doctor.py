@@ -386,6 +386,21 @@ def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
     assert tree(toy.root) == before
 
 
+def test_an_examination_of_a_full_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_in_place", full)
+        report = looked_at(tmp_path)
+
+    assert "No space left" in found(report)["writing"].found
+    assert list(tmp_path.iterdir()) == []
+
+
 def without_root(found: dict[str, Any]) -> dict[str, Any]:
     """The root's own times change with every name that comes and goes."""
     return {name: value for name, value in found.items() if name != "."}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Draw = Any  # as DataObject.draw is: takes a strategy, gives one of its examples
 HOURS_AGO_S = 7200
 MEMORY = next((name for name in ["/dev/shm"] if Path(name).is_dir()), None)
+LOOK_AGAIN = "look again in a minute; if it stays away, restore it from a backup"
 TEMPORARY = ".doctor.json.0123456789abcdef.tmp"
 
 
@@ -205,9 +206,7 @@ def test_a_head_that_tells_of_more_entries_is_kept_as_evidence(toy: ToyRun) -> N
     plan = plan_repairs(toy.root)
 
     assert plan.repairs == ()
-    assert plan.left == (
-        "the log of items: entry 3, or what it names, is gone; restore it from a backup",
-    )
+    assert plan.left == (f"the log of items: entry 3, or what it names, is gone; {LOOK_AGAIN}",)
 
 
 def test_a_head_is_right_also_if_an_entry_comes_meanwhile(
@@ -255,7 +254,7 @@ def test_a_log_that_is_gone_is_never_begun_anew(toy: ToyRun, head: bool) -> None
     plan = plan_repairs(toy.root)
 
     assert plan.repairs == ()
-    assert plan.left == ("the log of items: every entry is gone; restore it from a backup",)
+    assert plan.left == (f"the log of items: every entry is gone; {LOOK_AGAIN}",)
 
 
 def test_a_claim_that_an_old_listing_lacks_is_not_missing(
@@ -386,6 +385,82 @@ def test_a_payload_that_an_entry_names_later_is_moved_back_by_the_next_repair(
 
     assert back.names == (str(payload.relative_to(toy.root)),)
     assert payload.read_text() == "{}\n"
+
+
+def test_two_repairs_of_one_plan_fail_at_nothing(toy: ToyRun) -> None:
+    complete(toy)
+    left_over(toy)
+    plan = plan_repairs(toy.root)
+
+    first = [outcome for _, outcome in repair_run(toy.root, plan.repairs)]
+    second = [outcome for _, outcome in repair_run(toy.root, plan.repairs)]
+
+    assert (set(first), set(second)) == ({""}, {"somebody did it meanwhile"})
+
+
+def test_of_two_repairs_that_move_a_file_at_once_the_later_one_is_content(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(toy)
+    left_over(toy)
+    plan = plan_repairs(toy.root).repairs
+    move = files.move_file
+
+    def late(path: Path, to: Path) -> None:
+        move(path, to)
+        move(path, to)
+
+    monkeypatch.setattr(files, "move_file", late)
+
+    assert {outcome for _, outcome in repair_run(toy.root, plan)} == {"somebody did it meanwhile"}
+
+
+@pytest.mark.parametrize("target", ["items/../../../../own", "items/..", "../items/x.jsonl"])
+def test_an_entry_that_names_a_file_outside_the_stage_has_nothing_moved(
+    toy: ToyRun, target: str
+) -> None:
+    complete(toy)
+    own = toy.root / "own"
+    own.write_text("mine")
+    (toy.paths.repaired / "stages/items/items").mkdir(parents=True)
+    toy.stage_paths.entry(9).symlink_to(target)
+
+    repaired(toy)
+
+    assert own.read_text() == "mine"
+    assert not (toy.root.parent / "own").exists()
+
+
+def test_files_behind_a_linked_directory_are_left(toy: ToyRun) -> None:
+    complete(toy)
+    other = toy.root.parent / "other"
+    results = toy.stage_paths.root / "results"
+    results.rename(other)
+    results.symlink_to(other)
+    own = other / "own.jsonl"
+    own.write_text("mine")
+    age(own)
+
+    assert planned(toy) == {}
+
+
+def test_a_head_that_is_a_link_empties_no_other_file(toy: ToyRun, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("mine")
+    toy.stage_paths.head.unlink()
+    toy.stage_paths.head.symlink_to(own)
+
+    (outcome,) = repaired(toy).values()
+
+    assert outcome.startswith("failed: ")
+    assert own.read_text() == "mine"
+
+
+def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) -> None:
+    shutil.rmtree(toy.paths.control)
+    toy.paths.control.touch()
+
+    assert repaired(toy) == {"control": "failed: File exists"}
 
 
 def test_a_repair_that_fails_is_told_and_the_others_are_done(

@@ -128,6 +128,7 @@ class Rehearsal:
         self.names = dict(zip(HOSTS, HOSTS, strict=True))
         """What each host calls itself."""
         self.lease_s = size.lease_s
+        self.item_s = size.seconds
 
     @property
     def seen(self) -> Path:
@@ -166,7 +167,7 @@ class Rehearsal:
 
     def items(self, number: int, *, seconds: float | None = None) -> Path:
         """A file of so many further items that sleep and leave a trace."""
-        length_s = self.size.seconds if seconds is None else seconds
+        length_s = self.item_s if seconds is None else seconds
         ids = range(self._ids, self._ids + number)
         self._ids += number
         path = self.cwd / f"items-{ids.start}.jsonl"

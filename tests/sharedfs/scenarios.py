@@ -127,7 +127,8 @@ def _shares(run: Rehearsal) -> set[int]:
 
 def examination(run: Rehearsal) -> dict[str, Any]:
     """Make the run of :func:`proven_locks`, and have both hosts examine it."""
-    run.init(1, seconds=10 * run.size.seconds)
+    run.item_s = 10 * run.size.seconds
+    run.init(1, "--open")
     return run.examine()
 
 
@@ -138,12 +139,13 @@ def proven_locks(run: Rehearsal) -> Outcome:
     it is not dead.
     """
     ranks = run.work(HIT, 1)
-    with run.held(HIT):
+    with run.held(HIT, feed=1):
         lease_s = _NEVER_S if run.filesystem.locks_reach else run.lease_s
         spared = run.work(SPARED, 1, lease_s=lease_s)
         run.until(lambda: len(run.presences()) == len(HOSTS), f"the worker of {SPARED}")
         began = time.monotonic()
         ranks.kill()
+    run.hpctk(SPARED, "seal", run.run)
     return run.outcome(_all_end(run, [spared]), time.monotonic() - began)
 
 

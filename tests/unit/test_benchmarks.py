@@ -90,3 +90,16 @@ def test_a_queue_that_does_not_end_is_cut_at_the_cap(tmp_path: Path) -> None:
     found = json.loads(ended.stdout)
     assert found["capped"]
     assert 0 < found["done"] < 1_000_000
+
+
+def test_items_of_a_queue_tell_when_they_begin_and_end(tmp_path: Path) -> None:
+    argv = [sys.executable, str(BENCHMARKS / "peers.py"), "naive_filelock", "--items", "3"]
+    argv += ["--workers", "1", "--dir", str(tmp_path / "q"), "--seconds", "0.01"]
+
+    subprocess.run([*argv, "--trace", str(tmp_path / "trace")], capture_output=True, check=True)
+
+    lines = [line.split() for line in (tmp_path / "trace").read_text().splitlines()]
+    assert [(what, item) for what, item, *_ in lines] == [
+        (what, item) for item in "012" for what in ("start", "end")
+    ]
+    assert float(lines[1][-1]) - float(lines[0][-1]) >= 0.01

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.run import Run
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 def units_of_4(special: dict[str, Any], *, at: list[int]) -> list[dict[str, Any]]:
@@ -33,6 +36,29 @@ def test_work_on_a_sealed_run_drains_it_and_exits_with_0(hpctk: Hpctk) -> None:
     assert [row["item"]["id"] for row in rows] == list(range(20))
     assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
     assert len(hpctk.noted("start")) == 20
+
+
+_COUNTED = """
+import json, sys
+from hpc_toolkit.run import Run
+from tests.countedcalls import CountedCalls
+with CountedCalls() as counted:
+    Run.open(sys.argv[1]).work()
+print(json.dumps(counted.opened()))
+"""
+
+
+def test_a_worker_opens_the_segment_and_its_journal_once_for_all_units(hpctk: Hpctk) -> None:
+    run = hpctk.make_sleeping(40, 0.0)
+
+    argv = [sys.executable, "-c", _COUNTED, str(run.root.absolute())]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True)
+
+    opened = json.loads(ended.stdout)
+    (journal,) = [path.name for path in run.paths.journals.iterdir()]
+    (segment,) = [path.name for path in run.paths.stage("items").root.glob("items/*")]
+    assert len(list(run.paths.stage("items").claims.iterdir())) > 20
+    assert (opened.count(journal), opened.count(segment)) == (1, 1)
 
 
 @pytest.mark.parametrize(

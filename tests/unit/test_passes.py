@@ -16,6 +16,7 @@ from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
 
@@ -236,6 +237,17 @@ def test_each_pending_item_is_attempted_once_and_its_failures_stay_pending(stage
         ("done", 2, 3),
         ("release", 2, None),
     ]
+
+
+def test_a_claim_is_the_one_name_that_a_further_pass_asks_for(stage: Stage) -> None:
+    stage.run("done", "failed", "done", "failed", "end")
+    stage.view.poll_journal("me")
+
+    with CountedCalls() as counted:
+        stage.run("done", "done", "end", generation=2)
+
+    assert counted.calls == [("symlink", "000001-0.2.lock")]
+    assert stage.requests[1]["positions"] == [1, 3]
 
 
 def test_i9_a_permanent_failure_is_written_as_one(stage: Stage) -> None:

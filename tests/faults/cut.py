@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.processes import die_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -282,6 +284,7 @@ class Commands:
         code = 70
         try:
             os.setsid()
+            die_with_parent()  # also where it is frozen
             os.chdir(self._cwd)
             for target, name in enumerate(("out", "err"), 1):
                 path = said.with_suffix(f".{name}")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.processes import die_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -32,6 +34,7 @@ def on_disk(directory: Path, options: str, check: Callable[[], None]) -> None:
     if pid == 0:
         code = 1
         try:
+            die_with_parent()
             os.close(read)
             code = _mount(directory, options)
             if code == 0:

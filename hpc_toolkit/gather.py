@@ -15,6 +15,7 @@ from hpc_toolkit.queue.state import ItemState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from hpc_toolkit.journal import Pass
     from hpc_toolkit.layout import RunPaths
@@ -227,6 +228,16 @@ def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
         yield _encode_row(record).encode() + b"\n"
 
 
+def _parse_rows(path: Path, lines: list[bytes]) -> list[Row]:
+    try:
+        rows: list[Row] = json.loads(b"[%s]" % b",".join(lines))
+    except ValueError as error:
+        message = f"{path} is damaged: {error}"
+        hint = "try again in a minute; if it stays, restore it from a backup"
+        raise TryAgainLaterError(message, hint=hint) from error
+    return rows
+
+
 def _read_table(stage: StageView) -> dict[Place, Row]:
     assert stage.log.table is not None
     rows = {}
@@ -234,7 +245,7 @@ def _read_table(stage: StageView) -> dict[Place, Row]:
     with path.open("rb") as file:
         wanted = json.loads(next(file))["rows"]
         while lines := list(islice(file, _AT_ONCE)):
-            for row in json.loads(b"[%s]" % b",".join(lines)):
+            for row in _parse_rows(path, lines):
                 entry, position = row.pop("at")
                 rows[entry, position] = row
     if len(rows) != wanted:

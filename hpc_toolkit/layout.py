@@ -232,7 +232,8 @@ def read_manifest(root: Path) -> Manifest:
     except OSError as error:
         message = f"{path}: {error.strerror}"
         if error.errno not in UNREACHABLE:
-            raise RunError(message) from error
+            hint = "check the owner, the permissions and the mount"
+            raise RunError(message, hint=hint) from error
         failure = RunError(message, hint="try again when the filesystem answers")
         failure.exit_code = 75
         raise failure from error

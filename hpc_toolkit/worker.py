@@ -128,7 +128,10 @@ class Worker:
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)
-        self._picker = Picker(self._view, self._liveness, clock, self.name, shared=not local)
+        place = (rank.rank, rank.world_size)
+        self._picker = Picker(
+            self._view, self._liveness, clock, self.name, shared=not local, place=place
+        )
         self._chooser = Chooser(self._picker, self._pacing, restarted=rank.restart > 0)
         self._wake_fd, self._wake_write = os.pipe()
         self._passes = PassRunner(
@@ -144,9 +147,8 @@ class Worker:
         )
         control = self._passes.control
         control.deadline = self._monotonic_deadline()
-        presence = self._presence.presence
         self._host_watch = HostWatch(
-            self._view, self._liveness, clock, presence, control, self._drain
+            self._view, self._liveness, clock, self._presence.presence, control, self._drain
         )
         self._passes.on_streak = self._host_watch.check
         self._counts = [0, 0, 0]
@@ -382,7 +384,7 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
         message = f"a worker cannot go on: {gone} is gone"
         hint = f"'hpctk doctor {paths.root}' tells what is lost with it"
         if gone.name == "claims":
-            hint = f"mkdir {gone}, and start workers again; no result is lost"
+            hint = f"'hpctk doctor {paths.root} --repair' makes it again; no result is lost"
     failure = RunError(message, hint=hint)
     failure.exit_code = EXIT_LEFT
     return failure

@@ -88,9 +88,12 @@ def examine(
             _keep(report, examination.of_directory, paths, clock)
         except OSError as error:
             examination.of_run.append(_failed("doctor.json", error))
-    examination.of_run += [_how_deaths_are_seen(paths), *check_run(directory)]
-    with suppress(HpcToolkitError):  # of a run.json that cannot be read, which was told
-        examination.of_run += plan_repairs(directory).findings()
+    try:
+        examination.of_run += [_how_deaths_are_seen(paths), *check_run(directory)]
+        with suppress(HpcToolkitError):  # of a run.json that cannot be read, which was told
+            examination.of_run += plan_repairs(directory).findings()
+    except OSError as error:
+        examination.of_run.append(_failed("run", error))
     return examination.report()
 
 

@@ -26,6 +26,8 @@ _PAYLOADS = ("items", "retries", "results")
 _BEING_WRITTEN_S = 0.2
 
 _AGAIN = "they are skipped; what they said is not known, and pending items run again"
+_UNREAD = "what they say is not known here: results are made again, and no table can be published"
+_ASK = "check the owner and the permissions, and have the disk checked"
 _HARMLESS = "nobody reads them"
 _TIMED = "their owners are timed by the lease, from the moment they are first seen"
 _GAP = "somebody deleted them: a generation may have had two owners, and items may run twice"
@@ -40,6 +42,7 @@ class _Journals:
     lines: int = 0
     damaged: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
     units: dict[str, str] = field(default_factory=dict)
     """Unit -> the first line that names it."""
     workers: list[str] = field(default_factory=list)
@@ -156,7 +159,11 @@ def _read_journals(paths: RunPaths) -> _Journals:
             continue
         told.workers.append(name.removesuffix(".jsonl"))
         reader = JournalReader(paths.journals / name)
-        _read_journal(reader, told)
+        try:
+            _read_journal(reader, told)
+        except OSError as error:
+            told.unreadable.append(f"{name} ({error.strerror})")
+            continue
         if reader.torn_bytes:
             # Its worker may be in the middle of the line.
             time.sleep(_BEING_WRITTEN_S)
@@ -180,6 +187,7 @@ def _judge_journals(told: _Journals, foreign: list[str], workers: set[str]) -> l
     ownerless = [name for name in told.workers if name not in workers]
     slower = Verdict.SLOWER
     faults = [
+        _some_fault("journals", Verdict.UNSAFE, "cannot be read", told.unreadable, _UNREAD, _ASK),
         _some_fault("journals", slower, "damaged", told.damaged, _AGAIN, "have the disk checked"),
         _some_fault("journals", slower, "torn at the end", told.torn, _AGAIN),
         _some_fault("journals", slower, "of no known unit", foreign, _HARMLESS),

@@ -84,7 +84,9 @@ def _refused(script: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bash does not read it: {error}"
-    return done.stderr.strip().splitlines()[0] if done.returncode else ""
+    if not done.returncode:
+        return ""
+    return (done.stderr.strip() or f"bash ends with {done.returncode}").splitlines()[0]
 
 
 def _fault(check: str, found: str, means: str, mend: str) -> Finding:

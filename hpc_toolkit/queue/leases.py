@@ -73,7 +73,7 @@ class Liveness:
         self._looked: dict[str, float] = {}
         self._progress: dict[str, tuple[str, int, int, int, int] | None] = {}
         self._written: dict[str, int] = {}
-        self._behind: dict[tuple[str, int], float] = {}
+        self._behind: dict[str, tuple[int, float]] = {}
         self._gone: dict[str, Verdict] = {}
 
     def names(self) -> list[str]:
@@ -116,7 +116,10 @@ class Liveness:
         if size >= written:
             return False
         now = self._clock.monotonic()
-        return now - self._behind.setdefault((worker, written), now) < self._lease_s
+        wanted, since = self._behind.get(worker, (0, now))
+        if size >= wanted:  # what was waited for is there, and what was told since has its own time
+            wanted, since = self._behind[worker] = (written, now)
+        return now - since < self._lease_s
 
     def heartbeat(self, worker: str) -> int | None:
         """The heartbeat number as last read of a worker that is neither dead nor gone."""

@@ -386,6 +386,23 @@ def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
     assert tree(toy.root) == before
 
 
+def test_a_run_that_cannot_be_read_is_unsafe_and_its_directory_is_reported(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = ToyRun(fast_dir / "run")
+
+    def refused(*_: object) -> list[Finding]:
+        raise PermissionError(errno.EACCES, "Permission denied", "claims")
+
+    monkeypatch.setattr(examine, "check_run", refused)
+
+    report = looked_at(toy.root)
+
+    assert found(report)["run"].found == "failed: Permission denied (claims)"
+    assert found(report)["run"].verdict is Verdict.UNSAFE
+    assert "filesystem" in found(report)
+
+
 def test_an_examination_of_a_full_disk_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,15 @@ def test_a_script_that_bash_does_not_read_names_its_template(
     assert "line" in found[0].found
 
 
+def test_a_bash_that_fails_without_a_word_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_toolkit.doctor.scripts.shutil.which", lambda _: "/bin/false")
+
+    told = scripts.try_template("work-queue", resolve_cluster("generic").cluster)
+
+    assert told is not None
+    assert told[0] == "bash ends with 1"
+
+
 def test_a_script_whose_hash_is_wrong_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "sign", lambda text: text)
 

@@ -45,6 +45,21 @@ def test_a_run_in_order_is_fine_and_is_not_touched(worked: ToyRun) -> None:
     assert tree(worked.root) == before
 
 
+def test_a_journal_that_cannot_be_read_is_unsafe_and_the_others_are_looked_at(
+    worked: ToyRun,
+) -> None:
+    worked.worker("w0")
+    worked.paths.journal("w0").unlink()
+    worked.paths.journal("w0").mkdir()
+
+    found = findings(worked)
+
+    (journal,) = found["journals"]
+    assert (journal.verdict, bool(journal.mend)) == (Verdict.UNSAFE, True)
+    assert "w0.jsonl (Is a directory)" in journal.found
+    assert found["workers"][0].verdict is Verdict.FINE
+
+
 def cut_last_line(toy: ToyRun) -> None:
     path = toy.paths.journal("w1")
     path.write_bytes(path.read_bytes()[:-5])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.gather import NotCompleteError, gather
 from hpc_toolkit.queue.log import StageLog
 from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, tree
@@ -112,6 +112,20 @@ def test_i2_the_first_gather_publishes_and_all_others_copy(toy: ToyRun) -> None:
     assert first.published
     assert first == second
     assert len(list(toy.stage_paths.results.iterdir())) == 1
+
+
+def test_a_table_with_a_damaged_line_is_no_answer(toy: ToyRun) -> None:
+    finished(toy)
+    toy.reopen().results()
+    (table,) = (toy.stage_paths.root / "results").iterdir()
+    lines = table.read_bytes().splitlines(keepends=True)
+    lines[2] = b"\0" * (len(lines[2]) - 1) + b"\n"
+    table.write_bytes(b"".join(lines))
+
+    with pytest.raises(TryAgainLaterError, match="is damaged") as caught:
+        toy.reopen().results()
+
+    assert caught.value.hint
 
 
 def test_i2_a_published_row_stays_when_a_better_line_arrives_late(toy: ToyRun) -> None:

@@ -76,6 +76,15 @@ def test_a_missing_directory_is_not_a_run(tmp_path: Path) -> None:
         read_manifest(tmp_path / "absent")
 
 
+def test_a_manifest_that_cannot_be_opened_is_refused_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "run.json").mkdir()
+
+    with pytest.raises(RunError, match=r"run\.json: Is a directory") as caught:
+        read_manifest(tmp_path)
+
+    assert "permissions" in caught.value.hint
+
+
 def test_a_file_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 

@@ -224,6 +224,28 @@ def test_an_owner_that_beats_slowly_is_not_judged_by_a_short_lease(
     assert not observer.verdict("w").alive
 
 
+def test_an_owner_that_writes_on_is_not_waited_for_beyond_a_lease_where_nothing_comes(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths)
+    for second in range(int(LEASE_S) + 1):
+        worker.update(journal=100 * (second + 1))
+        observer.verdict("w")
+        assert observer.is_behind("w", 0) == (second < LEASE_S)
+        clock.advance(1)
+
+
+def test_an_owner_whose_lines_come_late_is_waited_for_each_time(
+    paths: RunPaths, observer: Liveness, clock: ManualClock
+) -> None:
+    worker = begin(paths)
+    for told in range(1, 10):
+        worker.update(journal=100 * told)
+        observer.verdict("w")
+        assert observer.is_behind("w", 100 * (told - 1))
+        clock.advance(LEASE_S - 1)
+
+
 def test_heartbeats_slow_down_in_a_large_run() -> None:
     assert heartbeat_interval_s(8) == 10.0
     assert heartbeat_interval_s(5_000) == 100.0

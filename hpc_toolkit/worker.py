@@ -154,10 +154,9 @@ class Worker:
         self._counts = [0, 0, 0]
         self._signals = 0
         self._stage: StageView | None = None
-        self._pause = ""
+        self._pause = self._reason = ""
         self._judged, self._judge_at = 0, float("-inf")
         self._drain_by = float("inf")
-        self._reason = ""
         self._beat_at = self._update_at = clock.monotonic()
         self._idle_since: float | None = None
 

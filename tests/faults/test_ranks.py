@@ -104,7 +104,7 @@ def check_executor(home: Path, every: int) -> None:
 
 
 def test_a_pool_whose_worker_is_cut_ends_whole(fast_dir: Path) -> None:
-    check_pool(fast_dir, EVERY)
+    check_pool(fast_dir, 2 * EVERY + 1)
 
 
 @pytest.mark.soak

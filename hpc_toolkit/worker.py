@@ -128,9 +128,13 @@ class Worker:
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)
-        place = (rank.rank, rank.world_size)
         self._picker = Picker(
-            self._view, self._liveness, clock, self.name, shared=not local, place=place
+            self._view,
+            self._liveness,
+            clock,
+            self.name,
+            shared=not local,
+            place=(rank.rank, rank.world_size),
         )
         self._chooser = Chooser(self._picker, self._pacing, restarted=rank.restart > 0)
         self._wake_fd, self._wake_write = os.pipe()

@@ -26,12 +26,20 @@ def group_key(value: Any) -> str | None:
 
 
 class FreshUnits:
-    """The units that nobody claimed, as far as one worker knows."""
+    """The units that nobody claimed, as far as one worker knows.
 
-    def __init__(self, seed: str) -> None:
+    Args:
+        seed: of its chances.
+        place: (rank, world_size) of the worker; of so many units one is of its own share.
+    """
+
+    def __init__(self, seed: str, place: tuple[int, int] = (0, 1)) -> None:
         import random  # reading a run needs no chance
 
         self._random = random.Random(seed)
+        self._rank, self._world_size = place
+        self._added = 0
+        self._own: deque[Unit] = deque()
         self._plain: deque[Unit] = deque()
         self._groups: dict[str, deque[Unit]] = {}
         self._begun: set[str] = set()
@@ -41,12 +49,15 @@ class FreshUnits:
         for unit in units:
             key = key_of(unit)
             if key is None:
-                self._plain.append(unit)
+                own = self._world_size > 1 and self._added % self._world_size == self._rank
+                (self._own if own else self._plain).append(unit)
+                self._added += 1
             else:
                 self._groups.setdefault(key, deque()).append(unit)
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
         """Forget the units that somebody claimed."""
+        self._own = deque(unit for unit in self._own if not is_claimed(unit))
         self._plain = deque(unit for unit in self._plain if not is_claimed(unit))
         for key, units in list(self._groups.items()):
             left = deque(unit for unit in units if not is_claimed(unit))
@@ -70,6 +81,8 @@ class FreshUnits:
         """
         if self._groups:
             return self._choose_group(loaded, weight_of)
+        if self._own:
+            return self._own.popleft()
         if not self._plain:
             return None
         index = self._random.randrange(min(_WINDOW, len(self._plain)))

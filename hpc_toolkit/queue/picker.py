@@ -48,6 +48,7 @@ class Picker:
         worker: str,
         *,
         shared: bool = False,
+        place: tuple[int, int] = (0, 1),
     ) -> None:
         self._view = view
         self._shared = shared
@@ -55,7 +56,7 @@ class Picker:
         self._clock = clock
         self._worker = worker
         self._random = random.Random(worker)
-        self._fresh = {name: FreshUnits(worker) for name in view.stages}
+        self._fresh = {name: FreshUnits(worker, place) for name in view.stages}
         self._known = dict.fromkeys(view.stages, 0)
         self._listed_at = float("-inf")
         self._gone: set[str] = set()

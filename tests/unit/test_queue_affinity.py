@@ -162,3 +162,27 @@ def test_durations_are_of_the_group_else_of_all_else_unknown() -> None:
     assert durations.seconds_of("b") == 7.0
     assert durations.seconds_of("c") == 3.0
     assert durations.seconds_of(None) == 3.0
+
+
+def test_workers_of_one_job_begin_with_different_units_and_help_each_other_then() -> None:
+    units = [Unit(1, first, 1, -1) for first in range(20)]
+
+    for rank in range(4):
+        fresh = FreshUnits(f"w{rank}", (rank, 4))
+        fresh.add(units, lambda _unit: None)
+        chosen = []
+        while (unit := fresh.choose(None, lambda _: 1.0)) is not None:
+            chosen.append(unit)
+
+        assert chosen[:5] == units[rank::4]
+        assert set(chosen) == set(units)
+
+
+def test_a_unit_of_ones_own_share_that_somebody_claimed_is_left_out() -> None:
+    units = [Unit(1, first, 1, -1) for first in range(6)]
+    fresh = FreshUnits("w", (1, 2))
+    fresh.add(units, lambda _unit: None)
+
+    fresh.prune(lambda unit: unit.first in (1, 3))
+
+    assert fresh.choose(None, lambda _: 1.0) == units[5]

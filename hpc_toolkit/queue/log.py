@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -75,6 +76,11 @@ class StageLog:
             return path.readlink().as_posix()
         except FileNotFoundError:
             pass
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            message = f"{path} is not a link: the run was copied without its links"
+            raise RunError(message, hint="copy it again with 'cp -a', 'rsync -a' or tar") from error
         if self.hint() <= self.length:
             return None
         # The name may be cached as missing; listing its directory asks the server again.

@@ -184,6 +184,19 @@ def test_an_unknown_entry_asks_for_an_upgrade(paths: StagePaths) -> None:
     assert "upgrade" in caught.value.hint
 
 
+def test_a_copy_without_links_says_how_to_copy(paths: StagePaths) -> None:
+    assert StageLog(paths).add_segment(segment(1))
+    entry = paths.entry(1)
+    target = os.readlink(entry)
+    entry.unlink()
+    entry.write_text(target)
+
+    with pytest.raises(RunError, match="000001 is not a link") as caught:
+        StageLog(paths).poll()
+
+    assert "cp -a" in caught.value.hint
+
+
 def test_a_name_that_is_cached_as_missing_is_found_by_the_listing(
     paths: StagePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ and the heartbeat must not wait. Slurm's silence proves nothing: then the lease 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.layout import RunPaths
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.processes import die_with_parent, kill_group
 from hpc_toolkit.queue.control import SUSPENDED, DeathNotice, give_notice
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.ranks import RankInfo
@@ -125,6 +126,17 @@ def _end_with_parent() -> None:
     die_with_parent(signal.SIGTERM)
 
 
+def _leave(*_: object) -> None:
+    """End with the program that does not answer, also if it has just been started.
+
+    As an exception alone it would pass through the client, which knows a program only later.
+    """
+    started = Path(f"/proc/self/task/{os.getpid()}/children")
+    for pid in started.read_text().split() if started.exists() else []:
+        kill_group(int(pid))
+    sys.exit(0)
+
+
 def main(arguments: list[str]) -> int:
     """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even where it says nothing."""
     # Workers import this module as well, and only start it.
@@ -149,6 +161,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # As an exception it passes through the client, which kills the program that does not answer.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _leave)
     sys.exit(main(sys.argv[1:]))

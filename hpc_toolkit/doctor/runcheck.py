@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -104,6 +105,9 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
     if max(numbers, default=0) > log.length:
         found = f"entry {log.length + 1}, or what it names, is missing"
         return _fault(check, Verdict.UNSAFE, found, means, _BACKUP)
+    if log.table is not None and (line := _bad_line(log.paths.root / log.table[1])):
+        found = f"line {line} of {log.table[1]}, the published table, is damaged or missing"
+        return _fault(check, Verdict.UNSAFE, found, "'hpctk gather' gives no rows", _BACKUP)
     left = sorted(payloads.difference(named))
     if not left:
         return _fine(check, f"{log.length} entries in order, each with its payload")
@@ -114,6 +118,19 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
         means="it is being added, or a process died while it added it; it does not exist",
         mend="it may be removed by hand once the stage is complete and nothing runs",
     )
+
+
+def _bad_line(table: Path) -> int:
+    """The first line of a table that is no JSON, or is not there; 0 for none."""
+    wanted = number = 1
+    with table.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                wanted = record["rows"] + 1 if number == 1 else wanted
+            except (ValueError, KeyError, TypeError):
+                return number
+    return number + 1 if number < wanted else 0
 
 
 def _check_claims(

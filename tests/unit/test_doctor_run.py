@@ -60,6 +60,21 @@ def test_a_journal_that_cannot_be_read_is_unsafe_and_the_others_are_looked_at(
     assert found["workers"][0].verdict is Verdict.FINE
 
 
+@pytest.mark.parametrize("kept", [b"\0\n", b""])
+def test_a_published_table_with_a_bad_row_is_unsafe(worked: ToyRun, kept: bytes) -> None:
+    worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="done", i7="done")
+    worked.reopen().results()
+    assert {one.verdict for one in check_run(worked.root)} == {Verdict.FINE}
+    (table,) = (worked.stage_paths.root / "results").iterdir()
+    lines = table.read_bytes().splitlines(keepends=True)
+    table.write_bytes(b"".join(lines[:-1]) + kept)
+
+    (log,) = findings(worked)["log (items)"]
+
+    assert log.verdict is Verdict.UNSAFE
+    assert f"line {len(lines)} of results/" in log.found
+
+
 def cut_last_line(toy: ToyRun) -> None:
     path = toy.paths.journal("w1")
     path.write_bytes(path.read_bytes()[:-5])

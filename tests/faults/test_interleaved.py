@@ -1,4 +1,4 @@
-"""Every order in which two or three conducts can make their log entries (rules R2 and R14).
+"""Orders in which two or three conducts can make their log entries (rules R2 and R14).
 
 Each conduct is a process that stops before it creates an entry; one at a time goes on to its next.
 """
@@ -154,17 +154,15 @@ def test_r14_in_some_orders_of_entries_each_ask_is_made_once(fast_dir: Path) -> 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_r14_in_every_order_of_entries_of_two_each_ask_is_made_once(fast_dir: Path) -> None:
-    check_orders(fast_dir, 2, 0, Orders())
+def test_r14_in_many_orders_of_entries_of_two_each_ask_is_made_once(fast_dir: Path) -> None:
+    check_orders(fast_dir, 2, 0, Chance(200))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("conducts", "kills"), [(2, 1), (3, 0)])
-def test_r14_in_every_order_of_asks_each_is_made_once(
-    fast_dir: Path, conducts: int, kills: int
-) -> None:
-    check_orders(fast_dir, conducts, kills, Orders(), begun=BEFORE_ASKS)
+@pytest.mark.parametrize("kills", [0, 1])
+def test_r14_in_every_order_of_asks_of_two_each_is_made_once(fast_dir: Path, kills: int) -> None:
+    check_orders(fast_dir, 2, kills, Orders(), begun=BEFORE_ASKS)
 
 
 @pytest.mark.soak

@@ -57,11 +57,11 @@ def read_name(path: Path, *, tries: int = 50) -> str:
     import time
 
     for _ in range(tries):
-        try:
-            return os.readlink(path)
-        except FileNotFoundError:
-            # GlusterFS may answer "not found" for a moment right after "exists".
-            time.sleep(0.02)
+        # GlusterFS may answer "not found", or an empty target, for a moment right after "exists".
+        with contextlib.suppress(FileNotFoundError):
+            if target := os.readlink(path):
+                return target
+        time.sleep(0.02)
     return os.readlink(path)
 
 

@@ -100,6 +100,16 @@ def test_read_name_that_is_invisible_for_a_moment_is_read_again(
     assert files.read_name(tmp_path / "name") == "owner"
 
 
+def test_read_name_whose_target_is_empty_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "name").symlink_to("owner")
+    targets = iter(["", "", "owner"])
+    monkeypatch.setattr(os, "readlink", lambda _: next(targets))
+
+    assert files.read_name(tmp_path / "name") == "owner"
+
+
 def test_read_name_that_stays_invisible_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,19 +59,19 @@ def takeover(run: Rehearsal) -> Outcome:
     first, second = run.work(HIT, 1), run.work(HIT, 1)
     run.until_begun(4)
     began = time.monotonic()
-    with run.held(HIT) as workers:
+    with run.held(HIT, feed=_FIRST_ITEMS) as workers:
         victim, other = (first, second) if workers[0] in run.inside(first) else (second, first)
         victim.kill()
     run.until(lambda: _deaths(run) == 1, "a takeover on the same host")
     near_s = time.monotonic() - began
     spared = run.work(SPARED, 1)
     run.until(lambda: run.living(SPARED), f"a worker of {SPARED}")
-    run.add(_LONG_ITEMS, seconds=10 * run.size.seconds)
-    run.hpctk(SPARED, "seal", run.run)
-    run.until(lambda: run.busy(SPARED), f"work on {SPARED}")
-    with run.held(HIT):
+    run.item_s = 10 * run.size.seconds
+    run.add(_LONG_ITEMS)
+    with run.held(HIT, feed=_LONG_ITEMS):
         gone = time.monotonic()
         other.kill()
+    run.hpctk(SPARED, "seal", run.run)
     ended = _all_end(run, [spared])
     far_s = time.monotonic() - gone
     return run.outcome(ended, time.monotonic() - began, near_s=near_s, far_s=far_s)

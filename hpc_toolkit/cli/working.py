@@ -105,9 +105,11 @@ def check_code(run: Run, *, strict: bool) -> None:
 
     for stage in run.manifest.stages:
         before = run.manifest.provenance.get("code", {}).get(stage.name)
-        if before is None or code_hash(stage.workload) == before:
+        now = code_hash(stage.workload)
+        if before is None or now == before or (now is None and not strict):
             continue
-        message = f"the code of stage {stage.name!r}, {stage.workload.function}, changed since init"
+        what = "changed since init" if now is not None else "is in no file that can be found"
+        message = f"the code of stage {stage.name!r}, {stage.workload.function}, {what}"
         if strict:
             raise ConfigError(message, hint="make a new run, or leave out --strict-code")
         print(f"warning: {message}", file=sys.stderr)

@@ -175,13 +175,10 @@ def code_file(spec: WorkloadSpec) -> Path | None:
     if spec.function is None:
         return None
     path: Any = [*spec.path, *sys.path]
-    found, name = None, ""
+    found = None
     for part in spec.function.partition(":")[0].split("."):
-        name = f"{name}.{part}" if name else part
-        try:
-            found = PathFinder.find_spec(name, path)
-        except KeyError:  # inside a namespace package that was not imported
-            return None
+        # By its whole name, a namespace package inside another asks for the other's import.
+        found = PathFinder.find_spec(part, path)
         if found is None:
             return None
         path = found.submodule_search_locations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import itertools
 import sys
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.cli.working import check_code
+from hpc_toolkit.errors import ConfigError, WorkloadError
 from hpc_toolkit.layout import WorkloadSpec
 from hpc_toolkit.run import Run
-from hpc_toolkit.workloads.loading import load_workload
+from hpc_toolkit.workloads.loading import code_hash, load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,3 +109,32 @@ def test_a_file_that_did_not_change_is_read_once(source: Path) -> None:
         file.write("    return {'value': next(counted)}\n")
 
     assert [result(source, "first")["value"] for _ in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("inside", ["", "outer", "outer.inner", "outer.inner.third"])
+def test_code_inside_packages_without_a_file_of_their_own_is_found_and_not_imported(
+    tmp_path: Path, inside: str
+) -> None:
+    directory = tmp_path.joinpath(*inside.split("."))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "code.py").write_text("raise RuntimeError\n")
+    named = f"{inside}.code:f".removeprefix(".")
+
+    found = code_hash(WorkloadSpec(function=named, path=(str(tmp_path),)))
+
+    assert found == hashlib.sha256(b"raise RuntimeError\n").hexdigest()
+    assert "outer" not in sys.modules
+
+
+def test_code_whose_file_cannot_be_found_is_not_said_to_have_changed(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(source, "first", 1)
+    run = Run.create(source.parent / "run", [{}], workload=f"{source.stem}:first")
+    source.unlink()
+
+    check_code(run, strict=False)
+
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match="is in no file that can be found"):
+        check_code(run, strict=True)

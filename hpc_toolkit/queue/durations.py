@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 
 _UNKNOWN = 1e9
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
-@cache
+# Bounded: a campaign goes on for weeks, and its groups change.
+@lru_cache(maxsize=1 << 14)
 def kin(group: str | None) -> str | None:
     """What a group's key has in common with those that differ from it in the last number alone, as
     the checkpoints of one model do; another thing than any key."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_toolkit.queue import durations
 from hpc_toolkit.queue.affinity import FreshUnits, group_key
 from hpc_toolkit.queue.durations import Durations
 from hpc_toolkit.queue.units import Unit
@@ -186,3 +187,7 @@ def test_a_unit_of_ones_own_share_that_somebody_claimed_is_left_out() -> None:
     fresh.prune(lambda unit: unit.first in (1, 3))
 
     assert fresh.choose(None, lambda _: 1.0) == units[5]
+
+
+def test_groups_that_come_and_go_for_ever_do_not_fill_the_memory() -> None:
+    assert durations.kin.cache_info().maxsize is not None

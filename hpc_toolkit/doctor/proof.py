@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.layout import RunPaths
 
 _FORMAT = 1
+_MAX_LEAST_LEASE_S = 3600.0
+"""No examination measures for so long; a lease beyond it would have no death be seen."""
 
 
 def write_proof(path: Path, record: dict[str, Any]) -> None:
@@ -71,6 +73,10 @@ def believed(paths: RunPaths) -> Proof:
         troubles = dict.fromkeys(one["check"] for one in record.get("troubles", ()))
         said = [f"{record.get('verdict', 'unknown')}: {', '.join(troubles)}"] if troubles else []
         said += ["locks are proven between hosts"] if locks else []
-        return Proof(locks, float(record.get("least_lease_s", 0.0)), "; ".join(said))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        least_s = float(record.get("least_lease_s", 0.0))
+        if not 0 <= least_s <= _MAX_LEAST_LEASE_S:  # NaN as well
+            said.append(f"least_lease_s = {least_s:g} in {paths.doctor.name} is ignored")
+            least_s = 0.0
+        return Proof(locks, least_s, "; ".join(said))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return Proof()

@@ -112,13 +112,30 @@ def test_a_record_that_cannot_be_read_proves_nothing(paths: RunPaths, text: str)
     assert believed(paths) == Proof()
 
 
-@pytest.mark.parametrize("changes", [{"troubles": [7]}, {"troubles": 7}, {"least_lease_s": "x"}])
+HUGE = {"least_lease_s": 10**400}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"troubles": [7]}, {"troubles": 7}, {"least_lease_s": "x"}, HUGE]
+)
 def test_a_record_of_which_a_part_is_damaged_proves_nothing(
     paths: RunPaths, changes: dict[str, Any]
 ) -> None:
     prove(paths, **changes)
 
     assert believed(paths) == Proof()
+
+
+@pytest.mark.parametrize("least_s", [float("nan"), float("inf"), -1.0, 3601.0])
+def test_a_least_lease_that_nobody_measured_is_ignored_and_that_is_said(
+    paths: RunPaths, least_s: float
+) -> None:
+    prove(paths, least_lease_s=least_s)
+
+    found = believed(paths)
+
+    assert (found.locks, found.least_lease_s) == (True, 0.0)
+    assert f"least_lease_s = {least_s:g} in doctor.json is ignored" in found.said
 
 
 SLOWER: dict[str, Any] = {

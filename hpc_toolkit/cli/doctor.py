@@ -95,11 +95,13 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
         message = "--pair belongs to an examination, and --repair makes none"
         raise ConfigError(message, hint="leave one of them out")
     plan = plan_repairs(root)
+    asks = not (yes or as_json)
+    # Before a person reads through a plan that would then be refused.
+    if plan.repairs and (yes or (asks and _at_a_terminal())) and (warning := check_trust(root)):
+        print(f"warning: {warning}", file=sys.stderr)
     if not as_json:
         print("\n".join(map(printable, plan_lines(root, plan))), flush=True)
-    done = bool(plan.repairs) and (yes or (not as_json and _agreed()))
-    if done and (warning := check_trust(root)):
-        print(f"warning: {warning}", file=sys.stderr)
+    done = bool(plan.repairs) and (yes or (asks and _agreed()))
     outcomes = list(repair_run(root, plan.repairs)) if done else []
     if as_json:
         repairs = [one.to_json() for one in plan.repairs]
@@ -111,9 +113,13 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def _agreed() -> bool:
     """Whether a person at a terminal says so."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _at_a_terminal():
         print("note: nothing was changed; --yes does it", file=sys.stderr)
         return False
     return typer.confirm("Do that?")

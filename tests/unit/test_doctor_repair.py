@@ -22,7 +22,7 @@ from hpc_toolkit.doctor import mending, planning
 from hpc_toolkit.doctor.findings import Verdict
 from hpc_toolkit.doctor.mending import repair_run
 from hpc_toolkit.doctor.planning import plan_repairs
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyRun, tree
@@ -539,6 +539,19 @@ def test_at_a_terminal_a_person_is_asked(
     assert "Do that? [y/N]" in screen.getvalue()
     assert ("done: 1 of 1" in screen.getvalue()) is (answer == "y")
     assert (toy.stage_paths.head.read_bytes() == b"junk") is (answer != "y")
+
+
+def test_a_run_of_somebody_else_is_refused_before_the_plan_is_shown(
+    toy: ToyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy.stage_paths.head.write_bytes(b"junk")
+    (toy.root / "run.json").chmod(0o666)
+
+    with pytest.raises(RunError, match="writable by everybody"):
+        doctor(str(toy.root), repair=True, yes=True)
+
+    assert capsys.readouterr().out == ""
+    assert toy.stage_paths.head.read_bytes() == b"junk"
 
 
 @pytest.mark.parametrize("yes", [True, False])

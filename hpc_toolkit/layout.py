@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from hpc_toolkit.files import read_fresh
 
 FORMAT = 1
 """The on-disk format that this version writes, and the newest that it reads."""
+_STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,16 @@ class StageSpec:
     """Seconds that one item may take; None: no limit."""
     max_failures: str | None = None
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no directory's below the run.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not _STAGE_NAME.fullmatch(self.name):
+            message = f"{self.name!r} is no name of a stage: letters, digits, '_' and '-'"
+            raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

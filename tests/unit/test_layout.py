@@ -134,6 +134,21 @@ def test_a_damaged_manifest_is_said_to_be_damaged(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize(
+    "name", ["../../../outside", "/outside", "..", ".", "", "a/b", "a.b", "a\n", "x" * 65, 7, None]
+)
+def test_a_stage_whose_name_is_no_directory_of_the_run_is_refused(
+    tmp_path: Path, name: object
+) -> None:
+    record = json.loads(FULL.to_bytes())
+    record["stages"][0]["name"] = name
+
+    with pytest.raises(RunError, match=r"run\.json is damaged: (Value|Type)Error") as caught:
+        read_manifest(written(tmp_path, json.dumps(record).encode()))
+
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
     ("code", "exit_code"), [(errno.ENOTCONN, 75), (errno.ESHUTDOWN, 75), (errno.EACCES, 1)]
 )
 def test_a_run_whose_filesystem_does_not_answer_is_worth_another_try(

@@ -101,6 +101,7 @@ def measure(options: argparse.Namespace, names: list[str]) -> dict[str, list[dic
             first = number % len(names)
             for name in names[first:] + names[:first]:
                 root = base / f"{name}-{number}"
+                os.sync()  # what another queue wrote is not to be waited for
                 if name == OURS:
                     one = ours(root, options.items, options.workers)
                 else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.journal import decode_line, read_pass
+from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 
 if TYPE_CHECKING:
@@ -242,11 +243,15 @@ def _read_table(stage: StageView) -> dict[Place, Row]:
     assert stage.log.table is not None
     rows = {}
     path = stage.paths.root / stage.log.table[1]
+    wanted, _ = stage.log.table_header()
     with path.open("rb") as file:
-        wanted = json.loads(next(file))["rows"]
+        file.readline()
         while lines := list(islice(file, _AT_ONCE)):
             for row in _parse_rows(path, lines):
-                entry, position = row.pop("at")
+                try:
+                    entry, position = row.pop("at")
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    raise damaged(path, "a row does not say whose it is") from error
                 rows[entry, position] = row
     if len(rows) != wanted:
         message = f"{path} shows {len(rows)} of its {wanted} rows"

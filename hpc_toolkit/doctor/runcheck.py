@@ -105,7 +105,7 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
     if max(numbers, default=0) > log.length:
         found = f"entry {log.length + 1}, or what it names, is missing"
         return _fault(check, Verdict.UNSAFE, found, means, _BACKUP)
-    if log.table is not None and (line := _bad_line(log.paths.root / log.table[1])):
+    if log.table is not None and (line := _bad_line(log, log.paths.root / log.table[1])):
         found = f"line {line} of {log.table[1]}, the published table, is damaged or missing"
         return _fault(check, Verdict.UNSAFE, found, "'hpctk gather' gives no rows", _BACKUP)
     left = sorted(payloads.difference(named))
@@ -120,14 +120,19 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
     )
 
 
-def _bad_line(table: Path) -> int:
-    """The first line of a table that is no JSON, or is not there; 0 for none."""
-    wanted = number = 1
+def _bad_line(log: StageLog, table: Path) -> int:
+    """The first line of the table that is not what it should be, or is not there; 0 for none."""
+    try:
+        wanted = log.table_header()[0] + 1
+    except HpcToolkitError:
+        return 1
+    number = 1
     with table.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
-                wanted = record["rows"] + 1 if number == 1 else wanted
+                if number > 1:
+                    _, _ = record["at"]
             except (ValueError, KeyError, TypeError):
                 return number
     return number + 1 if number < wanted else 0

@@ -159,6 +159,7 @@ class Segment:
 
         Raises:
             FileNotFoundError, ValueError: it is not there, or a part is missing at its end.
+            LookupError, TypeError: its header is whole, and not that of a segment.
         """
         self.path = path
         self.entry = entry
@@ -169,8 +170,9 @@ class Segment:
             self._body = len(first)
             self._size = file.seek(0, os.SEEK_END)
             # A reader elsewhere may see the file shorter than it is; the last unit would be cut.
-            _, count, offset, _ = header["units"][-1]
-            file.seek(self._body + offset)
+            last = header["units"][-1]
+            count = last[1]
+            file.seek(self._body + last[2])
             if file.read().count(b"\n") != count:
                 message = f"{path} ends too early"
                 raise ValueError(message)

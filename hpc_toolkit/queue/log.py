@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 from zlib import crc32
 
@@ -13,7 +14,8 @@ from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from hpc_toolkit.layout import StagePaths
 
@@ -135,19 +137,22 @@ class StageLog:
 
         Raises:
             FileNotFoundError, ValueError: its payload is not there, or not whole.
+            RunError: it is whole, and not what it should be.
         """
         number = self.length + 1
         kind = target.partition("/")[0]
         if kind == SEALED:
             self.sealed = True
         elif kind == "items":
-            self.segments[number] = Segment(self.paths.root / target, number)
+            with _checked(self.paths, target):
+                self.segments[number] = Segment(self.paths.root / target, number)
         elif kind == "retries":
             record = json.loads((self.paths.root / target).read_bytes())
-            for entry, position, floor in record["floors"]:
-                key = (entry, position)
-                self.floors[key] = max(floor, self.floors.get(key, 0))
-                self.retried_at[key] = number
+            with _checked(self.paths, target, ValueError):
+                for entry, position, floor in record["floors"]:
+                    key = (entry, position)
+                    self.floors[key] = max(floor, self.floors.get(key, 0))
+                    self.retried_at[key] = number
             self.last_retry = number
         elif kind == "results":
             with (self.paths.root / target).open("rb") as file:
@@ -156,6 +161,22 @@ class StageLog:
         else:
             message = f"{self.paths.entry(number)}: unknown entry {target!r}"
             raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
+
+    def table_header(self) -> tuple[int, dict[int, set[int]]]:
+        """How many rows the latest table has, and the failed positions of each segment.
+
+        Raises:
+            RunError: its first line is damaged.
+        """
+        assert self.table is not None
+        target = self.table[1]
+        with _checked(self.paths, target, ValueError):
+            with (self.paths.root / target).open("rb") as file:
+                header = json.loads(file.readline())
+            failed: dict[int, set[int]] = {entry: set() for entry in header["segments"]}
+            for entry, item in header["failed"]:
+                failed[entry].add(item)
+            return int(header["rows"]), failed
 
     def append(self, target: str) -> bool:
         """Try to add one entry behind those that were read; False if another process was faster.
@@ -229,6 +250,26 @@ class StageLog:
                 return
             time.sleep(_PAUSE_S)
         self.refuse_hidden()
+
+
+def damaged(path: Path, what: str) -> RunError:
+    """What to raise for a file of a stage that is whole, and not what it should be."""
+    hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' tells what else is damaged"
+    return RunError(f"{path} is damaged: {what}", hint=hint)
+
+
+@contextmanager
+def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator[None]:
+    """Say which payload is not what it should be; ``more``: other errors that tell of that.
+
+    Raises:
+        RunError: it is not.
+    """
+    kinds: tuple[type[Exception], ...] = (AttributeError, LookupError, TypeError, *more)
+    try:
+        yield
+    except kinds as error:
+        raise damaged(paths.root / target, f"{type(error).__name__}: {error}") from error
 
 
 def _check_end(file: BinaryIO) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -52,22 +51,19 @@ class StageView:
         segments = [entry for entry in self.log.segments if entry > self._taken]
         table = self.log.table is not None and self.log.table[0] > self._taken
         retried = self.log.last_retry > self._taken
+        # First: what a damaged table leaves undone is done by the next call, or refused again.
+        failed = self.log.table_header()[1] if table else None
         self._taken = self.log.length
         for entry in segments:
             self.state.add_units(self.log.segments[entry].units)
-        if table:
-            self._read_table()
+        if failed is not None:
+            self._publish(failed)
         if retried:
             self.state.refresh_floors()
 
-    def _read_table(self) -> None:
+    def _publish(self, failed: dict[int, set[int]]) -> None:
         assert self.log.table is not None
-        number, target = self.log.table
-        with (self.paths.root / target).open("rb") as file:
-            header = json.loads(file.readline())
-        failed: dict[int, set[int]] = {entry: set() for entry in header["segments"]}
-        for entry, item in header["failed"]:
-            failed[entry].add(item)
+        number = self.log.table[0]
         self.state.publish(
             failed, lambda entry, item: self.log.retried_at.get((entry, item), 0) > number
         )

@@ -60,7 +60,7 @@ def test_a_journal_that_cannot_be_read_is_unsafe_and_the_others_are_looked_at(
     assert found["workers"][0].verdict is Verdict.FINE
 
 
-@pytest.mark.parametrize("kept", [b"\0\n", b""])
+@pytest.mark.parametrize("kept", [b"\0\n", b"", b"{}\n", b"7\n", b'{"at":[1]}\n'])
 def test_a_published_table_with_a_bad_row_is_unsafe(worked: ToyRun, kept: bytes) -> None:
     worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="done", i7="done")
     worked.reopen().results()
@@ -73,6 +73,20 @@ def test_a_published_table_with_a_bad_row_is_unsafe(worked: ToyRun, kept: bytes)
 
     assert log.verdict is Verdict.UNSAFE
     assert f"line {len(lines)} of results/" in log.found
+
+
+@pytest.mark.parametrize("line", [b"\0", b'{"rows":8}', b'{"rows":8,"segments":[1]}'])
+def test_a_published_table_with_a_bad_first_line_is_unsafe(worked: ToyRun, line: bytes) -> None:
+    worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="done", i7="done")
+    worked.reopen().results()
+    (table,) = (worked.stage_paths.root / "results").iterdir()
+    lines = table.read_bytes().splitlines(keepends=True)
+    table.write_bytes(b"".join([line + b"\n", *lines[1:]]))
+
+    (log,) = findings(worked)["log (items)"]
+
+    assert log.verdict is Verdict.UNSAFE
+    assert "line 1 of results/" in log.found
 
 
 def cut_last_line(toy: ToyRun) -> None:

@@ -128,6 +128,52 @@ def test_a_table_with_a_damaged_line_is_no_answer(toy: ToyRun) -> None:
     assert caught.value.hint
 
 
+def replace_line(toy: ToyRun, number: int, line: bytes) -> Path:
+    """Put another line into the published table."""
+    (table,) = (toy.stage_paths.root / "results").iterdir()
+    lines = table.read_bytes().splitlines(keepends=True)
+    lines[number] = line + b"\n"
+    table.write_bytes(b"".join(lines))
+    return table
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"junk", b"\0" * 20, b"", b"[]", b"{}", b'{"rows":4,"segments":[1]}'),
+        *(b'{"rows":4,"segments":[],"failed":[[1,0]]}', b'{"rows":4,"segments":7,"failed":[]}'),
+        *(b'{"segments":[1],"failed":[]}', b'{"rows":"x","segments":[1],"failed":[]}'),
+    ],
+)
+def test_a_table_whose_first_line_is_damaged_is_refused_by_all(toy: ToyRun, line: bytes) -> None:
+    finished(toy)
+    toy.reopen().results()
+    table = replace_line(toy, 0, line)
+    run = toy.reopen()
+
+    with pytest.raises(RunError, match=f"{table} is damaged"):
+        run.status()
+    with pytest.raises(RunError, match=f"{table} is damaged"):
+        run.results()
+    with pytest.raises(RunError, match=f"{table} is damaged") as caught:
+        run.status()
+
+    assert f"'hpctk doctor {toy.root}'" in caught.value.hint
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("line", [b"{}", b"7", b'{"at":7}', b'{"at":[1]}'])
+def test_a_row_that_does_not_say_whose_it_is_is_no_answer(toy: ToyRun, line: bytes) -> None:
+    finished(toy)
+    toy.reopen().results()
+    table = replace_line(toy, 2, line)
+
+    with pytest.raises(RunError, match=f"{table} is damaged: a row does not say") as caught:
+        toy.reopen().results()
+
+    assert "hpctk doctor" in caught.value.hint
+
+
 def test_i2_a_published_row_stays_when_a_better_line_arrives_late(toy: ToyRun) -> None:
     slow = toy.worker("aaa")
     slow.claim(toy.unit_name(0), 1)

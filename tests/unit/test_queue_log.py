@@ -250,6 +250,55 @@ def test_retries_raise_the_floor_of_the_items_they_name(paths: StagePaths) -> No
     assert found.last_retry == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("items", '{"format": 1}'),
+        ("items", '{"format": 1, "units": []}'),
+        ("items", '{"format": 1, "units": [[0, 1]]}'),
+        ("items", '{"format": 1, "units": [["a", "b", "c", "d"]]}'),
+        ("items", "[]"),
+        ("items", "7"),
+        ("retries", '{"format": 1}'),
+        ("retries", '{"format": 1, "floors": 7}'),
+        ("retries", '{"format": 1, "floors": [[1, 0]]}'),
+        ("retries", '{"format": 1, "floors": [[1, 0, "x"]]}'),
+        ("retries", "[]"),
+    ],
+)
+def test_a_payload_that_is_whole_and_wrong_is_named_and_not_waited_for(
+    paths: StagePaths, kind: str, text: str
+) -> None:
+    log = StageLog(paths)
+    target = log.write_payload(kind, ".json", [text.encode() + b"\n"])
+    log.append(target)
+
+    with pytest.raises(RunError, match=f"{target} is damaged"):
+        log.poll()
+    with pytest.raises(RunError, match=f"{target} is damaged") as caught:
+        log.poll()
+
+    assert f"'hpctk doctor {paths.root.parents[1]}'" in caught.value.hint
+    assert (caught.value.exit_code, log.length, log.hidden) == (1, 0, "")
+
+
+@pytest.mark.parametrize("kind", ["items", "retries"])
+def test_a_payload_of_which_any_part_is_visible_is_waited_for(paths: StagePaths, kind: str) -> None:
+    log = StageLog(paths)
+    retry = [json.dumps({"format": 1, "floors": [[1, 0, 1]]}).encode()]
+    target = log.write_payload(kind, ".json", segment(1, 2) if kind == "items" else retry)
+    log.append(target)
+    whole = (paths.root / target).read_bytes()
+
+    for size in range(len(whole)):
+        (paths.root / target).write_bytes(whole[:size])
+        assert not log.poll()
+        assert log.hidden == target
+
+    (paths.root / target).write_bytes(whole)
+    assert log.poll()
+
+
 def test_the_latest_table_is_the_table(paths: StagePaths) -> None:
     log = StageLog(paths)
     log.seal()

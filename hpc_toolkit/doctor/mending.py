@@ -24,15 +24,41 @@ def repair_run(root: Path, repairs: Iterable[Repair]) -> Iterator[tuple[str, str
 
     What fails is told, and the rest is done all the same.
     """
+    paths = RunPaths(root)
     for repair in repairs:
+        absence = _Absence(paths)
         for name, owner in zip(repair.names, repair.owners or repair.names, strict=True):
             try:
-                yield name, _repair(RunPaths(root), repair, name, owner)
+                yield name, _repair(paths, repair, name, owner, absence)
             except OSError as error:
                 yield name, f"failed: {error.strerror or error}"
 
 
-def _repair(paths: RunPaths, repair: Repair, name: str, owner: str) -> str:
+class _Absence:
+    """Whether nobody works on a run; looked for anew where a worker may have come since."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._seen: int | None = None
+        self._present: list[str] = []
+        self.now_s = 0.0
+        """The filesystem's time of the last look."""
+
+    def present(self, beside: Path) -> list[str]:
+        """Workers that may be alive; ``beside`` is a directory of the run, for its time."""
+        try:
+            # A new worker makes a file there. Thousands of files are not read for each one moved.
+            changed = self._paths.workers.stat().st_mtime_ns
+        except OSError:
+            changed = None
+        if self._seen is None or changed != self._seen:
+            self._seen = changed
+            self.now_s = _time_of(beside)
+            self._present = present_workers(self._paths, self.now_s)
+        return self._present
+
+
+def _repair(paths: RunPaths, repair: Repair, name: str, owner: str, absence: _Absence) -> str:
     path = paths.root / name
     if repair.kind == "directory":
         try:
@@ -50,7 +76,7 @@ def _repair(paths: RunPaths, repair: Repair, name: str, owner: str) -> str:
         return _write_head(paths, repair.stage)
     if repair.kind == "back":
         return _move(paths.repaired / name, path)
-    return _move_aside(paths, repair.stage, path)
+    return _move_aside(paths, repair.stage, path, absence)
 
 
 def _write_head(paths: RunPaths, stage: str) -> str:
@@ -68,17 +94,15 @@ def _write_head(paths: RunPaths, stage: str) -> str:
     return "failed: it is damaged again" if head_is_wrong(log) else ""
 
 
-def _move_aside(paths: RunPaths, stage: str, path: Path) -> str:
+def _move_aside(paths: RunPaths, stage: str, path: Path, absence: _Absence) -> str:
     """Take a file away that nobody reads; it comes back if an entry names it by then."""
     to = paths.repaired / path.relative_to(paths.root)
     to.parent.mkdir(parents=True, exist_ok=True)
     if to.exists() and not path.exists():
         return _NOW
-    now_s = _time_of(to.parent)
-    present = present_workers(paths, now_s)
-    if present:
+    if present := absence.present(to.parent):
         return f"left: {present[0]} may be alive"
-    if now_s - path.stat().st_mtime < LEFT_ALONE_S:
+    if absence.now_s - path.stat().st_mtime < LEFT_ALONE_S:
         return "left: changed within the last hour"
     if _move(path, to):
         return _NOW

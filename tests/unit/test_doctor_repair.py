@@ -351,6 +351,44 @@ def test_a_worker_that_came_meanwhile_keeps_everything_in_its_place(toy: ToyRun)
     }
 
 
+def many_left_over(toy: ToyRun, count: int) -> list[Path]:
+    paths = [toy.root / f".doctor.json.{number:016x}.tmp" for number in range(count)]
+    for path in paths:
+        path.touch()
+    age(*paths)
+    return paths
+
+
+def test_for_many_files_workers_are_looked_at_once(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_left_over(toy, 20)
+    plan = plan_repairs(toy.root)
+    looks = []
+
+    def look(paths: RunPaths, now_s: float) -> list[str]:
+        looks.append(paths)
+        return planning.present_workers(paths, now_s)
+
+    monkeypatch.setattr(mending, "present_workers", look)
+
+    assert {outcome for _, outcome in repair_run(toy.root, plan.repairs)} == {""}
+    assert len(looks) == 1
+
+
+def test_a_worker_that_comes_amid_many_files_keeps_the_rest_in_their_place(toy: ToyRun) -> None:
+    paths = many_left_over(toy, 5)
+    told = repair_run(toy.root, plan_repairs(toy.root).repairs)
+
+    first = next(told)
+    toy.worker("w8")
+    rest = [outcome for _, outcome in told]
+
+    assert first[1] == ""
+    assert rest == ["left: w8 may be alive"] * 4
+    assert [path.exists() for path in paths] == [False, True, True, True, True]
+
+
 def test_a_payload_that_an_entry_names_meanwhile_comes_back(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,13 +25,23 @@ def repair_run(root: Path, repairs: Iterable[Repair]) -> Iterator[tuple[str, str
     What fails is told, and the rest is done all the same.
     """
     paths = RunPaths(root)
+    unmade: set[str] = set()
     for repair in repairs:
+        if repair.kind == "claim" and unmade.intersection(_directories(repair)):
+            # Each of thousands would say the same.
+            yield repair.some, f"left: {', '.join(_directories(repair))} could not be made"
+            continue
         absence = _Absence(paths)
         for name, owner in zip(repair.names, repair.owners or repair.names, strict=True):
             try:
                 yield name, _repair(paths, repair, name, owner, absence)
             except OSError as error:
+                unmade.add(name)
                 yield name, f"failed: {error.strerror or error}"
+
+
+def _directories(repair: Repair) -> list[str]:
+    return sorted({os.path.dirname(name) for name in repair.names})
 
 
 class _Absence:

@@ -519,6 +519,25 @@ def test_a_repair_that_fails_is_told_and_the_others_are_done(
     }
 
 
+def test_claims_whose_directory_cannot_be_made_are_told_in_one_line(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(toy.stage_paths.claims)
+    plan = plan_repairs(toy.root)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+
+    told = list(repair_run(toy.root, plan.repairs))
+
+    assert told[0] == ("stages/items/claims", "failed: No space left on device")
+    assert told[1][0].endswith(" and 1 more")
+    assert told[1][1] == "left: stages/items/claims could not be made"
+    assert len(told) == 2
+
+
 def test_an_examination_names_what_can_be_mended(toy: ToyRun) -> None:
     shutil.rmtree(toy.stage_paths.claims)
     toy.stage_paths.head.write_bytes(b"")

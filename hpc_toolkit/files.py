@@ -11,7 +11,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import PASSING
+from hpc_toolkit.errors import PASSING, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -172,11 +172,27 @@ def write_in_place(path: Path, data: bytes, *, at: int = 0) -> None:
 
 
 def list_names(path: Path) -> list[str]:
-    """Names in a directory; none if the directory is not there. May be a minute old on NFS."""
+    """Names in a directory; none if the directory is not there. May be a minute old on NFS.
+
+    Raises:
+        RunError: there is a file in its place.
+    """
     try:
         return os.listdir(path)
     except FileNotFoundError:
         return []
+    except NotADirectoryError as error:
+        raise misplaced(error) from error
+
+
+def misplaced(error: NotADirectoryError) -> RunError:
+    """What to raise where a file is in the place of a directory of a run."""
+    from pathlib import Path
+
+    named = Path(str(error.filename2 or error.filename))
+    file = next((path for path in (named, *named.parents) if os.path.lexists(path)), named)
+    hint = "move it away; 'hpctk doctor RUN --repair' then tells what can be made again"
+    return RunError(f"{file} is not a directory", hint=hint)
 
 
 def missing_directory(error: OSError) -> Path | None:

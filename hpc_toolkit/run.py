@@ -270,6 +270,8 @@ def _writing(root: Path) -> Iterator[None]:
     """Say what the filesystem refused; a log entry is there whole or not at all."""
     try:
         yield
+    except NotADirectoryError as error:
+        raise files.misplaced(error) from error
     except OSError as error:
         message = f"cannot read or write {root}: {error}"
         hint = "check its permissions, the free space and your quota, then call again"

@@ -378,6 +378,8 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
 
 def unwritable(paths: RunPaths, error: OSError) -> RunError:
     """Why a worker cannot go on; a full disk may be emptied, permissions stay as they are."""
+    if isinstance(error, NotADirectoryError):
+        return files.misplaced(error)
     message = f"a worker cannot write to {paths.root}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError(message, hint="check the owner, the permissions and the mount")

@@ -40,7 +40,7 @@ _LONG = {"campaigns"}
 
 EXIT_BUG = 70
 EXIT_LATER = 75
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 app = typer.Typer(
     name="hpctk",
@@ -137,7 +137,9 @@ def _surroundings(error: Exception) -> int | None:
         return None
     where = f"{error.filename}: " if error.filename else ""
     hint = "check the owner, the permissions and the mount"
-    if error.errno in PASSING:
+    if error.errno == errno.ENOTDIR:
+        hint = "a file is in the place of a directory; where it is a run's, 'hpctk doctor' names it"
+    elif error.errno in PASSING:
         hint = "mend that and try again; nothing that was recorded is lost"
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
     return EXIT_LATER if error.errno in PASSING else 1

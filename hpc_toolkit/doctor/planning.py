@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import defaultdict
@@ -53,7 +54,12 @@ def plan_repairs(root: Path) -> Plan:
     Raises:
         RunError: ``root`` is no run, or its run.json cannot be read.
     """
-    return _Planning(RunPaths(root), read_manifest(root)).plan()
+    paths, manifest = RunPaths(root), read_manifest(root)
+    if wrong := not_directories(paths, manifest):
+        # What is missing cannot be told while a part of the run cannot be listed.
+        mend = "is not a directory: move it away and look again"
+        return Plan((), tuple(f"{name} {mend}" for name in wrong))
+    return _Planning(paths, manifest).plan()
 
 
 class _Planning:
@@ -212,6 +218,17 @@ class _Planning:
 def run_directories(paths: RunPaths) -> list[Path]:
     """Directories of a run that every command expects."""
     return [paths.workers, paths.journals, paths.logs, paths.control, paths.bandit]
+
+
+def not_directories(paths: RunPaths, manifest: Manifest) -> list[str]:
+    """Names below a run where something else is in the place of a directory."""
+    wanted = [*run_directories(paths), paths.jobs]
+    for spec in manifest.stages:
+        stage = paths.stage(spec.name)
+        wanted += [stage.root.parent, stage.root, stage.log, stage.claims]
+        wanted += [stage.root / kind for kind in _PAYLOADS]
+    found = [path for path in dict.fromkeys(wanted) if os.path.lexists(path) and not path.is_dir()]
+    return [str(path.relative_to(paths.root)) for path in found]
 
 
 def targets(stage: StagePaths) -> set[str]:

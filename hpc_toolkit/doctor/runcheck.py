@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
 from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.planning import not_directories
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.journal import JournalReader, Line
 from hpc_toolkit.layout import RunPaths, read_manifest
@@ -32,6 +33,8 @@ _ASK = "check the owner and the permissions, and have the disk checked"
 _HARMLESS = "nobody reads them"
 _TIMED = "their owners are timed by the lease, from the moment they are first seen"
 _GAP = "somebody deleted them: a generation may have had two owners, and items may run twice"
+_UNLISTED = "commands end there, and what was below it is gone"
+_AWAY = "move it away; --repair then makes what can be made again, the rest is in a backup"
 _KEEP = "delete nothing below a run while it exists"
 _BACKUP = "look again in a minute; if it stays, restore the stage's files from a backup"
 
@@ -61,11 +64,12 @@ def check_run(root: Path) -> list[Finding]:
         means = "nobody can work on this run"
         return [_fault("run.json", Verdict.UNSAFE, error.message, means, error.hint)]
     stages = [paths.stage(spec.name) for spec in manifest.stages]
-    claims = {stage.name: files.list_names(stage.claims) for stage in stages}
+    claims = {stage.name: _names(stage.claims) for stage in stages}
     payloads = {stage.name: _payloads(stage) for stage in stages}
     journals = _read_journals(paths)
     logs = {stage.name: StageLog(stage) for stage in stages}
     findings = [_check_log(log, payloads[name]) for name, log in logs.items()]
+    wrong = not_directories(paths, manifest)
     whole = all(one.verdict is Verdict.FINE for one in findings)
     units = {
         f"{name}/{unit.name}"
@@ -73,18 +77,29 @@ def check_run(root: Path) -> list[Finding]:
         for segment in log.segments.values()
         for unit in segment.units
     }
-    workers = {name[:-5] for name in files.list_names(paths.workers) if name.endswith(".json")}
+    workers = {name[:-5] for name in _names(paths.workers) if name.endswith(".json")}
+    findings += _some_fault(
+        "directories", Verdict.UNSAFE, "not a directory", wrong, _UNLISTED, _AWAY
+    )
     for stage in stages:
         findings += _check_claims(stage, claims[stage.name], units if whole else None, workers)
     foreign = [place for unit, place in journals.units.items() if whole and unit not in units]
     return [*findings, *_judge_journals(journals, foreign, workers), _check_workers(paths, workers)]
 
 
+def _names(directory: Path) -> list[str]:
+    """Names in a directory; none where a file is in its place, which is a finding of its own."""
+    try:
+        return files.list_names(directory)
+    except HpcToolkitError:
+        return []
+
+
 def _payloads(stage: StagePaths) -> set[str]:
     return {
         f"{kind}/{name}"
         for kind in _PAYLOADS
-        for name in files.list_names(stage.root / kind)
+        for name in _names(stage.root / kind)
         if not name.startswith(".")
     }
 
@@ -93,10 +108,10 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
     """Entries in one order without a gap, each with its payload, and payloads that none names."""
     check = f"log ({log.paths.name})"
     means = "workers wait for it, and everything behind it does not exist for them"
-    numbers = {int(name) for name in files.list_names(log.paths.log) if name.isdigit()}
-    # It is written behind an entry, and tells of those that somebody deleted.
-    numbers.add(log.hint())
+    numbers = {int(name) for name in _names(log.paths.log) if name.isdigit()}
     try:
+        # It is written behind an entry, and tells of those that somebody deleted.
+        numbers.add(log.hint())
         log.poll()
         named = [log.paths.entry(n).readlink().as_posix() for n in range(1, log.length + 1)]
     except (HpcToolkitError, OSError, ValueError, KeyError, TypeError) as error:
@@ -176,7 +191,7 @@ def _check_claims(
 
 def _read_journals(paths: RunPaths) -> _Journals:
     told = _Journals()
-    for name in sorted(files.list_names(paths.journals)):
+    for name in sorted(_names(paths.journals)):
         if not name.endswith(".jsonl"):
             continue
         told.workers.append(name.removesuffix(".jsonl"))

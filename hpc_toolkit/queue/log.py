@@ -68,6 +68,8 @@ class StageLog:
             except (FileNotFoundError, ValueError):
                 self.hidden = target
                 break
+            except NotADirectoryError as error:
+                raise files.misplaced(error) from error
             self.length += 1
             self.hidden = ""
         return self.length > before
@@ -78,6 +80,8 @@ class StageLog:
             return path.readlink().as_posix()
         except FileNotFoundError:
             pass
+        except NotADirectoryError as error:
+            raise files.misplaced(error) from error
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise

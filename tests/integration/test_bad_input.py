@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -311,6 +312,15 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
     assert_refused(hpctk("retry", run.root), "Read-only file system", hint="permissions")
     made = hpctk("init", read_only / "new", "--items", "-", "--workload", NOOP, stdin='{"id": 1}')
     assert_refused(made, "cannot make .*: Read-only file system", hint="permissions")
+
+
+@pytest.mark.parametrize("name", ["journals", "workers", "logs", "stages/items/claims"])
+def test_a_file_in_the_place_of_a_directory_is_named(hpctk: Hpctk, name: str) -> None:
+    hpctk.make_sleeping(1, 0.0)
+    shutil.rmtree(Path("run", name))
+    Path("run", name).touch()
+
+    assert_refused(hpctk("work", "run"), f"run/{name}", hint="hpctk doctor")
 
 
 def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:

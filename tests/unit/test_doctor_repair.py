@@ -496,9 +496,10 @@ def test_a_head_that_is_a_link_empties_no_other_file(toy: ToyRun, tmp_path: Path
 
 def test_a_file_in_the_place_of_a_directory_is_told_as_a_failure(toy: ToyRun) -> None:
     shutil.rmtree(toy.paths.control)
+    plan = plan_repairs(toy.root)
     toy.paths.control.touch()
 
-    assert repaired(toy) == {"control": "failed: File exists"}
+    assert dict(repair_run(toy.root, plan.repairs)) == {"control": "failed: File exists"}
 
 
 def test_a_repair_that_fails_is_told_and_the_others_are_done(

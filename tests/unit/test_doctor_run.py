@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.planning import plan_repairs
 from hpc_toolkit.doctor.runcheck import check_run
+from hpc_toolkit.errors import HpcToolkitError
 from tests.toyrun import ToyRun, tree
 
 if TYPE_CHECKING:
@@ -221,3 +225,56 @@ def test_a_log_of_which_the_last_entry_was_deleted_is_told_by_its_head(worked: T
 
     assert found.verdict is Verdict.UNSAFE
     assert found.found == "entry 2, or what it names, is missing"
+
+
+MISPLACED = [
+    *("workers", "journals", "control", "logs", "bandit"),
+    *(f"stages/items/{name}" for name in ("log", "items", "retries", "results", "claims")),
+]
+
+
+@pytest.fixture(params=MISPLACED)
+def misplaced(worked: ToyRun, request: pytest.FixtureRequest) -> tuple[ToyRun, str]:
+    """A run that has entries of every kind, and a file in the place of a directory."""
+    worked.worker("w2").work(worked.unit_name(4), 2, i4="done", i5="done", i6="failed", i7="done")
+    assert worked.log().add_retry([(1, 6, 2)])
+    worked.worker("w3").work(worked.unit_name(4), 3, i6="done")
+    worked.reopen().results()
+    name: str = request.param
+    shutil.rmtree(worked.root / name)
+    (worked.root / name).touch()
+    return worked, name
+
+
+def test_a_file_in_the_place_of_a_directory_is_found_and_nothing_is_planned(
+    misplaced: tuple[ToyRun, str],
+) -> None:
+    toy, name = misplaced
+    before = tree(toy.root)
+
+    (found,) = [one for one in check_run(toy.root) if one.check == "directories"]
+    plan = plan_repairs(toy.root)
+
+    assert found.verdict is Verdict.UNSAFE
+    assert found.found == f"not a directory: {name}"
+    assert found.means
+    assert found.mend
+    assert plan.repairs == ()
+    assert plan.left == (f"{name} is not a directory: move it away and look again",)
+    assert tree(toy.root) == before
+
+
+def test_a_file_in_the_place_of_a_directory_is_no_bug_of_ours(
+    misplaced: tuple[ToyRun, str],
+) -> None:
+    toy, _ = misplaced
+    for call in (
+        lambda: toy.reopen().status(),
+        lambda: toy.reopen().results(),
+        lambda: toy.reopen().results(partial=True),
+        lambda: toy.reopen().retry(),
+        lambda: toy.reopen().drain(),
+        lambda: toy.reopen().seal(),
+    ):
+        with suppress(HpcToolkitError):
+            call()

@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace, size: Size, base: Path) -> tuple[list[C
                 scenario = "two a host, " + ("one killed" if kill else "undisturbed")
                 rows.append((filesystem, words[filesystem], title, scenario, *came.cells()))
                 if came.said:
-                    said.add(f"{title}, {filesystem}: {came.said}")
+                    said.add(f"{title}, {filesystem}: {came.said.replace(str(base), '')}")
         for play, name in itertools.product(PLAYED, filesystems):
             title = play.__name__.replace("_", " ")
             try:

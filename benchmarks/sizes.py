@@ -1,9 +1,11 @@
-"""Does an item cost more in a longer list? And what a long list is after a storm of kills.
+"""Does an item cost more in a longer list, or among more workers? And a list after many kills.
 
-    python benchmarks/sizes.py [--sizes 1000 10000 100000 1000000] [--workers 8] [--write]
+    python benchmarks/sizes.py [--sizes 1000 10000 100000 1000000] [--workers 8]
+                               [--pools 1 2 4 8 16 32 64] [--write]
 
 Lists of no-ops, each made, worked on, counted and gathered; an item's cost is the processor time of
-all processes of ``hpctk work``, their start included. The longest list once more: its workers and
+all processes of ``hpctk work``, their start included. 100,000 no-ops (or the longest list, if that
+is shorter), worked on by more and more workers. The longest list once more: its workers and
 executors are killed one by one by SIGKILL, every quarter of a second, and in the end all at once.
 ``status`` is timed at that moment and must count what ``gather --partial`` gives; other workers
 then finish the list, and each item must be there once.
@@ -120,6 +122,16 @@ def undisturbed(base: Path, items: int, workers: int) -> list[str]:
     return [*cells, f"{1e6 * cpu_s / items:.0f} us", f"{mib:.0f} MiB", f"{inodes:,}"]
 
 
+def crowded(base: Path, items: int, workers: int) -> list[str]:
+    """A list and so many workers; a line of the table."""
+    root = base / f"pool-{workers}"
+    make(root, items)
+    work_s, cpu_s = work(root, workers)
+    assert counts(root)[1]["done"] == items
+    cells = [str(workers), f"{work_s:.2f} s", f"{cpu_s:.2f} s", f"{1e6 * cpu_s / items:.0f} us"]
+    return [*cells, f"{items / work_s:,.0f}"]
+
+
 def stormy(base: Path, items: int, workers: int) -> str:
     """What became of a list whose workers were killed, in words."""
     root = base / "storm"
@@ -141,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--pools", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--dir", help="where the runs are made")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = parser.parse_args()
@@ -151,6 +164,10 @@ def main() -> None:
         head = ["items", "init", "work", "status", "gather"]
         head += ["processor time an item", "memory of gather", "inodes"]
         lines = [facts(base), "", *table(head, rows), "", words]
+        items = min(100_000, max(options.sizes))
+        crowds = [crowded(base, items, workers) for workers in options.pools]
+        pools = ["workers", "work", "processor time", "an item", "items/s"]
+        lines += ["", f"{items:,} items:", "", *table(pools, crowds)]
     finally:
         shutil.rmtree(base, ignore_errors=True)
     if options.write:

@@ -29,10 +29,11 @@ def test_the_benchmark_measures_ours_and_others_in_one_table(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_benchmark_of_sizes_compares_lists_and_storms_through_the_longest(
+def test_the_benchmark_of_sizes_compares_lists_and_pools_and_storms_through_the_longest(
     tmp_path: Path,
 ) -> None:
     argv = [sys.executable, "benchmarks/sizes.py", "--sizes", "30", "600", "--workers", "2"]
+    argv += ["--pools", "1", "2"]
 
     ended = subprocess.run(
         [*argv, "--dir", str(tmp_path)],
@@ -43,6 +44,7 @@ def test_the_benchmark_of_sizes_compares_lists_and_storms_through_the_longest(
     )
 
     rows = [line.split("|") for line in ended.stdout.splitlines() if line.startswith("| ")]
-    assert [row[1].strip() for row in rows[2:]] == ["30", "600"]
+    first = [row[1].strip() for row in rows]
+    assert first == ["items", "---", "30", "600", "workers", "---", "1", "2"]
     assert "600 items and " in ended.stdout
     assert list(tmp_path.iterdir()) == []

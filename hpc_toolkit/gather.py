@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,10 @@ _encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _AT_ONCE = 256
 """Rows that are parsed together; they share their keys."""
+
+_CATCH_UP_S = 10.0
+"""How long to wait for lines that a worker has synced, and that this host does not show yet."""
+_LOOK_S = 0.2
 
 Row = dict[str, Any]
 Place = tuple[int, int]
@@ -72,10 +77,11 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
         if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
             return Table(_strip(stage, _read_table(stage)), published=True)
         if not partial:
+            late = _catch_up(view, stage)
             view.refuse_unreadable()
             stage.log.refuse_hidden()
             if not stage.complete:
-                raise _incomplete(stage)
+                raise _incomplete(stage, late)
         found = _compute(view.paths, stage)
         # What binds rests on every journal: one that is not read may hold the row that wins.
         if not stage.complete or view.unreadable or stage.log.hidden:
@@ -90,7 +96,24 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             return Table(_strip(stage, found), published=False)  # a reader without write access
 
 
-def _incomplete(stage: StageView) -> NotCompleteError:
+def _catch_up(view: RunView, stage: StageView) -> list[str]:
+    """Wait for the end of journals that workers told of before a mount shows it, where it matters;
+    the workers of whom something is missing still."""
+    until = time.monotonic() + _CATCH_UP_S
+    late: list[str] = []
+    while not stage.complete:
+        told = view.told_sizes()
+        if not view.behind(told):
+            return []
+        view.poll()  # what they wrote since our last reading is no old copy
+        late = view.behind(told)
+        if not late or time.monotonic() >= until:
+            return late
+        time.sleep(_LOOK_S)
+    return []
+
+
+def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     found = {}
     for name in stage.state.open:
         unit = stage.unit(name)
@@ -101,6 +124,9 @@ def _incomplete(stage: StageView) -> NotCompleteError:
     sealed = "" if stage.log.sealed else ", and the stage is open for more"
     message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
     hint = "start workers, or gather what there is with --partial"
+    if late:
+        some = ", ".join(late[:3]) + (", ..." if len(late) > 3 else "")
+        hint = f"this host does not show all that {some} wrote: try again in a minute; else {hint}"
     return NotCompleteError(message, hint=hint, pending=pending)
 
 

@@ -11,6 +11,7 @@ from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.durations import Durations
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 
 if TYPE_CHECKING:
@@ -159,6 +160,24 @@ class RunView:
             self.unreadable[worker] = error
         else:
             self.unreadable.pop(worker, None)
+
+    def told_sizes(self) -> dict[str, int]:
+        """How many bytes of its journal each worker says to have synced."""
+        found = {}
+        for name in files.list_names(self.paths.workers):
+            if name.endswith(".json"):
+                presence = read_presence(self.paths.workers / name)
+                if presence is not None:
+                    found[presence.worker] = presence.journal
+        return found
+
+    def behind(self, told: dict[str, int]) -> list[str]:
+        """The workers of whose journals less was read than they had told of before."""
+        return [
+            worker
+            for worker, size in sorted(told.items())
+            if size > (self.readers[worker].size if worker in self.readers else 0)
+        ]
 
     def refuse_unreadable(self) -> None:
         """For what must rest on every journal.

@@ -84,6 +84,50 @@ def test_gather_of_pending_items_names_them(toy: ToyRun) -> None:
     assert list(toy.stage_paths.results.iterdir()) == []
 
 
+class OldCopy:
+    """A journal of which this host shows less than its worker has synced, until ``shown_after``
+    looks; stands in for a mount whose attributes are cached."""
+
+    def __init__(self, toy: ToyRun, worker: ToyWorker, shown_after: int) -> None:
+        self._path = toy.paths.journal(worker.name)
+        self._whole = self._path.read_bytes()
+        self._left = shown_after
+        self.now = 0.0
+        worker.presence.update(state="finished", journal=len(self._whole))
+        lines = self._whole.splitlines(keepends=True)
+        self._path.write_bytes(b"".join(lines[: len(lines) // 2]))
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self._left -= 1
+        if self._left == 0:
+            self._path.write_bytes(self._whole)
+
+
+def test_gather_waits_for_lines_that_their_worker_told_of(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_toolkit.gather.time", OldCopy(toy, finished(toy), shown_after=3))
+
+    assert len(toy.reopen().results()) == 4
+
+
+def test_gather_tells_of_lines_that_never_come(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = OldCopy(toy, finished(toy), shown_after=1000)
+    monkeypatch.setattr("hpc_toolkit.gather.time", copy)
+
+    with pytest.raises(NotCompleteError) as raised:
+        toy.reopen().results()
+
+    assert raised.value.hint.startswith("this host does not show all that w wrote: try again")
+    assert 10 <= copy.now < 11
+
+
 def test_gather_of_an_open_stage_says_so(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
     toy.worker("w").work(toy.unit_name(0), i0="done")

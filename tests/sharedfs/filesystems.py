@@ -158,9 +158,10 @@ class MooseFS(Filesystem):
     def mount(self, host: str) -> None:
         shared = self.hosts.shared
         self.hosts.call(host, "mfsmount", shared, "-H", ADDRESS)
-        # Until the chunk servers are known there is no space.
+        # Until the chunk servers are known there is no space; a moment longer they tell of none.
         probe = f"{shared}/.probe-{host}"
-        self._until(f"mountpoint -q {shared} && echo >{probe} && rm {probe}", host=host)
+        space = f'test "$(stat -f -c %a {shared})" -gt 0'
+        self._until(f"mountpoint -q {shared} && echo >{probe} && rm {probe} && {space}", host=host)
 
     def crash(self) -> None:
         for master in self.hosts.processes("mfsmaster"):

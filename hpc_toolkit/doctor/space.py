@@ -27,6 +27,17 @@ _MAKE_ROOM = "remove what is not needed, or choose another directory"
 def check_space(directory: Path) -> list[Finding]:
     """Free bytes and free inodes, as statvfs(3) tells them to this user."""
     space = os.statvfs(directory)
+    if not space.f_blocks:
+        # Mounts of object stores, and others in the moment in which they are made, count nothing.
+        return [
+            Finding(
+                check="space",
+                verdict=Verdict.UNKNOWN,
+                found="the filesystem does not tell its size",
+                means="whether there is room shows when something is written",
+                mend="ask those who run it, or their own tool, for quota and room",
+            )
+        ]
     free = space.f_bavail * space.f_frsize
     little = free < _LEAST_BYTES
     findings = [

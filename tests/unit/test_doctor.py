@@ -327,13 +327,28 @@ def test_little_room_is_unsafe_and_uncounted_inodes_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, inodes: int, unsafe: list[str]
 ) -> None:
     class Space:
-        f_bavail, f_frsize, f_files, f_favail = free, 1, inodes, inodes
+        f_blocks, f_bavail, f_frsize, f_files, f_favail = 10**12, free, 1, inodes, inodes
 
     monkeypatch.setattr(os, "statvfs", lambda _: Space)
 
     findings = space.check_space(tmp_path)
 
     assert [one.check for one in findings if one.verdict is Verdict.UNSAFE] == unsafe
+
+
+def test_a_filesystem_that_tells_no_size_is_not_called_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Space:
+        f_blocks = f_bavail = f_files = f_favail = 0
+        f_frsize = 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Space)
+
+    (found,) = space.check_space(tmp_path)
+
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.found == "the filesystem does not tell its size"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ HIT, SPARED = HOSTS
 
 _CALL_S = 60.0
 _EXAMINED_S = 240.0
+_ABORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class Ranks:
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            said = self.err.read_text()
-            message = f"the workers of {self.host} still run after {limit_s:g} s: {said}"
+            where = self.where()
+            message = f"the workers of {self.host} still run after {limit_s:g} s: {where}"
             raise AssertionError(message) from None
         return Ended(self.host, code, self.out.read_text(), self.err.read_text())
 
@@ -103,6 +104,16 @@ class Ranks:
                 found += [int(child) for child in children.split()]
         return found
 
+    def where(self) -> str:
+        """What they wait for in the kernel and in Python, which ends them."""
+        lines = [f"{pid}: {_kernel_stack(pid)}" for pid in self.family()]
+        for pid in reversed(self.family()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)  # faulthandler prints the stack
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_ABORT_S)
+        return "\n".join([*lines, self.err.read_text()])
+
     def kill(self) -> None:
         """SIGKILL all of them as if at one moment."""
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -110,6 +121,13 @@ class Ranks:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         self.process.wait()
+
+
+def _kernel_stack(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stack").read_text().replace("\n", " ")
+    except OSError as error:
+        return str(error)
 
 
 class Rehearsal:
@@ -142,6 +160,7 @@ class Rehearsal:
             "HPCTK_HOST": self.names[host],
             "PYTHONPATH": str(REPOSITORY),
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
             "COLUMNS": "100",
         }
 

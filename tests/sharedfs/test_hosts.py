@@ -14,6 +14,7 @@ import pytest
 from tests.sharedfs import hosts as module
 from tests.sharedfs.filesystems import Bindfs
 from tests.sharedfs.hosts import HOSTS, SERVER, Hosts, HostsError
+from tests.sharedfs.rehearsal import Ranks, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -110,3 +111,18 @@ def test_a_machine_that_allows_no_mounts_is_told(tmp_path: Path) -> None:
         hosts.open()
 
     hosts.close()
+
+
+def test_what_does_not_end_is_shown_at_the_place_where_it_waits(tmp_path: Path) -> None:
+    program = "import threading; print('up', flush=True); threading.Event().wait()"
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as out_file, err.open("wb") as err_file:
+        process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", program], stdout=out_file, stderr=err_file
+        )
+    wait_until(out.read_text, "a process that is up", limit_s=30.0)
+
+    with pytest.raises(AssertionError, match=r"(?s)still run after 0.01 s.*futex.*threading.py"):
+        Ranks(HOSTS[0], process, out, err).ended(limit_s=0.01)
+
+    assert process.returncode == -signal.SIGABRT

@@ -15,30 +15,19 @@ from hpc_toolkit.doctor import proof
 from hpc_toolkit.doctor.mounts import Mount
 from hpc_toolkit.doctor.proof import Proof, believed, read_proof, write_proof
 from hpc_toolkit.doctor.sides import side_of
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.worker import Worker, WorkerOptions
-from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpc_toolkit.layout import RunPaths
+    from tests.manualclock import ManualClock
+
 LEASE_S = 180.0
 BEAT_S = 10.0
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    found = RunPaths(tmp_path)
-    found.make([])
-    return found
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 def prove(paths: RunPaths, *, proven: bool = True, **more: Any) -> None:

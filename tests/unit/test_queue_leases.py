@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -22,22 +22,7 @@ from hpc_toolkit.queue.presence import (
 )
 from tests.manualclock import ManualClock
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 LEASE_S = 60.0
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    found = RunPaths(tmp_path)
-    found.make([])
-    return found
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture

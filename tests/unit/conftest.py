@@ -1,0 +1,26 @@
+"""What several of these tests begin with; a module may have one of its own by the same name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.layout import RunPaths
+from tests.manualclock import ManualClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A run's directories, with nothing in them."""
+    found = RunPaths(tmp_path)
+    found.make([])
+    return found
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()

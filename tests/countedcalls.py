@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
+
+from tests.replacedcalls import ReplacedCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-class CountedCalls:
+class CountedCalls(ReplacedCalls):
     """While inside, every opening, listing, link and look of this process by name is noted."""
 
     CALLS = (
@@ -25,17 +30,7 @@ class CountedCalls:
         self.calls: list[tuple[str, str]] = []
         """(call, last part of the path), in order."""
 
-    def __enter__(self) -> Self:
-        self._real = {name: getattr(os, name) for name in self.CALLS}
-        for name, real in self._real.items():
-            setattr(os, name, self._wrap(name, real))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, real in self._real.items():
-            setattr(os, name, real)
-
-    def _wrap(self, name: str, real: Any) -> Any:
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
             # Of a symlink the name that is made counts, not what it says.
             shown = args[0] if name == "symlink" else path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
@@ -19,9 +19,10 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run, create_run
+from tests.replacedcalls import ReplacedCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.queue.items import Item
@@ -222,7 +223,7 @@ class ToyWorker:
         self.presence.update(state=FINISHED, journal=self.journal.size)
 
 
-class Faults:
+class Faults(ReplacedCalls):
     """Makes the n-th of the system calls that write fail, once."""
 
     CALLS = (
@@ -245,17 +246,7 @@ class Faults:
         self.fired = ""
         """The call that failed."""
 
-    def __enter__(self) -> Self:
-        self._real = {name: getattr(os, name) for name in self.CALLS}
-        for name, real in self._real.items():
-            setattr(os, name, self._wrap(name, real))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, real in self._real.items():
-            setattr(os, name, real)
-
-    def _wrap(self, name: str, real: Any) -> Any:
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.fired or self.count < self.at:

@@ -63,10 +63,26 @@ def busy(fast_dir: Path) -> tuple[ToyRun, list[ToyWorker]]:
     return toy, workers
 
 
-def test_a_look_for_new_items_opens_head_once_and_nothing_else(fast_dir: Path) -> None:
+def finish_units(workers: list[ToyWorker]) -> None:
+    """The two that are :func:`busy` do what they hold."""
+    for worker, first in ((workers[4], 8), (workers[5], 10)):
+        worker.attempt(first)
+        worker.attempt(first + 1)
+        worker.release()
+
+
+@pytest.fixture
+def drained(fast_dir: Path) -> tuple[ToyRun, Idler]:
+    """An open list whose one item is done, and a worker that waits for more."""
     toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
     toy.worker("w").work(toy.unit_name(0), i0="done")
-    idler = Idler(toy)
+    return toy, Idler(toy)
+
+
+def test_a_look_for_new_items_opens_head_once_and_nothing_else(
+    drained: tuple[ToyRun, Idler],
+) -> None:
+    _, idler = drained
 
     with CountedCalls() as counted:
         assert idler.picker.fresh(NOTHING) is None
@@ -75,10 +91,8 @@ def test_a_look_for_new_items_opens_head_once_and_nothing_else(fast_dir: Path) -
     assert idler.picker.polled == 1
 
 
-def test_no_news_are_asked_for_where_none_are_wanted(fast_dir: Path) -> None:
-    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
-    toy.worker("w").work(toy.unit_name(0), i0="done")
-    idler = Idler(toy)
+def test_no_news_are_asked_for_where_none_are_wanted(drained: tuple[ToyRun, Idler]) -> None:
+    toy, idler = drained
     toy.add([{"id": 7}])
 
     with CountedCalls() as counted:
@@ -154,10 +168,7 @@ def test_results_behind_unchanged_counters_are_seen_in_the_end(
     idler = Idler(toy)
     for _ in range(3):
         idler.scan()
-    for worker, first in ((workers[4], 8), (workers[5], 10)):
-        worker.attempt(first)
-        worker.attempt(first + 1)
-        worker.release()
+    finish_units(workers)
 
     complete = []
     for _ in range(16):
@@ -233,6 +244,19 @@ def test_a_scan_goes_on_past_a_journal_that_cannot_be_read(
         assert Idler(toy, waits=False).scan() == (toy.unit_name(10), 2)
 
 
+@pytest.fixture
+def released(fast_dir: Path) -> tuple[ToyRun, ToyWorker, Idler]:
+    """A unit that its owner did and released, and a worker that saw nothing of it yet."""
+    toy = ToyRun(fast_dir / "r", 2, unit=2)
+    owner = toy.worker("owner")
+    owner.claim(toy.unit_name(0))
+    idler = Idler(toy)
+    for item in (0, 1):
+        owner.attempt(item)
+    owner.release()
+    return toy, owner, idler
+
+
 class OldCopy:
     """While inside, a journal shows no more than its first bytes, as a mount may that remembers how
     long a file was."""
@@ -251,15 +275,9 @@ class OldCopy:
 
 @pytest.mark.parametrize("by", ["its end", "its last heartbeat"])
 def test_results_that_an_owner_told_of_are_waited_for_and_not_made_again(
-    fast_dir: Path, by: str
+    released: tuple[ToyRun, ToyWorker, Idler], by: str
 ) -> None:
-    toy = ToyRun(fast_dir / "r", 2, unit=2)
-    owner = toy.worker("owner")
-    owner.claim(toy.unit_name(0))
-    idler = Idler(toy)
-    for item in (0, 1):
-        owner.attempt(item)
-    owner.release()
+    _, owner, idler = released
     with OldCopy(owner, 30):
         if by == "its end":
             owner.finish()
@@ -276,15 +294,9 @@ def test_results_that_an_owner_told_of_are_waited_for_and_not_made_again(
 
 
 def test_i3_results_that_were_lost_with_their_host_are_made_again_after_the_lease(
-    fast_dir: Path,
+    released: tuple[ToyRun, ToyWorker, Idler],
 ) -> None:
-    toy = ToyRun(fast_dir / "r", 2, unit=2)
-    owner = toy.worker("owner")
-    owner.claim(toy.unit_name(0))
-    idler = Idler(toy)
-    for item in (0, 1):
-        owner.attempt(item)
-    owner.release()
+    toy, owner, idler = released
     owner.finish()
     with OldCopy(owner, 0):
         assert idler.scan() is None
@@ -378,10 +390,7 @@ def test_a_worker_that_hears_of_completeness_needs_no_journal(
 ) -> None:
     toy, workers = busy
     idler = Idler(toy)
-    for worker, first in ((workers[4], 8), (workers[5], 10)):
-        worker.attempt(first)
-        worker.attempt(first + 1)
-        worker.release()
+    finish_units(workers)
     assert not told(idler.picker)
 
     toy.stage().log.tell_complete()
@@ -428,11 +437,9 @@ def test_a_damaged_word_of_completeness_says_nothing(toy: ToyRun, damage: bytes)
     assert (early.length, early.told_complete) == (2, False)
 
 
-def test_an_entry_without_its_hint_is_found_by_a_scan(fast_dir: Path) -> None:
+def test_an_entry_without_its_hint_is_found_by_a_scan(drained: tuple[ToyRun, Idler]) -> None:
     """Whoever added it died before it could say so."""
-    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
-    toy.worker("w").work(toy.unit_name(0), i0="done")
-    idler = Idler(toy)
+    toy, idler = drained
     before = toy.stage_paths.head.read_bytes()
     toy.add([{"id": 7}])
     toy.stage_paths.head.write_bytes(before)

@@ -14,6 +14,7 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.journal import decode_line, read_pass
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.view import not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,8 +126,7 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
     message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
     hint = "start workers, or gather what there is with --partial"
     if late:
-        some = ", ".join(late[:3]) + (", ..." if len(late) > 3 else "")
-        hint = f"this host does not show all that {some} wrote: try again in a minute; else {hint}"
+        hint = f"{not_shown(late)}: try again in a minute; else {hint}"
     return NotCompleteError(message, hint=hint, pending=pending)
 
 

@@ -13,6 +13,7 @@ from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.safety import pause_reason
 
@@ -80,6 +81,9 @@ class Status:
     """Sick hosts; damage that was found and skipped."""
     draining: int = 0
     """Living workers that were asked to leave."""
+    old_copies: int = 0
+    """Journals of which this host shows less than their workers told of: some of their results may
+    count as pending."""
     doctor: str = ""
     """What 'hpctk doctor' said of the directory; "" if nothing is kept, or all was fine."""
 
@@ -98,8 +102,10 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         campaign: whether conduct fills the run's stages, and no ``add``.
     """
     view.poll_claims()
+    # Before the journals: what a worker tells of is there then, or this host shows an old copy.
+    workers, alive, draining, told = _workers(view, clock)
     view.poll()
-    workers, alive, draining = _workers(view, clock)
+    late = [worker for worker in view.behind(told) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
     rate = sum(_rate(view, worker) for worker in alive)
     left = sum(counts.pending + counts.leased for counts in stages.values())
@@ -117,10 +123,11 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
             for unit in stage.state.units.values()
         ),
         published=last.table is not None and last.last_retry < last.table[0],
-        reason=_reason(view, stages, workers, given if campaign else ""),
+        reason=_reason(view, stages, workers, given if campaign else "", late),
         failures=_failures(view),
         warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
         draining=draining,
+        old_copies=len(late),
     )
 
 
@@ -152,7 +159,9 @@ def held_elsewhere(view: RunView, clock: Clock, *, job: str | None) -> int:
     return sum(_count(view, stage, others).leased for stage in view.stages.values())
 
 
-def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
+def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int, dict[str, int]]:
+    """Counts, who lives, how many of them were asked to leave, and the size that each told of."""
+    told: dict[str, int] = {}
     counts = WorkerCounts()
     alive: set[str] = set()
     draining = 0
@@ -162,6 +171,8 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
     notices = {(one.worker, one.heartbeat) for one in given if one.final}
     for path in sorted(view.paths.workers.glob("*.json")):
         presence = read_presence(path)
+        if presence is not None:
+            told[path.stem] = presence.journal
         if presence is not None and presence.state == FINISHED:
             counts.finished += 1
         elif presence is None or (
@@ -172,7 +183,7 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int]:
             draining += presence is not None and presence.state == DRAINING
         else:
             counts.dead += 1
-    return counts, alive, draining
+    return counts, alive, draining, told
 
 
 def _seems_alive(presence: Presence, place: tuple[str, str], clock: Clock) -> bool:
@@ -225,27 +236,34 @@ def _rate(view: RunView, worker: str) -> float:
 
 
 def _reason(
-    view: RunView, stages: dict[str, StageCounts], workers: WorkerCounts, campaign: str
+    view: RunView,
+    stages: dict[str, StageCounts],
+    workers: WorkerCounts,
+    campaign: str,
+    late: list[str],
 ) -> str:
     """``campaign`` is the run's path where it is one, else ""."""
     if view.complete:
         return ""
+    # What follows from counts that may be too low is said as such.
+    unless = f"{not_shown(late)}; look again in a minute, else " if late else ""
     for stage in view.stages.values():
         reason = pause_reason(stage)
         if reason and not workers.alive:
-            return f"paused: {reason}; mend the cause, then 'hpctk retry' and start workers"
+            return f"paused: {reason}; {unless}mend the cause, then 'hpctk retry' and start workers"
     left = any(counts.pending + counts.leased for counts in stages.values())
     if not workers.alive and (left or campaign):
         died = f"; {workers.dead} died" if workers.dead else ""
         start = "start some with 'hpctk work' or 'hpctk submit'"
         if campaign:
             start = f"'hpctk submit campaign --run {campaign}' or 'hpctk run CAMPAIGN.toml' goes on"
-        return f"no worker is alive{died}: {start}"
+        return f"no worker is alive{died}: {unless}{start}"
     if not left:
         return "; ".join(_hidden(view)) or _waiting(stages, campaign)
     if not any(counts.leased for counts in stages.values()):
         return (
-            "workers are alive but hold nothing: they are starting, or wait for a dead one's lease"
+            f"workers are alive but hold nothing: {unless}they are starting, or wait for a dead "
+            "one's lease"
         )
     return ""
 

@@ -108,9 +108,16 @@ def _overview(runs: list[Path], *, as_json: bool) -> bool:
     for one in found:
         total = sum(counts.total for counts in one.stages.values())
         done = sum(counts.done for counts in one.stages.values())
-        state = "complete" if one.complete else f"{one.workers.alive} workers"
+        alive = [f"{one.workers.alive} workers", *_not_shown(one)]
+        state = "complete" if one.complete else ", ".join(alive)
         print(f"{printable(one.run):<{width}}  {done}/{total} done  {_failed(one)} failed  {state}")
     return troubled
+
+
+def _not_shown(now: Status) -> list[str]:
+    # What a complete run does not show are releases and duplicates.
+    late = 0 if now.complete else now.old_copies
+    return [f"{late} with results not shown here yet"] if late else []
 
 
 def _failed(now: Status) -> int:
@@ -164,6 +171,7 @@ def status_parts(now: Status, jobs: Sequence[JobRecord] = ()) -> tuple[list[str]
     crew += [f"{now.workers.finished} finished"] if now.workers.finished else []
     crew += [f"{now.workers.dead} dead"] if now.workers.dead else []
     crew += [f"{now.deaths} deaths seen"] if now.deaths else []
+    crew += _not_shown(now)
     lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
     lines += job_lines(jobs)
     if now.reason:

@@ -294,8 +294,7 @@ class Picker:
         for number in range(1 if self._shared else generation, generation + 1):
             owner = stage.owner(name, number)
             self._view.poll_journal(owner)
-            reader = self._view.readers.get(owner)
-            size = 0 if reader is None else reader.size
+            size = self._view.read_size(owner)
             up_to_date &= not self._liveness.is_behind(owner, size)
         return up_to_date
 

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _PACE = 16
 
 
+def not_shown(behind: list[str]) -> str:
+    """What to tell of workers of whose journals this host shows old copies."""
+    some = ", ".join(behind[:3]) + (", ..." if len(behind) > 3 else "")
+    return f"this host does not show all that {some} wrote"
+
+
 class StageView:
     """One stage as this process sees it."""
 
@@ -161,6 +167,11 @@ class RunView:
         else:
             self.unreadable.pop(worker, None)
 
+    def read_size(self, worker: str) -> int:
+        """How many bytes of a worker's journal were there when it was last read."""
+        reader = self.readers.get(worker)
+        return 0 if reader is None else reader.size
+
     def told_sizes(self) -> dict[str, int]:
         """How many bytes of its journal each worker says to have synced."""
         found = {}
@@ -173,11 +184,7 @@ class RunView:
 
     def behind(self, told: dict[str, int]) -> list[str]:
         """The workers of whose journals less was read than they had told of before."""
-        return [
-            worker
-            for worker, size in sorted(told.items())
-            if size > (self.readers[worker].size if worker in self.readers else 0)
-        ]
+        return [worker for worker, size in sorted(told.items()) if size > self.read_size(worker)]
 
     def refuse_unreadable(self) -> None:
         """For what must rest on every journal.

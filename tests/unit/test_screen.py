@@ -62,6 +62,18 @@ def test_a_reason_is_whole_and_each_error_has_one_row() -> None:
     assert [row[:25] for row in shown[-5:]] == [f"  failure  1 x Error{n}: lo" for n in range(5)]
 
 
+def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
+    now = failing()
+    now.old_copies = 3
+
+    workers = status_parts(now)[0][2]
+    now.complete = True
+    complete = status_parts(now)[0][2]
+
+    assert workers == "  workers  0 alive, 2 dead, 3 with results not shown here yet"
+    assert complete == "  workers  0 alive, 2 dead"
+
+
 def test_what_is_left_out_is_counted() -> None:
     shown = fit(*status_parts(failing()), columns=60, rows=9)
 

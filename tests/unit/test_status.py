@@ -9,7 +9,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.queue.control import (
     DeathNotice,
     SickNotice,
@@ -17,6 +19,7 @@ from hpc_toolkit.queue.control import (
     give_sick_notice,
 )
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
+from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.status import StageCounts, Status, read_status
 from tests.manualclock import ManualClock
@@ -234,6 +237,127 @@ def test_a_paused_run_says_why(fast_dir: Path) -> None:
 
     assert reason.startswith("paused: the first 25 items of stage 'items' all failed")
     assert "hpctk retry" in reason
+
+
+def old_copy(toy: ToyRun, worker: ToyWorker, *, lines: int) -> bytes:
+    """Let this host show that many lines of what a worker told of; all of them are returned."""
+    path = toy.paths.journal(worker.name)
+    whole = path.read_bytes()
+    worker.presence.update(journal=len(whole))
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:lines]))
+    return whole
+
+
+def test_results_that_are_not_shown_yet_are_told_of(toy: ToyRun) -> None:
+    worker = toy.worker("w", state=FINISHED)
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    whole = old_copy(toy, worker, lines=2)
+
+    found = status(toy)
+
+    assert (found.stages["items"].pending, found.old_copies) == (2, 1)
+    assert found.reason == (
+        "no worker is alive: this host does not show all that w wrote; look again in a minute, "
+        "else start some with 'hpctk work' or 'hpctk submit'"
+    )
+
+    toy.paths.journal("w").write_bytes(whole)
+    found = status(toy)
+
+    assert (found.complete, found.old_copies, found.reason) == (True, 0, "")
+
+
+def test_the_commands_text_and_json_tell_of_old_copies(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy, _ = ToyRun(fast_dir / "runs/a", 4), ToyRun(fast_dir / "runs/b", 4)
+    worker = toy.worker("w", state=FINISHED)
+    worker.work(toy.unit_name(0), i0="done", i1="done")
+    old_copy(toy, worker, lines=1)
+    monkeypatch.chdir(fast_dir)
+    monkeypatch.delenv("HPCTK_RUN", raising=False)
+
+    def shown(*arguments: str) -> str:
+        return CliRunner().invoke(load_commands("status"), ["status", *arguments]).stdout
+
+    assert "0 alive, 1 finished, 1 with results not shown here yet" in shown("runs/a")
+    assert json.loads(shown("runs/a", "--json"))["old_copies"] == 1
+    one, two = shown().splitlines()
+    assert one.endswith("1/4 done  0 failed  0 workers, 1 with results not shown here yet")
+    assert two.endswith("0 workers")
+
+
+def test_a_journal_that_is_not_listed_yet_is_not_shown(toy: ToyRun) -> None:
+    worker = toy.worker("w", state=FINISHED)
+    worker.work(toy.unit_name(0), i0="done")
+    old_copy(toy, worker, lines=0)
+    toy.paths.journal("w").unlink()
+
+    assert status(toy).old_copies == 1
+
+
+def test_an_old_copy_of_a_complete_run_is_no_reason(toy: ToyRun) -> None:
+    worker = toy.worker("w", state=FINISHED)
+    worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
+    old_copy(toy, worker, lines=4)  # less its release
+
+    found = status(toy)
+
+    assert (found.complete, found.old_copies, found.reason) == (True, 1, "")
+
+
+def test_what_is_written_while_status_reads_is_no_old_copy(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = living(toy, "w")
+    worker.claim(toy.unit_name(0))
+    view, poll = toy.view(), RunView.poll
+
+    def poll_and_write(view: RunView) -> None:
+        poll(view)
+        worker.attempt(0)
+        worker.presence.update(journal=worker.journal.size)
+
+    monkeypatch.setattr(RunView, "poll", poll_and_write)
+
+    found = read_status(view, ManualClock(NOW), given="r")
+
+    assert (found.stages["items"].done, found.old_copies) == (0, 0)
+
+
+def test_a_journal_that_cannot_be_read_is_no_old_copy(toy: ToyRun) -> None:
+    worker = toy.worker("w", state=FINISHED)
+    worker.work(toy.unit_name(0), i0="done")
+    old_copy(toy, worker, lines=0)
+    toy.paths.journal("w").unlink()
+    toy.paths.journal("w").mkdir()
+
+    found = status(toy)
+
+    assert found.old_copies == 0
+    assert len(found.warnings) == 1
+    assert "cannot be read" in found.warnings[0]
+
+
+def test_no_hint_rests_on_an_old_copy_alone(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 30, unit=30)
+    worker = toy.worker("w")
+    worker.claim(toy.unit_name(0))
+    for item in range(30):
+        worker.attempt(item, "failed" if item < 25 else "done")
+    worker.release()
+    whole = old_copy(toy, worker, lines=25)
+    late = "this host does not show all that w wrote; look again in a minute, else "
+
+    paused = status(toy).reason
+    living(toy, "idle")
+    idle = status(toy).reason
+
+    assert paused.startswith("paused: the first 25 items of stage 'items' all failed; " + late)
+    assert idle.startswith("workers are alive but hold nothing: " + late)
+
+    toy.paths.journal("w").write_bytes(whole)
+    assert late not in status(toy).reason
 
 
 def test_the_most_frequent_errors_are_shown_first(toy: ToyRun) -> None:

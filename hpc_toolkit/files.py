@@ -164,11 +164,22 @@ def write_in_place(path: Path, data: bytes, *, at: int = 0) -> None:
 
     A reader may see a mix; the content must carry its own check or be a mere hint.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    fd = open_or_create(path, os.O_WRONLY)
     try:
         os.pwrite(fd, data, at)
     finally:
         os.close(fd)
+
+
+def open_or_create(path: Path | str, flags: int) -> int:
+    """Open a file that others may create at the same moment; the descriptor.
+
+    MooseFS tells all but one of them that the file exists, though nobody asked for O_EXCL.
+    """
+    try:
+        return os.open(path, flags | os.O_CREAT, 0o666)
+    except FileExistsError:
+        return os.open(path, flags)
 
 
 def list_names(path: Path) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
@@ -43,8 +42,7 @@ class Channel:
             SilentSideError: the other one did not come.
         """
         self._say(0, {})
-        with suppress(FileExistsError):  # MooseFS says so when both create it at once
-            os.close(os.open(self._other, os.O_RDONLY | os.O_CREAT, 0o666))
+        os.close(files.open_or_create(self._other, os.O_RDONLY))
         for record in self._polls(timeout_s):
             if record is None:
                 continue
@@ -85,6 +83,10 @@ class Channel:
                 message = f"the other side did not answer within {timeout_s:g} s"
                 hint = "it must see the same directory, and be started at the same time"
                 raise SilentSideError(message, hint=hint)
+            if not self._own.exists():
+                # Whoever ends removes the area; the other one need not wait until the time is over.
+                message = "the other side gave up"
+                raise SilentSideError(message, hint="its own message says why")
             time.sleep(pause_s)
             pause_s = min(_LAST_POLL_S, pause_s * 1.2)
 

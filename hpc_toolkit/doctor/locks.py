@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit import files
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN
@@ -33,7 +34,7 @@ def take_lock(kind: str, path: str) -> bool:
     Raises:
         OSError: there are no such locks here.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fd = files.open_or_create(path, os.O_RDWR)
     lock = fcntl.flock if kind == "flock" else fcntl.lockf
     try:
         lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

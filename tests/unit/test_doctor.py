@@ -605,6 +605,16 @@ def test_what_is_said_to_an_earlier_life_is_not_heard(
         one.receive(1, 0.05)
 
 
+def test_a_side_whose_partner_gave_up_does_not_wait_for_it(
+    tmp_path: Path, talk: tuple[Channel, Channel]
+) -> None:
+    one, _ = talk
+    assert remove_area(tmp_path)
+
+    with pytest.raises(SilentSideError, match="the other side gave up"):
+        one.receive(1, 60.0)
+
+
 def test_a_message_that_is_torn_is_read_again(
     tmp_path: Path, talk: tuple[Channel, Channel]
 ) -> None:

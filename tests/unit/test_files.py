@@ -266,6 +266,24 @@ def test_read_fresh_reads_all_of_a_file_larger_than_one_read(tmp_path: Path) -> 
     assert files.read_fresh(tmp_path / "file") == data
 
 
+def test_a_file_that_another_host_creates_just_now_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_really = os.open
+
+    def raced(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            os.close(open_really(path, flags, mode))
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        return open_really(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", raced)
+
+    files.write_in_place(tmp_path / "head", b"0001\n")
+
+    assert files.read_fresh(tmp_path / "head") == b"0001\n"
+
+
 def test_write_in_place_keeps_the_file_itself(tmp_path: Path) -> None:
     path = tmp_path / "head"
     files.write_in_place(path, b"0001\n")

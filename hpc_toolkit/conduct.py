@@ -185,13 +185,11 @@ class Conductor:
             self._decisions.asked += arms
 
     def _exhaust(self) -> None:
-        if self._decisions.exhausted:
-            return
-        tells = [self._result_of(arm) for arm in self._decisions.waiting]
-        self._take_tells([observation.to_json() for observation in tells])
         asked = set(self._decisions.asked)
         left = [arm for arm in self._arms.ids if arm not in asked]
-        if left:
+        if left and not self._decisions.exhausted:
+            tells = [self._result_of(arm) for arm in self._decisions.waiting]
+            self._take_tells([observation.to_json() for observation in tells])
             self._add(EXHAUSTIVE, left, tells)
         self._decisions.exhausted = True
 
@@ -245,6 +243,8 @@ class Conductor:
         )
         units = [unit.name for unit in self._stage.log.segments[entry].units]
         self._wait(self._stage, units)
+        # A rival's table may say that they are finished before we see a line of their results.
+        self._refuse_rival()
         checkpoint, layer = self._facts[arm].checkpoint, self._facts[arm].layer
         rows = [
             row

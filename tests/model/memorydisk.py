@@ -189,6 +189,12 @@ class MemoryPath(PurePosixPath):
         for layer in (_disks[-1].image, _disks[-1].world, _disks[-1].changed):
             layer.pop(str(self), None)
 
+    def replace(self, target: MemoryPath) -> None:
+        """Rename over what may be there."""
+        content = self._content()
+        self.unlink(missing_ok=True)
+        _disks[-1]._put(str(target), content)
+
     def glob(self, pattern: str) -> Iterator[MemoryPath]:
         end = pattern.removeprefix("*")
         return (self / name for name in _disks[-1].listdir(self) if name.endswith(end))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tests.model.checks import Checker
 from tests.model.machine import Model
 from tests.model.memorydisk import memory_instead_of_files
 
 if TYPE_CHECKING:
-    from tests.model.values import Config, State
+    from collections.abc import Iterator
+
+    from tests.model.values import Config
+
+S = TypeVar("S")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -31,48 +36,76 @@ class ViolationError(AssertionError):
     """An invariant does not hold; says after which steps."""
 
 
+class Steps(Protocol[S]):
+    """A model whose states are of type ``S``."""
+
+    def initial(self) -> S: ...
+
+    def steps(self, state: S) -> Iterator[tuple[str, S]]:
+        """Every (what happens, state after it)."""
+
+
+class Checks(Protocol[T_contra]):
+    """What must hold; an AssertionError says what does not."""
+
+    def state(self, state: T_contra) -> None: ...
+
+    def step(self, before: T_contra, after: T_contra) -> None: ...
+
+    def leaf(self, state: T_contra) -> bool:
+        """Where nothing can happen any more; whether all was complete there."""
+
+
 def search(config: Config, *, limit: int = 10_000_000) -> Found:
-    """Visit every state.
+    """Visit every state of workers and people.
+
+    Raises:
+        ViolationError: with the shortest way to the state that violates something.
+    """
+    with memory_instead_of_files():
+        model = Model(config)
+        return explore(model, Checker(model), limit=limit)
+
+
+def explore(model: Steps[S], checker: Checks[S], *, limit: int = 10_000_000) -> Found:
+    """Visit every state of a model.
 
     Raises:
         ViolationError: with the shortest way to the state that violates something.
     """
     began = time.monotonic()
-    with memory_instead_of_files():
-        model = Model(config)
-        checker = Checker(model)
-        start = model.initial()
-        parents: dict[State, tuple[State, str] | None] = {start: None}
-        steps = leaves = complete = 0
-        todo = deque([start])
-        while todo:
-            state = todo.popleft()
-            what = "?"
-            try:
-                what = "in the state"
-                checker.state(state)
-                stuck = True
-                for what, after in model.steps(state):
-                    steps += 1
-                    stuck = False
-                    if after not in parents:
-                        parents[after] = (state, what)
-                        todo.append(after)
-                    checker.step(state, after)
-                what = "at the end"
-                if stuck:
-                    leaves += 1
-                    complete += checker.leaf(state)
-            except AssertionError as error:
-                message = f"{error}\n{_way(parents, state)}\n  {what}"
-                raise ViolationError(message) from error
-            assert len(parents) <= limit, f"more than {limit} states"
+    start = model.initial()
+    parents: dict[S, tuple[S, str] | None] = {start: None}
+    steps = leaves = complete = 0
+    todo = deque([start])
+    while todo:
+        state = todo.popleft()
+        what = "?"
+        try:
+            what = "in the state"
+            checker.state(state)
+            stuck = True
+            for what, after in model.steps(state):
+                steps += 1
+                stuck = False
+                if after not in parents:
+                    parents[after] = (state, what)
+                    todo.append(after)
+                checker.step(state, after)
+            what = "at the end"
+            if stuck:
+                leaves += 1
+                complete += checker.leaf(state)
+        except AssertionError as error:
+            message = f"{error}\n{_way(parents, state)}\n  {what}"
+            raise ViolationError(message) from error
+        assert len(parents) <= limit, f"more than {limit} states"
     return Found(len(parents), steps, leaves, complete, time.monotonic() - began)
 
 
-def _way(parents: dict[State, tuple[State, str] | None], state: State) -> str:
+def _way(parents: dict[S, tuple[S, str] | None], state: S) -> str:
     way = []
-    at: State | None = state
+    at: S | None = state
     while at is not None and (step := parents[at]) is not None:
         at, what = step
         way.append(f"  {what}")

@@ -1,0 +1,308 @@
+"""One real conduct on files in memory, played from what the files answered it (rule R14).
+
+All that a conduct does follows from its answers: which entries of the logs and which results it
+sees, and what became of the names that it creates. So its answers so far are its whole state, and
+it is played again from its beginning to the next question. A question that it asks to the files is
+one step; what it sees may be as old as what it saw before, and never older.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import pytest
+
+import hpc_toolkit.conduct
+from hpc_toolkit.bandit import Observation, Proposal, make_policy
+from hpc_toolkit.campaign import METRICS, TASKS
+from hpc_toolkit.conduct import Conductor
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.journal import encode_line
+from hpc_toolkit.queue import log
+from hpc_toolkit.queue.view import RunView
+from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.bandit import ArmTable, Policy
+    from hpc_toolkit.campaign import Campaign
+    from hpc_toolkit.layout import Manifest
+    from hpc_toolkit.run import Run
+
+SCORES = {1: 1.0, 2: 0.0}
+"""Of every item, by the generation that did it: two results of one item never agree."""
+
+
+class Result(NamedTuple):
+    """A ``done`` line."""
+
+    stage: str
+    entry: int
+    item: int
+    """Its position."""
+    generation: int
+    unit: str
+
+    @property
+    def journal(self) -> tuple[str, bytes]:
+        """The journal that has it, and nothing else."""
+        worker = f"w-{self.stage}-{self.entry}-{self.item}-{self.generation}"
+        record = {
+            "type": "done",
+            "unit": f"{self.stage}/{self.unit}",
+            "generation": self.generation,
+            "item": self.item,
+            "at": 0.0,
+            "seconds": 1.0,
+            "value": {"score": SCORES[self.generation]},
+        }
+        return f"{ROOT}/journals/{worker}.jsonl", encode_line(record)
+
+
+class Answer(NamedTuple):
+    """What the files say to a conduct."""
+
+    what: str
+    """``miss``, ``entry`` or ``still`` without its payload, of a look at the log; ``results``;
+    ``won``, ``repeated``, ``lost`` or ``taken`` of a name that it creates; ``woke`` after a sleep.
+    """
+    target: str = ""
+    data: bytes | None = b""
+    """Of the entry that it sees; None while that is not visible."""
+    results: tuple[Result, ...] = ()
+    """That it sees for the first time."""
+
+
+class Halt(NamedTuple):
+    """Where a conduct stands: before a question, or at its end."""
+
+    at: str
+    """``log``, ``results``, ``create``, ``sleep`` or ``end``."""
+    stage: str = ""
+    entry: int = 0
+    target: str = ""
+    data: bytes = b""
+    code: int = -1
+    error: str = ""
+    asked: tuple[str, ...] = ()
+    """The arms that it asked, replayed ones included."""
+    mine: int = 0
+    """Decisions that it replayed or wrote."""
+    met: int = 0
+    """Decisions in what it read of the log."""
+    seen: frozenset[Result] = frozenset()
+    segments: tuple[tuple[int, bytes], ...] = ()
+    """What it read of the log of the tasks, by entry."""
+    excuse: str = ""
+    """Why it may end without a rival: a reply was ``lost``, a payload is ``late``."""
+
+
+class _Suspended(BaseException):
+    """There is no answer yet."""
+
+    def __init__(self, halt: Halt) -> None:
+        super().__init__(halt)
+        self.halt = halt
+
+
+class Steered:
+    """A policy of which each ask shows the last told score: then the first arm, else the last."""
+
+    name = "steered"
+
+    def __init__(self, arms: ArmTable) -> None:
+        self._arms = arms
+        self._told: dict[str, Observation] = {}
+
+    def tell(self, observation: Observation) -> None:
+        known = self._told.setdefault(observation.arm, observation)
+        assert known == observation, "an arm is told another result"
+
+    def ask(self, n: int, pending: Sequence[str] = ()) -> list[Proposal]:
+        free = [arm for arm in self._arms.ids if arm not in self._told and arm not in pending]
+        scores = [score for told in self._told.values() for score in told.scores.values()]
+        chosen = free if 2 * sum(scores) >= len(scores) else free[::-1]
+        return [Proposal(arm, None, "steered") for arm in chosen[:n]]
+
+
+def policy_of(name: str, arms: ArmTable, seed: int, **options: Any) -> Policy:
+    """``steered``, or a real one."""
+    if name == Steered.name:
+        return cast("Policy", Steered(arms))
+    return make_policy(name, arms, seed, **options)
+
+
+class _Conducted(Conductor):
+    """Says from when on the log of the tasks matters, and what was replayed."""
+
+    files: _Files
+    replayed = 0
+
+    def _replay(self) -> None:
+        self.files.deciding = True
+        super()._replay()
+        self.replayed = self._decisions.entries
+
+
+class _Files(Disk):
+    """Answers as it is told, and ends the conduct at the first question beyond that."""
+
+    def __init__(self, base: dict[str, Content], answers: Sequence[Answer], known: bool) -> None:
+        super().__init__(dict(base), {}, name="conduct")
+        self._known = known
+        self.deciding = not known
+        """Whether looks are questions; before that all is as ``base`` has it."""
+        self.seen: set[Result] = set()
+        self.late: set[str] = set()
+        self._answers = iter(answers)
+        self.no_reply = False
+        self.asks = 0
+        """That it wrote."""
+
+    def ask(self, halt: Halt) -> Answer:
+        answer = next(self._answers, None)
+        if answer is None:
+            raise _Suspended(halt)
+        return answer
+
+    def urandom(self, count: int) -> bytes:
+        return sum("/log/" in key for key in self.image).to_bytes(count, "big")
+
+    def listdir(self, path: object) -> list[str]:
+        if str(path) == f"{ROOT}/journals" and self.deciding:
+            for result in self.ask(Halt("results")).results:
+                self.seen.add(result)
+                name, data = result.journal
+                self.image[name] = data
+        return super().listdir(path)
+
+    def readlink(self, path: object) -> str:
+        key = str(path)
+        stage, entry = _place(key)
+        open_ = self.deciding and not (self._known and stage == METRICS)
+        if (key not in self.image or key in self.late) and open_:
+            answer = self.ask(Halt("log", stage, entry))
+            if answer.what == "entry":
+                self._show(key, stage, answer)
+        return super().readlink(path)
+
+    def _show(self, key: str, stage: str, answer: Answer) -> None:
+        self.image[key] = answer.target
+        if answer.data is None:
+            self.late.add(key)
+        else:
+            self.late.discard(key)
+            self.image[f"{ROOT}/stages/{stage}/{answer.target}"] = answer.data
+
+    def symlink(self, target: str, path: object) -> None:
+        key = str(path)
+        stage, entry = _place(key)
+        data = self.image.get(f"{ROOT}/stages/{stage}/{target}", b"")
+        assert isinstance(data, bytes)
+        answer = self.ask(Halt("create", stage, entry, target, data))
+        if answer.what == "taken":
+            self._show(key, stage, answer)
+        else:
+            self._put(key, target)
+            self.asks += stage == TASKS and target.startswith("items/")
+        if answer.what in ("taken", "repeated"):
+            raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+        if answer.what == "lost":
+            self.no_reply = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO), key)
+
+
+def _place(key: str) -> tuple[str, int]:
+    parts = key.split("/")
+    assert parts[-2] == "log", key
+    return parts[-3], int(parts[-1])
+
+
+def play(
+    campaign: Campaign,
+    manifest: Manifest,
+    base: dict[str, Content],
+    answers: Sequence[Answer],
+    *,
+    known: bool,
+) -> tuple[Halt, Any]:
+    """Where a conduct stands that was answered so, and a value that is equal where all is equal
+    on which its next steps rest; ``known``: what it does before its replay is settled by ``base``.
+    """
+    disk = _Files(base, answers, known)
+    where: list[Any] = []
+    with mounted(disk):
+        paths = run_paths()
+        run = SimpleNamespace(view=RunView(paths, manifest), paths=paths, root="the run")
+        conductor = _Conducted(cast("Run", run), campaign)
+        conductor.files = disk
+        try:
+            conductor.run()
+            halt = Halt("end", code=0)
+        except _Suspended as suspended:
+            halt = suspended.halt
+            where = _frames(suspended)
+        except HpcToolkitError as error:
+            halt = Halt("end", code=error.exit_code, error=error.message)
+        except OSError as error:  # as the command line has it
+            halt = Halt("end", code=75, error=str(error))
+        decisions, found = conductor._decisions, conductor._stage.log.segments
+        halt = halt._replace(
+            asked=tuple(decisions.asked),
+            mine=conductor.replayed + disk.asks,
+            met=sum(segment.decision is not None for segment in found.values()),
+            seen=frozenset(disk.seen),
+            segments=tuple((entry, segment.path.read_bytes()) for entry, segment in found.items()),
+            excuse="late" if disk.late else "lost" if disk.no_reply else "",
+        )
+    if halt.at == "end":
+        return halt, (halt.code, halt.asked, halt.excuse, halt.met > halt.mine)
+    read = [
+        (name, data)
+        for name, data in sorted(disk.image.items())
+        if ("/log/" in name or "/items/" in name) and name not in base
+    ]
+    taken = [stage._taken for stage in run.view.stages.values()]
+    return halt, repr((halt, where, decisions, read, taken))
+
+
+def _frames(suspended: _Suspended) -> list[Any]:
+    """Each function that is not done, its line and its plain variables."""
+    found = []
+    at = suspended.__traceback__
+    while at is not None:
+        names = sorted(at.tb_frame.f_locals.items())
+        plain = [(name, text) for name, value in names if " at 0x" not in (text := repr(value))]
+        found.append((at.tb_frame.f_code.co_name, at.tb_lineno, plain))
+        at = at.tb_next
+    return found[1:]
+
+
+@contextmanager
+def conducts_at_hand() -> Iterator[None]:
+    """Have conducts stop where they would sleep, and know the policy of the tests."""
+
+    def sleep(_seconds: float) -> None:
+        from tests.model.memorydisk import _disks
+
+        cast("_Files", _disks[-1]).ask(Halt("sleep"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HPCTK_FILESYSTEM", "local")
+        patch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=sleep))
+        patch.setattr(hpc_toolkit.conduct, "make_policy", policy_of)
+        patch.setattr(log, "_TRIES", 2)
+        patch.setattr(log, "_PAUSE_S", 0.0)
+        yield
+
+
+def decisions_in(segments: Sequence[bytes]) -> list[dict[str, Any]]:
+    """What the headers say that was decided."""
+    headers = [json.loads(data.partition(b"\n")[0]) for data in segments]
+    return [header["decision"] for header in headers if header.get("decision") is not None]

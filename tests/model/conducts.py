@@ -1,0 +1,451 @@
+"""Every step that some conducts of one campaign, its workers and a person can take (rule R14).
+
+A conduct takes one step for each question that it asks the files, so all orders of their questions
+are there, and one that is not chosen is frozen. Workers are results that come in any order.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpc_toolkit.bandit import Observation
+from hpc_toolkit.campaign import METRICS, TASKS, Campaign, Model, Search, Work
+from hpc_toolkit.conduct import SEARCH, make_arms
+from hpc_toolkit.layout import Manifest
+from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.log import SEALED
+from tests.model.conducting import (
+    SCORES,
+    Answer,
+    Halt,
+    Result,
+    decisions_in,
+    play,
+    policy_of,
+)
+from tests.model.memorydisk import ROOT, Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Entry = tuple[str, bytes]
+"""What an entry of a log names, and its payload."""
+Logs = tuple[tuple[Entry, ...], ...]
+"""In the order of :data:`STAGES`."""
+STAGES = (METRICS, TASKS)
+EVILS = ("crash", "lost", "late", "twice", "retry")
+"""A conduct is killed and started again; a reply is lost; a payload is seen later than its entry;
+an item is done in two generations; a person adds an entry that is no ask."""
+ENDLESS = 10_000
+
+
+class State(NamedTuple):
+    """Everything. Conducts are alike, so which is which is no part of it."""
+
+    logs: Logs
+    results: frozenset[Result]
+    conducts: tuple[int, ...]
+    """What each was answered, as a number; sorted."""
+    left: tuple[int, ...]
+    """How much evil may still happen, in the order of :data:`EVILS`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One small campaign."""
+
+    conducts: int = 2
+    policy: str = "steered"
+    budget: int = 2
+    pending: int = 1
+    tasks: int = 1
+    """Items of each ask."""
+    exhaustive: bool = False
+    checkpoints: int = 2
+    """Of two arms each."""
+    known: bool = True
+    """Whether the metrics are published before any conduct begins."""
+    evils: dict[str, int] = field(default_factory=dict)
+
+    def campaign(self) -> Campaign:
+        """Its settings."""
+        work = Work(workload="hpc_toolkit.workloads.synthetic:Noop")
+        names = tuple("abc"[: self.tasks])
+        return Campaign(
+            name="toy",
+            seed=3,
+            models=(Model(name="m", layers=1, size=1000, steps=tuple(range(self.checkpoints))),),
+            metrics=work,
+            tasks=Work(workload=work.workload, names=names),
+            search=Search(
+                policy=self.policy,
+                budget=self.budget,
+                pending=self.pending,
+                exhaustive=self.exhaustive,
+            ),
+        )
+
+
+class Conducts:
+    """The steps of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.campaign = world.campaign()
+        self.manifest = Manifest(run="toy", stages=self.campaign.stages(()))
+        self._base: dict[str, Content] = {}
+        self._stories: list[tuple[Answer, ...]] = []
+        self.halts: list[Halt] = []
+        self._numbers: dict[tuple[Answer, ...], int] = {}
+        self._alike: dict[Any, int] = {}
+        self._after: dict[tuple[int, Answer], int] = {}
+        self._items: dict[tuple[str, int, bytes], list[tuple[str, int]]] = {}
+        self._empty = (0,) * len(EVILS)
+        self.start = State(((), ()), frozenset(), (), self._empty)
+        if world.known:
+            self._publish_metrics()
+        self.root = self._number(())
+
+    def _publish_metrics(self) -> None:
+        arms = [arm.item() for arm in self.campaign.arms()]
+        items = b"".join(encode_segment(arms, group_by="checkpoint"))
+        header = {"format": 1, "segments": [1], "rows": 0, "failed": []}
+        entries = [
+            ("items/000001.jsonl", items),
+            (SEALED, b""),
+            ("results/000003.jsonl", json.dumps(header).encode() + b"\n"),
+        ]
+        root = f"{ROOT}/stages/{METRICS}"
+        for number, (target, data) in enumerate(entries, 1):
+            self._base[f"{root}/log/{number:06d}"] = target
+            self._base[f"{root}/{target}"] = data
+        for unit, item in self.items(METRICS, 1, items):
+            name, line = Result(METRICS, 1, item, 1, unit).journal
+            self._base[name] = line
+
+    def initial(self) -> State:
+        left = tuple(self.world.evils.get(evil, 0) for evil in EVILS)
+        return self.start._replace(conducts=(self.root,) * self.world.conducts, left=left)
+
+    # What conducts do of themselves.
+
+    def _number(self, story: tuple[Answer, ...]) -> int:
+        if story not in self._numbers:
+            known = self.world.known
+            halt, alike = play(self.campaign, self.manifest, self._base, story, known=known)
+            if alike not in self._alike:
+                self._alike[alike] = len(self.halts)
+                self.halts.append(halt)
+                self._stories.append(story)
+            self._numbers[story] = self._alike[alike]
+        return self._numbers[story]
+
+    def after(self, conduct: int, answer: Answer) -> int:
+        """What a conduct is once it was answered."""
+        key = (conduct, answer)
+        if key not in self._after:
+            self._after[key] = self._number((*self._stories[conduct], answer))
+        return self._after[key]
+
+    # Steps.
+
+    def steps(self, state: State) -> Iterator[tuple[str, State]]:
+        """Every (what happens, state after it) but those that change nothing."""
+        for place, conduct in enumerate(state.conducts):
+            if place and conduct == state.conducts[place - 1]:
+                continue
+            halt = self.halts[conduct]
+            for answer, evil, logs in self._answers(state, conduct, halt):
+                after = self._spend(state._replace(logs=logs), evil)
+                if after is not None:
+                    now = self._with(after, place, self.after(conduct, answer))
+                    if now != state:
+                        yield f"conduct {conduct}, {_title(halt)}: {_said(answer)}", now
+            if conduct != self.root and (halt.at != "end" or halt.code == 75):
+                again = self._spend(self._with(state, place, self.root), "crash")
+                if again is not None:
+                    yield f"conduct {conduct} is killed and started again", again
+        yield from self._work(state)
+        tasks = state.logs[1]
+        again = self._spend(state, "retry")
+        if again is not None and tasks:
+            record = {"format": 1, "floors": [[1, 0, 1]]}
+            entry = (f"retries/{len(tasks) + 1:06d}.json", json.dumps(record).encode())
+            yield "a person retries", again._replace(logs=(state.logs[0], (*tasks, entry)))
+
+    def _with(self, state: State, place: int, conduct: int) -> State:
+        others = state.conducts[:place] + state.conducts[place + 1 :]
+        return state._replace(conducts=tuple(sorted((*others, conduct))))
+
+    def _spend(self, state: State, evil: str) -> State | None:
+        if not evil:
+            return state
+        left = list(state.left)
+        left[EVILS.index(evil)] -= 1
+        return state._replace(left=tuple(left)) if min(left) >= 0 else None
+
+    def _answers(
+        self, state: State, conduct: int, halt: Halt
+    ) -> Iterator[tuple[Answer, str, Logs]]:
+        """Each (answer, evil of it, logs after it)."""
+        if halt.at == "sleep":
+            yield Answer("woke"), "", state.logs
+        elif halt.at == "results":
+            for some in _some(sorted(self.unseen(state.results, halt))):
+                yield Answer("results", results=some), "", state.logs
+        elif halt.at == "log":
+            yield Answer("still" if halt.excuse == "late" else "miss"), "", state.logs
+            for answer, evil in self._shown(state.logs, halt, "entry"):
+                yield answer, evil, state.logs
+        elif halt.at == "create":
+            taken = list(self._shown(state.logs, halt, "taken"))
+            for answer, evil in taken:
+                yield answer, evil, state.logs
+            if not taken:
+                logs = self.created(state.logs, halt)
+                yield Answer("won"), "", logs
+                yield Answer("repeated"), "lost", logs
+                yield Answer("lost"), "lost", logs
+
+    @staticmethod
+    def _shown(logs: Logs, halt: Halt, what: str) -> Iterator[tuple[Answer, str]]:
+        log = logs[STAGES.index(halt.stage)]
+        if halt.entry <= len(log):
+            target, data = log[halt.entry - 1]
+            yield Answer(what, target, data), ""
+            if data and halt.excuse != "late":
+                yield Answer(what, target, None), "late"
+
+    @staticmethod
+    def unseen(results: frozenset[Result], halt: Halt) -> set[Result]:
+        """Results that a conduct did not see."""
+        return set(results - halt.seen)
+
+    @staticmethod
+    def created(logs: Logs, halt: Halt) -> Logs:
+        """The logs once a conduct created the entry that it is about to create."""
+        at = STAGES.index(halt.stage)
+        assert len(logs[at]) == halt.entry - 1, "R2: a gap in the log"
+        kind, slash, _ = halt.target.partition("/")
+        target = f"{kind}/{halt.entry:06d}.jsonl" if slash else kind
+        grown = (*logs[at], (target, halt.data))
+        return (*logs[:at], grown, *logs[at + 1 :])
+
+    # Workers.
+
+    def items(self, stage: str, entry: int, data: bytes) -> list[tuple[str, int]]:
+        """(unit, position) of each item of a segment."""
+        key = (stage, entry, data)
+        if key not in self._items:
+            units = json.loads(data.partition(b"\n")[0])["units"]
+            self._items[key] = [
+                (f"{entry:06d}-{first}", item)
+                for first, count, *_ in units
+                for item in range(first, first + count)
+            ]
+        return self._items[key]
+
+    def undone(self, state: State) -> list[Result]:
+        """A result of the first generation for every item that has none at all."""
+        found = {result[:3] for result in state.results}
+        return [
+            Result(stage, entry, item, 1, unit)
+            for stage, log in zip(STAGES, state.logs, strict=True)
+            for entry, (target, data) in enumerate(log, 1)
+            if target.startswith("items/")
+            for unit, item in self.items(stage, entry, data)
+            if (stage, entry, item) not in found
+        ]
+
+    def _work(self, state: State) -> Iterator[tuple[str, State]]:
+        undone = self.undone(state)
+        metrics = {result for result in undone if result.stage == METRICS}
+        if metrics:
+            yield "the metrics are done", state._replace(results=state.results | metrics)
+        for result in undone:
+            if result.stage == TASKS:
+                yield from self._do(state, result, "")
+                yield from self._do(state, result._replace(generation=2), "twice")
+        for result in state.results:
+            if result.stage == TASKS:
+                other = 3 - result.generation
+                yield from self._do(
+                    state, result._replace(generation=other), "twice" if other == 2 else ""
+                )
+
+    def _do(self, state: State, result: Result, evil: str) -> Iterator[tuple[str, State]]:
+        after = self._spend(state, evil)
+        if after is not None and result not in state.results:
+            what = f"item {result.entry}-{result.item} is done in generation {result.generation}"
+            yield what, after._replace(results=state.results | {result})
+
+
+def _some(news: list[Result]) -> Iterator[tuple[Result, ...]]:
+    """Each part of what is new; the metrics at once, because nothing rests on their order."""
+    metrics = tuple(result for result in news if result.stage == METRICS)
+    tasks = [result for result in news if result.stage == TASKS]
+    for count in range(len(tasks) + 1):
+        for some in combinations(tasks, count):
+            for more in {(), metrics}:
+                yield (*more, *some)
+
+
+def _title(halt: Halt) -> str:
+    return f"at {halt.at} {halt.stage}/{halt.entry}" if halt.entry else f"at {halt.at}"
+
+
+def _said(answer: Answer) -> str:
+    late = " without its payload" if answer.data is None else ""
+    seen = [f"{one.entry}-{one.item}.{one.generation}" for one in answer.results]
+    return " ".join([answer.what + late, answer.target, *seen]).strip()
+
+
+class Checks:
+    """What R14 says of each state."""
+
+    def __init__(self, model: Conducts) -> None:
+        self._model = model
+        self._arms = make_arms(model.campaign)
+        self._asks: dict[tuple[Entry, ...], list[str]] = {}
+        self._local: set[int] = set()
+        self._rescued: set[tuple[Logs, frozenset[Result]]] = set()
+
+    def asks(self, log: tuple[Entry, ...]) -> list[str]:
+        """The arms that a log asks, checked against the tells before them."""
+        if log not in self._asks:
+            self._asks[log] = self._checked(log)
+        return self._asks[log]
+
+    def _checked(self, log: tuple[Entry, ...]) -> list[str]:
+        search = self._model.campaign.search
+        policy = policy_of(search.policy, self._arms, self._model.campaign.seed)
+        asked: list[str] = []
+        told: list[str] = []
+        decisions = decisions_in([data for target, data in log if target.startswith("items/")])
+        for number, decision in enumerate(decisions, 1):
+            new = [tell["arm"] for tell in decision["tells"]]
+            told += new
+            assert told == asked[: len(told)], f"R14: {told} is told where {asked} was asked"
+            for tell in decision["tells"]:
+                policy.tell(Observation.from_json(tell))
+            if decision["why"] == SEARCH:
+                count = len(decision["arms"])
+                again = [one.arm for one in policy.ask(count, pending=asked[len(told) :])]
+                assert decision["arms"] == again, (
+                    f"R14: ask {number} is {decision['arms']}, its tells say {again}"
+                )
+            assert not set(decision["arms"]) & set(asked), f"R14: {decision['arms']} asked twice"
+            assert decision["number"] == number, f"R14: ask {number} is called another"
+            asked += decision["arms"]
+            waiting = len(asked) - len(told)
+            assert waiting <= search.pending or decision["why"] != SEARCH, "R14: too many asks"
+        searched = [arm for one in decisions if one["why"] == SEARCH for arm in one["arms"]]
+        assert len(searched) <= search.budget, "R14: more asks than the budget"
+        return asked
+
+    def state(self, state: State) -> None:
+        """What holds in one state."""
+        asked = self.asks(state.logs[1])
+        for conduct in state.conducts:
+            halt = self._model.halts[conduct]
+            if conduct not in self._local:
+                self._local.add(conduct)
+                self._conduct(conduct, halt)
+            mine = list(halt.asked)
+            assert mine == asked[: len(mine)], f"R14: one goes on from {mine}, the log has {asked}"
+            if halt.at == "end" and halt.code == 0:
+                assert self._whole(state.logs[1]), "R14: one ends with 0 and asks are missing"
+        key = (state.logs, state.results)
+        if key not in self._rescued:
+            self._rescued.add(key)
+            self._rescue(state, asked)
+
+    def step(self, before: State, after: State) -> None:
+        """What holds between two states."""
+        grown = zip(before.logs, after.logs, strict=True)
+        assert all(old == new[: len(old)] for old, new in grown), "R13: an entry is gone"
+
+    def leaf(self, state: State) -> bool:
+        """Where nothing can happen any more; whether the campaign was whole there."""
+        for conduct in state.conducts:
+            assert self._model.halts[conduct].at == "end", "R14: a conduct waits for ever"
+        return self._whole(state.logs[1])
+
+    def _whole(self, log: tuple[Entry, ...]) -> bool:
+        kinds = [target.partition("/")[0] for target, _ in log]
+        wanted = len(self._arms.ids) if self._model.world.exhaustive else self._model.world.budget
+        return SEALED in kinds and "results" in kinds and len(self.asks(log)) == wanted
+
+    def _conduct(self, conduct: int, halt: Halt) -> None:
+        """What holds of one conduct, whatever the others do."""
+        rival = halt.met > halt.mine
+        if halt.at == "end" and halt.code == 0:
+            assert not rival, "R14: one ends with 0 that met a rival's ask"
+        elif halt.at == "end":
+            assert halt.code == 75, f"R14: a conduct ends with {halt.code}: {halt.error}"
+            excused = bool(halt.excuse)
+            assert rival or excused, f"R14: a conduct ends and met no rival: {halt.error}"
+        if halt.at == "create" and halt.stage == TASKS and halt.target.startswith("items/"):
+            assert not rival, "R14: one asks on that met a rival's ask"
+            self._tells_are_seen(halt)
+
+    def _tells_are_seen(self, halt: Halt) -> None:
+        """What it is about to write as told is what it read of the results."""
+        best: dict[tuple[int, int], int] = {}
+        for result in halt.seen:
+            at = (result.entry, result.item)
+            best[at] = min(result.generation, best.get(at, result.generation))
+        scores: dict[str, dict[str, float]] = {}
+        for entry, data in halt.segments:
+            for position, line in enumerate(data.splitlines()[1:]):
+                item = json.loads(line)
+                if (entry, position) in best:
+                    arm = f"{item['checkpoint']}/layer{item['layer']}"
+                    score = SCORES[best[entry, position]]
+                    scores.setdefault(arm, {})[item["task"]] = score
+        for decision in decisions_in([halt.data]):
+            for tell in decision["tells"]:
+                seen = scores.get(tell["arm"], {})
+                assert tell["scores"] == seen, f"R14: told {tell['scores']}, and {seen} was read"
+                assert len(seen) == self._model.world.tasks, "R14: told before all is back"
+
+    def _rescue(self, state: State, asked: list[str]) -> None:
+        """A conduct that is started now, alone, gives each ask again and makes those left."""
+        model, conduct, way = self._model, self._model.root, []
+        for _ in range(ENDLESS):
+            halt = model.halts[conduct]
+            if halt.at == "end":
+                break
+            if halt.at == "sleep":
+                state = state._replace(results=state.results | set(model.undone(state)))
+            conduct, state = self._on(state, conduct, halt)
+            way.append(_title(halt))
+        halt = model.halts[conduct]
+        told = f"{halt.code} {halt.error}\n  " + "\n  ".join(way[-20:])
+        assert halt.at == "end", f"R14: a new conduct waits for ever: {told}"
+        assert halt.code == 0, f"R14: a new conduct ends with {told}"
+        assert self._whole(state.logs[1]), "R14: a new conduct does not make the asks that are left"
+        after = self.asks(state.logs[1])
+        assert after[: len(asked)] == asked, f"R14: a new conduct makes {after} of {asked}"
+
+    def _on(self, state: State, conduct: int, halt: Halt) -> tuple[int, State]:
+        """Answer it with what there is."""
+        model = self._model
+        log = state.logs[STAGES.index(halt.stage)] if halt.stage else ()
+        there = halt.stage and halt.entry <= len(log)
+        if halt.at == "sleep":
+            answer = Answer("woke")
+        elif halt.at == "results":
+            news = sorted(model.unseen(state.results, halt))
+            answer = Answer("results", results=tuple(news))
+        elif there:
+            answer = Answer("entry" if halt.at == "log" else "taken", *log[halt.entry - 1])
+        elif halt.at == "log":
+            answer = Answer("miss")
+        else:
+            answer = Answer("won")
+            state = state._replace(logs=model.created(state.logs, halt))
+        return model.after(conduct, answer), state

@@ -1,0 +1,226 @@
+"""Every interleaving of a few conducts of one campaign (rule R14), through the real decisions.
+
+However their questions to the files interleave, whoever is frozen, killed or answered late, each
+ask is made once, every conduct that is started makes the same ones, and who meets a rival's ask
+makes none.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_toolkit import files
+from hpc_toolkit.conduct import Conductor, Decisions
+from tests.model.conducting import conducts_at_hand
+from tests.model.conducts import Checks, Conducts, World
+from tests.model.memorydisk import memory_instead_of_files
+from tests.model.mutation import Mistake, made
+from tests.model.search import Found, ViolationError, explore
+
+SMALL = {
+    "two conducts": World(),
+    "two asks wait at once": World(pending=2),
+    "three conducts": World(conducts=3, budget=1),
+    "a conduct is killed and started again": World(budget=1, evils={"crash": 2}),
+    "a reply to an ask is lost": World(budget=1, evils={"lost": 1, "crash": 1}),
+    "an ask is seen before its payload": World(budget=1, evils={"late": 1}),
+    "a retry is in the way": World(budget=1, evils={"retry": 1}),
+    "an item has two results": World(conducts=1, evils={"twice": 1, "crash": 1}),
+    "all other arms follow": World(
+        checkpoints=1, conducts=1, budget=1, exhaustive=True, evils={"crash": 1}
+    ),
+    "no other arm is left": World(checkpoints=1, conducts=1, exhaustive=True, evils={"crash": 1}),
+}
+
+LARGE = {
+    "two conducts, one killed": World(evils={"crash": 1}),
+    "two conducts and two results": World(evils={"twice": 1}),
+    "two conducts and a retry": World(evils={"retry": 1}),
+    "two conducts, lost replies and late payloads": World(evils={"lost": 1, "late": 1}),
+    "two conducts, each ask of two items": World(tasks=2),
+    "two conducts from the first metrics on": World(known=False, budget=1),
+    "two conducts and all other arms": World(budget=1, exhaustive=True),
+    "two conducts, three asks, two at once": World(policy="ucb1", budget=3, pending=2),
+    "two conducts, three asks, one after the other": World(policy="ucb1", budget=3),
+    "three conducts, two asks": World(conducts=3),
+    "three conducts, one killed": World(conducts=3, budget=1, evils={"crash": 1, "lost": 1}),
+}
+
+
+def visit(world: World, *, limit: int = 10_000_000) -> Found:
+    with memory_instead_of_files(), conducts_at_hand():
+        model = Conducts(world)
+        return explore(model, Checks(model), limit=limit)
+
+
+def check(world: World, name: str) -> int:
+    found = visit(world)
+    print(
+        f"{name}: {found.states} states, {found.steps} steps, {found.leaves} ends, "
+        f"{found.complete} of them complete, {found.seconds:.1f} s"
+    )
+    assert found.complete > 0
+    return found.states
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_r14_in_every_state_of_a_small_campaign_each_ask_is_made_once(name: str) -> None:
+    assert check(SMALL[name], name) > 20
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", LARGE)
+def test_r14_in_every_state_of_a_larger_campaign_each_ask_is_made_once(name: str) -> None:
+    assert check(LARGE[name], name) > 3_000
+
+
+TWO = SMALL["two conducts"]
+AGAIN = SMALL["an item has two results"]
+FROM_RESULTS = """self._follower.look(self._stage, [])
+        for tell in decision["tells"]:
+            arm = self._facts[tell["arm"]]
+            rows = [
+                row
+                for entry in self._stage.log.segments
+                for _, row in unit_rows(self._view, self._stage, entry)
+                if (row["item"]["checkpoint"], row["item"]["layer"]) == (arm.checkpoint, arm.layer)
+            ]
+            self._take_tells([observe(arm.id, rows).to_json()] if rows else [tell])"""
+MISTAKES = [
+    (
+        "asked twice|is called another|rival's ask",
+        TWO,
+        Mistake(
+            "who loses the race asks again",
+            Conductor,
+            "while not self._stage.log.add_segment(lines):\n        self._refuse_rival()",
+            "while not self._stage.log.add_segment(lines):\n        pass",
+        ),
+    ),
+    (
+        "rival's ask",
+        TWO,
+        Mistake(
+            "an ask that was read while waiting is no rival's",
+            Conductor,
+            "if len(found) > self._decisions.entries:",
+            "if len(found) > self._stage.log.length:",
+        ),
+    ),
+    (
+        "neither a score",
+        TWO,
+        Mistake(
+            "a table without its journals is a result",
+            Conductor,
+            "self._wait(self._stage, units)\n"
+            "    # A rival's table may say that they are finished before we see a line of their "
+            "results.\n"
+            "    self._refuse_rival()",
+            "self._wait(self._stage, units)",
+        ),
+    ),
+    (
+        "neither a score",
+        SMALL["no other arm is left"],
+        Mistake(
+            "results are read that no ask rests on",
+            Conductor,
+            "if left and not self._decisions.exhausted:",
+            "for arm in self._decisions.waiting if not left else ():\n"
+            "        self._result_of(arm)\n"
+            "    if left and not self._decisions.exhausted:",
+        ),
+    ),
+    (
+        "is told where",
+        World(conducts=1, budget=3),
+        Mistake(
+            "a tell is taken twice",
+            Decisions,
+            "return self.asked[len(self.told) :]",
+            "return self.asked[max(0, len(self.told) - 1) :]",
+        ),
+    ),
+    (
+        "its tells say",
+        AGAIN,
+        Mistake(
+            "an ask is decided before its tells are taken in",
+            Conductor,
+            "self._take_tells([observation.to_json() for observation in tells])\n"
+            "        arms = self._ask(number)",
+            "arms = self._ask(number)\n"
+            "        self._take_tells([observation.to_json() for observation in tells])",
+        ),
+    ),
+    (
+        "too many asks",
+        World(conducts=1),
+        Mistake(
+            "tells are not written",
+            Conductor,
+            '"tells": [observation.to_json() for observation in tells],',
+            '"tells": [],',
+        ),
+    ),
+    (
+        "the policy says",
+        AGAIN,
+        Mistake(
+            "a restart takes the results and not what was told",
+            Conductor,
+            'self._take_tells(decision["tells"])',
+            FROM_RESULTS,
+        ),
+    ),
+    (
+        "told before all|neither a score",
+        World(conducts=1, tasks=2),
+        Mistake(
+            "an arm is told once one of its items is back",
+            Conductor,
+            "stage.state.open.isdisjoint(units)",
+            "not stage.state.open.issuperset(units)",
+        ),
+    ),
+    (
+        "is told where|is called another",
+        World(conducts=1, pending=2, budget=3),
+        Mistake(
+            "whoever is back first is told",
+            Conductor,
+            "tells.append(self._result_of(waiting[0]))",
+            "tells.append(self._result_of(waiting[-1]))",
+        ),
+    ),
+    (
+        "met no rival",
+        SMALL["a reply to an ask is lost"],
+        Mistake(
+            "who is told that a name exists did not create it",
+            files,
+            "with contextlib.suppress(FileNotFoundError):\n                return read_name(path)",
+            'return ""',
+        ),
+    ),
+    (
+        "rival's ask|asked twice|goes on from",
+        TWO,
+        Mistake(
+            "a name that exists is ours",
+            files,
+            "with contextlib.suppress(FileNotFoundError):\n                return read_name(path)",
+            "return target",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("says", "world", "mistake"), MISTAKES, ids=[mistake.what for _, _, mistake in MISTAKES]
+)
+def test_the_search_finds_a_mistake_of_conducts(says: str, world: World, mistake: Mistake) -> None:
+    with made(mistake), pytest.raises(ViolationError, match=says):
+        visit(world, limit=50_000)

@@ -49,9 +49,12 @@ soak:
 
 bench:
 	@.ci/setup demo,dev
-	@test -x .venv/peers/bin/python || $(PY) -m venv .venv/peers
-	.venv/peers/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/peers.txt
+	@.venv/peers/bin/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear .venv/peers
+	@echo "other queues, into .venv/peers"
+	@.venv/peers/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/peers.txt
+	@echo "speed beside other queues, three rounds: 9 min"
 	$(PY) benchmarks/throughput.py --write
+	@echo "simulated clusters: half a minute"
 	$(PY) benchmarks/simulate.py --write
 
 golden:

@@ -7,11 +7,13 @@ runs; a kill that came too late, because the item had just ended, is not counted
 worker inside an item by SIGSTOP, lets the item's result wait in the pipe, and wakes the worker when
 its unit was finished elsewhere, so that its line comes late. Exit code 0 if nothing was lost or
 charged.
+
+Takes about as long as the items do on that many workers, a quarter of a minute by default. Needs
+nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import signal
@@ -24,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arguments import number, number_or_none, parser, seconds
+from ending import ended
 from tracefile import Execution, Trace, lives, send, wait_for
 
 from hpc_toolkit.run import Run
@@ -105,9 +109,14 @@ class Storm:
 
         return wake
 
+    @property
+    def ended(self) -> bool:
+        """Whether the command that works has left."""
+        return self._pool.poll() is not None
+
     def _wait_inside(self) -> Execution:
         end = time.monotonic() + 60.0
-        while time.monotonic() < end and self._pool.poll() is None:
+        while time.monotonic() < end and not self.ended:
             found = [one for one in self._trace.inside() if one.worker not in self.tally.frozen]
             # Not the one that is about to end.
             found = [one for one in found if time.time() - one.started < 0.02]
@@ -129,6 +138,9 @@ def rage(storm: Storm, trace: Trace, *, items: int, kills: int, freezes: int) ->
     while sum(storm.tally.kills.values()) < kills or waking or frozen < freezes:
         hits = sum(storm.tally.kills.values())
         trace.poll()
+        if storm.ended:
+            message = f"error: the workers ended after {hits} kills: give more or longer items"
+            raise SystemExit(message)
         share = trace.finished / items
         if frozen < freezes and share > 0.1 + 0.4 * frozen / max(freezes, 1):
             waking.append(storm.freeze())
@@ -178,15 +190,15 @@ def report(run: Run, trace: Trace, tally: Tally, status: dict[str, Any]) -> tupl
 
 def main() -> int:
     """Parse, run the storm, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--items", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=0.05)
-    parser.add_argument("--kills", type=int, default=40)
-    parser.add_argument("--freezes", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--lease", default="2s")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--items", type=number, default=2000, help="in the list")
+    options.add_argument("--seconds", type=seconds, default=0.05, help="length of an item")
+    options.add_argument("--kills", type=number_or_none, default=40, help="that hit inside an item")
+    options.add_argument("--freezes", type=number_or_none, default=2, help="of workers")
+    options.add_argument("--workers", type=number, default=8, help="that are started")
+    options.add_argument("--lease", default="2s", help="of their claims")
+    options.add_argument("--seed", type=int, default=1, help="of whom is hit")
+    given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-storm-") as directory:
         trace = Trace(Path(directory, "trace"))
         items = [
@@ -200,14 +212,10 @@ def main() -> int:
         argv = [sys.executable, "-m", "hpc_toolkit", "work", str(run.root)]
         argv += ["--workers", str(given.workers), "--lease", given.lease]
         pool = subprocess.Popen(argv)
-        try:
+        with ended(pool):
             storm = Storm(run, trace, pool, given.seed)
             rage(storm, trace, items=given.items, kills=given.kills, freezes=given.freezes)
             code = pool.wait(timeout=600)
-        finally:
-            if pool.poll() is None:
-                pool.terminate()
-                pool.wait()
         took = time.monotonic() - began
         text, fine = report(run, trace, storm.tally, run.status().to_json())
         print(text)

@@ -12,11 +12,12 @@ item ran. Runs with the interpreter that has the queues, without this project.
 With ``--fill`` a queue is only made; a ``--worker`` says ``ready``, drains it once it is given a
 line, and says when it was done. With ``--seconds`` an item sleeps, and with ``--trace`` it appends
 a line to that file when it begins and when it ends.
+
+Takes the time of filling the queue and at most --cap. Needs what benchmarks/peers.txt names.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import json
@@ -30,6 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from arguments import number, parser, seconds
 from peerqueues import Dirq, Jug, Litequeue, NaiveFilelock, Peer, PersistQueue, Record, executions
 
 
@@ -220,29 +222,33 @@ def drain(name: str, peer: Peer, workers: int, cap_s: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("name", nargs="?", choices=PEERS)
-    parser.add_argument("--installed", action="store_true", help="list what can be measured")
-    parser.add_argument("--all", action="store_true", help="list those of few items as well")
-    parser.add_argument("--items", type=int, default=1_000)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--dir", type=Path, help="a directory that does not exist yet")
-    parser.add_argument("--cap", type=float, default=60.0, help="seconds that the drain may take")
-    parser.add_argument("--seconds", type=float, default=0.0, help="length of an item")
-    parser.add_argument("--trace", default="", help="a file that tells what runs")
-    parser.add_argument("--fill", action="store_true", help="only make the queue")
-    parser.add_argument("--worker", action="store_true", help="be one worker of a queue")
-    options = parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument("name", nargs="?", choices=PEERS)
+    given.add_argument("--installed", action="store_true", help="list what can be measured")
+    given.add_argument("--all", action="store_true", help="list those of few items as well")
+    given.add_argument("--items", type=number, default=1_000, help="in the queue")
+    given.add_argument("--workers", type=number, default=2, help="that drain it")
+    given.add_argument("--dir", type=Path, help="a directory that does not exist yet")
+    given.add_argument("--cap", type=seconds, default=60.0, help="seconds that the drain may take")
+    given.add_argument("--seconds", type=float, default=0.0, help="length of an item")
+    given.add_argument("--trace", default="", help="a file that tells what runs")
+    given.add_argument("--fill", action="store_true", help="only make the queue")
+    given.add_argument("--worker", action="store_true", help="be one worker of a queue")
+    options = given.parse_args()
     if options.installed:
         print(json.dumps(installed(every=options.all)))
         return
     if options.name is None or options.dir is None:
-        parser.error("give the name of a queue and --dir")
+        given.error("give the name of a queue and --dir")
     root = options.dir.absolute()
     peer = PEERS[options.name](root, options.items, seconds=options.seconds, trace=options.trace)
     if options.worker:
         work(peer)
         return
+    # Asked to end it takes its workers along, which have process groups of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if root.exists():
+        given.error(f"{root} exists")
     (root / "done").mkdir(parents=True)
     peer.fill()
     if options.fill:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def facts(where: Path | None = None) -> str:
 
 def _git(*argv: str) -> str:
     git = ["git", "-C", str(RESULTS.parent.parent), *argv]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    with suppress(FileNotFoundError):  # nothing measured is lost for want of git
+        return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -1,37 +1,48 @@
 """What becomes of runs, and of other queues, on real shared filesystems that are disturbed?
 
-    PYTHONPATH=. python benchmarks/sharedfs.py [--full] [--peer-python PYTHON] [--write]
+    python benchmarks/sharedfs.py [--full] [--peer-python PYTHON] [--write]
 
-As root, with the packages that ``.ci/system`` installs. GlusterFS and MooseFS with default options,
-and bindfs, whose locks are local to a mount, are mounted by two hosts, which are namespaces of this
-machine. On each, ``hpctk doctor`` examines a directory; the scenarios of ``tests/sharedfs`` are
-played; and other queues, and ours beside them, drain items with two workers a host, undisturbed and
-with one worker killed. The filesystems are measured side by side. Exit code 0 if nothing of ours
-was lost.
+GlusterFS and MooseFS with default options, and bindfs, whose locks are local to a mount, are
+mounted by two hosts, which are namespaces of this machine. On each, ``hpctk doctor`` examines a
+directory; the scenarios of ``tests/sharedfs`` are played; and other queues, and ours beside them,
+drain items with two workers a host, undisturbed and with one worker killed. The filesystems are
+measured side by side. What fails is a row of the table as well, which says what was seen. Exit code
+0 if nothing of ours failed or was lost.
+
+Takes several minutes, with --full far more than an hour. Needs root and the packages that
+``.ci/system`` installs; for the other queues the interpreter that ``make bench`` makes.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arguments import parser
+from ending import interrupted
+from failures import Failure, tried
 from resultsfile import facts, table, write_section
 from sharedfs_peers import PEERS, SCRIPT, Came, Drain, play_ours
 
 from tests.sharedfs import scenarios
 from tests.sharedfs.filesystems import mounted
+from tests.sharedfs.hosts import HostsError
 from tests.sharedfs.outcome import COLUMNS, Cells, said_by
 from tests.sharedfs.plays import Plays
 from tests.sharedfs.rehearsal import FULL, SMALL, Size
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from tests.sharedfs.filesystems import Filesystem
 
 OURS = "hpctk"
@@ -73,65 +84,118 @@ def versions(python: Path) -> dict[str, str]:
 
 def drains(
     filesystem: Filesystem, python: Path, make_directory: Directories, names: list[str]
-) -> list[tuple[str, bool, Came]]:
+) -> list[tuple[str, bool, Came | Failure]]:
     """Every queue on one filesystem, undisturbed and with a worker killed."""
     found = []
     for name, kill in itertools.product(names, (False, True)):
         cwd = make_directory(f"{filesystem.name}-{name}")
         drain = Drain(filesystem, python, cwd, _ITEMS, _ITEM_S, _CAP_S)
-        came = play_ours(drain, kill=kill) if name == OURS else drain.play(name, kill=kill)
+        came = tried(
+            f"{filesystem.name} {name}",
+            partial(play_ours, drain, kill=kill)
+            if name == OURS
+            else partial(drain.play, name, kill=kill),
+        )
         found.append((name, kill, came))
         print(filesystem.name, name, kill, came, file=sys.stderr, flush=True)
     return found
 
 
-def measure(options: argparse.Namespace, size: Size, base: Path) -> tuple[list[Cells], set[str]]:
-    """Rows of the table, and what other queues said when they failed."""
+def cells_of(came: Came | Failure) -> list[str]:
+    """From the number of items on; what was seen stands where others have what was lost."""
+    return ["", came.seen, *[""] * 6] if isinstance(came, Failure) else came.cells()
+
+
+@dataclass
+class Table:
+    """What was measured so far."""
+
+    rows: list[Cells] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)
+    """By other queues when they failed."""
+
+    def add(self, *cells: str) -> None:
+        self.rows.append(cells)
+        print(*cells, sep=" | ", file=sys.stderr, flush=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether anything of ours failed, or was lost."""
+        return any(cells[2] == OURS and cells[5] != "0" for cells in self.rows)
+
+
+def measure(options: Namespace, size: Size, base: Path, found: Table) -> None:
+    """Fill the table."""
     known = versions(options.peer_python)
     make_directory = Directories(base)
-    rows, said = [], set()
     (base / "hosts").mkdir()
-    with mounted(base / "hosts") as filesystems, ThreadPoolExecutor() as threads:
+    threads = ThreadPoolExecutor()
+    with mounted(base / "hosts") as filesystems:
         plays = Plays(filesystems, make_directory)
-        words = {name: said_by(plays.report(size, name)) for name in filesystems}
-        queues = [OURS, *known]
-        futures = {
-            name: threads.submit(drains, one, options.peer_python, make_directory, queues)
-            for name, one in filesystems.items()
-        }
-        for filesystem, future in futures.items():
-            for name, kill, came in future.result():
-                title = f"{name} {known.get(name, '')}".strip()
-                scenario = "two a host, " + ("one killed" if kill else "undisturbed")
-                rows.append((filesystem, words[filesystem], title, scenario, *came.cells()))
-                if came.said:
-                    said.add(f"{title}, {filesystem}: {came.said.replace(str(base), '')}")
-        for play, name in itertools.product(PLAYED, filesystems):
-            title = play.__name__.replace("_", " ")
-            try:
-                outcome = plays.outcome(play, size, name)
-            except AssertionError as error:
-                empty = [""] * 5
-                rows.append((name, words[name], OURS, title, "", f"failed: {error}", *empty, ""))
-                continue
-            cells = outcome.cells(name, words[name], title)
-            rows.append((*cells, str(outcome.items - len(outcome.gathered))))
-            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
-        plays.close()
+        try:
+            words = {name: examined(plays, size, name, found) for name in filesystems}
+            queues = [OURS, *known]
+            futures = {
+                name: threads.submit(drains, one, options.peer_python, make_directory, queues)
+                for name, one in filesystems.items()
+            }
+            for filesystem, future in futures.items():
+                for name, kill, came in future.result():
+                    title = f"{name} {known.get(name, '')}".strip()
+                    scenario = "two a host, " + ("one killed" if kill else "undisturbed")
+                    found.add(filesystem, words[filesystem], title, scenario, *cells_of(came))
+                    if isinstance(came, Came) and came.said:
+                        found.said.add(f"{title}, {filesystem}: {came.said.replace(str(base), '')}")
+            for play, name in itertools.product(PLAYED, filesystems):
+                title = play.__name__.replace("_", " ")
+                outcome = tried(f"{name} {title}", partial(plays.outcome, play, size, name))
+                if isinstance(outcome, Failure):
+                    found.add(name, words[name], OURS, title, *cells_of(outcome))
+                else:
+                    left = str(outcome.items - len(outcome.gathered))
+                    found.add(*outcome.cells(name, words[name], title), left)
+        finally:
+            plays.close()
+            threads.shutdown(wait=False, cancel_futures=True)
     order = list(filesystems)
-    rows.sort(key=lambda cells: order.index(cells[0]))
-    return rows, said
+    found.rows.sort(key=lambda cells: order.index(cells[0]))
+
+
+def examined(plays: Plays, size: Size, name: str, found: Table) -> str:
+    """What doctor says of a filesystem, in words."""
+    report = tried(f"{name} doctor", partial(plays.report, size, name))
+    if isinstance(report, Failure):
+        found.add(name, "failed", OURS, "examination", *cells_of(report))
+        return "failed"
+    return said_by(report)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--full", action="store_true", help="scenarios at the size of 'make soak'")
-    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
-    options = parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument("--full", action="store_true", help="scenarios at the size of 'make soak'")
+    given.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="has other queues")
+    given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = given.parse_args()
+    if os.geteuid() != 0:
+        given.error("only root can mount filesystems")
     size = FULL if options.full else SMALL
-    with tempfile.TemporaryDirectory(prefix="sharedfs-") as base:
-        rows, said = measure(options, size, Path(base))
+    found, failure = Table(), ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="sharedfs-", ignore_cleanup_errors=True) as base:
+            measure(options, size, Path(base), found)
+    except HostsError as error:
+        failure = f"error: {error}"
+    except KeyboardInterrupt:
+        interrupted()
+    if found.rows:
+        show(options, size, found)
+    if failure:
+        print(failure, "hint: .ci/system installs what is needed", sep="\n", file=sys.stderr)
+    sys.exit(1 if failure or found.lost else 0)
+
+
+def show(options: Namespace, size: Size, found: Table) -> None:
+    """Print the table, and write it where that is asked for."""
     lines = [
         facts(),
         "",
@@ -145,15 +209,13 @@ def main() -> None:
         f"host cut off for at least {size.silence_s:g} s. Seconds count from the disturbance until",
         "the run is whole.",
         "",
-        *table([*COLUMNS, "left to a person"], [list(cells) for cells in rows]),
+        *table([*COLUMNS, "left to a person"], [list(cells) for cells in found.rows]),
     ]
-    if said:
-        lines += ["", *(f"- {one}" for one in sorted(said))]
+    if found.said:
+        lines += ["", *(f"- {one}" for one in sorted(found.said))]
     print("\n".join(lines))
     if options.write:
         write_section("Shared filesystems", lines)
-    lost = [cells for cells in rows if cells[2] == OURS and cells[5] != "0"]
-    sys.exit(1 if lost else 0)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from failures import Failure, tried
+
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs.filesystems import mounted
 from tests.sharedfs.rehearsal import HIT, SPARED, Rehearsal, Size
@@ -75,26 +77,39 @@ class Found:
     filesystem: str
     title: str
     seconds: list[float]
+    """Empty if the case failed."""
     evidence: list[str]
-    """By which the deaths were seen."""
+    """By which the deaths were seen, or what was seen instead."""
 
 
 def measure(directory: Path) -> list[Found]:
     """All cases on all filesystems, side by side; the dead node last, for it stays dead."""
     (directory / "hosts").mkdir()
-    with mounted(directory / "hosts") as filesystems, ThreadPoolExecutor(32) as threads:
+    threads = ThreadPoolExecutor(32)
+    with mounted(directory / "hosts") as filesystems:
         found = []
-        for last in (False, True):
-            cases = [case for case in CASES if case.whole_node is last]
-            futures = [
-                threads.submit(_play, filesystem, case, directory)
-                for filesystem, case in itertools.product(filesystems.values(), cases)
-                # What is proven nowhere is the same as not proven.
-                if filesystem.locks_reach or case.whole_node or not case.proven
-            ]
-            found += [future.result() for future in futures]
+        try:
+            for last in (False, True):
+                cases = [case for case in CASES if case.whole_node is last]
+                futures = [
+                    threads.submit(_try, filesystem, case, directory)
+                    for filesystem, case in itertools.product(filesystems.values(), cases)
+                    # What is proven nowhere is the same as not proven.
+                    if filesystem.locks_reach or case.whole_node or not case.proven
+                ]
+                found += [future.result() for future in futures]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
     order = [case.title for case in CASES]
     return sorted(found, key=lambda one: order.index(one.title))
+
+
+def _try(filesystem: Filesystem, case: Case, directory: Path) -> Found:
+    title = f"{filesystem.name} {case.title}"
+    found = tried(title, lambda: _play(filesystem, case, directory))
+    if isinstance(found, Failure):
+        return Found(filesystem.name, case.title, [], [found.seen])
+    return found
 
 
 def _play(filesystem: Filesystem, case: Case, directory: Path) -> Found:

@@ -9,11 +9,13 @@ is shorter), worked on by more and more workers. The longest list once more: its
 executors are killed one by one by SIGKILL, every quarter of a second, and in the end all at once.
 ``status`` is timed at that moment and must count what ``gather --partial`` gives; other workers
 then finish the list, and each item must be there once.
+
+Takes some minutes by default. Needs about 2 GiB of memory for a million items, to gather them, and
+as much on disk.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,18 +28,13 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+from arguments import directory, number, parser
+from ending import children, end, ended
 from resultsfile import facts, table, write_section
 from throughput import HPCTK, NOOP
 
 _EVERY_S = 0.25
 _KILLS = 12
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process started and that run."""
-    with suppress(OSError):
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def measured(argv: list[str], stdin: bytes = b"") -> tuple[float, float, float, bytes]:
@@ -47,7 +44,11 @@ def measured(argv: list[str], stdin: bytes = b"") -> tuple[float, float, float, 
         given.seek(0)
         began = time.perf_counter()
         process = subprocess.Popen(argv, stdin=given, stdout=printed)
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            end(process)
+            raise
         seconds = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0, argv
@@ -66,8 +67,13 @@ def counts(root: Path) -> tuple[float, dict[str, int]]:
 def storm(root: Path, workers: int) -> int:
     """Work on a list and be killed again and again, in the end by all at once; how many kills."""
     pool = subprocess.Popen([*HPCTK, "work", str(root), "--workers", str(workers)])
+    with ended(pool):
+        return rage(pool, root / "journals")
+
+
+def rage(pool: subprocess.Popen[bytes], journals: Path) -> int:
+    """Kill until nobody is left; how many kills."""
     chance, kills = random.Random(1), 0
-    journals = root / "journals"
     while pool.poll() is None and not any(path.stat().st_size for path in journals.iterdir()):
         time.sleep(0.01)
     while kills < _KILLS and pool.poll() is None:
@@ -150,13 +156,14 @@ def stormy(base: Path, items: int, workers: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--pools", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--dir", help="where the runs are made")
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
-    options = parser.parse_args()
+    given = parser(__doc__)
+    lists, pools = [1_000, 10_000, 100_000, 1_000_000], [1, 2, 4, 8, 16, 32, 64]
+    given.add_argument("--sizes", type=number, nargs="+", default=lists, help="items of each list")
+    given.add_argument("--workers", type=number, default=8, help="on each list")
+    given.add_argument("--pools", type=number, nargs="*", default=pools, help="workers on one list")
+    given.add_argument("--dir", type=directory, help="where the runs are made")
+    given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = given.parse_args()
     base = Path(tempfile.mkdtemp(dir=options.dir))
     try:
         rows = [undisturbed(base, items, options.workers) for items in options.sizes]
@@ -166,8 +173,8 @@ def main() -> None:
         lines = [facts(base), "", *table(head, rows), "", words]
         items = min(100_000, max(options.sizes))
         crowds = [crowded(base, items, workers) for workers in options.pools]
-        pools = ["workers", "work", "processor time", "an item", "items/s"]
-        lines += ["", f"{items:,} items:", "", *table(pools, crowds)]
+        head = ["workers", "work", "processor time", "an item", "items/s"]
+        lines += ["", f"{items:,} items:", "", *table(head, crowds)]
     finally:
         shutil.rmtree(base, ignore_errors=True)
     if options.write:

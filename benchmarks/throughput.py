@@ -9,11 +9,13 @@ start-up and without filling the queue. Every round runs all of them, each time 
 what they leave is deleted at the end of all, because ext4 searches past what was deleted in the
 last minutes whenever a file is made. The package is compiled first, as an installation does.
 ``--write`` puts medians and ratios into benchmarks/results.md and benchmarks/throughput.svg.
+
+Takes about 9 minutes by default, most of it in drains of others that are cut at the cap. Needs the
+other queues: ``make bench`` installs them.
 """
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import os
@@ -24,10 +26,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from arguments import directory, number, parser, seconds
+from ending import end
 from picture import bars
 from resultsfile import RESULTS, facts, table, write_section
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 HPCTK = [sys.executable, "-m", "hpc_toolkit"]
 NOOP = "hpc_toolkit.workloads.synthetic:Noop"
@@ -39,11 +46,17 @@ PEER_PYTHON = HERE.parent / ".venv" / "peers" / "bin" / "python"
 def timed(argv: list[str], stdin: bytes = b"") -> tuple[float, bytes]:
     """Seconds that a command takes, and what it prints."""
     began = time.perf_counter()
-    ended = subprocess.run(argv, input=stdin, capture_output=True, check=False)
-    if ended.returncode:
-        message = f"{argv}: {ended.stderr.decode()[-500:]}"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            out, err = process.communicate(stdin)
+        except BaseException:
+            end(process)
+            raise
+    if process.returncode:
+        message = f"{argv}: {err.decode()[-500:]}"
         raise SystemExit(message)
-    return time.perf_counter() - began, ended.stdout
+    return time.perf_counter() - began, out
 
 
 def ours(root: Path, items: int, workers: int) -> dict[str, Any]:
@@ -72,7 +85,7 @@ def ours(root: Path, items: int, workers: int) -> dict[str, Any]:
     }
 
 
-def peer(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
+def peer(name: str, root: Path, options: Namespace) -> dict[str, Any]:
     """One run of another queue."""
     argv = [str(options.peer_python), str(HERE / "peers.py"), name, "--dir", str(root)]
     argv += ["--items", str(options.items), "--workers", str(options.workers)]
@@ -83,7 +96,7 @@ def peer(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def installed(python: Path) -> dict[str, str]:
     """The other queues that an interpreter has, with their versions."""
-    if not python.exists():
+    if not (python.is_file() and os.access(python, os.X_OK)):
         return {}
     found: dict[str, str] = json.loads(
         timed([str(python), str(HERE / "peers.py"), "--installed"])[1]
@@ -91,7 +104,7 @@ def installed(python: Path) -> dict[str, str]:
     return found
 
 
-def measure(options: argparse.Namespace, names: list[str]) -> dict[str, list[dict[str, Any]]]:
+def measure(options: Namespace, names: list[str]) -> dict[str, list[dict[str, Any]]]:
     """All rounds, by queue; the queues take turns at being first."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     base = Path(tempfile.mkdtemp(dir=options.dir))
@@ -129,18 +142,29 @@ def row(name: str, runs: list[dict[str, Any]], our_rate: float, items: int) -> l
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--items", type=int, default=100_000)
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--cap", type=float, default=60.0, help="seconds that a drain may take")
-    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
-    parser.add_argument("--peer", action="append", help="of those installed; default: all")
-    parser.add_argument("--dir", help="where the queues are made")
-    parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
-    options = parser.parse_args()
+def arguments() -> tuple[Namespace, dict[str, str]]:
+    """What is to be measured, and the other queues that can be."""
+    given = parser(__doc__)
+    given.add_argument("--items", type=number, default=100_000, help="in each queue")
+    given.add_argument("--workers", type=number, default=8, help="of each queue")
+    given.add_argument("--repeats", type=number, default=3, help="rounds")
+    given.add_argument("--cap", type=seconds, default=60.0, help="seconds that a drain may take")
+    given.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="has other queues")
+    given.add_argument("--peer", action="append", help="of those installed; default: all")
+    given.add_argument("--dir", type=directory, help="where the queues are made")
+    given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = given.parse_args()
     versions = installed(options.peer_python)
+    if missing := sorted(set(options.peer or ()) - set(versions)):
+        have = ", ".join(versions) or "none"
+        given.error(f"--peer: {options.peer_python} has no {', '.join(missing)}; it has {have}")
+    if not versions:
+        print(f"ours alone: {options.peer_python} has no other queue", file=sys.stderr)
+    return options, versions
+
+
+def main() -> None:
+    options, versions = arguments()
     names = [OURS, *(versions if options.peer is None else options.peer)]
     found = measure(options, names)
     median = {

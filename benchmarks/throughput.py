@@ -25,11 +25,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arguments import directory, number, parser, seconds
 from ending import end
+from failures import Failure, tried
 from picture import bars
 from resultsfile import RESULTS, facts, table, write_section
 
@@ -44,7 +46,11 @@ PEER_PYTHON = HERE.parent / ".venv" / "peers" / "bin" / "python"
 
 
 def timed(argv: list[str], stdin: bytes = b"") -> tuple[float, bytes]:
-    """Seconds that a command takes, and what it prints."""
+    """Seconds that a command takes, and what it prints.
+
+    Raises:
+        RuntimeError: it failed.
+    """
     began = time.perf_counter()
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -54,8 +60,9 @@ def timed(argv: list[str], stdin: bytes = b"") -> tuple[float, bytes]:
             end(process)
             raise
     if process.returncode:
-        message = f"{argv}: {err.decode()[-500:]}"
-        raise SystemExit(message)
+        last = (err.decode(errors="replace").splitlines() or [""])[-1]
+        message = f"{last} (exit code {process.returncode} of {' '.join(argv[1:4])})"
+        raise RuntimeError(message)
     return time.perf_counter() - began, out
 
 
@@ -104,26 +111,36 @@ def installed(python: Path) -> dict[str, str]:
     return found
 
 
-def measure(options: Namespace, names: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """All rounds, by queue; the queues take turns at being first."""
+def measure(
+    options: Namespace, names: list[str]
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Failure]]:
+    """All rounds, by queue; the queues take turns at being first. Another queue that fails is left
+    out from then on."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    failed: dict[str, Failure] = {}
     base = Path(tempfile.mkdtemp(dir=options.dir))
     compileall.compile_dir(HERE.parent / "hpc_toolkit", quiet=1)
     try:
         for number in range(options.repeats):
             first = number % len(names)
             for name in names[first:] + names[:first]:
+                if name in failed:
+                    continue
                 root = base / f"{name}-{number}"
                 os.sync()  # what another queue wrote is not to be waited for
                 if name == OURS:
-                    one = ours(root, options.items, options.workers)
+                    one: dict[str, Any] | Failure = ours(root, options.items, options.workers)
                 else:
-                    one = peer(name, root, options)
+                    one = tried(name, partial(peer, name, root, options))
+                if isinstance(one, Failure):
+                    failed[name] = one
+                    continue
                 found[name].append(one)
-                print(f"round {number + 1}: {name} {one['items_per_s']:,.0f}/s", file=sys.stderr)
+                turn = f"round {number + 1} of {options.repeats}"
+                print(f"{turn}: {name} {one['items_per_s']:,.0f}/s", file=sys.stderr)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    return found
+    return {name: runs for name, runs in found.items() if name not in failed}, failed
 
 
 def row(name: str, runs: list[dict[str, Any]], our_rate: float, items: int) -> list[str]:
@@ -166,14 +183,15 @@ def arguments() -> tuple[Namespace, dict[str, str]]:
 def main() -> None:
     options, versions = arguments()
     names = [OURS, *(versions if options.peer is None else options.peer)]
-    found = measure(options, names)
+    found, failed = measure(options, names)
     median = {
         name: statistics.median(one["items_per_s"] for one in runs) for name, runs in found.items()
     }
     titles = {name: f"{name} {versions.get(name, '')}".strip() for name in names}
     rows = [row(name, runs, median[OURS], options.items) for name, runs in found.items()]
-    for line, name in zip(rows, names, strict=True):
+    for line, name in zip(rows, found, strict=True):
         line[0] = line[0].replace(name, titles[name], 1)
+    rows += [[titles[name], one.seen, *[""] * 4] for name, one in failed.items()]
     shown = {"init_s": "init {:.2f} s", "status_s": "`status --json` {:.2f} s"}
     shown |= {"gather_s": "gather {:.2f} s", "inodes": "{:.0f} inodes"}
     mine = [
@@ -192,7 +210,7 @@ def main() -> None:
         "In the same rounds: " + ", ".join(mine) + ".",
     ]
     if options.write:
-        picture = bars(f"{title}: items/s", {titles[n]: median[n] for n in names}, "/s")
+        picture = bars(f"{title}: items/s", {titles[n]: median[n] for n in found}, "/s")
         RESULTS.with_name("throughput.svg").write_text(picture, encoding="utf-8")
         lines += ["", "![items a second of each queue](throughput.svg)"]
         write_section("Throughput", lines)

@@ -79,6 +79,27 @@ def test_a_drain_that_fails_is_a_row_and_the_next_ones_are_measured(
     assert table.lost
 
 
+def test_another_queue_that_fails_is_left_out_and_the_rest_is_measured(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    throughput = part("throughput")
+
+    def peer(name: str, *_: Any) -> dict[str, Any]:
+        if name == "bad":
+            throughput.timed([sys.executable, "-c", "import sys; sys.exit('no | luck')"])
+        return {"items_per_s": 1.0}
+
+    monkeypatch.setattr(throughput, "ours", lambda *_: {"items_per_s": 2.0})
+    monkeypatch.setattr(throughput, "peer", peer)
+    options = SimpleNamespace(dir=tmp_path, repeats=2, items=1, workers=1)
+
+    found, failed = throughput.measure(options, ["bad", "hpctk", "good"])
+
+    assert {name: len(runs) for name, runs in found.items()} == {"hpctk": 2, "good": 2}
+    assert list(failed) == ["bad"]
+    assert failed["bad"].seen.startswith("failed: no / luck (exit code 1 of ")
+
+
 def test_a_stopped_process_that_is_ended_is_woken_to_leave(part: Any) -> None:
     process = subprocess.Popen(["sleep", "60"])
     process.send_signal(signal.SIGSTOP)

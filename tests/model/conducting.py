@@ -96,7 +96,7 @@ class Halt(NamedTuple):
     """Decisions that it replayed or wrote."""
     met: int = 0
     """Decisions in what it read of the log."""
-    seen: frozenset[Result] = frozenset()
+    seen: tuple[Result, ...] = ()
     segments: tuple[tuple[int, bytes], ...] = ()
     """What it read of the log of the tasks, by entry."""
     excuse: str = ""
@@ -257,7 +257,7 @@ def play(
             asked=tuple(decisions.asked),
             mine=conductor.replayed + disk.asks,
             met=sum(segment.decision is not None for segment in found.values()),
-            seen=frozenset(disk.seen),
+            seen=tuple(sorted(disk.seen)),
             segments=tuple((entry, segment.path.read_bytes()) for entry, segment in found.items()),
             excuse="late" if disk.late else "lost" if disk.no_reply else "",
         )
@@ -278,10 +278,14 @@ def _frames(suspended: _Suspended) -> list[Any]:
     at = suspended.__traceback__
     while at is not None:
         names = sorted(at.tb_frame.f_locals.items())
-        plain = [(name, text) for name, value in names if " at 0x" not in (text := repr(value))]
+        plain = [(name, text) for name, value in names if " at 0x" not in (text := _text(value))]
         found.append((at.tb_frame.f_code.co_name, at.tb_lineno, plain))
         at = at.tb_next
     return found[1:]
+
+
+def _text(value: object) -> str:
+    return repr(sorted(value, key=repr) if isinstance(value, set | frozenset) else value)
 
 
 @contextmanager

@@ -222,7 +222,7 @@ class Conducts:
     @staticmethod
     def unseen(results: frozenset[Result], halt: Halt) -> set[Result]:
         """Results that a conduct did not see."""
-        return set(results - halt.seen)
+        return set(results.difference(halt.seen))
 
     @staticmethod
     def created(logs: Logs, halt: Halt) -> Logs:
@@ -289,7 +289,7 @@ def _some(news: list[Result]) -> Iterator[tuple[Result, ...]]:
     tasks = [result for result in news if result.stage == TASKS]
     for count in range(len(tasks) + 1):
         for some in combinations(tasks, count):
-            for more in {(), metrics}:
+            for more in [(), metrics] if metrics else [()]:
                 yield (*more, *some)
 
 

@@ -33,10 +33,11 @@ SMALL = {
 }
 
 LARGE = {
-    "two conducts, one killed": World(evils={"crash": 1}),
-    "two conducts and two results": World(evils={"twice": 1}),
-    "two conducts and a retry": World(evils={"retry": 1}),
-    "two conducts, lost replies and late payloads": World(evils={"lost": 1, "late": 1}),
+    "two conducts, killed twice": World(evils={"crash": 2}),
+    "two conducts and two results, one killed": World(evils={"twice": 1, "crash": 1}),
+    "two conducts, a retry, a lost reply, a late payload": World(
+        evils={"lost": 1, "late": 1, "retry": 1}
+    ),
     "two conducts, each ask of two items": World(tasks=2),
     "two conducts from the first metrics on": World(known=False, budget=1),
     "two conducts and all other arms": World(budget=1, exhaustive=True),

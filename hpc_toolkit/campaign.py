@@ -6,17 +6,21 @@ Parsed from TOML; pure data, so that conduct, the command line and the summary r
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.files import read_fresh
 from hpc_toolkit.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.tomltable import Key, convert, count, flag, text, word, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from hpc_toolkit.layout import RunPaths
 
 PREPARE, METRICS, TASKS = "prepare", "metrics", "tasks"
 """The stages of a campaign, in their order."""
@@ -128,24 +132,21 @@ class Campaign:
         return record
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Campaign:
-        """What :meth:`to_json` gave."""
-        models = tuple(
-            Model(**{**model, "steps": tuple(model["steps"])}) for model in record["models"]
-        )
-        return cls(
-            name=record["name"],
-            seed=record["seed"],
-            models=models,
-            metrics=_work_from(record["metrics"]),
-            tasks=_work_from(record["tasks"]),
-            search=Search(**record["search"]),
-            prepare=_work_from(record["prepare"]) if record["prepare"] is not None else None,
-        )
+    def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
+        """What :meth:`to_json` gave; ``file`` is what errors call it.
+
+        Raises:
+            AttributeError, ConfigError: it is not that.
+        """
+        table = _given(record)
+        for name in {PREPARE, METRICS, TASKS} & table.keys():
+            table[name] = _given(table[name], "items", "names")
+        return parse_campaign(table, file)
 
 
-def _work_from(record: dict[str, Any]) -> Work:
-    return Work(**{**record, "items": tuple(record["items"]), "names": tuple(record["names"])})
+def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
+    """What a TOML table would have: neither None nor those of ``lists`` that are empty."""
+    return {k: v for k, v in record.items() if v is not None and not (k in lists and not v)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +189,28 @@ def read_campaign(path: Path) -> Campaign:
         message = f"{path}: not TOML: {error}"
         raise ConfigError(message) from error
     return parse_campaign(table, str(path))
+
+
+def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
+    """A campaign's settings as they are now: those of its last update, else ``first``.
+
+    Args:
+        paths: of its run.
+        first: the settings in run.json.
+
+    Raises:
+        RunError: they are damaged.
+    """
+    data = read_fresh(paths.campaign)
+    update = bool(data) or os.path.lexists(paths.campaign)
+    try:
+        return Campaign.from_json(json.loads(data) if update else first)
+    except (AttributeError, ConfigError, RecursionError, ValueError) as error:
+        path = paths.campaign if update else paths.manifest
+        message = f"{path} is damaged: {error}"
+        again = "move it away: the settings in run.json hold then, until 'hpctk run FILE --update'"
+        hint = again if update else "restore it from a backup; nothing else can replace it"
+        raise RunError(message, hint=hint) from error
 
 
 def parse_campaign(table: dict[str, Any], file: str) -> Campaign:

@@ -22,6 +22,8 @@ from hpc_toolkit.files import is_local, replace_file
 from hpc_toolkit.gather import gather, unit_rows
 from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.items import Item, encode_segment
+from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.tables import check_rows
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
@@ -72,8 +74,36 @@ class Decisions:
 
 
 def read_decisions(segments: list[Segment]) -> list[dict[str, Any]]:
-    """The decision of every segment, in order."""
-    return [segment.decision for segment in segments if segment.decision is not None]
+    """The decision of every segment, in order.
+
+    Raises:
+        RunError: one is damaged.
+    """
+    found = []
+    for segment in segments:
+        one = segment.decision
+        if one is None:
+            continue
+        lists = (one.get("arms"), one.get("tells"))
+        if "why" not in one or not all(isinstance(each, list) for each in lists):
+            raise damaged(segment.path, "line 1: its decision says no arms, tells or why")
+        found.append(one)
+    return found
+
+
+def arm_of(row: dict[str, Any]) -> str:
+    """The arm of a row of the tasks stage.
+
+    Raises:
+        RunError: its item names none, or no task of it.
+    """
+    item = row["item"]
+    try:
+        _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
+    except KeyError as error:
+        message = f"an item of stage {TASKS!r} has no {error}: {json.dumps(item)[:200]}"
+        raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
+    return arm
 
 
 class Conductor:
@@ -120,7 +150,9 @@ class Conductor:
             stage.poll_log()
         stage.log.seal()
         self._wait(stage)
-        failed = [row for row in gather(self._view, name).rows if row["state"] == "failed"]
+        rows = gather(self._view, name).rows
+        check_rows(rows)
+        failed = [row for row in rows if row["state"] == "failed"]
         if failed and name == PREPARE:
             message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
             raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
@@ -245,12 +277,7 @@ class Conductor:
         self._wait(self._stage, units)
         # A rival's table may say that they are finished before we see a line of their results.
         self._refuse_rival()
-        checkpoint, layer = self._facts[arm].checkpoint, self._facts[arm].layer
-        rows = [
-            row
-            for _, row in unit_rows(self._view, self._stage, entry)
-            if row["item"]["checkpoint"] == checkpoint and row["item"]["layer"] == layer
-        ]
+        rows = [row for _, row in unit_rows(self._view, self._stage, entry) if arm_of(row) == arm]
         return observe(arm, rows)
 
     def _write_trials(self) -> None:

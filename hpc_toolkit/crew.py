@@ -11,9 +11,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.campaign import Campaign, changed_keys
+from hpc_toolkit.campaign import Campaign, changed_keys, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.files import read_fresh, replace_file
+from hpc_toolkit.files import replace_file
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.provenance import collect_provenance
@@ -56,13 +56,12 @@ def campaign_of(run: Run) -> Campaign:
     """The campaign's settings as they are now.
 
     Raises:
-        RunError: the run is a plain list of items.
+        RunError: the run is a plain list of items, or its settings are damaged.
     """
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
         raise RunError(message, hint="'hpctk run CAMPAIGN.toml' makes one")
-    update = read_fresh(run.paths.campaign)
-    return Campaign.from_json(json.loads(update) if update else run.manifest.campaign)
+    return read_settings(run.paths, run.manifest.campaign)
 
 
 def resume_campaign(run: Run, campaign: Campaign, *, update: bool) -> None:

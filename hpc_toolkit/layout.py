@@ -259,11 +259,18 @@ def read_manifest(root: Path) -> Manifest:
             message = f"{path}: format {found!r}; this hpctk reads formats up to {FORMAT}"
             raise RunError(message, hint="upgrade hpc-toolkit to the version that made the run")
         return _manifest(record)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"
         raise RunError(
             message, hint="restore it from a backup; nothing else can replace it"
         ) from error
+
+
+def _expect(value: Any, *kinds: type | None) -> Any:
+    if not any(value is None if kind is None else isinstance(value, kind) for kind in kinds):
+        message = f"{json.dumps(value)[:80]} is not what stands there"
+        raise TypeError(message)
+    return value
 
 
 def _manifest(record: dict[str, Any]) -> Manifest:
@@ -271,23 +278,23 @@ def _manifest(record: dict[str, Any]) -> Manifest:
         StageSpec(
             name=stage["name"],
             workload=WorkloadSpec(
-                function=stage["workload"].get("function"),
-                command=stage["workload"].get("command"),
-                options=stage["workload"]["options"],
-                path=tuple(stage["workload"]["path"]),
+                function=_expect(stage["workload"].get("function"), str, None),
+                command=_expect(stage["workload"].get("command"), str, None),
+                options=_expect(stage["workload"]["options"], dict),
+                path=tuple(_expect(one, str) for one in stage["workload"]["path"]),
             ),
-            group_by=stage["group_by"],
-            max_attempts=stage["max_attempts"],
-            timeout_s=stage["timeout_s"],
-            max_failures=stage["max_failures"],
+            group_by=_expect(stage["group_by"], str, None),
+            max_attempts=_expect(stage["max_attempts"], int),
+            timeout_s=_expect(stage["timeout_s"], int, float, None),
+            max_failures=_expect(stage["max_failures"], str, None),
         )
         for stage in record["stages"]
     )
     return Manifest(
-        run=record["run"],
+        run=_expect(record["run"], str),
         stages=stages,
-        campaign=record["campaign"],
-        provenance=record["provenance"],
+        campaign=_expect(record["campaign"], dict, None),
+        provenance=_expect(record["provenance"], dict),
     )
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.campaign import TASKS, Campaign
-from hpc_toolkit.conduct import EXHAUSTIVE, make_arms, observe, read_decisions
+from hpc_toolkit.conduct import EXHAUSTIVE, arm_of, make_arms, observe, read_decisions
 from hpc_toolkit.gather import gather
+from hpc_toolkit.tables import check_rows
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import Observation, Recommendation
@@ -59,12 +60,12 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     """Sum up what is finished so far; None while no arm has a result."""
     stage = view.stages[TASKS]
     rows = gather(view, TASKS, partial=True).rows
+    check_rows(rows)
     decisions = read_decisions(list(stage.log.segments.values()))
     chosen = [arm for one in decisions if one["why"] != EXHAUSTIVE for arm in one["arms"]]
     by_arm: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        arm = f"{row['item']['checkpoint']}/layer{row['item']['layer']}"
-        by_arm.setdefault(arm, []).append(row)
+        by_arm.setdefault(arm_of(row), []).append(row)
     whole = len(campaign.tasks.names)
     observed = {arm: observe(arm, found) for arm, found in by_arm.items() if len(found) == whole}
     searched = _best(campaign, [observed[arm] for arm in chosen if arm in observed])

@@ -9,7 +9,7 @@ import math
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.files import replace_file
 
 if TYPE_CHECKING:
@@ -17,6 +17,46 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.gather import Row
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "item": (dict,),
+    "state": (str,),
+    "value": (dict, type(None)),
+    "error": (str, type(None)),
+    "attempts": (int,),
+    "seconds": (int, float),
+    "worker": (str,),
+}
+
+
+def row_fault(row: object) -> str:
+    """What of a gathered row is not as it should be: "it has no 'state'"; "" if all of it is."""
+    if not isinstance(row, dict):
+        return "it is not a JSON object"
+    for key, kinds in _KINDS.items():
+        if key not in row:
+            return f"it has no {key!r}"
+        if not isinstance(row[key], kinds):
+            return f"its {key!r} is {type(row[key]).__name__}"
+    if row["state"] not in ("done", "failed") or (row["state"] == "done") != (
+        row["value"] is not None
+    ):
+        return "its 'state' is neither 'done' with a value nor 'failed' without one"
+    return ""
+
+
+def check_rows(rows: list[Row]) -> None:
+    """Refuse rows of a damaged table.
+
+    Raises:
+        RunError: one is not as it should be.
+    """
+    for number, row in enumerate(rows):
+        if fault := row_fault(row):
+            message = f"row {number} of the published table is damaged: {fault}"
+            hint = "'hpctk doctor RUN' names its file and line; restore that from a backup"
+            raise RunError(message, hint=hint)
 
 
 def json_lines(rows: list[Row]) -> Iterator[bytes]:
@@ -71,7 +111,11 @@ def _cell(value: Any) -> Any:
 
 
 def _columns(rows: list[Row]) -> dict[str, list[Any]]:
-    flat = [_flatten(row) for row in rows]
+    try:
+        flat = [_flatten(row) for row in rows]
+    except (AttributeError, KeyError, TypeError):
+        check_rows(rows)
+        raise
     names = dict.fromkeys(name for row in flat for name in row)
     return {name: [row.get(name) for row in flat] for name in names}
 

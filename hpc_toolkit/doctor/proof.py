@@ -37,7 +37,7 @@ def read_proof(path: Path) -> dict[str, Any] | None:
     """The record; None if there is none that can be read."""
     try:
         record = json.loads(files.read_fresh(path))
-    except (OSError, ValueError):
+    except (OSError, RecursionError, ValueError):
         return None
     return record if isinstance(record, dict) and record.get("format") == _FORMAT else None
 

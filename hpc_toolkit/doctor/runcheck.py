@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
+from hpc_toolkit.campaign import read_settings
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.planning import not_directories
 from hpc_toolkit.errors import HpcToolkitError
@@ -17,11 +19,12 @@ from hpc_toolkit.layout import RunPaths, read_manifest
 from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.tables import row_fault
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import StagePaths
+    from hpc_toolkit.layout import Manifest, StagePaths
 
 _SHOWN = 3
 _PAYLOADS = ("items", "retries", "results")
@@ -84,7 +87,20 @@ def check_run(root: Path) -> list[Finding]:
     for stage in stages:
         findings += _check_claims(stage, claims[stage.name], units if whole else None, workers)
     foreign = [place for unit, place in journals.units.items() if whole and unit not in units]
+    findings += _check_settings(paths, manifest)
     return [*findings, *_judge_journals(journals, foreign, workers), _check_workers(paths, workers)]
+
+
+def _check_settings(paths: RunPaths, manifest: Manifest) -> list[Finding]:
+    """Those of an update of a campaign; those in run.json are written once, with all of it."""
+    if manifest.campaign is None or not os.path.lexists(paths.campaign):
+        return []
+    try:
+        read_settings(paths, manifest.campaign)
+    except HpcToolkitError as error:
+        means = "nobody can decide for this campaign"
+        return [_fault(paths.campaign.name, Verdict.UNSAFE, error.message, means, error.hint)]
+    return [_fine(paths.campaign.name, "the settings of an update, whole")]
 
 
 def _names(directory: Path) -> list[str]:
@@ -123,6 +139,13 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
     if log.table is not None and (line := _bad_line(log, log.paths.root / log.table[1])):
         found = f"line {line} of {log.table[1]}, the published table, is damaged or missing"
         return _fault(check, Verdict.UNSAFE, found, "'hpctk gather' gives no rows", _BACKUP)
+    for segment in log.segments.values():
+        try:
+            for unit in segment.units:
+                segment.lines(unit)
+        except (HpcToolkitError, OSError) as error:
+            means = "commands that need these items end there"
+            return _fault(check, Verdict.UNSAFE, str(error), means, _BACKUP)
     left = sorted(payloads.difference(named))
     if not left:
         return _fine(check, f"{log.length} entries in order, each with its payload")
@@ -148,7 +171,9 @@ def _bad_line(log: StageLog, table: Path) -> int:
                 record = json.loads(line)
                 if number > 1:
                     _, _ = record["at"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return number
+            if number > 1 and row_fault(record):
                 return number
     return number + 1 if number < wanted else 0
 

@@ -112,7 +112,7 @@ class ControlReader:
                     notices += _notices(record["workers"])
                 elif record["request"] == _SICK:
                     self.sick.append(_sick_notice(record))
-            except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
                 continue
             self._read.add(name)
         return requests, notices

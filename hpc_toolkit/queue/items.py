@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ItemsError, near_miss
+from hpc_toolkit.errors import ItemsError, RunError, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT, Unit, plan_units
 
 if TYPE_CHECKING:
@@ -159,14 +159,14 @@ class Segment:
 
         Raises:
             FileNotFoundError, ValueError: it is not there, or a part is missing at its end.
-            LookupError, TypeError: its header is whole, and not that of a segment.
+            AttributeError, LookupError, TypeError: its header is whole, and not that of a segment.
         """
         self.path = path
         self.entry = entry
         """Number of its entry in the stage's log."""
         with path.open("rb") as file:
             first = file.readline()
-            header = json.loads(first)
+            header = _parse_header(first)
             self._body = len(first)
             self._size = file.seek(0, os.SEEK_END)
             # A reader elsewhere may see the file shorter than it is; the last unit would be cut.
@@ -191,7 +191,11 @@ class Segment:
         self._index = {row[0]: index for index, row in enumerate(self._table)}
 
     def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
-        """The JSON of a unit's items, without newlines; ``fd``: of this file, where it is open."""
+        """The JSON of a unit's items, without newlines; ``fd``: of this file, where it is open.
+
+        Raises:
+            RunError: names the first line that holds no object.
+        """
         index = self._index[unit.first]
         start = self._body + self._table[index][2]
         last = index + 1 == len(self._table)
@@ -202,7 +206,38 @@ class Segment:
         finally:
             if fd is None:
                 os.close(opened)
-        return data.split(b"\n")[:-1]
+        lines = data.split(b"\n")[:-1]
+        self._check(unit, lines)
+        return lines
+
+    def _check(self, unit: Unit, lines: list[bytes]) -> None:
+        """Refuse lines that are not a unit's items: whatever is done with them may end in the
+        middle, and a worker would take the items beside a damaged one for what killed it."""
+        if len(lines) != unit.count:
+            raise self._damaged(unit.first, f"{len(lines)} lines where there were {unit.count}")
+        with suppress(ValueError, RecursionError):
+            # At once: one by one it takes three times as long.
+            items = json.loads((b"[%s]" % b",".join(lines)).decode())
+            if len(items) == unit.count and all(map(self._is_item, items)):
+                return
+        for position, line in enumerate(lines, unit.first):
+            try:
+                item = json.loads(line.decode())
+            except (ValueError, RecursionError) as error:
+                raise self._damaged(position, f"not JSON: {error}") from error
+            if not self._is_item(item):
+                key = "" if self.group_by is None else f" with the key {self.group_by!r}"
+                raise self._damaged(position, f"not a JSON object{key}")
+
+    def _is_item(self, value: object) -> bool:
+        return isinstance(value, dict) and (self.group_by is None or self.group_by in value)
+
+    def _damaged(self, position: int, what: str) -> RunError:
+        # The header is line 1.
+        message = f"{self.path}, line {position + 2}, is damaged: {what}"
+        run = self.path.parents[3]
+        hint = f"restore the file from a backup; 'hpctk doctor {run}' tells what else is damaged"
+        return RunError(message, hint=hint)
 
     def unit_of(self, item: int) -> Unit:
         """The unit that holds an item."""
@@ -211,11 +246,14 @@ class Segment:
         return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
 
     def items(self) -> Iterator[bytes]:
-        """The JSON of every item, by position."""
+        """The JSON of every item, by position.
+
+        Raises:
+            RunError: as :meth:`lines` does.
+        """
         with self.path.open("rb") as file:
-            file.seek(self._body)
-            for line in file:
-                yield line[:-1]
+            for unit in self.units:
+                yield from self.lines(unit, fd=file.fileno())
 
     def group_of(self, unit: Unit) -> Any:
         """The value of the group of a unit's first item; None without groups."""
@@ -246,3 +284,38 @@ class UnitReader:
             self._segment = None
             with suppress(OSError):
                 os.close(self._fd)
+
+
+def _parse_header(line: bytes) -> dict[str, Any]:
+    """The header of a segment, of which nothing else has to be checked.
+
+    Raises:
+        ValueError: it is not JSON, as where a part of it is not there yet.
+        LookupError, TypeError: it is, and not the header of a segment.
+    """
+    try:
+        header: dict[str, Any] = json.loads(line)
+    except RecursionError as error:
+        raise TypeError(str(error)) from error
+    count, order, decision = header["count"], header.get("order"), header.get("decision")
+    first, behind = 0, -1
+    for row in header["units"]:
+        if len(row) != 4 or any(type(number) is not int for number in row):
+            message = f"unit {row!r} is not four numbers"
+            raise TypeError(message)
+        # Whoever counted on would give an item the result of another.
+        if row[0] != first or row[1] < 1 or row[2] <= behind or (first == 0 and row[2] != 0):
+            message = f"unit {row!r} does not begin where the one before ends"
+            raise LookupError(message)
+        if not -1 <= row[3] < max(1, len(header["groups"])):
+            message = f"unit {row!r} is of a group that is not there"
+            raise LookupError(message)
+        first, behind = first + row[1], row[2]
+    if first != count or (order is not None and len(order) != count):
+        message = f"its units or their order are not those of {count!r} items"
+        raise LookupError(message)
+    for name, value, kind in [("decision", decision, dict), ("group_by", header["group_by"], str)]:
+        if value is not None and not isinstance(value, kind):
+            message = f"its {name} is {type(value).__name__}"
+            raise TypeError(message)
+    return header

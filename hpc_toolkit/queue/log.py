@@ -151,7 +151,8 @@ class StageLog:
             with _checked(self.paths, target):
                 self.segments[number] = Segment(self.paths.root / target, number)
         elif kind == "retries":
-            record = json.loads((self.paths.root / target).read_bytes())
+            with _checked(self.paths, target):
+                record = json.loads((self.paths.root / target).read_bytes())
             with _checked(self.paths, target, ValueError):
                 for entry, position, floor in record["floors"]:
                     key = (entry, position)
@@ -269,7 +270,13 @@ def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator
     Raises:
         RunError: it is not.
     """
-    kinds: tuple[type[Exception], ...] = (AttributeError, LookupError, TypeError, *more)
+    kinds: tuple[type[Exception], ...] = (
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        *more,
+    )
     try:
         yield
     except kinds as error:

@@ -9,7 +9,7 @@ drain items with two workers a host, undisturbed and with one worker killed. The
 measured side by side. What fails is a row of the table as well, which says what was seen. Exit code
 0 if nothing of ours failed or was lost.
 
-Takes several minutes, with --full far more than an hour. Needs root and the packages that
+Takes several minutes, with --full longer. Needs root and the packages that
 ``.ci/system`` installs; for the other queues the interpreter that ``make bench`` makes.
 """
 

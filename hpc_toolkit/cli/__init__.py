@@ -24,6 +24,7 @@ from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
     "runs": ("init", "add", "seal", "retry", "drain", "try"),
+    "items": ("items",),
     "working": ("work",),
     "reading": ("status", "gather", "explain", "logs"),
     "campaigns": ("run", "conduct"),

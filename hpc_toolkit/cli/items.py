@@ -1,0 +1,92 @@
+"""The command that prints lists of items."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from hpc_toolkit.workloads.pythia import (
+    HUB,
+    SIZES,
+    parse_sizes,
+    parse_steps,
+    pythia_items,
+    suspects,
+)
+
+_PANEL = "Runs"
+_NAMED_STEPS = ("all", "0,1000:143000:1000", "0:512", "143000")
+_NAMED_LAYERS = ("blocks", "all", "last")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(
+        help="Print lists of items, one JSON object a line, for 'hpctk init --items -'.",
+        no_args_is_help=True,
+    )
+    group.command("pythia")(pythia)
+    app.add_typer(group, name="items", rich_help_panel=_PANEL)
+
+
+def _complete_sizes(incomplete: str) -> list[str]:
+    before, comma, begun = incomplete.rpartition(",")
+    given = set(before.split(","))
+    names = [name for name in SIZES if name.startswith(begun) and name not in given]
+    return [f"{before}{comma}{name}" for name in names] + ["all"] * ("all".startswith(incomplete))
+
+
+def _complete_steps(incomplete: str) -> list[str]:
+    return [one for one in _NAMED_STEPS if one.startswith(incomplete)]
+
+
+def _complete_layers(incomplete: str) -> list[str]:
+    return [one for one in _NAMED_LAYERS if one.startswith(incomplete)]
+
+
+def pythia(
+    sizes: Annotated[
+        str,
+        typer.Option(
+            metavar="14m,70m,...",
+            help=f"Sizes, or all: {', '.join(SIZES)}.",
+            autocompletion=_complete_sizes,
+        ),
+    ],
+    steps: Annotated[
+        str,
+        typer.Option(
+            metavar="STEPS",
+            help="Steps, FIRST:LAST:STRIDE with its end, FIRST:LAST for all checkpoints between, "
+            "or all 154.",
+            autocompletion=_complete_steps,
+        ),
+    ],
+    layers: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYERS",
+            help="blocks (1 to L), all (0 to L; 0 is the embeddings), last, or a list: 0,4:12:4.",
+            autocompletion=_complete_layers,
+        ),
+    ] = "blocks",
+    deduped: Annotated[
+        bool, typer.Option("--deduped", help="The twins trained on the deduplicated Pile.")
+    ] = False,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="How a checkpoint is named, such as a directory for each."
+        ),
+    ] = HUB,
+) -> None:
+    """Print an item for every layer of every checkpoint of Pythia models."""
+    chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
+    items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=checkpoint)
+    sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)
+    if not deduped:
+        for line in suspects(chosen_sizes, chosen_steps):
+            print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,266 @@
+"""The Pythia models as data: their sizes, their 154 checkpoints, and items made of them.
+
+Source: README of github.com/EleutherAI/pythia at a19eecb (2025-11-15). Biderman et al. 2023,
+arXiv 2304.01373. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HUB = "EleutherAI/pythia-{size}@step{step}"
+"""How a checkpoint is named on the hub; ``{size}`` has ``-deduped`` behind it where asked for."""
+
+LAST_STEP = 143_000
+"""The end of training; the hub's ``main`` is this checkpoint."""
+
+REVISIONS: tuple[int, ...] = (
+    0,
+    *(2**power for power in range(10)),
+    *range(1000, LAST_STEP + 1, 1000),
+)
+"""The steps that have a revision ``step<N>``, 154 of them, the same for every size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythiaSize:
+    """One size of the suite; all are GPT-NeoX with untied embeddings and a context of 2048."""
+
+    layers: int
+    """Blocks; hidden states are 0 (embeddings) to this one."""
+    width: int
+    """Numbers in the hidden state of a token."""
+    heads: int
+    """Attention heads of a block."""
+    vocabulary: int = 50304
+    """Rows of the embeddings, padding of the tokenizer's 50,254 included."""
+    deduped: bool = True
+    """Whether there is a twin that was trained on the deduplicated Pile."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, both embeddings included."""
+        block = 12 * self.width**2 + 13 * self.width
+        return 2 * self.vocabulary * self.width + self.layers * block + 2 * self.width
+
+
+SIZES: dict[str, PythiaSize] = {
+    "14m": PythiaSize(6, 128, 4, deduped=False),
+    "31m": PythiaSize(6, 256, 8, deduped=False),
+    "70m": PythiaSize(6, 512, 8),
+    "160m": PythiaSize(12, 768, 12),
+    "410m": PythiaSize(24, 1024, 16),
+    "1b": PythiaSize(16, 2048, 8),
+    "1.4b": PythiaSize(24, 2048, 16),
+    "2.8b": PythiaSize(32, 2560, 32),
+    "6.9b": PythiaSize(32, 4096, 32, vocabulary=50432),
+    "12b": PythiaSize(36, 5120, 40, vocabulary=50688),
+}
+"""The sizes by the name that the hub uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Checkpoints that somebody reported to hold other weights than their name says."""
+
+    sizes: frozenset[str]
+    """Of the models that were trained on the whole Pile; no report names a deduplicated one."""
+    steps: frozenset[int]
+    """Their steps."""
+    what: str
+    """What was found."""
+    source: str
+    """Where it was reported; open on 2026-11-21, and not checked by us."""
+
+
+_REPORT = "github.com/EleutherAI/pythia/issues/"
+_FINAL_2_8B = {
+    *(step for step in REVISIONS if step <= 53_000),
+    *(1000 * k for k in (55, 60, 65, 70, 80, 90, 100, 103, 110, 120, 130, 140)),
+    *(1000 * k for k in (54, 56, 57, 58, 59, 61, 62, 63, 64)),
+}
+SUSPECT: tuple[Suspect, ...] = (
+    Suspect(
+        frozenset(SIZES) - {"2.8b"},
+        frozenset({1, 2}),
+        "the weights are those of step 0",
+        f"{_REPORT}83 and 198",
+    ),
+    Suspect(
+        frozenset({"2.8b"}),
+        frozenset(_FINAL_2_8B),
+        "the weights are those of the end of training, or nearly",
+        f"{_REPORT}205",
+    ),
+    Suspect(
+        frozenset({"12b"}),
+        frozenset({50_000, 58_000}),
+        "embeddings and first blocks are those of the end of training",
+        f"{_REPORT}206",
+    ),
+)
+"""What is wrong on the hub by open reports. Such items are made all the same: a later upload may
+have mended them, and equal weights give equal results, which the results show."""
+
+
+def pythia_items(
+    sizes: Sequence[str],
+    steps: Sequence[int],
+    layers: str = "blocks",
+    *,
+    deduped: bool = False,
+    checkpoint: str = HUB,
+) -> Iterator[dict[str, Any]]:
+    """Items ``{"checkpoint", "layer"}``, size by size, step by step, layer by layer.
+
+    Args:
+        sizes: names in `SIZES`.
+        steps: of `REVISIONS`, such as `parse_steps` gives.
+        layers: as `parse_layers` reads it, for each size by its own number of layers.
+        deduped: the twins that were trained on the deduplicated Pile.
+        checkpoint: the name of a checkpoint; ``{size}`` and ``{step}`` are replaced.
+
+    Raises:
+        ConfigError: before the first item, if any of it does not exist.
+    """
+    _require_template(checkpoint)
+    chosen = {size: parse_layers(layers, size) for size in sizes}
+    for size in sizes:
+        if deduped and not SIZES[size].deduped:
+            msg = f"pythia-{size} has no deduplicated twin"
+            known = ", ".join(name for name, one in SIZES.items() if one.deduped)
+            raise ConfigError(msg, hint=f"these have one: {known}")
+    names = {size: f"{size}-deduped" if deduped else size for size in sizes}
+    return (
+        {
+            "checkpoint": checkpoint.replace("{size}", names[size]).replace("{step}", str(step)),
+            "layer": layer,
+        }
+        for size in sizes
+        for step in steps
+        for layer in chosen[size]
+    )
+
+
+def parse_sizes(text: str) -> list[str]:
+    """Names of sizes, ``14m,70m`` or ``all``, each once, in the order given.
+
+    Raises:
+        ConfigError: there is no such size.
+    """
+    if text == "all":
+        return list(SIZES)
+    names = dict.fromkeys(part.strip().lower() for part in text.split(","))
+    for name in names:
+        _require_size(name)
+    return list(names)
+
+
+def parse_steps(text: str) -> list[int]:
+    """Training steps, ascending, each once: ``0,1000:143000:1000``, or ``all`` of `REVISIONS`.
+
+    A part is one step; ``FIRST:LAST:STRIDE``, its end included; or ``FIRST:LAST``, every revision
+    between.
+
+    Raises:
+        ConfigError: a part is none of these, or a step has no revision.
+    """
+    if text == "all":
+        return list(REVISIONS)
+    found: set[int] = set()
+    for part in text.split(","):
+        for step in _range(part, "steps", among=REVISIONS):
+            if step not in _KNOWN:
+                _, nearest = min((abs(one - step), one) for one in REVISIONS)
+                msg = f"steps {part.strip()!r}: there is no checkpoint at step {step}"
+                raise ConfigError(msg, hint=f"the nearest is at step {nearest}")
+            found.add(step)
+    return sorted(found)
+
+
+def parse_layers(text: str, size: str) -> list[int]:
+    """Layers of a size, ascending, each once.
+
+    ``blocks`` are 1 to L, the outputs of its L blocks; ``all`` is 0 (embeddings) to L; ``last`` is
+    L; else numbers and ranges with their end included, such as ``0,4:12:4``.
+
+    Raises:
+        ConfigError: the size does not exist, or has no such layer.
+    """
+    last = _require_size(size).layers
+    named = {"blocks": range(1, last + 1), "all": range(last + 1), "last": range(last, last + 1)}
+    if text in named:
+        return list(named[text])
+    found: set[int] = set()
+    for part in text.split(","):
+        if part.strip().isalpha():
+            msg = f"layers {part.strip()!r}: not a number, a range, blocks, all or last"
+            raise ConfigError(msg, hint=near_miss(part.strip(), list(named)))
+        layers = _range(part, "layers")
+        if layers[-1] > last:
+            msg = f"layers {part.strip()!r}: pythia-{size} has the layers 0 to {last}"
+            raise ConfigError(msg, hint="give each size its own list, or say blocks")
+        found.update(layers)
+    return sorted(found)
+
+
+def suspects(sizes: Sequence[str], steps: Sequence[int]) -> Iterator[str]:
+    """One line for each report in `SUSPECT` that concerns these checkpoints of the whole Pile."""
+    for one in SUSPECT:
+        models = [size for size in sizes if size in one.sizes]
+        found = [step for step in steps if step in one.steps]
+        if models and found:
+            names = ", ".join(f"pythia-{size}" for size in models)
+            more = f" and {len(found) - 3} more steps" if len(found) > 3 else ""
+            which = f"{', '.join(map(str, found[:3]))}{more}"
+            yield f"{names} at step {which}: {one.what}, as reported ({one.source})"
+
+
+_KNOWN = frozenset(REVISIONS)
+
+
+def _require_size(name: str) -> PythiaSize:
+    if name not in SIZES:
+        msg = f"there is no Pythia model of size {name!r}"
+        raise ConfigError(msg, hint=near_miss(name, list(SIZES)))
+    return SIZES[name]
+
+
+def _require_template(checkpoint: str) -> None:
+    try:
+        fields = {field for _, field, _, _ in string.Formatter().parse(checkpoint)}
+    except ValueError as error:
+        msg = f"checkpoint {checkpoint!r}: {error}"
+        raise ConfigError(msg, hint=f"such as {HUB!r}") from None
+    if not {"size", "step"} <= fields:
+        missing = " and ".join(f"{{{one}}}" for one in sorted({"size", "step"} - fields))
+        msg = f"checkpoint {checkpoint!r} has no {missing}: all checkpoints would be one"
+        raise ConfigError(msg, hint=f"such as {HUB!r}")
+
+
+def _range(text: str, what: str, *, among: Sequence[int] | None = None) -> Sequence[int]:
+    """The numbers of one part of a list, at least one.
+
+    Without a stride these are those of ``among`` from the first to the last, or all.
+    """
+    where = f"{what} {text.strip()!r}"
+    words = [word.strip() for word in text.split(":")]
+    if len(words) > 3 or not all(word.isdecimal() for word in words):
+        msg = f"{where}: not a number, FIRST:LAST or FIRST:LAST:STRIDE"
+        raise ConfigError(msg, hint=f"such as {'0,1000:143000:1000' if among else '0,4:12:4'}")
+    numbers = [int(word) for word in words]
+    first, last = numbers[0], numbers[min(1, len(numbers) - 1)]
+    stride = numbers[2] if len(numbers) == 3 else 1
+    if stride == 0 or last < first:
+        msg = f"{where}: the stride is 0" if stride == 0 else f"{where}: {last} is before {first}"
+        raise ConfigError(msg, hint="FIRST:LAST:STRIDE, ascending")
+    if among is not None and len(numbers) == 2 and {first, last} <= set(among):
+        return [one for one in among if first <= one <= last]
+    return range(first, last + 1, stride)

@@ -1,0 +1,216 @@
+"""Pythia as data, and the list of items that 'hpctk items pythia' prints of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hpc_toolkit.cli import items as item_commands
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.queue.items import check_items
+from hpc_toolkit.workloads.pythia import (
+    REVISIONS,
+    SIZES,
+    SUSPECT,
+    parse_layers,
+    parse_sizes,
+    parse_steps,
+    pythia_items,
+    suspects,
+)
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+GRID = ("--sizes", "14m,70m,410m", "--steps", "0,1000:143000:1000")
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    item_commands.register(app)
+    return CliRunner().invoke(app, ["items", "pythia", *arguments])
+
+
+def test_grid_of_three_sizes_is_exactly_5184_lines_that_a_run_takes() -> None:
+    result = call(*GRID, "--layers", "blocks")
+
+    lines = result.stdout.splitlines()
+    items = [json.loads(line) for line in lines]
+    assert (result.exit_code, result.stderr, len(lines)) == (0, "", 5184)
+    check_items(items, group_by="checkpoint", taken=set())
+    assert len({item["checkpoint"] for item in items}) == 432
+    assert items[0] == {"checkpoint": "EleutherAI/pythia-14m@step0", "layer": 1}
+    assert items[-1] == {"checkpoint": "EleutherAI/pythia-410m@step143000", "layer": 24}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (("--layers", "all"), 144 * 39),
+        (("--layers", "last"), 144 * 3),
+        (("--layers", "0,2:6:2"), 144 * 3 * 4),
+        ((), 5184),
+    ],
+)
+def test_layers_are_those_of_each_size(arguments: tuple[str, ...], count: int) -> None:
+    assert len(call(*GRID, *arguments).stdout.splitlines()) == count
+
+
+def test_listing_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from hpc_toolkit.cli import load_commands; load_commands('items');"
+        "print(sorted({'torch', 'numpy', 'transformers', 'sklearn'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+def test_there_are_154_revisions() -> None:
+    assert len(REVISIONS) == len(set(REVISIONS)) == 154
+    assert REVISIONS[:13] == (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000)
+    assert REVISIONS[-1] == 143_000
+    assert parse_steps("all") == list(REVISIONS)
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("70m", 70_426_624), ("410m", 405_334_016), ("12b", 11_846_072_320)],
+)
+def test_parameters_are_those_that_the_model_cards_give(size: str, parameters: int) -> None:
+    assert SIZES[size].parameters == parameters
+
+
+def test_every_size_is_as_large_as_its_name_says() -> None:
+    for name, size in SIZES.items():
+        said = float(name[:-1]) * {"m": 1e6, "b": 1e9}[name[-1]]
+        assert size.parameters == pytest.approx(said, rel=0.04)
+        assert size.width % size.heads == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("143000, 0,0", [0, 143_000]),
+        ("1000:4000:1000", [1000, 2000, 3000, 4000]),
+        ("1000:143000:50000", [1000, 51_000, 101_000]),
+        ("128:2000", [128, 256, 512, 1000, 2000]),
+        ("512:512", [512]),
+        ("0:143000", list(REVISIONS)),
+    ],
+)
+def test_steps_are_read_with_their_end_and_sorted(text: str, steps: list[int]) -> None:
+    assert parse_steps(text) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("0,1500", "'1500': there is no checkpoint at step 1500", "at step 1000"),
+        ("0:1000:500", "'0:1000:500': .* at step 500", "at step 512"),
+        ("0:3", "'0:3': .* at step 3", "at step 2"),
+        ("144000", "step 144000", "at step 143000"),
+        ("2000:1000:1000", "1000 is before 2000", "ascending"),
+        ("0:1000:0", "the stride is 0", "FIRST"),
+        ("main", "'main': not a number", "0,1000:143000:1000"),
+        ("", "'': not a number", "such as"),
+        ("-1", "'-1': not a number", "such as"),
+        ("1:2:3:4", "not a number", "such as"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused_with_the_nearest(
+    text: str, message: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_steps(text)
+
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("7", "'7': pythia-14m has the layers 0 to 6"),
+        ("0:99999999999", "'0:99999999999': pythia-14m has the layers 0 to 6"),
+        ("block", "not a number, a range, blocks, all or last"),
+        ("blocks,0", "not a number, a range"),
+        ("1.5", r"'1\.5': not a number"),
+    ],
+)
+def test_layers_that_a_size_does_not_have_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_layers(text, "14m")
+
+
+def test_sizes_are_named_once_each_in_the_order_given() -> None:
+    assert parse_sizes("410M, 14m,410m") == ["410m", "14m"]
+    assert parse_sizes("all") == list(SIZES)
+    with pytest.raises(ConfigError, match="no Pythia model of size '14n'") as caught:
+        parse_sizes("70m,14n")
+    assert caught.value.hint == "did you mean '14m'?"
+
+
+def test_error_comes_before_the_first_item() -> None:
+    with pytest.raises(ConfigError, match="pythia-14m has the layers 0 to 6"):
+        pythia_items(["410m", "14m"], [0], "24")
+
+
+def test_deduplicated_twins_are_named_and_those_without_one_refused() -> None:
+    assert [item["checkpoint"] for item in pythia_items(["1b"], [0], "last", deduped=True)] == [
+        "EleutherAI/pythia-1b-deduped@step0"
+    ]
+    with pytest.raises(ConfigError, match="pythia-31m has no deduplicated twin"):
+        pythia_items(["1b", "31m"], [0], deduped=True)
+
+
+def test_checkpoints_may_be_directories() -> None:
+    found = list(pythia_items(["14m"], [0, 512], "last", checkpoint="pythia-{size}/step{step}"))
+
+    assert [item["checkpoint"] for item in found] == ["pythia-14m/step0", "pythia-14m/step512"]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("pythia@step{step}", "no {size}"), ("x", "no {size} and {step}"), ("{size", "expected '}'")],
+)
+def test_template_that_makes_one_checkpoint_of_many_is_refused(template: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pythia_items(["14m"], [0], checkpoint=template)
+
+
+def test_checkpoints_that_are_reported_wrong_are_warned_of_and_still_listed() -> None:
+    result = call("--sizes", "12b,14m", "--steps", "49000,50000", "--layers", "last")
+
+    assert len(result.stdout.splitlines()) == 4
+    assert result.stderr.startswith("warning: pythia-12b at step 50000: embeddings")
+    assert "issues/206" in result.stderr
+    assert list(suspects(["2.8b"], [66_000])) == []
+
+
+def test_reports_name_checkpoints_that_exist() -> None:
+    assert [len(one.steps) for one in SUSPECT] == [2, 85, 2]
+    for one in SUSPECT:
+        assert one.steps <= set(REVISIONS)
+        assert one.sizes <= set(SIZES)
+
+
+def test_error_of_the_command_line_is_the_users_to_act_on() -> None:
+    result = call("--sizes", "14m", "--steps", "7")
+
+    assert isinstance(result.exception, ConfigError)
+    assert result.stdout == ""
+
+
+def test_sizes_and_layers_complete() -> None:
+    assert item_commands._complete_sizes("14m,1") == ["14m,160m", "14m,1b", "14m,1.4b", "14m,12b"]
+    assert item_commands._complete_sizes("a") == ["all"]
+    assert item_commands._complete_layers("b") == ["blocks"]
+    assert item_commands._complete_steps("0,") == ["0,1000:143000:1000"]

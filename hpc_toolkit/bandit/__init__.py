@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
 from hpc_toolkit.bandit.policy import Observation, Policy, Proposal, Recommendation
+from hpc_toolkit.bandit.pulls import Pull, TaskSet
 from hpc_toolkit.bandit.registry import make_policy
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Observation",
     "Policy",
     "Proposal",
+    "Pull",
     "Recommendation",
+    "TaskSet",
     "make_policy",
 ]

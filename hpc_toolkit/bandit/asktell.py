@@ -1,4 +1,4 @@
-"""The bookkeeping that all policies share: tells, pending arms, the best arm, the saved state."""
+"""The bookkeeping that all policies share: tells, pending pulls, the best arm, the saved state."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.history import TIE_DECIMALS, History
+from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists, History, Judge
 from hpc_toolkit.bandit.policy import Observation, Recommendation
-from hpc_toolkit.bandit.reward import Reward, mean_reward
+from hpc_toolkit.bandit.pulls import Pull
+from hpc_toolkit.bandit.results import ResultArrays, check_tasks, merged
+from hpc_toolkit.bandit.reward import Reward, rewards_of
+from hpc_toolkit.bandit.scalarise import WORDS
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,25 +22,37 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.arms import ArmTable
     from hpc_toolkit.bandit.history import Rule
     from hpc_toolkit.bandit.policy import Proposal
+    from hpc_toolkit.bandit.pulls import TaskSet
 
 TIE_STDERRS = 2.0
 """Arms within this many combined standard errors of the best are ties."""
 
 
 class AskTell:
-    """A ``Policy`` that remembers the tells and lets a rule pick the arms."""
+    """A ``Policy`` that remembers the tells and lets a rule pick the pulls."""
 
-    def __init__(self, arms: ArmTable, rule: Rule, seed: int) -> None:
+    def __init__(
+        self,
+        arms: ArmTable,
+        rule: Rule,
+        seed: int,
+        *,
+        tasks: TaskSet | None = None,
+        scalariser: str = "mean",
+    ) -> None:
         self._arms = arms
         self._rule = rule
         self._seed = seed
+        self._tasks = tasks
+        self._scalariser = scalariser
         self._tells: dict[int, Observation] = {}
+        self._arrays = ResultArrays(len(arms.arms), tasks)
 
     @property
     def name(self) -> str:
         return self._rule.name
 
-    def ask(self, n: int, pending: Sequence[str] = ()) -> list[Proposal]:
+    def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
         if n < 0:
             message = f"asked for {n} arms"
             raise ConfigError(message, hint="ask for 0 or more")
@@ -45,25 +60,35 @@ class AskTell:
 
     def tell(self, observation: Observation) -> None:
         index = self._arms.index(observation.arm)
-        known = self._tells.setdefault(index, observation)
-        if known != observation:
-            message = f"arm {observation.arm!r} was told before with another result"
-            raise ConfigError(message, hint="what a policy was told stays; tell an arm once")
+        if self._tasks is not None:
+            check_tasks(observation, self._tasks)
+        known = self._tells.get(index)
+        self._tells[index] = observation if known is None else merged(known, observation)
+        self._arrays.take(index, observation)
 
     def best(self) -> Recommendation | None:
-        rewards = self._rewards()
+        history = self._history(())
+        arms, tasks = self._finalists(history)
+        rewards = rewards_of(history.by_task, arms, tasks=tasks, scalariser=self._scalariser)
         if not rewards:
             return None
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0]
         ties = [i for i in order[1:] if _is_tie(rewards[top], rewards[i])]
+        names = [history.tasks.names[task] for task in tasks]
+        told = self._tells[top]
         return Recommendation(
             arm=self._arms.ids[top],
             mean=rewards[top].mean,
             stderr=rewards[top].stderr,
             ties=tuple(self._arms.ids[i] for i in ties),
-            failed=self._tells[top].failed,
+            failed=tuple(name for name in names if name in told.failed),
+            scalariser=WORDS[self._scalariser],
+            tasks=tuple(name for name in names if name in told.scores),
         )
+
+    def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         tells = [self._tells[index].to_json() for index in sorted(self._tells)]
@@ -78,10 +103,12 @@ class AskTell:
             message = "the saved state has no list of tells"
             raise ConfigError(message, hint="expected the value of state_dict()")
         # Built apart, so that a bad tell leaves this policy as it was.
-        loaded = AskTell(self._arms, self._rule, self._seed)
+        loaded = AskTell(
+            self._arms, self._rule, self._seed, tasks=self._tasks, scalariser=self._scalariser
+        )
         for record in state["tells"]:
             loaded.tell(Observation.from_json(record))
-        self._tells = loaded._tells
+        self._tells, self._arrays = loaded._tells, loaded._arrays
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -89,23 +116,46 @@ class AskTell:
             "seed": self._seed,
             "options": asdict(self._rule),
             "arms": self._arms.digest,
+            "tasks": None if self._tasks is None else self._tasks.to_json(),
+            "scalariser": self._scalariser,
         }
 
-    def _rewards(self) -> dict[int, Reward]:
-        found = ((index, mean_reward(self._tells[index])) for index in sorted(self._tells))
-        return {index: reward for index, reward in found if reward is not None}
-
-    def _history(self, pending: Sequence[str]) -> History:
-        rewards = self._rewards()
-        waiting = {self._arms.index(arm) for arm in pending} - self._tells.keys()
+    def _history(self, pending: Sequence[str | Pull]) -> History:
+        pulls = [pull if isinstance(pull, Pull) else Pull(pull) for pull in pending]
+        indices = [self._arms.index(pull.arm) for pull in pulls]
+        results = self._arrays.results(zip(indices, pulls, strict=True))
+        if self._tasks is None:
+            # Nobody can say what else an arm could be told on.
+            whole = sorted(self._tells)
+            waiting = set(indices) - self._tells.keys()
+        else:
+            whole = np.flatnonzero(results.told.all(axis=1)).tolist()
+            waiting = set(np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist())
+        rewards = rewards_of(results, whole, scalariser=self._scalariser)
         return History(
             table=self._arms,
             seed=self._seed,
             scored=tuple(rewards),
             rewards=np.array([reward.mean for reward in rewards.values()], dtype=np.float64),
-            failed=tuple(sorted(self._tells.keys() - rewards.keys())),
+            failed=tuple(index for index in whole if index not in rewards),
             pending=tuple(sorted(waiting)),
+            results=results,
+            scalariser=self._scalariser,
         )
+
+    def _finalists(self, history: History) -> Finalists:
+        """The arms to find the best of: what the rule says; else those told on all tasks; else
+        those told on the most."""
+        tasks = tuple(range(len(history.tasks.names)))
+        if isinstance(self._rule, Judge):
+            judged = self._rule.finalists(history)
+            if judged is not None:
+                return judged
+        whole = tuple(sorted((*history.scored, *history.failed)))
+        if not history.scored and self._tells:
+            counts = history.by_task.told.sum(axis=1)
+            whole = tuple(np.flatnonzero(counts == counts.max()).tolist())
+        return Finalists(whole, tasks)
 
 
 def _is_tie(best: Reward, other: Reward) -> bool:

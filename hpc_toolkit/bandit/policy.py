@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hpc_toolkit.bandit.pulls import Pull, TaskSet
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+__all__ = ["Observation", "Policy", "Proposal", "Pull", "Recommendation", "TaskSet"]
 
 LARGEST_NUMBER = 1e100
 """Squares of larger numbers overflow."""
@@ -29,10 +31,18 @@ class Proposal:
     reason: str
     """One line for people."""
 
+    tasks: tuple[str, ...] = ()
+    """The tasks to evaluate it on; empty means every task that it was not asked for before."""
+
+    @property
+    def pull(self) -> Pull:
+        """The arm and the tasks: what ``ask`` must be given as pending until it is told."""
+        return Pull(self.arm, self.tasks)
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came back for one arm: the scores of its evaluation tasks.
+    """What came back for one arm: the scores of all or of some of its evaluation tasks.
 
     Raises ConfigError for a value that is not a finite number, for a standard error without its
     score, for a task that both scored and failed, and for an observation without any task.
@@ -123,6 +133,10 @@ class Recommendation:
     scalariser: str = "mean over tasks"
     """How the scores of several tasks became one reward."""
 
+    tasks: tuple[str, ...] = ()
+    """The tasks that ``mean`` is over, and by which the arms were compared. Fewer than all where
+    the policy needed no more to decide, or has not come further."""
+
 
 class Policy(Protocol):
     """Decides which arms to evaluate next. Pure mathematics: no files, no clock, no global random
@@ -134,19 +148,30 @@ class Policy(Protocol):
     def name(self) -> str:
         """The name that ``make_policy`` knows it by."""
 
-    def ask(self, n: int, pending: Sequence[str] = ()) -> list[Proposal]:
-        """At most ``n`` arms; fewer, or none, when the policy has no more.
+    def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
+        """At most ``n`` pulls.
 
-        ``pending`` must name every arm that was asked and not yet told: ``ask`` keeps no record
-        of its answers, so that an ask that got lost is simply asked again. No proposal is told,
-        pending, or twice in the list.
+        None while pulls are pending: one of them must be told first. None while no pull is
+        pending: the policy has finished.
+
+        ``pending`` must name every pull that was asked and not yet told, an arm's id alone for
+        all of its tasks: ``ask`` keeps no record of its answers, so that an ask that got lost is
+        simply asked again. No task of an arm is proposed that is told, pending, or proposed before
+        in the list; ``ask(n)`` begins as ``ask(m)`` does. Stop rules change no answer.
         """
 
     def tell(self, observation: Observation) -> None:
-        """Take in one arm's result. Telling it again is harmless if it is equal, else an error."""
+        """Take in an arm's results on some tasks. Those of several tells add up, in any order.
+        Telling a task again is harmless if its result is equal, else an error."""
 
     def best(self) -> Recommendation | None:
         """The best arm told so far; None while no arm has a reward."""
+
+    def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
+        """Why to ask for nothing more, for people; None: no stop rule holds.
+
+        ``wall_s`` is how long the search has lasted, which a policy cannot know.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next ``ask`` depends on, but the arms; survives JSON without a change."""

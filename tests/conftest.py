@@ -41,13 +41,31 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests on recorded scores where there is no table: it cannot be shipped."""
-    if os.environ.get("HPCTK_SCORES_CSV"):
-        return
-    recorded = [item for item in items if item.get_closest_marker("recorded")]
-    if recorded:
-        config.hook.pytest_deselected(items=recorded)
-        items[:] = [item for item in items if item not in recorded]
+    """Leave out what cannot be everywhere: recorded scores, which may not be shipped, and a GPU."""
+    absent = {
+        name for name, is_here in _ELSEWHERE.items() if _marked(items, name) and not is_here()
+    }
+    out = [item for name in absent for item in _marked(items, name)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
+
+
+def _marked(items: list[pytest.Item], name: str) -> list[pytest.Item]:
+    return [item for item in items if item.get_closest_marker(name)]
+
+
+def _has_scores() -> bool:
+    return bool(os.environ.get("HPCTK_SCORES_CSV"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+_ELSEWHERE = {"recorded": _has_scores, "cuda": _has_gpu}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,0 +1,135 @@
+"""Scores that are known already: every arm on every evaluation task, to replay searches on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpc_toolkit.bandit.arms import ArmTable
+from hpc_toolkit.bandit.policy import Observation
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit.pulls import TaskSet
+
+PARTS = 7
+"""Names the random stream that draws parts of a table: ``default_rng([seed, PARTS])``."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTable:
+    """All arms with their scores on all tasks.
+
+    Raises ConfigError for no task, arrays of another shape than (arms, tasks), a score that is not
+    finite, and durations or standard errors that are negative or not finite.
+    """
+
+    arms: ArmTable
+    """The arms; their features may have gaps."""
+
+    tasks: TaskSet
+    """The evaluation tasks."""
+
+    scores: NDArray[np.float64]
+    """Shape (n_arms, n_tasks), finite; higher is better."""
+
+    seconds: NDArray[np.float64] | None = None
+    """Shape (n_arms, n_tasks): how long each evaluation took on one GPU; None: not known."""
+
+    stderrs: NDArray[np.float64] | None = None
+    """Shape (n_arms, n_tasks): standard errors of the scores; None: not known."""
+
+    metrics: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Shape (n_arms,) each: what is known of an arm beside its scores; NaN where it is not."""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.arms.arms), len(self.tasks.names))
+        if not self.tasks.names:
+            message = "a table of scores without a task"
+            raise ConfigError(message, hint="give at least one task")
+        _check_numbers("scores", self.scores, shape)
+        for name, numbers in (("seconds", self.seconds), ("stderrs", self.stderrs)):
+            if numbers is not None:
+                _check_numbers(name, numbers, shape, low=0.0)
+        for name, column in self.metrics.items():
+            _check_shape(f"metric {name!r}", column, shape[:1])
+
+    @cached_property
+    def means(self) -> NDArray[np.float64]:
+        """Shape (n_arms,): each arm's mean over all tasks, which is what a search is judged by."""
+        return np.asarray(self.scores.mean(axis=1))
+
+    @property
+    def evaluations(self) -> int:
+        """How many (arm, task) pairs there are: what an exhaustive search evaluates."""
+        return int(self.scores.size)
+
+    def part(self, arms: Sequence[int], tasks: Sequence[int]) -> ScoreTable:
+        """The table of some arms and tasks alone, in the order given; features stay as they are."""
+        kept = ArmTable(tuple(self.arms.arms[i] for i in arms), self.arms.feature_names)
+        cut = np.ix_(arms, tasks)
+        return ScoreTable(
+            arms=kept,
+            tasks=self.tasks.part(tasks),
+            scores=self.scores[cut],
+            seconds=None if self.seconds is None else self.seconds[cut],
+            stderrs=None if self.stderrs is None else self.stderrs[cut],
+            metrics={name: column[list(arms)] for name, column in self.metrics.items()},
+        )
+
+    def drawn(self, seed: int, *, share: float, tasks: int) -> ScoreTable:
+        """A random part: ``share`` of the arms, rounded down, and ``tasks`` tasks.
+
+        Drawn without replacement, and in the order of this table. Raises ConfigError for a part
+        that would be empty or larger than the table.
+        """
+        arms = int(share * len(self.arms.arms))
+        for what, wanted, there in (
+            ("arms", arms, len(self.arms.arms)),
+            ("tasks", tasks, len(self.tasks.names)),
+        ):
+            if not 1 <= wanted <= there:
+                message = f"a part of {wanted} of {there} {what}"
+                raise ConfigError(message, hint=f"draw 1 to {there} {what}")
+        rng = np.random.default_rng([seed, PARTS])
+        rows = np.sort(rng.permutation(len(self.arms.arms))[:arms])
+        columns = np.sort(rng.permutation(len(self.tasks.names))[:tasks])
+        return self.part([int(i) for i in rows], [int(j) for j in columns])
+
+    def observation(self, arm: int, tasks: Iterable[int]) -> Observation:
+        """What an evaluation of an arm on some tasks would have told."""
+        chosen = list(tasks)
+
+        def told(numbers: NDArray[np.float64] | None) -> dict[str, float]:
+            if numbers is None:
+                return {}
+            return {self.tasks.names[j]: float(numbers[arm, j]) for j in chosen}
+
+        return Observation(
+            self.arms.ids[arm], told(self.scores), told(self.stderrs), told(self.seconds)
+        )
+
+
+def _check_shape(what: str, numbers: NDArray[np.float64], shape: tuple[int, ...]) -> None:
+    if numbers.shape != shape:
+        message = f"{what}: shape {numbers.shape}, expected {shape}"
+        raise ConfigError(message, hint="one row for each arm, one column for each task")
+
+
+def _check_numbers(
+    what: str, numbers: NDArray[np.float64], shape: tuple[int, int], *, low: float = -np.inf
+) -> None:
+    _check_shape(what, numbers, shape)
+    wrong = np.argwhere(~(np.isfinite(numbers) & (numbers >= low)))
+    if len(wrong):
+        arm, task = (int(place) for place in wrong[0])
+        message = f"{what}: {numbers[arm, task]} at arm {arm}, task {task}"
+        hint = "leave out arms and tasks that lack numbers"
+        raise ConfigError(message, hint=hint)

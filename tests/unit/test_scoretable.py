@@ -1,0 +1,231 @@
+"""Tables of recorded scores: what is read, and which file is refused with which words."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES
+from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.recorded import ScoreTable
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scoretable import read_score_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADER = "size,revision,layer,m_entropy,s_sts,s_topic,t_sts,t_topic,note"
+ROWS = (
+    "410m,step8,0,1.5,0.50,0.25,2.0,60.0,first",
+    "410m,step8,2,nan,0.75,0.50,3.0,90.0,",
+    "1.4b,main,1,,0.25,1.00,4.0,80.0,x",
+)
+
+
+def text(*rows: str, header: str = HEADER) -> str:
+    return "\n".join([header, *rows]) + "\n"
+
+
+def write(path: Path, content: str) -> Path:
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_parquet(path: Path, content: str) -> Path:
+    """The same cells with the types that a Parquet file would have."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = list(csv.DictReader(io.StringIO(content)))
+    columns: dict[str, list[object]] = {}
+    for name in rows[0]:
+        cells = [row[name] for row in rows]
+        if name in ("size", "revision", "note"):
+            columns[name] = list(cells)
+        elif name == "layer":
+            columns[name] = [int(cell) for cell in cells]
+        else:
+            columns[name] = [float(cell) if cell else None for cell in cells]
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.parquet"])
+def test_a_table_is_read_alike_from_every_format(tmp_path: Path, name: str) -> None:
+    writer = write_parquet if name.endswith("parquet") else write
+
+    table = read_score_table(writer(tmp_path / name, text(*ROWS)))
+
+    assert table.arms.ids == ("410m/step8/layer0", "410m/step8/layer2", "1.4b/main/layer1")
+    assert table.arms.groups == ("410m/step8", "410m/step8", "1.4b/main")
+    assert table.arms.feature_names == GEOMETRY_NAMES
+    expected = [
+        [math.log(410e6), math.log(9), 0.0],
+        [math.log(410e6), math.log(9), 1.0],
+        [math.log(1.4e9), math.log(143_001), 1.0],
+    ]
+    np.testing.assert_allclose(table.arms.features, expected)
+    assert table.tasks.names == ("sts", "topic")
+    np.testing.assert_array_equal(table.scores, [[0.5, 0.25], [0.75, 0.5], [0.25, 1.0]])
+    assert table.seconds is not None
+    np.testing.assert_array_equal(table.seconds, [[2, 60], [3, 90], [4, 80]])
+    assert table.stderrs is None
+    np.testing.assert_array_equal(table.metrics["entropy"], [1.5, math.nan, math.nan])
+    assert table.means.tolist() == [0.375, 0.625, 0.625]
+
+
+def test_a_step_column_and_a_family_tell_what_revisions_do_not(tmp_path: Path) -> None:
+    header = "family,size,revision,step,layer,s_a,e_a"
+    rows = ("bert,110m,v1,,0,0.5,0.01", "gpt,110m,v1,70,3,0.25,0.02", "gpt,110m,v1,70,1,0.5,0.1")
+
+    table = read_score_table(write(tmp_path / "t.csv", text(*rows, header=header)))
+
+    assert table.arms.groups == ("bert/110m/v1", "gpt/110m/v1", "gpt/110m/v1")
+    step, depth = table.arms.features[:, 1], table.arms.features[:, 2]
+    np.testing.assert_allclose(step, [math.nan, math.log(71), math.log(71)])
+    np.testing.assert_allclose(depth, [0.0, 1.0, 1 / 3])
+    assert table.stderrs is not None
+    assert table.stderrs.tolist() == [[0.01], [0.02], [0.1]]
+    assert table.seconds is None
+
+
+def spoilt(old: str, new: str) -> str:
+    """The good table with one change."""
+    good = text(*ROWS)
+    assert old in good
+    return good.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (spoilt("0.75", "high"), r"t.csv, line 3, column 's_sts': 'high' is not a number"),
+        (spoilt("0.75", ""), r"line 3, column 's_sts': '' is missing"),
+        (spoilt("0.75", "nan"), r"line 3, column 's_sts': 'nan' is missing"),
+        (spoilt("0.75", "inf"), r"line 3, column 's_sts': 'inf' is out of range"),
+        (spoilt("90.0", "-1"), r"line 3, column 't_topic': '-1' is out of range"),
+        (spoilt("1.4b", "large"), r"line 4, column 'size': 'large' is not a model's size"),
+        (spoilt("1.4b", "0m"), r"line 4, column 'size': '0m' is not a model's size"),
+        (spoilt("main", "final"), r"line 4, column 'revision': 'final' names no training step"),
+        (spoilt("main,1", "main,1.5"), r"line 4, column 'layer': '1.5' is not a whole number"),
+        (spoilt("main,1", "main,-1"), r"line 4, column 'layer': '-1' is out of range"),
+        (spoilt("step8,2", "step8,0"), r"line 3, .*repeats arm '410m/step8/layer0' of line 2"),
+        (spoilt("1.5,0.50", "low,0.50"), r"line 2, column 'm_entropy': 'low' is not a number"),
+        (spoilt("first\n", "first,more\n"), r"t.csv, line 2: 10 cells, the header has 9"),
+        (spoilt(",80.0,x\n", ""), r"t.csv, line 4: 7 cells, the header has 9"),
+        (spoilt("t_topic", "t_topics"), r"t.csv: no column 't_topic'"),
+        (spoilt("t_topic", "t_sts"), r"line 1: column 't_sts' occurs 2 times"),
+        (spoilt("layer", "depth"), r"t.csv: no column 'layer'"),
+        (text("410m,main,0", header="size,revision,layer"), r"no column with the scores of a task"),
+        (text(), r"t.csv: no row"),
+        ("", r"t.csv: no column 'size'"),
+        ('a,"b\n', r"t.csv, line 1: unexpected end of data"),
+    ],
+)
+def test_a_file_that_is_no_table_of_scores_is_refused_by_place(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_score_table(write(tmp_path / "t.csv", content))
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(text(*ROWS).encode())
+    (tmp_path / "plain.csv.gz").write_text("size,revision\n")
+    (tmp_path / "cut.csv.gz").write_bytes(whole[:-20])
+    (tmp_path / "bent.csv.gz").write_bytes(whole[:30] + b"\0\0\0\0" + whole[34:])
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "no.parquet").write_text("PAR")
+    (tmp_path / "scores.txt").write_text("x")
+    for name in ("plain.csv.gz", "cut.csv.gz", "bent.csv.gz", "bytes.csv", "no.parquet"):
+        with pytest.raises(ConfigError, match=f"{name}: cannot be read: "):
+            read_score_table(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"scores.txt: not a table of scores"):
+        read_score_table(tmp_path / "scores.txt")
+    with pytest.raises(ConfigError, match=r"gone.csv: no such file"):
+        read_score_table(tmp_path / "gone.csv")
+    (tmp_path / "dir.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"dir.csv: cannot be read: Is a directory"):
+        read_score_table(tmp_path / "dir.csv")
+
+
+def small_table() -> ScoreTable:
+    arms = tuple(Arm(f"a{index}", f"g{index // 2}", (float(index),)) for index in range(6))
+    scores = np.arange(24.0).reshape(6, 4)
+    seconds, stderrs = scores + 100.0, scores / 100.0
+    metrics = {"rank": np.arange(6.0)}
+    table = ArmTable(arms, ("x",))
+    return ScoreTable(table, TaskSet(("p", "q", "r", "s")), scores, seconds, stderrs, metrics)
+
+
+def test_a_part_of_a_table_has_the_numbers_of_the_whole() -> None:
+    whole = small_table()
+
+    part = whole.part([4, 1], [3, 0])
+
+    assert part.arms.ids == ("a4", "a1")
+    assert part.tasks.names == ("s", "p")
+    assert part.scores.tolist() == [[19.0, 16.0], [7.0, 4.0]]
+    assert part.means.tolist() == [17.5, 5.5]
+    assert part.seconds is not None
+    assert part.stderrs is not None
+    np.testing.assert_array_equal(part.seconds, part.scores + 100.0)
+    np.testing.assert_array_equal(part.stderrs, part.scores / 100.0)
+    assert part.metrics["rank"].tolist() == [4.0, 1.0]
+    assert (whole.evaluations, part.evaluations) == (24, 4)
+
+
+def test_drawn_parts_depend_on_their_seed_alone_and_repeat_nothing() -> None:
+    whole = small_table()
+
+    parts = [whole.drawn(seed, share=0.5, tasks=3) for seed in range(20)]
+    again = whole.drawn(7, share=0.5, tasks=3)
+
+    assert {(len(part.arms.arms), len(part.tasks.names)) for part in parts} == {(3, 3)}
+    assert all(list(part.arms.ids) == sorted(set(part.arms.ids)) for part in parts)
+    assert len({(part.arms.ids, part.tasks.names) for part in parts}) > 10
+    assert (again.arms.digest, again.tasks) == (parts[7].arms.digest, parts[7].tasks)
+
+
+def test_an_observation_has_the_numbers_of_its_arm_and_tasks_alone() -> None:
+    told = small_table().observation(2, [1, 3])
+
+    assert told.arm == "a2"
+    assert told.scores == {"q": 9.0, "s": 11.0}
+    assert told.seconds == {"q": 109.0, "s": 111.0}
+    assert told.stderrs == {"q": 0.09, "s": 0.11}
+
+
+def test_a_table_with_wrong_numbers_is_refused() -> None:
+    table = small_table()
+    good, names, arms = table.scores, table.tasks, table.arms
+
+    with pytest.raises(ConfigError, match=r"scores: shape \(6, 3\), expected \(6, 4\)"):
+        ScoreTable(arms, names, good[:, :3])
+    with pytest.raises(ConfigError, match=r"scores: nan at arm 1, task 2"):
+        ScoreTable(arms, names, np.where(good == 6.0, np.nan, good))
+    with pytest.raises(ConfigError, match=r"seconds: -1.0 at arm 0, task 0"):
+        ScoreTable(arms, names, good, good - 1.0)
+    with pytest.raises(ConfigError, match=r"stderrs: inf at arm 0, task 0"):
+        ScoreTable(arms, names, good, None, np.full_like(good, np.inf))
+    with pytest.raises(ConfigError, match=r"metric 'm': shape \(5,\)"):
+        ScoreTable(arms, names, good, metrics={"m": np.zeros(5)})
+    with pytest.raises(ConfigError, match=r"a table of scores without a task"):
+        ScoreTable(arms, TaskSet(()), np.zeros((6, 0)))
+
+
+@pytest.mark.parametrize(
+    ("share", "tasks", "message"),
+    [(0.1, 2, "a part of 0 of 6 arms"), (1.5, 2, "a part of 9 of 6"), (0.5, 5, "5 of 4 tasks")],
+)
+def test_a_part_that_cannot_be_drawn_is_refused(share: float, tasks: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small_table().drawn(0, share=share, tasks=tasks)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.workloads.checkpoints import LoadedModel
 
 
 def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
@@ -18,6 +21,18 @@ def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
         msg = f"{checkpoint}: no layer {layer!r}; it has layers 0 to {layers - 1}"
         raise PermanentError(msg)
     return layer
+
+
+def require_one_stack(loaded: LoadedModel) -> None:
+    """A model of one stack of layers: an encoder or a decoder.
+
+    Raises:
+        PermanentError: it is an encoder and a decoder, whose layers have no one order.
+    """
+    if getattr(loaded.model.config, "is_encoder_decoder", False):
+        kind = type(loaded.model).__name__
+        msg = f"{loaded.name}: {kind} is an encoder with a decoder, so 'layer 3' could be of either"
+        raise PermanentError(msg, hint="take a model that is one of the two")
 
 
 def require_positive(name: str, value: object) -> int:

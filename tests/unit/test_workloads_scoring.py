@@ -76,6 +76,116 @@ def test_retrieval_discounts_by_the_rank_of_the_one_relevant_document(
     assert score.score == pytest.approx((39 + expected) / 40, abs=1e-9)
 
 
+def pairs_of(scores: Any, truth: Any) -> tuple[Any, list[tuple[int, int, bool]]]:
+    """Embeddings in the plane, and pairs of them whose cosines are ``scores``, about."""
+    rows = []
+    for score in scores:
+        rows += [[1.0, 0.0], [score, math.sqrt(1 - score**2)]]
+    # Their opposites keep the mean at zero, so that centring changes nothing.
+    both = np.array(rows + [[-x, -y] for x, y in rows])
+    return both, [(2 * i, 2 * i + 1, bool(same)) for i, same in enumerate(truth)]
+
+
+@pytest.mark.parametrize(
+    ("truth", "expected"),
+    [
+        ([1, 1, 0, 0, 0], 1.0),
+        ([0, 1, 0, 1, 0], (1 / 2 + 2 / 4) / 2),
+        ([0, 0, 0, 0, 1], 1 / 5),
+    ],
+)
+def test_pair_classification_is_the_mean_precision_at_each_true_pair(
+    truth: list[int], expected: float
+) -> None:
+    score = scoring.pair_classification(*pairs_of([0.9, 0.7, 0.2, -0.1, -0.8], truth))
+
+    assert score.n == 5
+    assert score.score == pytest.approx(expected)
+
+
+def test_pair_classification_agrees_with_scikit_learn_also_where_pairs_tie() -> None:
+    from sklearn.metrics import average_precision_score
+
+    for size in (8, 60, 300):
+        scores = np.round(RNG.uniform(-0.9, 0.9, size), 1)
+        truth = RNG.random(size) < 0.3
+        truth[:2] = True, False
+        rows, pairs = pairs_of(scores, truth)
+
+        found = scoring.pair_classification(rows, pairs).score
+
+        assert found == pytest.approx(average_precision_score(truth, scores), abs=1e-12)
+
+
+def test_influence_of_a_pair_is_the_change_by_its_weight() -> None:
+    from sklearn.metrics import average_precision_score
+
+    scores, truth = np.round(RNG.normal(size=40), 1), RNG.random(40) < 0.4
+    _, influence = scoring._average_precision(scores, truth)
+
+    step, numeric = 1e-6, []
+    for pair in range(40):
+        weights = np.ones((2, 40))
+        weights[:, pair] += [step, -step]
+        up, down = (average_precision_score(truth, scores, sample_weight=w) for w in weights)
+        numeric.append((up - down) / (2 * step))
+    assert np.allclose(influence, numeric, atol=1e-8)
+    assert influence.sum() == pytest.approx(0, abs=1e-12)
+
+
+def test_error_of_pairs_is_that_of_drawing_pairs_again() -> None:
+    from sklearn.metrics import average_precision_score
+
+    truth = RNG.random(400) < 0.3
+    scores = np.clip(RNG.normal(0.3 * truth, 0.3), -0.95, 0.95)
+    drawn = RNG.integers(400, size=(400, 400))
+
+    again = [average_precision_score(truth[rows], scores[rows]) for rows in drawn]
+
+    assert scoring.pair_classification(*pairs_of(scores, truth)).stderr == pytest.approx(
+        np.std(again), rel=0.15
+    )
+
+
+def test_pairs_that_share_a_text_say_less_than_as_many_that_do_not() -> None:
+    truth = np.repeat(RNG.random(40) < 0.4, 10)
+    quality = np.repeat(RNG.normal(size=40), 10)
+    scores = np.clip(0.2 * truth + 0.2 * quality + 0.01 * RNG.normal(size=400), -0.95, 0.95)
+    rows, apart = pairs_of(scores, truth)
+    shared = [(20 * (i // 20), j, same) for i, j, same in apart]  # all first texts are equal
+
+    alone, together = (scoring.pair_classification(rows, pairs) for pairs in (apart, shared))
+
+    assert together.score == pytest.approx(alone.score)
+    assert together.stderr > 2 * alone.stderr
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_pairs_of_one_sort_tell_nothing_and_are_refused(same: bool) -> None:
+    with pytest.raises(ValueError, match=f"all 2 pairs are {same}"):
+        scoring.pair_classification(np.eye(3), [(0, 1, same), (1, 2, same)])
+
+
+def test_reranking_is_the_mean_average_precision_of_each_querys_candidates() -> None:
+    documents = np.eye(6)
+    queries = np.array([[9, 3, 2, 1, 0, 0], [0, 0, 1, 2, 3, 9]], dtype=float)
+    queries = np.concatenate([queries, -queries])  # of mean zero
+    candidates: list[tuple[int, ...]] = [(0, 1, 2, 3), (2, 3, 4), (0, 1), (4, 5)]
+    relevant: list[tuple[int, ...]] = [(0, 1, 0, 1), (0, 0, 1), (1, 0), (1, 0)]
+
+    score = scoring.reranking(queries, documents, candidates, relevant)
+
+    expected = [(1 / 2 + 2 / 4) / 2, 1.0, 1 / 2, 1.0]
+    assert score.n == 4
+    assert score.score == pytest.approx(np.mean(expected))
+    assert score.stderr == pytest.approx(np.std(expected, ddof=1) / 2)
+
+
+def test_reranking_of_a_query_without_a_relevant_candidate_is_refused() -> None:
+    with pytest.raises(ValueError, match="query 1 has no relevant candidate"):
+        scoring.reranking(np.eye(2), np.eye(2), [(0, 1), (0, 1)], [(1, 0), (0, 0)])
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0])
 def test_equal_embeddings_score_as_knowing_nothing(value: float) -> None:
     rows = np.full((120, 4), value, dtype=np.float32)
@@ -85,9 +195,11 @@ def test_equal_embeddings_score_as_knowing_nothing(value: float) -> None:
         scoring.clustering(rows, LABELS),
         scoring.similarity(rows, [(0, 1, 0.5), (1, 2, 0.7), (3, 4, 0.1), (5, 6, 0.3)]),
         scoring.retrieval(rows, rows),
+        scoring.pair_classification(rows, [(0, 1, True), (1, 2, False), (2, 3, False)]),
+        scoring.reranking(rows[:2], rows, [(0, 1, 2), (4, 5)], [(0, 1, 0), (1, 0)]),
     ]
 
-    assert [round(s.score, 2) for s in scores] == [0.33, 0.0, 0.0, 0.0]
+    assert [round(s.score, 2) for s in scores] == [0.33, 0.0, 0.0, 0.0, 0.33, 0.42]
     assert all(math.isfinite(s.stderr) for s in scores)
 
 

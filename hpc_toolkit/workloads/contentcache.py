@@ -1,0 +1,156 @@
+"""Embeddings of texts by their content: shared by all tasks and layers of a checkpoint, and on disk
+by all processes that are told of one directory.
+
+A file holds one checkpoint's embeddings of one list of texts at all layers. Its name is a hash of
+all they depend on, so files are never stale and any of them may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+    from hpc_toolkit.workloads.embeddings import LayerEmbeddings
+
+LIST_BYTES = 2**28
+"""Longer lists of texts are embedded in parts of this size, all layers counted, so that no part
+takes more memory; parts are kept and found again like lists."""
+
+_FORMAT = 1
+_MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
+
+
+class SharedEmbeddings:
+    """The embeddings of one checkpoint, the context of its tasks.
+
+    In memory the lists used last are kept (`embeddings.CACHE_BYTES`). With a ``directory``, what is
+    there is read from there, memory-mapped, and what is not is written there, as
+    ``4 * (L + 1) * texts * width`` bytes.
+    """
+
+    def __init__(
+        self,
+        embeddings: LayerEmbeddings,
+        *,
+        directory: Path | None = None,
+        identity: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """``identity`` is all that the embeddings depend on besides the texts; asked for once."""
+        self.layers = embeddings.layers
+        """Hidden states: the blocks and the embeddings (layer 0)."""
+        self.loaded = embeddings.loaded
+        """The model."""
+        self.name = embeddings.loaded.name
+        """The checkpoint."""
+        self._embeddings = embeddings
+        self._directory = directory
+        self._identity = identity
+        self._known: bytes | None = None
+
+    @property
+    def forwards(self) -> int:
+        """Passes of the model over a list of texts so far."""
+        return self._embeddings.forwards
+
+    def of(self, texts: Sequence[str], layer: int) -> np.ndarray:
+        """Float32 ``(len(texts), d)``, the mean over each text's tokens; not to be written to."""
+        import numpy as np
+
+        parts = [self._part(part, layer) for part in self._parts(texts)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def halve(self) -> bool:
+        """Run smaller batches from now on; False where they hold one text already."""
+        return self._embeddings.halve()
+
+    def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
+        width = int(self.loaded.model.config.hidden_size)
+        size = max(1, LIST_BYTES // (4 * self.layers * width))
+        for start in range(0, max(1, len(texts)), size):
+            yield texts[start : start + size]
+
+    def _part(self, texts: Sequence[str], layer: int) -> np.ndarray:
+        digest = digest_of_texts(texts)
+        if self._directory is None:
+            return self._embeddings.of(digest, texts, layer)
+        path = self._path(self._directory, digest)
+        stored = _read(path, self.layers, len(texts))
+        if stored is not None:
+            found: np.ndarray = stored[layer]
+            return found
+        rows = [self._embeddings.of(digest, texts, each) for each in range(self.layers)]
+        _write(path, rows)
+        return rows[layer]
+
+    def _path(self, directory: Path, digest: str) -> Path:
+        if self._known is None:
+            identity = {"format": _FORMAT, **self._identity()}
+            self._known = json.dumps(identity, sort_keys=True, allow_nan=False).encode()
+        name = hashlib.sha256(self._known + b"\n" + digest.encode()).hexdigest()
+        # A level of directories: some filesystems are slow with very many names in one.
+        return directory / name[:2] / f"{name}.npy"
+
+
+def digest_of_texts(texts: Sequence[str]) -> str:
+    """SHA-256 of a list of texts; where one ends and the next begins counts."""
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def digest_of_checkpoint(directory: Path) -> str:
+    """SHA-256 of the names and the bytes of a checkpoint's files: weights, settings, tokenizer.
+
+    Reads all of them once, which loading the model has just done.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for glob in _MODEL_FILES for path in directory.glob(glob)}):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _read(path: Path, layers: int, count: int) -> np.ndarray | None:
+    import numpy as np
+
+    try:
+        stored: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError) as error:
+        logging.getLogger(__name__).warning("%s is not used: %s", path, error)
+        return None
+    if stored.dtype != np.float32 or stored.ndim != 3 or stored.shape[:2] != (layers, count):
+        logging.getLogger(__name__).warning("%s is not used: it holds something else", path)
+        return None
+    return stored
+
+
+def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
+    """Keep ``rows``, one array a layer; a disk that is full costs the copy, not the score."""
+    import numpy as np
+
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header,
+        {"descr": "<f4", "fortran_order": False, "shape": (len(rows), *rows[0].shape)},
+    )
+    content = itertools.chain(
+        [header.getvalue()], (np.ascontiguousarray(one, dtype="<f4").tobytes() for one in rows)
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s is not kept: %s", path, error)

@@ -1,0 +1,86 @@
+"""What workloads that score embeddings of texts share: options, loading, too little memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.workloads.checkpoints import free_cached_memory, load_checkpoint, locate
+from hpc_toolkit.workloads.contentcache import SharedEmbeddings, digest_of_checkpoint
+from hpc_toolkit.workloads.embeddings import LayerEmbeddings
+from hpc_toolkit.workloads.requirements import require_one_stack, require_positive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.workloads.checkpoints import LoadedModel
+
+
+class EmbeddedTexts:
+    """The part of a workload that makes a checkpoint's `SharedEmbeddings` its context."""
+
+    def __init__(
+        self,
+        *,
+        root: str = ".",
+        max_tokens: int = 64,
+        batch_size: int = 32,
+        cache: str | None = None,
+    ) -> None:
+        """Options of the workload.
+
+        Args:
+            root: the directory below which checkpoints are.
+            max_tokens: longer texts are cut.
+            batch_size: texts that go through a model together.
+            cache: a directory for embeddings, shared by workers and runs; none by default.
+
+        Raises:
+            ConfigError: an option that cannot be.
+        """
+        self._root = root
+        self._max_tokens = require_positive("max_tokens", max_tokens)
+        self._batch_size = require_positive("batch_size", batch_size)
+        self._cache = Path(cache).expanduser() if cache else None
+        self.loads = 0
+        """Models loaded so far."""
+
+    def load(self, group: str) -> SharedEmbeddings:
+        """Load a checkpoint; texts are embedded when a task first asks for them.
+
+        Raises:
+            PermanentError: the checkpoint cannot be used.
+        """
+        loaded = load_checkpoint(self._root, group)
+        self.loads += 1
+        require_one_stack(loaded)
+        embeddings = LayerEmbeddings(
+            loaded, max_tokens=self._max_tokens, batch_size=self._batch_size
+        )
+        return SharedEmbeddings(
+            embeddings, directory=self._cache, identity=lambda: self._identity(loaded)
+        )
+
+    def on_oom(self, context: SharedEmbeddings | None, items: list[dict[str, Any]]) -> bool:
+        """Halve the batches, for this checkpoint and those to come.
+
+        False at one text each, and where the model alone does not fit.
+        """
+        if context is None:
+            return False
+        smaller = context.halve()
+        self._batch_size = max(1, self._batch_size // 2)
+        free_cached_memory()
+        return smaller
+
+    def _identity(self, loaded: LoadedModel) -> Mapping[str, Any]:
+        import transformers
+
+        return {
+            "checkpoint": digest_of_checkpoint(locate(self._root, loaded.name)),
+            "max_tokens": self._max_tokens,
+            "pooling": "mean",
+            "dtype": "float32",
+            "device": loaded.device.type,
+            "transformers": transformers.__version__,
+        }

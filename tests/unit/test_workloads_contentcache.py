@@ -1,0 +1,163 @@
+"""Embeddings kept by content: found again, never stale, and never in the way."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.workloads import contentcache
+from hpc_toolkit.workloads.contentcache import (
+    SharedEmbeddings,
+    digest_of_checkpoint,
+    digest_of_texts,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hpc_toolkit.workloads.embeddings import LayerEmbeddings
+
+TEXTS = ["a story", "another", "a third"]
+LAYERS, WIDTH = 3, 4
+
+
+class Lengths:
+    """Embeds a text by its length and the layer, and counts how often it had to."""
+
+    def __init__(self) -> None:
+        config = SimpleNamespace(hidden_size=WIDTH)
+        self.loaded = SimpleNamespace(name="model", model=SimpleNamespace(config=config))
+        self.layers = LAYERS
+        self.asked: list[tuple[int, int]] = []
+
+    def of(self, name: str, texts: Sequence[str], layer: int) -> np.ndarray:
+        assert name == digest_of_texts(texts)
+        self.asked.append((len(texts), layer))
+        rows = [[len(text) + 100 * layer] * WIDTH for text in texts]
+        return np.array(rows, dtype=np.float32).reshape(len(texts), WIDTH)
+
+
+def shared(model: Lengths, directory: Path | None = None, **identity: Any) -> SharedEmbeddings:
+    return SharedEmbeddings(
+        cast("LayerEmbeddings", model), directory=directory, identity=lambda: identity
+    )
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_without_a_directory_nothing_is_written(tmp_path: Path) -> None:
+    model = Lengths()
+
+    found = shared(model).of(TEXTS, 2)
+
+    assert found.tolist() == [[207.0] * 4] * 3
+    assert model.asked == [(3, 2)]
+
+
+def test_another_process_finds_every_layer_without_running_the_model(tmp_path: Path) -> None:
+    first, second = Lengths(), Lengths()
+    written = shared(first, tmp_path, checkpoint="a").of(TEXTS, 1)
+
+    context = shared(second, tmp_path, checkpoint="a")
+    found = [context.of(TEXTS, layer) for layer in range(LAYERS)]
+
+    assert second.asked == []
+    assert np.array_equal(found[1], written)
+    assert [rows[0, 0] for rows in found] == [7.0, 107.0, 207.0]
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "identity"),
+    [
+        (TEXTS, {"checkpoint": "b", "max_tokens": 64}),
+        (TEXTS, {"checkpoint": "a", "max_tokens": 32}),
+        (TEXTS[::-1], {"checkpoint": "a", "max_tokens": 64}),
+        (["a storyanother", "", "a third"], {"checkpoint": "a", "max_tokens": 64}),
+        (TEXTS[:2], {"checkpoint": "a", "max_tokens": 64}),
+    ],
+)
+def test_what_embeddings_depend_on_is_in_their_name(
+    tmp_path: Path, texts: list[str], identity: dict[str, Any]
+) -> None:
+    shared(Lengths(), tmp_path, checkpoint="a", max_tokens=64).of(TEXTS, 0)
+    model = Lengths()
+
+    found = shared(model, tmp_path, **identity).of(texts, 0)
+
+    assert model.asked
+    assert found[:, 0].tolist() == [len(text) for text in texts]
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "shape"])
+def test_damaged_file_is_told_of_and_written_again(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared(Lengths(), tmp_path).of(TEXTS, 0)
+    (path,) = files(tmp_path)
+    content = path.read_bytes()
+    if damage == "shape":
+        np.save(path, np.zeros((LAYERS, 2, WIDTH), dtype=np.float32))
+    else:
+        path.write_bytes({"cut": content[:-5], "empty": b"", "text": b"{}"}[damage])
+    model = Lengths()
+
+    found = shared(model, tmp_path).of(TEXTS, 1)
+
+    assert found[0, 0] == 107
+    assert "is not used" in caplog.text
+    assert path.read_bytes() == content
+
+
+def test_directory_that_cannot_be_written_costs_the_copy_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    found = shared(Lengths(), tmp_path / "file" / "cache").of(TEXTS, 1)
+
+    assert found[0, 0] == 107
+    assert "is not kept" in caplog.text
+
+
+def test_long_list_is_embedded_in_parts_which_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contentcache, "LIST_BYTES", 2 * 4 * LAYERS * WIDTH)
+    model = Lengths()
+    texts = ["x" * length for length in range(1, 6)]
+
+    found = shared(model, tmp_path).of(texts, 2)
+    again = shared(Lengths(), tmp_path).of(texts[:2], 2)
+
+    assert {count for count, _ in model.asked} == {2, 1}
+    assert found[:, 0].tolist() == [201, 202, 203, 204, 205]
+    assert again[:, 0].tolist() == [201, 202]
+    assert len(files(tmp_path)) == 3
+
+
+def test_empty_list_has_no_rows(tmp_path: Path) -> None:
+    assert shared(Lengths(), tmp_path).of([], 1).shape == (0, WIDTH)
+
+
+def test_checkpoints_with_other_bytes_or_names_have_other_digests(tmp_path: Path) -> None:
+    def checkpoint(name: str, weights: bytes, file: str = "model.safetensors") -> str:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"layers": 2}))
+        (tmp_path / name / file).write_bytes(weights)
+        (tmp_path / name / "training.log").write_text(name)
+        return digest_of_checkpoint(tmp_path / name)
+
+    first = checkpoint("a", b"weights")
+
+    assert checkpoint("b", b"weights") == first
+    assert checkpoint("c", b"weightz") != first
+    assert checkpoint("d", b"weights", "pytorch_model.bin") != first

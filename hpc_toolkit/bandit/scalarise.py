@@ -90,7 +90,8 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
         return None
     if name == "mean-kind":
         kinds = np.array(tasks.kinds)
-        alike = kinds[:, None] == kinds[None, :]
+        # As numbers: a product of truth values says whether there is one, not how many.
+        alike = (kinds[:, None] == kinds[None, :]).astype(np.float64)
         # Scores of an arm that are of the same kind as a task, and kinds that it has a score of.
         of_kind = np.maximum(known @ alike, 1)
         n_kinds = np.where(known, 1.0 / of_kind, 0.0).sum(axis=1, keepdims=True)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit.scalarise import SCALARISERS, WORDS, weights
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NAN = math.nan
+TASKS = TaskSet(("a", "b", "c", "d"), kinds=("sts", "sts", "retrieval", "sts"))
+every_scalariser = pytest.mark.parametrize("name", sorted(SCALARISERS))
+
+scores_with_gaps = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 7), st.just(4)),
+    elements=st.sampled_from([0.1, 0.2, 0.3, 0.7, NAN, -2.0, 1e6]),
+)
+
+
+def test_scalarisers_have_the_values_of_their_definitions() -> None:
+    scores = np.array([[0.0, 3.0, 6.0, NAN], [2.0, 3.0, 2.0, NAN], [1.0, NAN, 1.0, NAN]])
+
+    found = {name: make(scores, TASKS) for name, make in SCALARISERS.items()}
+
+    np.testing.assert_allclose(found["mean"], [3.0, 7 / 3, 1.0])
+    # Retrieval is one task, and the two of STS that have a score are one kind.
+    np.testing.assert_allclose(found["mean-kind"], [(1.5 + 6) / 2, (2.5 + 2) / 2, 1.0])
+    # By rank on a, b, c: 0, 1/2, 1; 1, 1/2, 1/2; 1/2, 0.
+    np.testing.assert_allclose(found["mean-rank"], [0.5, 2 / 3, 0.25])
+    by_task = [(np.array([0.0, 2.0, 1.0]) - 1) / np.std([0, 2, 1])]
+    by_task += [np.array([0.0, 0.0, NAN]), (np.array([6.0, 2.0, 1.0]) - 3) / np.std([6, 2, 1])]
+    np.testing.assert_allclose(found["mean-z"], np.nanmean(by_task, axis=0))
+
+
+@every_scalariser
+def test_scalariser_of_an_arm_without_a_score_is_nan(name: str) -> None:
+    found = SCALARISERS[name](np.array([[0.1, 0.2, 0.3, 0.4], [NAN] * 4]), TASKS)
+
+    assert np.isnan(found).tolist() == [False, True]
+
+
+@every_scalariser
+@given(scores=scores_with_gaps, data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_scalariser_does_not_depend_on_the_order_of_tasks_or_arms(
+    name: str, scores: NDArray[np.float64], data: st.DataObject
+) -> None:
+    columns = data.draw(st.permutations(range(4)))
+    rows = data.draw(st.permutations(range(len(scores))))
+
+    found = SCALARISERS[name](scores[rows][:, columns], TASKS.part(columns))
+
+    np.testing.assert_allclose(found, SCALARISERS[name](scores, TASKS)[rows], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mean-z", "mean-rank"])
+def test_scalariser_without_units_ignores_the_scale_of_each_task(name: str) -> None:
+    scores = np.random.default_rng(0).normal(size=(9, 4))
+    rescaled = scores * [1.0, 1e3, 1e-3, 7.0] + [0.0, 5.0, -1.0, 2.0]
+
+    found = SCALARISERS[name](rescaled, TASKS)
+
+    np.testing.assert_allclose(found, SCALARISERS[name](scores, TASKS), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(SCALARISERS) - {"mean-rank"}))
+def test_weights_are_the_slopes_of_the_reward(name: str) -> None:
+    """By differences, with the task's mean and deviation of ``mean-z`` held where they are."""
+    scores = np.array([[0.1, 0.5, 0.2, 0.9], [0.3, NAN, 0.7, 0.2], [0.8, 0.1, 0.6, NAN]])
+    slopes = weights(name, scores, TASKS)
+    assert slopes is not None
+
+    for arm, task in np.argwhere(~np.isnan(scores)):
+        # Far more copies of the others, so that one score moves no mean or deviation.
+        many = np.concatenate([scores, np.tile(scores, (1_000, 1))])
+        before = SCALARISERS[name](many, TASKS)[arm]
+        many[arm, task] += 0.01
+        rise = SCALARISERS[name](many, TASKS)[arm] - before
+        assert slopes[arm, task] == pytest.approx(rise / 0.01, rel=1e-2)
+    assert not slopes[np.isnan(scores)].any()
+
+
+def test_ranks_have_no_weights() -> None:
+    assert weights("mean-rank", np.zeros((2, 4)), TASKS) is None
+
+
+@every_scalariser
+def test_recommendation_says_which_scalariser_made_its_mean(name: str) -> None:
+    table = ArmTable((Arm("x", "g", ()), Arm("y", "g", ())), ())
+    policy = make_policy("random", table, 0, tasks=TASKS, scalariser=name)
+    for arm, level in (("x", 0.2), ("y", 0.4)):
+        policy.tell(Observation(arm, dict.fromkeys(TASKS.names, level), {"a": 0.03}))
+
+    best = policy.best()
+
+    assert best is not None
+    assert best.arm == "y"
+    assert best.scalariser == WORDS[name]
+    if name == "mean":
+        assert best.stderr == pytest.approx(0.03 / 2)
+    if name == "mean-kind":
+        # Two kinds: one of three tasks, one of one, each task with the typical error.
+        assert best.stderr == pytest.approx(0.03 * math.sqrt((1 / 3 + 1) / 4))
+    if name == "mean-rank":
+        assert best.stderr is None
+
+
+def test_unknown_scalariser_is_refused_with_the_nearest() -> None:
+    table = ArmTable((Arm("x", "g", ()),), ())
+
+    with pytest.raises(ConfigError, match="unknown scalariser 'mean-ranks'") as caught:
+        make_policy("random", table, 0, scalariser="mean-ranks")
+
+    assert caught.value.hint == "did you mean 'mean-rank'?"
+
+
+@pytest.mark.parametrize("tasks", [None, TaskSet(("a", "b"))])
+def test_mean_over_kinds_without_kinds_is_refused(tasks: TaskSet | None) -> None:
+    table = ArmTable((Arm("x", "g", ()),), ())
+
+    with pytest.raises(ConfigError, match="'mean-kind' needs the kind of every task"):
+        make_policy("random", table, 0, tasks=tasks, scalariser="mean-kind")
+    with pytest.raises(ConfigError, match="'mean-kind' needs the kind of every task"):
+        SCALARISERS["mean-kind"](np.zeros((1, 2)), TaskSet(("a", "b")))

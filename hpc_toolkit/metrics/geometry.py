@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.metrics.rows import prepare_rows, require_matrix, row_mask
+from hpc_toolkit.metrics.rows import angles, prepare_rows, require_matrix, row_mask, scaled, unit
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+CurvatureVariant = Literal["difference", "difference-abs", "token-angle"]
+"""Three published readings of one word: see `curvature`."""
 
 CURVATURE_ROWS = 3
 """Curvature is the angle between two steps, and two steps need three rows."""
@@ -38,8 +42,10 @@ def anisotropy_of_sum(total: Tensor, count: Tensor) -> Tensor:
 def anisotropy(z: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Mean cosine between different rows of ``z``; zero rows have no direction and are left out.
 
-    Closed form in ``O(n d)``, without the ``n x n`` cosines. Range ``-1/(n-1)`` to 1; 0 for
-    orthogonal rows, 1 for rows of one direction. Unchanged by rescaling rows and by rotation.
+    ``(|sum u|^2 - n) / (n (n - 1))`` with the rows ``u`` scaled to unit length: the closed form of
+    the mean over all pairs. ``z`` is ``(..., n, d)``, the result ``(...)``. Range ``-1/(n - 1)`` to
+    1; 0 for orthogonal rows, 1 for rows of one direction. Unchanged by rescaling rows and by
+    rotation. Costs ``n d``; no ``n x n`` cosines are made.
 
     Source: Ethayarajh 2019, arXiv 1909.00512 (mean cosine of token representations).
 
@@ -49,30 +55,51 @@ def anisotropy(z: Tensor, lengths: Tensor | None = None) -> Tensor:
     return anisotropy_of_sum(*unit_row_sum(z, lengths))
 
 
-def curvature(z: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Mean angle between consecutive *differences* of rows, in radians: 0 (straight) to pi.
+def curvature(
+    z: Tensor, lengths: Tensor | None = None, *, variant: CurvatureVariant = "difference"
+) -> Tensor:
+    """Mean angle along a sequence of rows, in radians; which angle, the variant says.
 
-    ``v_k = z_{k+1} - z_k`` and the mean of the angles between ``v_k`` and ``v_{k+1}``. This is the
-    variant of the paper; some code takes the angle between consecutive rows themselves. A step of
-    length zero has no direction, and its angles are left out; with none left the result is 0.
-    Unchanged by translation, rotation and scaling.
+    - ``difference``: between consecutive differences ``v_k = z_{k+1} - z_k`` and ``v_{k+1}``, the
+      definition of the paper that introduced it. 0 (straight) to pi. Unchanged by translation,
+      rotation and scaling.
+    - ``difference-abs``: the same with ``|cos|``, so that turning back counts as straight: 0 to
+      pi/2. Published code has it so.
+    - ``token-angle``: between the consecutive rows themselves, after their mean was subtracted: 0
+      to pi. Earlier published code, and tables made with it. Two rows give pi, whatever they are.
 
-    Source: Hosseini & Fedorenko 2023, arXiv 2311.04930.
+    ``z`` is ``(..., n, d)``, the result ``(...)``. A step, or centred row, of length zero has no
+    direction: its angles are left out of the mean, and with none left the result is 0. Costs
+    ``n d``.
+
+    Source: Hosseini & Fedorenko 2023, arXiv 2311.04930, and the code that accompanies Skean et al.
+    2025, arXiv 2502.02013, an early version for ``token-angle`` and a late one for
+    ``difference-abs``; its arc cosine of a rounded product, which is NaN beyond 1, is not kept.
 
     Raises:
-        ValueError: where a sequence has fewer than three rows: it has no angle.
+        ValueError: an unknown variant, or a sequence of fewer than three rows (two for
+            ``token-angle``): it has no angle.
     """
-    require_matrix(z, CURVATURE_ROWS)
-    if lengths is not None and int(lengths.min()) < CURVATURE_ROWS:
-        msg = f"curvature needs sequences of at least 3 rows, got one of {int(lengths.min())}"
+    if variant not in ("difference", "difference-abs", "token-angle"):
+        msg = f"unknown variant {variant!r}; known: difference, difference-abs, token-angle"
         raise ValueError(msg)
-    steps = z.double().diff(dim=-2)
-    norms = steps.norm(dim=-1, keepdim=True)
-    u = steps / norms.clamp_min(2.3e-308)
-    a, b = u[..., :-1, :], u[..., 1:, :]
-    # arccos of a rounded cosine is NaN beyond 1 and blind near 0 and pi; this form is neither.
-    angles = 2 * (a - b).norm(dim=-1).atan2((a + b).norm(dim=-1))
-    moved = norms.squeeze(-1) > 0
-    valid = moved[..., :-1] & moved[..., 1:] & row_mask(z, lengths).squeeze(-1)[..., 2:]
-    mean: Tensor = (angles * valid).sum(-1) / valid.sum(-1).clamp_min(1)
-    return mean
+    needed = CURVATURE_ROWS - (variant == "token-angle")
+    require_matrix(z, needed)
+    if lengths is not None and int(lengths.min()) < needed:
+        msg = (
+            f"curvature needs sequences of at least {needed} rows, got one of {int(lengths.min())}"
+        )
+        raise ValueError(msg)
+    mask = row_mask(z, lengths)
+    if variant == "token-angle":
+        u = prepare_rows(z, lengths, center=True, unit_rows=True)
+    else:
+        rows, _ = scaled(z.double() * mask)
+        u = unit(rows.diff(dim=-2))
+    turns = angles(u[..., :-1, :], u[..., 1:, :])
+    if variant == "difference-abs":
+        turns = turns.minimum(math.pi - turns)
+    moved = u.ne(0).any(-1)
+    valid = moved[..., :-1] & moved[..., 1:] & mask.squeeze(-1)[..., needed - 1 :]
+    mean: Tensor = (turns * valid).sum(-1) / valid.sum(-1).clamp_min(1)
+    return mean.clamp_max(math.pi / 2 if variant == "difference-abs" else math.pi)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
-from hpc_toolkit.metrics import METRICS, masked_mean
+from hpc_toolkit.metrics import METRICS, STANDARD, masked_mean
 from hpc_toolkit.metrics.geometry import CURVATURE_ROWS, anisotropy_of_sum, unit_row_sum
 from hpc_toolkit.workloads.checkpoints import free_cached_memory, load_checkpoint
 from hpc_toolkit.workloads.embeddings import Batch, forward, layer_count, tokenize
@@ -50,11 +50,14 @@ class LayerMetrics:
         Raises:
             ConfigError: an unknown metric, or a number that is not positive.
         """
-        self._metrics = list(METRICS) if metrics is None else list(metrics)
+        self._metrics = list(STANDARD if metrics is None else metrics)
         for name in self._metrics:
             if name not in METRICS:
                 msg = f"metrics: unknown metric {name!r}"
                 raise ConfigError(msg, hint=near_miss(name, list(METRICS)))
+            if METRICS[name].scope in ("views", "layers"):
+                msg = f"metrics: {name!r} needs more than one pass over the prompts of one layer"
+                raise ConfigError(msg, hint=f"without it, or call hpc_toolkit.metrics.{name}")
         self._root = root
         self._prompts = prompts
         if max_prompts is not None:

@@ -9,7 +9,14 @@ import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError
-from hpc_toolkit.metrics import METRICS, anisotropy, curvature, effective_rank, matrix_entropy
+from hpc_toolkit.metrics import (
+    METRICS,
+    STANDARD,
+    anisotropy,
+    curvature,
+    effective_rank,
+    matrix_entropy,
+)
 from hpc_toolkit.workloads import embeddings, layer_metrics
 from hpc_toolkit.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.workloads.layer_metrics import LayerMetrics
@@ -71,10 +78,18 @@ def test_values_equal_each_prompt_run_alone_through_the_model(root: str) -> None
 
 
 def test_values_are_strict_json_with_every_metric(root: str) -> None:
+    single = [name for name, metric in METRICS.items() if metric.scope not in ("views", "layers")]
+    prompts = [*PROMPTS, *(f"{prompt} {PROMPTS[0]}" for prompt in PROMPTS)]
+    (value,) = measure(workload(root, metrics=single, prompts=prompts), [2])
+
+    assert set(value) == {"layer", *single}
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+
+
+def test_without_metrics_the_standard_ones_are_measured(root: str) -> None:
     (value,) = measure(workload(root), [2])
 
-    assert set(value) == {"layer", *METRICS}
-    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    assert set(value) == {"layer", *STANDARD}
 
 
 def test_one_load_and_one_forward_serve_every_run_of_a_context(root: str) -> None:
@@ -200,6 +215,8 @@ def test_prompts_that_cannot_be_measured_are_named(root: str, prompts: Any, mess
     ("options", "message"),
     [
         ({"metrics": ["anisotropi"]}, "unknown metric 'anisotropi'"),
+        ({"metrics": ["rankme", "lidar"]}, "'lidar' needs more than one pass"),
+        ({"metrics": ["linear_cka"]}, "'linear_cka' needs more than one pass"),
         ({"batch_size": 0}, "batch_size: 0 is not a positive integer"),
         ({"max_tokens": 1.5}, r"max_tokens: 1\.5 is not"),
         ({"max_prompts": 0}, "max_prompts: 0 is not"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import subprocess
 import sys
@@ -14,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.metrics import METRICS, anisotropy, curvature, masked_mean
-from hpc_toolkit.metrics.geometry import anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.metrics.geometry import CurvatureVariant, anisotropy_of_sum, unit_row_sum
+from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -26,19 +26,7 @@ def random_rows(seed: int, n: int, d: int) -> Any:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, d)))
 
 
-def slow_anisotropy(z: np.ndarray) -> float:
-    u = z / np.linalg.norm(z, axis=1, keepdims=True)
-    n = len(u)
-    return float(np.mean([u[i] @ u[j] for i in range(n) for j in range(n) if i != j]))
-
-
-def slow_curvature(z: np.ndarray) -> float:
-    v = np.diff(z, axis=0)
-    angles = []
-    for a, b in itertools.pairwise(v):
-        cosine = a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-        angles.append(math.acos(min(1.0, max(-1.0, cosine))))
-    return float(np.mean(angles))
+VARIANTS: tuple[CurvatureVariant, ...] = ("difference", "difference-abs", "token-angle")
 
 
 def test_anisotropy_of_equal_rows_is_one_and_of_orthogonal_rows_zero() -> None:
@@ -55,7 +43,7 @@ def test_anisotropy_agrees_with_all_pairs_and_ignores_row_lengths(
     z = random_rows(*size)
     scaled = z * torch.linspace(0.01, 100, len(z), dtype=torch.float64).unsqueeze(-1)
 
-    assert float(anisotropy(z)) == pytest.approx(slow_anisotropy(z.numpy()), abs=1e-12)
+    assert float(anisotropy(z)) == pytest.approx(slow.anisotropy(z.numpy()), abs=1e-12)
     assert float(anisotropy(scaled)) == pytest.approx(float(anisotropy(z)), abs=1e-12)
 
 
@@ -101,28 +89,69 @@ def test_curvature_of_a_straight_line_is_zero_and_of_a_zigzag_pi() -> None:
     assert float(curvature(zigzag)) == pytest.approx(math.pi, abs=1e-7)
 
 
+def test_curvature_with_absolute_cosines_takes_turning_back_for_straight() -> None:
+    corner = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # turns by 135 degrees
+    zigzag = torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]])
+
+    assert float(curvature(corner)) == pytest.approx(3 * math.pi / 4, abs=1e-15)
+    assert float(curvature(corner, variant="difference-abs")) == pytest.approx(math.pi / 4)
+    assert float(curvature(zigzag, variant="difference-abs")) == pytest.approx(0, abs=1e-15)
+
+
+def test_token_angle_of_opposite_tokens_is_pi_and_of_a_circle_its_step() -> None:
+    u = random_rows(3, 1, 8)
+    angles = torch.arange(12, dtype=torch.float64) * (math.pi / 6)
+    circle = torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+    opposite = curvature(torch.cat([u, -u, u, -u]), variant="token-angle")
+
+    assert float(opposite) == pytest.approx(math.pi, abs=1e-9)
+    # A whole turn has its mean at the centre, so that centring changes nothing.
+    assert float(curvature(circle + 5, variant="token-angle")) == pytest.approx(math.pi / 6)
+
+
 @settings(deadline=None, max_examples=50)
-@given(sizes, st.floats(1e-3, 1e3))
-def test_curvature_agrees_with_the_slow_reference_and_ignores_shift_and_scale(
-    size: tuple[int, int, int], factor: float
+@given(sizes, st.sampled_from(VARIANTS), st.floats(-250, 250))
+def test_curvature_agrees_with_the_slow_reference_and_ignores_shift_scale_and_rotation(
+    size: tuple[int, int, int], variant: CurvatureVariant, exponent: float
 ) -> None:
     z = random_rows(*size)
+    turned = z @ torch.from_numpy(slow.rotation(size[0], size[2]))
 
-    value = float(curvature(z))
+    value = float(curvature(z, variant=variant))
 
-    assert value == pytest.approx(slow_curvature(z.numpy()), abs=1e-6)
-    assert float(curvature(z * factor + 3)) == pytest.approx(value, abs=1e-6)
-    assert 0 <= value <= math.pi
+    assert value == pytest.approx(slow.curvature(z.numpy(), variant), abs=1e-6)
+    moved = float(curvature((turned + 3) * 10.0**exponent, variant=variant))
+    assert moved == pytest.approx(value, abs=1e-9)
+    assert 0 <= value <= math.pi / (2 if variant == "difference-abs" else 1)
 
 
-def test_curvature_of_padded_sequences_equals_each_alone() -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_curvature_of_padded_sequences_equals_each_alone(variant: CurvatureVariant) -> None:
     batch = random_rows(2, 30, 5).reshape(3, 10, 5)
     lengths = [3, 10, 6]
 
-    together = curvature(batch, torch.tensor(lengths))
+    together = curvature(batch, torch.tensor(lengths), variant=variant)
 
-    alone = [float(curvature(z[:n])) for z, n in zip(batch, lengths, strict=True)]
+    alone = [float(curvature(z[:n], variant=variant)) for z, n in zip(batch, lengths, strict=True)]
     assert together.tolist() == pytest.approx(alone)
+
+
+def test_angles_agree_with_the_cosine_distances_of_scikit_learn() -> None:
+    pairwise = pytest.importorskip("sklearn.metrics.pairwise")
+    z = random_rows(8, 40, 12)
+    steps, centred = z.diff(dim=0).numpy(), (z - z.mean(0)).numpy()
+
+    def mean_angle(rows: np.ndarray) -> float:
+        return float(np.arccos(1 - pairwise.paired_cosine_distances(rows[:-1], rows[1:])).mean())
+
+    assert float(curvature(z)) == pytest.approx(mean_angle(steps), rel=1e-9)
+    assert float(curvature(z, variant="token-angle")) == pytest.approx(
+        mean_angle(centred), rel=1e-9
+    )
+    cosines = pairwise.cosine_similarity(z.numpy())
+    expected = (cosines.sum() - 40) / (40 * 39)
+    assert float(anisotropy(z)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_curvature_of_float32_unit_vectors_is_never_nan() -> None:
@@ -145,6 +174,13 @@ def test_curvature_of_two_tokens_is_named() -> None:
         curvature(torch.eye(2))
     with pytest.raises(ValueError, match="sequences of at least 3 rows, got one of 2"):
         curvature(torch.zeros(2, 5, 3), torch.tensor([5, 2]))
+    with pytest.raises(ValueError, match="sequences of at least 2 rows, got one of 1"):
+        curvature(torch.zeros(2, 5, 3), torch.tensor([5, 1]), variant="token-angle")
+
+
+def test_curvature_of_an_unknown_variant_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown variant 'angle'; known: difference, diff"):
+        curvature(torch.eye(4), variant="angle")  # type: ignore[arg-type]
 
 
 def test_masked_mean_ignores_padding() -> None:

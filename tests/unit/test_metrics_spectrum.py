@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.metrics import effective_rank, matrix_entropy, rankme
+from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -23,29 +24,7 @@ def random_rows(seed: int, n: int, d: int) -> Any:
 
 
 def rotation(seed: int, d: int) -> Any:
-    q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(d, d)))
-    return torch.from_numpy(q)
-
-
-def slow_entropy(z: np.ndarray, alpha: float, *, center: bool, unit_rows: bool) -> float:
-    if center:
-        z = z - z.mean(axis=0)
-    if unit_rows:
-        z = np.array([row / np.sqrt(sum(x * x for x in row)) for row in z])
-    eigenvalues = np.linalg.svd(z, compute_uv=False) ** 2
-    p = eigenvalues / eigenvalues.sum()
-    p = p[p > 1e-13]
-    if alpha == 1:
-        return float(-sum(x * math.log(x) for x in p))
-    if alpha == math.inf:
-        return -math.log(max(p))
-    return math.log(sum(x**alpha for x in p)) / (1 - alpha)
-
-
-def slow_rank(z: np.ndarray, eps: float) -> float:
-    s = np.linalg.svd(z, compute_uv=False)
-    p = s / s.sum() + eps
-    return math.exp(-sum(x * math.log(x) for x in p if x > 0))
+    return torch.from_numpy(slow.rotation(seed, d))
 
 
 sizes = st.tuples(st.integers(0, 10**6), st.integers(2, 24), st.integers(2, 24))
@@ -67,13 +46,40 @@ def test_entropy_of_rows_on_one_line_is_zero(alpha: float) -> None:
     assert float(matrix_entropy(z, alpha=alpha, unit_rows=False)) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("alpha", ORDERS)
+def test_entropy_of_one_direction_is_zero_and_not_negative_zero(alpha: float) -> None:
+    entropy = float(matrix_entropy(torch.eye(1, 3).repeat(4, 1), alpha=alpha))
+
+    assert (entropy, math.copysign(1, entropy)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("alpha", [50.0, 2000.0, 1e15, 1e300])
+def test_entropy_of_a_high_order_is_that_of_the_largest_share(alpha: float) -> None:
+    z = torch.diag(torch.tensor([2.0, 1.0, 1.0, 1.0]))  # shares 4/7, 1/7, 1/7, 1/7
+
+    entropy = float(matrix_entropy(z, alpha=alpha, unit_rows=False))
+
+    assert entropy == pytest.approx(alpha / (alpha - 1) * math.log(7 / 4), rel=1e-12)
+
+
+@pytest.mark.parametrize("step", [1e-3, 1e-6, 1e-9, 1e-12])
+def test_entropy_of_orders_about_one_meets_that_of_order_one(step: float) -> None:
+    z = random_rows(0, 9, 5)
+    shannon = float(matrix_entropy(z))
+
+    below, above = (float(matrix_entropy(z, alpha=1 + sign * step)) for sign in (-1, 1))
+
+    assert above < shannon < below or step < 1e-9
+    assert (below + above) / 2 == pytest.approx(shannon, abs=step**2 + 1e-14)
+
+
 @settings(deadline=None, max_examples=50)
 @given(sizes, st.sampled_from([0.5, 1.0, 2.0, 3.5, math.inf]), st.booleans(), st.booleans())
 def test_entropy_agrees_with_the_slow_reference(
     size: tuple[int, int, int], alpha: float, center: bool, unit_rows: bool
 ) -> None:
     z = random_rows(*size)
-    expected = slow_entropy(z.numpy(), alpha, center=center, unit_rows=unit_rows)
+    expected = slow.entropy(z.numpy(), alpha, center=center, unit_rows=unit_rows)
 
     got = float(matrix_entropy(z, alpha=alpha, center=center, unit_rows=unit_rows))
 
@@ -160,7 +166,7 @@ def test_entropy_of_a_long_gram_reads_the_eigenvalues_not_clamped_entries() -> N
 
     got = float(matrix_entropy(z, unit_rows=False))
 
-    assert got == pytest.approx(slow_entropy(z.numpy(), 1.0, center=False, unit_rows=False))
+    assert got == pytest.approx(slow.entropy(z.numpy(), 1.0, center=False, unit_rows=False))
 
 
 @pytest.mark.parametrize(
@@ -194,8 +200,8 @@ def test_ranks_agree_with_the_slow_reference(size: tuple[int, int, int], center:
     z = random_rows(*size)
     array = z.numpy() - z.numpy().mean(axis=0) * center
 
-    assert float(effective_rank(z, center=center)) == pytest.approx(slow_rank(array, 0.0), rel=1e-9)
-    assert float(rankme(z)) == pytest.approx(slow_rank(z.numpy(), 1e-7), rel=1e-9)
+    assert float(effective_rank(z, center=center)) == pytest.approx(slow.rank(array, 0.0), rel=1e-9)
+    assert float(rankme(z)) == pytest.approx(slow.rank(z.numpy(), 1e-7), rel=1e-9)
 
 
 @settings(deadline=None, max_examples=50)
@@ -210,6 +216,18 @@ def test_ranks_are_unchanged_by_scale_and_rotation_and_within_bounds(
 
     assert float(effective_rank(z @ rotation(seed + 1, d) * factor)) == pytest.approx(rank)
     assert 1 <= rank <= min(n, d) * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sizes, st.sampled_from([1e-7, 1e-3, 0.5]))
+def test_rankme_exceeds_the_rank_by_its_eps_alone(size: tuple[int, int, int], eps: float) -> None:
+    flat = rotation(size[0], min(size[1:]))
+    k = len(flat)
+
+    highest = (k / (1 + k * eps)) ** (1 + k * eps)
+
+    assert float(rankme(flat, eps=eps)) == pytest.approx(highest, rel=1e-12)
+    assert 1 - eps <= float(rankme(random_rows(*size), eps=eps)) <= highest * (1 + 1e-12)
 
 
 def test_effective_rank_uses_plain_singular_values_not_their_squares() -> None:

@@ -1,0 +1,169 @@
+"""Every metric on whatever a model may give: in its range or a named error, never NaN.
+
+200 random matrices: wide, long, of two rows, of rank one, zero, with equal rows, with one row far
+away, in float16 to float64, near both ends of float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit import metrics
+from hpc_toolkit.metrics import METRICS, STANDARD
+from hpc_toolkit.metrics.rows import angles, scaled, unit
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+Range = Callable[[int, int], tuple[float, float]]
+
+RANGES: dict[str, Range] = {
+    "prompt_entropy": lambda n, d: (0.0, 1.0),
+    "dataset_entropy": lambda n, d: (0.0, 1.0),
+    "effective_rank": lambda n, d: (0.0, min(n, d)),
+    "rankme": lambda n, d: (0.0, min(n, d) ** (1 + min(n, d) * 1e-7)),
+    "anisotropy": lambda n, d: (-1.0, 1.0),
+    "curvature": lambda n, d: (0.0, math.pi),
+    "token_angle": lambda n, d: (0.0, math.pi),
+    "alpha_req": lambda n, d: (0.0, math.inf),
+    "two_nn": lambda n, d: (0.0, math.inf),
+    "lidar": lambda n, d: (0.0, min(n - 1, d)),
+    "dime": lambda n, d: (-math.log(n), math.log(n)),
+    "infonce": lambda n, d: (0.0, math.log1p((2 * n - 2) * math.exp(20))),
+    "linear_cka": lambda n, d: (0.0, 1.0),
+}
+"""As the docstrings have them."""
+
+Kind = Callable[[np.random.Generator, Any], Any]
+
+KINDS: dict[str, Kind] = {
+    "normal": lambda draws, z: z,
+    "zero": lambda draws, z: z * 0,
+    "constant": lambda draws, z: z * 0 + 1 / 3,
+    "rank one": lambda draws, z: z[..., :1] * z[..., :1, :].mean(),
+    "equal rows": lambda draws, z: z[..., draws.integers(0, 2, z.shape[-2]), :],
+    "one row far away": lambda draws, z: z * np.append(1e9, np.ones(z.shape[-2] - 1))[:, None],
+    "far from the origin": lambda draws, z: z + 1e6,
+    "one feature is huge": lambda draws, z: z * np.append(1e8, np.ones(z.shape[-1] - 1)),
+    "float16": lambda draws, z: z.astype(np.float16),
+    "float32": lambda draws, z: z.astype(np.float32),
+    "large": lambda draws, z: z * 1e200,
+    "largest": lambda draws, z: np.clip(z, -1, 1) * 1.79e308,
+    "small": lambda draws, z: z * 1e-200,
+    "smallest": lambda draws, z: z * 1e-320,
+}
+
+
+def arguments(name: str, draws: np.random.Generator, kind: str) -> tuple[list[Any], int, int]:
+    """What the function of a metric takes, with the number of rows and features."""
+    n, d = (int(draws.choice([2, 3, 9, 20, 30])) for _ in range(2))
+    shapes: list[tuple[int, ...]] = [(n, d)]
+    if METRICS[name].scope == "views":
+        shapes = [(2, n, d)]
+    elif METRICS[name].scope == "layers":
+        shapes.append((n, int(draws.integers(1, 20))))
+    made = [KINDS[kind](draws, draws.normal(size=shape)) for shape in shapes]
+    return [torch.from_numpy(np.ascontiguousarray(one)) for one in made], n, d
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_is_in_its_range_or_says_why_there_is_none(name: str) -> None:
+    defined = 0
+    for seed, kind in zip(range(200), list(KINDS) * 15, strict=False):
+        given, n, d = arguments(name, np.random.default_rng(seed), kind)
+        try:
+            value = METRICS[name].function(*given)
+        except ValueError as error:
+            assert len(str(error).split()) > 4, error  # noqa: PT017 - either outcome is right
+            continue
+        low, high = RANGES[name](n, d)
+        assert value.dtype == torch.float64
+        assert low <= float(value) <= high, (seed, kind, n, d)
+        assert math.copysign(1.0, float(value) or 0.0) >= 0 or low < 0, "-0.0"
+        defined += 1
+    assert defined >= (30 if name == "alpha_req" else 100)
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if name != "lidar"])
+@pytest.mark.parametrize("power", [-1000, -500, 500, 1000])
+def test_a_metric_is_unchanged_by_powers_of_two_near_the_ends_of_float64(
+    name: str, power: int
+) -> None:
+    made = np.random.default_rng(1).normal(size=(2, 12, 9))
+    given = (
+        [torch.from_numpy(made)] if METRICS[name].scope == "views" else list(torch.from_numpy(made))
+    )
+    given = given[: 2 if METRICS[name].scope == "layers" else 1]
+    halves = 2.0 ** (power // 2)
+
+    moved = METRICS[name].function(*(one * halves * halves for one in given))
+
+    assert float(moved) == float(METRICS[name].function(*given))
+
+
+@pytest.mark.parametrize("name", [n for n in METRICS if METRICS[n].scope in ("prompt", "tokens")])
+def test_padding_changes_nothing_however_large_it_is(name: str) -> None:
+    made = torch.from_numpy(np.random.default_rng(2).normal(size=(3, 9, 6)))
+    lengths = torch.tensor([9, 3, 5])
+    padded = made.clone()
+    for one, length in zip(padded, lengths, strict=True):
+        one[length:] = 1e300
+
+    got = METRICS[name].function(padded, lengths)
+
+    alone = [float(METRICS[name].function(z[:n])) for z, n in zip(made, lengths, strict=True)]
+    assert got.tolist() == pytest.approx(alone, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_nan_is_named(name: str) -> None:
+    given, _, _ = arguments(name, np.random.default_rng(0), "normal")
+    given[0].view(-1)[0] = math.nan
+
+    with pytest.raises(ValueError, match="holds NaN or infinite values"):
+        METRICS[name].function(*given)
+
+
+def test_standard_metrics_need_no_more_than_two_prompts_of_three_tokens() -> None:
+    z = torch.from_numpy(np.random.default_rng(3).normal(size=(3, 4)))
+
+    for name in STANDARD:
+        rows = z if METRICS[name].scope != "dataset" else z[:2]
+        assert math.isfinite(float(METRICS[name].function(rows)))
+
+
+def test_every_function_of_the_package_is_registered_or_a_part_of_one() -> None:
+    parts = {"METRICS", "STANDARD", "Metric", "infonce_bound", "masked_mean", "matrix_entropy"}
+
+    assert set(metrics.__all__) - parts <= set(METRICS)
+    assert set(STANDARD) < set(METRICS)
+    assert set(RANGES) == set(METRICS)
+
+
+@pytest.mark.parametrize("power", [-1073, -600, -1, 0, 1, 600, 1023])
+def test_scaling_keeps_every_digit(power: int) -> None:
+    z = torch.tensor([[1 / 3, -0.1], [0.0, 0.7]], dtype=torch.float64)
+    far = z * 2.0 ** (power // 2) * 2.0 ** (power - power // 2)
+
+    rows, exponent = scaled(far)
+
+    assert int(exponent) == power or power == -1073
+    assert 0.5 <= float(rows.abs().max()) < 1
+    assert power == -1073 or rows.tolist() == z.tolist()
+    assert scaled(torch.zeros(2, 2).double())[0].tolist() == [[0.0, 0.0]] * 2
+
+
+def test_unit_rows_have_length_one_however_short_and_angles_are_exact_at_both_ends() -> None:
+    z = torch.tensor([[3e-300, 4e-300], [3e300, 4e300], [0.0, 0.0]], dtype=torch.float64)
+    a = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    near = torch.tensor([math.cos(1e-9), math.sin(1e-9)], dtype=torch.float64)
+
+    assert unit(z).flatten().tolist() == pytest.approx([0.6, 0.8, 0.6, 0.8, 0.0, 0.0], abs=1e-15)
+    assert float(angles(a, near)) == pytest.approx(1e-9, rel=1e-12)
+    assert float(angles(a, -near)) == pytest.approx(math.pi - 1e-9, rel=1e-15)
+    assert float(angles(a, a)) == 0

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.draws import Stream
 from hpc_toolkit.bandit.history import first_best
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-FIRST_ARM = 0
-"""Names the random stream that draws the first arm: ``default_rng([seed, FIRST_ARM])``."""
 
 
 def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[int]:
@@ -26,7 +24,7 @@ def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[
     count = min(n, len(points))
     if count == 0:
         return []
-    order = [int(np.random.default_rng([seed, FIRST_ARM]).integers(len(points)))]
+    order = [int(np.random.default_rng([seed, Stream.FIRST_ARM]).integers(len(points)))]
     nearest = np.full(len(points), np.inf)
     while len(order) < count:
         newest = order[-1]

@@ -6,10 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
-from hpc_toolkit.bandit.baselines import LastLayer, RandomOrder
-from hpc_toolkit.bandit.gp_ucb import GpUcb
+from hpc_toolkit.bandit.rules import RULES
 from hpc_toolkit.bandit.scalarise import check_scalariser
-from hpc_toolkit.bandit.ucb1 import Ucb1
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -17,8 +15,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.policy import Policy
     from hpc_toolkit.bandit.pulls import TaskSet
 
-RULES = {rule.name: rule for rule in (RandomOrder, LastLayer, Ucb1, GpUcb)}
-"""A new policy is a module with a rule and its entry here."""
+__all__ = ["RULES", "make_policy"]
 
 
 def make_policy(

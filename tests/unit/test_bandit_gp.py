@@ -5,22 +5,39 @@ import math
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.gp import (
+from hpc_toolkit.bandit.evidence import (
     LENGTH_SCALES,
     NOISES,
-    Hyperparameters,
-    Posterior,
-    cholesky,
+    OWN_LENGTH_SCALES,
     fit,
-    log_marginal_likelihood,
-    matern52,
+    log_marginal_likelihoods,
 )
+from hpc_toolkit.bandit.gp import Hyperparameters, Posterior, cholesky
+from hpc_toolkit.bandit.kernels import Kernel, matern52
+from hpc_toolkit.bandit.surfaces import MOST_CANDIDATES, Surfaces
+
+
+def iso(length_scale: float, noise: float) -> Hyperparameters:
+    return Hyperparameters(Kernel((length_scale,)), noise)
+
+
+def likelihood(x: np.ndarray, y: np.ndarray, hyper: Hyperparameters) -> float:
+    return float(log_marginal_likelihoods(x, y, [hyper])[0])
+
 
 RNG = np.random.default_rng(11)
 X = RNG.normal(size=(40, 3))
 Y = np.sin(X[:, 0]) + 0.3 * X[:, 1] + 0.05 * RNG.normal(size=40)
 POINTS = np.vstack([RNG.normal(size=(200, 3)), X[:5]])
-HYPER = [Hyperparameters(0.4, 1e-3), Hyperparameters(1.5, 1e-2), Hyperparameters(6.0, 1e-4)]
+HYPER = [
+    iso(0.4, 1e-3),
+    iso(1.5, 1e-2),
+    iso(6.0, 1e-4),
+    Hyperparameters(Kernel((0.4, 3.0, 1.5)), 1e-3),
+    Hyperparameters(Kernel((0.8, 1.5, math.inf)), 1e-2),
+    Hyperparameters(Kernel((1.5, 0.8, 3.0), slope=0.3), 1e-3),
+    Hyperparameters(Kernel((0.8,), slope=1.0), 1e-2),
+]
 
 
 def test_matern52_has_the_published_values() -> None:
@@ -32,19 +49,29 @@ def test_matern52_has_the_published_values() -> None:
     assert matern52(far, far, 2.0)[0, 0] == 1.0
 
 
-@pytest.mark.parametrize("hyper", HYPER)
+@pytest.mark.parametrize("hyper", HYPER, ids=str)
 def test_posterior_agrees_with_scikit_learn(hyper: Hyperparameters) -> None:
     gaussian_process = pytest.importorskip("sklearn.gaussian_process")
-    kernel = gaussian_process.kernels.Matern(length_scale=hyper.length_scale, nu=2.5)
+    kernels = gaussian_process.kernels
+    scales = [min(scale, 1e9) for scale in hyper.kernel.length_scales]
+    kernel = kernels.Matern(length_scale=scales if len(scales) > 1 else scales[0], nu=2.5)
+    if hyper.kernel.slope:
+        line = kernels.DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
+        kernel += kernels.ConstantKernel(hyper.kernel.slope) * line
     oracle = gaussian_process.GaussianProcessRegressor(kernel, alpha=hyper.noise, optimizer=None)
-    mean, sd = oracle.fit(X, Y).predict(POINTS, return_std=True)
+    mean, covariance = oracle.fit(X, Y).predict(POINTS, return_cov=True)
 
     posterior = Posterior(X, Y, POINTS, hyper)
 
     np.testing.assert_allclose(posterior.mean, mean, atol=1e-6)
-    np.testing.assert_allclose(posterior.sd, sd, atol=1e-6)
-    likelihood = oracle.log_marginal_likelihood_value_
-    assert log_marginal_likelihood(X, Y, hyper) == pytest.approx(likelihood, abs=1e-6)
+    np.testing.assert_allclose(posterior.variance, np.diag(covariance), atol=1e-6)
+    some = np.array([0, 7, 150, 203])
+    np.testing.assert_allclose(
+        posterior.covariance(some), covariance[np.ix_(some, some)], atol=1e-6
+    )
+    np.testing.assert_allclose(posterior.covariance_with(7), covariance[7], atol=1e-6)
+    expected = oracle.log_marginal_likelihood_value_
+    assert likelihood(X, Y, hyper) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("hyper", HYPER)
@@ -75,14 +102,12 @@ def test_believe_in_any_order_gives_the_same_variance() -> None:
 
 
 def test_fit_chooses_the_highest_marginal_likelihood_of_the_grid() -> None:
-    grid = [Hyperparameters(scale, noise) for scale in LENGTH_SCALES for noise in NOISES]
+    grid = [iso(scale, noise) for scale in LENGTH_SCALES for noise in NOISES]
 
     best = fit(X, Y)
 
     assert best in grid
-    assert log_marginal_likelihood(X, Y, best) >= max(
-        log_marginal_likelihood(X, Y, hyper) - 1e-8 for hyper in grid
-    )
+    assert likelihood(X, Y, best) >= max(likelihood(X, Y, hyper) - 1e-8 for hyper in grid)
 
 
 def test_fit_follows_the_smoothness_of_the_data() -> None:
@@ -90,7 +115,98 @@ def test_fit_follows_the_smoothness_of_the_data() -> None:
 
     smooth, rough = fit(x, np.sin(x[:, 0])), fit(x, np.sin(9 * x[:, 0]))
 
-    assert smooth.length_scale > rough.length_scale
+    assert smooth.kernel.length_scales > rough.kernel.length_scales
+
+
+def test_likelihoods_of_several_are_those_of_each() -> None:
+    together = log_marginal_likelihoods(X, Y, HYPER)
+
+    np.testing.assert_allclose(together, [likelihood(X, Y, hyper) for hyper in HYPER], rtol=1e-12)
+
+
+def test_likelihood_of_repeated_points_without_noise_takes_jitter_for_that_one_alone() -> None:
+    x, y = np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, 1.0])
+
+    singular, plain = log_marginal_likelihoods(x, y, [iso(1.0, 0.0), iso(1.0, 0.1)])
+
+    assert np.isfinite(singular)
+    assert plain == pytest.approx(likelihood(x, y, iso(1.0, 0.1)), rel=1e-12)
+
+
+def test_fit_of_own_length_scales_is_likelier_and_drops_a_column_that_says_nothing() -> None:
+    x = np.random.default_rng(3).normal(size=(60, 3))
+    y = np.sin(2.0 * x[:, 0]) + 0.5 * x[:, 1]
+
+    shared, own = fit(x, y), fit(x, y, own_scales=True)
+
+    assert likelihood(x, y, own) > likelihood(x, y, shared) + 10.0
+    first, second, silent = own.kernel.length_scales
+    assert first < second
+    assert silent == math.inf
+    assert {first, second, silent} <= set(OWN_LENGTH_SCALES)
+
+
+def test_fit_of_own_length_scales_is_a_maximum_along_every_coordinate() -> None:
+    best = fit(X, Y, own_scales=True)
+
+    scales = best.kernel.length_scales
+    for column in range(3):
+        for scale in OWN_LENGTH_SCALES:
+            other = Kernel((*scales[:column], scale, *scales[column + 1 :]))
+            near = Hyperparameters(other, best.noise)
+            assert likelihood(X, Y, near) <= likelihood(X, Y, best) + 1e-8
+    for noise in NOISES:
+        near = Hyperparameters(best.kernel, noise)
+        assert likelihood(X, Y, near) <= likelihood(X, Y, best) + 1e-8
+
+
+def test_fit_of_a_linear_mean_sees_a_line_through_columns_that_the_process_leaves_out() -> None:
+    x = np.random.default_rng(4).normal(size=(50, 2))
+    y = np.sin(3.0 * x[:, 0]) + 2.0 * x[:, 1]
+    far = np.array([[0.0, 6.0]])
+
+    best = fit(x, y, smooth=[0], linear=True)
+
+    assert best.kernel.length_scales[1] == math.inf
+    assert Posterior(x, y, far, best).mean[0] == pytest.approx(12.0, abs=0.5)
+    assert abs(Posterior(x, y, far, fit(x, y)).mean[0]) < 11.0
+
+
+def test_fit_without_columns_works() -> None:
+    for own_scales in (False, True):
+        best = fit(np.zeros((3, 0)), np.array([1.0, -1.0, 0.0]), own_scales=own_scales)
+
+        assert best.noise == max(NOISES)
+
+
+def test_surfaces_have_the_mean_and_the_covariance_of_the_posterior() -> None:
+    posterior = Posterior(X, Y, POINTS[:12], HYPER[1])
+    open_arms = np.ones(12, dtype=np.bool_)
+    open_arms[[2, 5]] = False
+    surfaces = Surfaces(posterior, open_arms)
+    generator = np.random.default_rng(0)
+
+    draws = np.array([surfaces.draw(generator) for _ in range(20000)])
+
+    assert surfaces.arms.tolist() == [0, 1, 3, 4, 6, 7, 8, 9, 10, 11]
+    # Five standard errors of a mean, and of a covariance, over 20,000 draws.
+    sd = posterior.sd[surfaces.arms]
+    assert (np.abs(draws.mean(axis=0) - posterior.mean[surfaces.arms]) < 5 * sd / 141 + 1e-9).all()
+    expected = posterior.covariance(surfaces.arms)
+    bound = 5 * np.sqrt(2.0) * np.outer(sd, sd) / 141 + 1e-9
+    assert (np.abs(np.cov(draws.T) - expected) < bound).all()
+
+
+def test_surfaces_of_very_many_arms_are_over_those_that_may_be_best() -> None:
+    points = np.linspace(-30.0, 30.0, 2000)[:, None]
+    posterior = Posterior(np.array([[-1.0], [1.0]]), np.array([-1.0, 1.0]), points, iso(1.5, 1e-4))
+    posterior.mean[:700] = -99.0
+
+    surfaces = Surfaces(posterior, np.ones(2000, dtype=np.bool_))
+
+    assert len(surfaces.arms) == MOST_CANDIDATES
+    assert surfaces.arms.min() >= 700
+    assert (np.diff(surfaces.arms) > 0).all()
 
 
 def test_cholesky_of_repeated_points_without_noise_takes_jitter() -> None:
@@ -107,14 +223,14 @@ def test_cholesky_of_a_matrix_beyond_repair_is_an_error() -> None:
 
 
 def test_posterior_variance_at_an_observed_point_is_at_most_the_noise() -> None:
-    posterior = Posterior(X, Y, X, Hyperparameters(6.0, 1e-4))
+    posterior = Posterior(X, Y, X, iso(6.0, 1e-4))
 
     assert posterior.variance.min() > 0.0
     assert posterior.variance.max() <= 1e-4
 
 
 def test_posterior_variance_is_never_negative_without_noise() -> None:
-    posterior = Posterior(X, Y, X, Hyperparameters(1.5, 0.0))
+    posterior = Posterior(X, Y, X, iso(1.5, 0.0))
 
     assert posterior.variance.min() >= 0.0
     for index in range(3):

@@ -1,0 +1,100 @@
+"""What all rules that learn from features share: which features, and how a search begins."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from hpc_toolkit.bandit.features import FEATURES, columns
+from hpc_toolkit.bandit.history import first_best
+from hpc_toolkit.bandit.initial import space_filling_order
+from hpc_toolkit.bandit.options import check_count, check_word
+from hpc_toolkit.bandit.policy import Proposal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit.history import History
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """A rule that takes its first arms by their features alone, and then lets a model choose."""
+
+    name: ClassVar[str]
+
+    initial: int = 5
+    """Arms taken in space-filling order before the model decides."""
+
+    features: str = "geometry"
+    """What the model sees: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
+
+    def __post_init__(self) -> None:
+        hint = "a whole number, 1 or more; 5 is usual"
+        check_count(self.name, "initial", self.initial, low=1, hint=hint)
+        check_word(self.name, "features", self.features, FEATURES)
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        wanted = min(n, len(history.table.arms) - len(history.taken))
+        points = columns(history.table, self.features)
+        opening = self._opening(history, points, wanted)
+        ids = history.table.ids
+        proposals = [Proposal(ids[i], None, "space-filling initial arm") for i in opening]
+        if len(opening) < wanted:
+            proposals += self._climb(history, points, opening, wanted - len(opening))
+        return proposals
+
+    def _opening(self, history: History, points: NDArray[np.float64], n: int) -> list[int]:
+        """The initial arms that are due; all ``n`` while there is no reward to learn from."""
+        if history.scored:
+            n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
+        if n == 0:
+            return []
+        order = space_filling_order(points, history.seed, n + len(history.taken))
+        return [index for index in order if index not in history.taken][:n]
+
+    @abstractmethod
+    def _climb(
+        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+    ) -> list[Proposal]:
+        """``n`` arms that are neither taken nor in ``opening``, by a model; there are so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Rewards as models see them: with mean 0 and standard deviation 1."""
+
+    centre: float
+    spread: float
+
+    @classmethod
+    def of(cls, rewards: NDArray[np.float64]) -> Scale:
+        centre, spread = float(rewards.mean()), float(rewards.std())
+        # One reward, or equal ones: what is left are rounding errors.
+        return cls(centre, 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread)
+
+    def to_model(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+        return (rewards - self.centre) / self.spread
+
+    def to_reward(self, value: float) -> float:
+        return self.centre + self.spread * float(value)
+
+    def expects(self, mean: float, sd: float) -> str:
+        """For people: what the model thinks of one arm."""
+        return f"expects {self.to_reward(mean):.4g} +- {self.spread * float(sd):.2g}"
+
+
+def free_arms(history: History, opening: list[int]) -> NDArray[np.bool_]:
+    """Shape (n_arms,): which may still be proposed."""
+    free = np.ones(len(history.table.arms), dtype=np.bool_)
+    free[[*history.taken, *opening]] = False
+    return free
+
+
+def first_best_of(values: NDArray[np.float64], free: NDArray[np.bool_]) -> int:
+    """The lowest index of the highest value among free arms; equal to 12 decimals is equal."""
+    allowed = np.flatnonzero(free)
+    return int(allowed[first_best(values[allowed])])

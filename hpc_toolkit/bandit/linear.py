@@ -1,0 +1,171 @@
+"""Linear bandits whose one parameter vector is shared by all arms."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from hpc_toolkit.bandit.draws import Stream, drawn
+from hpc_toolkit.bandit.guided import Guided, Scale, first_best_of, free_arms
+from hpc_toolkit.bandit.options import check_count, check_number
+from hpc_toolkit.bandit.policy import Proposal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit.history import History
+
+
+def design(points: NDArray[np.float64], degree: int) -> NDArray[np.float64]:
+    """Shape (n_points, n_terms): 1, the columns, and for degree 2 their squares and products.
+
+    Every term but the first has mean 0 and standard deviation 1 over the points; terms that are
+    constant there are left out.
+    """
+    terms = list(points.T)
+    if degree > 1:
+        first, second = np.triu_indices(points.shape[1])
+        terms += [points[:, i] * points[:, j] for i, j in zip(first, second, strict=True)]
+    kept = [np.ones(len(points))]
+    for term in terms:
+        centred = term - term.mean()
+        deviation = centred.std()
+        if deviation > 1e-12:
+            kept.append(centred / deviation)
+    return np.array(kept).T
+
+
+class Ridge:
+    """What ridge regression knows of a parameter vector: N(theta, A^-1) in units of the noise.
+
+    A = ridge I + X' X and theta = A^-1 X' y, by Cholesky factors of A (d x d, d some dozen).
+    """
+
+    def __init__(self, x: NDArray[np.float64], y: NDArray[np.float64], ridge: float) -> None:
+        self._precision = ridge * np.eye(x.shape[1]) + x.T @ x
+        self._factor = np.linalg.cholesky(self._precision)
+        self.theta: NDArray[np.float64] = np.linalg.solve(
+            self._factor.T, np.linalg.solve(self._factor, x.T @ y)
+        )
+
+    def sd(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shape (n_points,): sqrt(x' A^-1 x)."""
+        white = np.linalg.solve(self._factor, points.T)
+        return np.asarray(np.sqrt((white**2).sum(axis=0)))
+
+    def believe(self, point: NDArray[np.float64]) -> None:
+        """Condition on observing ``point`` at its prediction, which leaves theta as it is."""
+        self._precision = self._precision + np.outer(point, point)
+        self._factor = np.linalg.cholesky(self._precision)
+
+    def draw(self, width: float, generator: np.random.Generator) -> NDArray[np.float64]:
+        """A parameter vector from N(theta, width^2 A^-1)."""
+        normals = generator.standard_normal(len(self.theta))
+        return np.asarray(self.theta + width * np.linalg.solve(self._factor.T, normals))
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRule(Guided):
+    """A rule whose model is a polynomial of the features, with one parameter vector for all arms.
+
+    Standardised rewards are regressed on standardised terms.
+    """
+
+    features: str = "all"
+    """What the model sees: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
+
+    degree: int = 2
+    """1: the features alone. 2: their squares and products as well, without which no layer in the
+    middle can be best."""
+
+    ridge: float = 1.0
+    """Precision of the prior of every parameter, in units of the noise's."""
+
+    believes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        Guided.__post_init__(self)
+        check_count(self.name, "degree", self.degree, low=1, hint="1 or 2")
+        check_number(self.name, "degree", self.degree, low=1, high=2, hint="1 or 2")
+        hint = "a number, 0.000001 or more; 1 is usual"
+        check_number(self.name, "ridge", self.ridge, low=1e-6, hint=hint)
+
+    def _climb(
+        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+    ) -> list[Proposal]:
+        scale = Scale.of(history.rewards)
+        terms = design(points, self.degree)
+        ridge = Ridge(terms[list(history.scored)], scale.to_model(history.rewards), self.ridge)
+        if self.believes:
+            for index in sorted((*history.pending, *opening)):
+                ridge.believe(terms[index])
+        mean, free = terms @ ridge.theta, free_arms(history, opening)
+        proposals = []
+        for place in range(n):
+            generator = drawn(history, Stream.WEIGHT_SAMPLE, len(opening) + place)
+            values = self._values(terms, ridge, generator)
+            index = first_best_of(values, free)
+            reason = scale.expects(mean[index], ridge.sd(terms[index : index + 1])[0])
+            acquisition = scale.to_reward(values[index])
+            proposals.append(Proposal(history.table.ids[index], acquisition, reason))
+            free[index] = False
+            if self.believes:
+                ridge.believe(terms[index])
+        return proposals
+
+    @abstractmethod
+    def _values(
+        self, terms: NDArray[np.float64], ridge: Ridge, generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Shape (n_arms,): what is maximised."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinUcb(LinearRule):
+    """The arm of the highest x' theta + alpha sqrt(x' A^-1 x) (Li et al. 2010; Abbasi-Yadkori et
+    al. 2011), with theta shared by all arms.
+
+    Pending arms, and those chosen earlier in an ask, count in A and leave theta as it is.
+    """
+
+    name: ClassVar[str] = "linucb"
+
+    alpha: float = 1.0
+    """Standard deviations added to the mean, in units of the standardised rewards' noise."""
+
+    def __post_init__(self) -> None:
+        LinearRule.__post_init__(self)
+        check_number(self.name, "alpha", self.alpha, low=0, hint="a number, 0 or more; 1 is usual")
+
+    def _values(
+        self, terms: NDArray[np.float64], ridge: Ridge, generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        return np.asarray(terms @ ridge.theta + self.alpha * ridge.sd(terms))
+
+
+@dataclass(frozen=True, slots=True)
+class LinTs(LinearRule):
+    """The arm that is best for a theta drawn from N(theta, width^2 A^-1) (Agrawal and Goyal 2013),
+    a new one for every proposal.
+
+    Pending arms change no draw: draws differ by themselves.
+    """
+
+    name: ClassVar[str] = "lints"
+
+    width: float = 1.0
+    """Standard deviation of the noise, in units of the standardised rewards; 0 never explores."""
+
+    believes: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        LinearRule.__post_init__(self)
+        check_number(self.name, "width", self.width, low=0, hint="a number, 0 or more; 1 is usual")
+
+    def _values(
+        self, terms: NDArray[np.float64], ridge: Ridge, generator: np.random.Generator
+    ) -> NDArray[np.float64]:
+        return np.asarray(terms @ ridge.draw(self.width, generator))

@@ -1,0 +1,39 @@
+"""Checks of what a user may set of a rule."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeGuard
+
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def check_number(
+    rule: str, option: str, value: object, *, low: float, high: float = math.inf, hint: str
+) -> None:
+    """Raises ConfigError for anything but a finite number from ``low`` to ``high``."""
+    # Written so that NaN is refused too.
+    if not _is_number(value) or not low <= value <= high or math.isinf(value):
+        message = f"{rule}: {option} is {value!r}"
+        raise ConfigError(message, hint=hint)
+
+
+def check_count(rule: str, option: str, value: object, *, low: int, hint: str) -> None:
+    """Raises ConfigError for anything but a whole number from ``low``."""
+    if not _is_number(value) or not low <= value < math.inf or value % 1:
+        message = f"{rule}: {option} is {value!r}"
+        raise ConfigError(message, hint=hint)
+
+
+def check_word(rule: str, option: str, value: object, known: Sequence[str]) -> None:
+    """Raises ConfigError for anything but one of ``known``."""
+    if value not in known:
+        message = f"{rule}: {option} is {value!r}"
+        raise ConfigError(message, hint=near_miss(str(value), list(known)))
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,38 @@
+"""Every rule by the name that ``make_policy`` knows it by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.bandit.baselines import LastLayer, RandomOrder
+from hpc_toolkit.bandit.epsilon import EpsilonGreedy
+from hpc_toolkit.bandit.gaussian_ts import GaussianTs
+from hpc_toolkit.bandit.gp_ei import GpEi
+from hpc_toolkit.bandit.gp_ts import GpTs
+from hpc_toolkit.bandit.gp_ucb import GpUcb
+from hpc_toolkit.bandit.linear import LinTs, LinUcb
+from hpc_toolkit.bandit.optuna_tpe import OptunaTpe
+from hpc_toolkit.bandit.toptwo import TopTwo
+from hpc_toolkit.bandit.ucb1 import Ucb1
+
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit.history import Rule
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (
+        RandomOrder,
+        LastLayer,
+        Ucb1,
+        EpsilonGreedy,
+        GaussianTs,
+        LinUcb,
+        LinTs,
+        GpUcb,
+        GpEi,
+        GpTs,
+        TopTwo,
+        OptunaTpe,
+    )
+}
+"""A new policy is a module with a rule and its entry here."""

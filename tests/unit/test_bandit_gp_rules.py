@@ -1,0 +1,276 @@
+"""Expected improvement, Thompson sampling and top-two on a Gaussian process."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.armcosts import expected_seconds
+from hpc_toolkit.bandit.evidence import fit
+from hpc_toolkit.bandit.gp import Posterior
+from hpc_toolkit.bandit.gp_ei import log_expected_improvement
+from hpc_toolkit.bandit.history import History
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit import Policy
+
+GP_RULES = ["gp-ucb", "gp-ei", "gp-ts", "top-two"]
+
+
+def line(count: int) -> ArmTable:
+    return ArmTable(tuple(Arm(str(i), "g", (float(i),)) for i in range(count)), ("x",))
+
+
+def told(policy: Policy, scores: dict[int, float]) -> Policy:
+    for arm, score in scores.items():
+        policy.tell(Observation(str(arm), {"task": score}))
+    return policy
+
+
+HILL = {0: 0.1, 10: 0.5, 20: 0.8, 30: 0.6, 45: 0.2, 60: 0.1}
+
+
+def posterior_of(scores: dict[int, float], count: int) -> tuple[Posterior, float, float]:
+    """The posterior that a policy has on a line, with the rewards' mean and deviation."""
+    values = np.array([scores[arm] for arm in sorted(scores)])
+    points = line(count).standardised.values
+    x, y = points[sorted(scores)], (values - values.mean()) / values.std()
+    return Posterior(x, y, points, fit(x, y)), float(values.mean()), float(values.std())
+
+
+def test_log_expected_improvement_agrees_with_numbers_of_any_precision() -> None:
+    mpmath = pytest.importorskip("mpmath")
+    z = np.array([-300.0, -60.0, -37.6, -30.5, -29.5, -12.0, -6.0, -1.0, 0.0, 0.5, 4.0, 20.0])
+    sd = np.geomspace(1e-6, 10.0, len(z))
+    with mpmath.workdps(200):
+        exact = [
+            float(mpmath.log(s * (mpmath.npdf(v) + v * mpmath.ncdf(v))))
+            for v, s in zip(map(mpmath.mpf, z.tolist()), map(mpmath.mpf, sd.tolist()), strict=True)
+        ]
+
+    found = log_expected_improvement(0.25 + z * sd, sd, 0.25)
+
+    np.testing.assert_allclose(found, exact, rtol=1e-8)
+
+
+def test_log_expected_improvement_is_the_mean_over_draws() -> None:
+    mean, sd, best = np.array([0.3, -1.0, 2.0]), np.array([0.5, 2.0, 0.1]), 0.6
+    normals = np.random.default_rng(0).standard_normal((400_000, 3))
+
+    sampled = np.maximum(mean + sd * normals - best, 0.0).mean(axis=0)
+
+    np.testing.assert_allclose(np.exp(log_expected_improvement(mean, sd, best)), sampled, rtol=0.02)
+
+
+def test_log_expected_improvement_of_a_certain_reward_is_finite() -> None:
+    found = log_expected_improvement(np.array([0.0, 1.0, 2.0]), np.zeros(3), 1.0)
+
+    assert np.isfinite(found).all()
+    assert found[0] < found[1] < found[2] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_gp_ei_maximises_the_improvement_over_the_best_mean() -> None:
+    policy = told(make_policy("gp-ei", line(61), 0), HILL)
+    posterior, _, spread = posterior_of(HILL, 61)
+    best = posterior.mean[sorted(HILL)].max()
+    improvement = log_expected_improvement(posterior.mean, posterior.sd, best)
+    improvement[sorted(HILL)] = -math.inf
+
+    chosen = policy.ask(1)[0]
+
+    assert int(chosen.arm) == int(np.argmax(improvement))
+    assert chosen.acquisition == pytest.approx(spread * math.exp(improvement.max()))
+
+
+def test_gp_ei_takes_a_pending_arm_for_the_best_when_its_mean_is() -> None:
+    """As if the pending arm had been observed at its mean."""
+    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
+    posterior, _, spread = posterior_of(scores, 61)
+    peak = int(np.argmax(posterior.mean))
+    posterior.believe(peak)
+    improvement = log_expected_improvement(posterior.mean, posterior.sd, posterior.mean[peak])
+    improvement[[*scores, peak]] = -math.inf
+    assert peak not in scores
+
+    chosen = told(make_policy("gp-ei", line(61), 0), scores).ask(1, [str(peak)])[0]
+
+    assert chosen.acquisition == pytest.approx(spread * math.exp(improvement.max()))
+
+
+def test_gp_ei_per_second_prefers_the_cheaper_of_equal_arms() -> None:
+    """Scores are symmetric about the middle; arms on the left take ten times as long."""
+    table = line(41)
+    for power, side in [(0.0, range(21)), (1.0, range(21, 41))]:
+        policy = make_policy("gp-ei", table, 0, cost_power=power)
+        for arm in (2, 11, 20, 29, 38):
+            seconds = {"task": 1000.0 if arm < 20 else 100.0}
+            policy.tell(Observation(str(arm), {"task": -abs(arm - 20) / 20}, seconds=seconds))
+
+        assert int(policy.ask(1)[0].arm) in side
+
+
+def test_gp_ei_per_second_without_durations_is_gp_ei() -> None:
+    policies = [make_policy("gp-ei", line(61), 0, cost_power=power) for power in (0, 1)]
+
+    first, second = (told(policy, HILL).ask(3) for policy in policies)
+
+    assert first == second
+
+
+def test_expected_seconds_follow_the_durations_told() -> None:
+    table = line(11)
+    policy = make_policy("gp-ei", table, 0, cost_power=1.0)
+    empty = History(table, 0, (), np.array([]), (), ())
+    assert expected_seconds(empty, table.standardised.values).tolist() == [1.0] * 11
+    for arm in (0, 3, 6, 8, 10):
+        seconds = {"a": 2.0 ** (arm / 2), "b": 2.0 ** (arm / 2)}
+        policy.tell(Observation(str(arm), {"a": 0.5, "b": arm / 10}, seconds=seconds))
+    # One whose durations are not all known tells nothing.
+    policy.tell(Observation("5", {"a": 0.5, "b": 0.5}, seconds={"a": 1e6}))
+    history = policy._history(())  # type: ignore[attr-defined]  # what the rule is given
+
+    found = expected_seconds(history, table.standardised.values)
+
+    assert (np.diff(found) > 0).all()
+    assert 30.0 < found[10] < 70.0
+    assert 1.5 < found[0] < 5.0
+
+
+def test_gp_ts_asks_for_an_arm_as_often_as_it_is_the_best() -> None:
+    """Over seeds, against surfaces drawn here from the same posterior."""
+    table = line(7)
+    scores = {0: 0.2, 3: 0.6, 6: 0.3}
+    posterior, _, _ = posterior_of(scores, 7)
+    open_arms = np.array([1, 2, 4, 5])
+    surfaces = np.random.default_rng(1).multivariate_normal(
+        posterior.mean[open_arms], posterior.covariance(open_arms), size=20000
+    )
+    expected = np.bincount(surfaces.argmax(axis=1), minlength=4) / 20000
+
+    chosen = [
+        int(told(make_policy("gp-ts", table, seed, initial=1), scores).ask(1)[0].arm)
+        for seed in range(600)
+    ]
+
+    shares = np.array([chosen.count(arm) for arm in open_arms]) / 600
+    # Four standard errors of 600 draws.
+    assert np.abs(shares - expected).max() < 4 * 0.5 / math.sqrt(600)
+    assert shares.max() < 0.9
+
+
+def test_gp_ts_beyond_its_candidates_takes_the_highest_mean() -> None:
+    table = line(800)
+    scores = {0: 0.0, 200: 0.1, 400: 0.2, 600: 0.3, 799: 0.4}
+    policy = told(make_policy("gp-ts", table, 0), scores)
+    first = [proposal.arm for proposal in policy.ask(600)]
+
+    rest = policy.ask(1, first)
+
+    assert len(set(first)) == 600
+    assert rest[0].arm not in first
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_top_two_asks_for_the_leader_as_often_as_it_is_told_to(share: float) -> None:
+    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
+    posterior, _, _ = posterior_of(scores, 61)
+    leader = int(np.argmax(posterior.mean))
+    assert leader not in scores
+
+    chosen = told(make_policy("top-two", line(61), 0, leader=share), scores).ask(1)[0]
+
+    assert (int(chosen.arm) == leader) == (share == 1.0)
+
+
+def test_top_two_coin_is_fair_over_seeds() -> None:
+    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
+    posterior, _, _ = posterior_of(scores, 61)
+    leader = str(int(np.argmax(posterior.mean)))
+
+    led = [
+        told(make_policy("top-two", line(61), seed), scores).ask(1)[0].arm == leader
+        for seed in range(200)
+    ]
+
+    # Four standard deviations of a binomial with n = 200 and p = 1/2.
+    assert abs(sum(led) - 100) < 29
+
+
+def test_top_two_challenger_beats_the_leader_by_most_under_the_joint_posterior() -> None:
+    posterior, _, spread = posterior_of(HILL, 61)
+    leader = int(np.argmax(posterior.mean))
+    arms = np.arange(61)
+    joint = posterior.covariance(arms)
+    apart = np.sqrt(np.maximum(np.diag(joint) + joint[leader, leader] - 2 * joint[leader], 0))
+    gain = log_expected_improvement(posterior.mean, apart, posterior.mean[leader])
+    gain[[leader, *HILL]] = -math.inf
+
+    chosen = told(make_policy("top-two", line(61), 0, leader=0), HILL).ask(1)[0]
+
+    assert int(chosen.arm) == int(np.argmax(gain))
+    assert chosen.acquisition == pytest.approx(spread * math.exp(gain.max()))
+
+
+@pytest.mark.parametrize("kernel", ["iso", "ard"])
+@pytest.mark.parametrize("mean", ["zero", "linear"])
+@pytest.mark.parametrize("name", GP_RULES)
+def test_gp_rules_climb_a_smooth_hill(name: str, mean: str, kernel: str) -> None:
+    table = line(101)
+    policy = make_policy(name, table, 0, mean=mean, kernel=kernel)
+
+    for _ in range(18):
+        arm = policy.ask(1)[0].arm
+        score = math.exp(-(((int(arm) - 73) / 25) ** 2))
+        policy.tell(Observation(arm, {"task": score}))
+
+    best = policy.best()
+    assert best is not None
+    assert abs(int(best.arm) - 73) <= 3
+
+
+@pytest.mark.parametrize("name", GP_RULES)
+def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
+    asked = [
+        [
+            proposal.arm
+            for proposal in told(
+                make_policy(name, line(61), 5),
+                {a: 1e3 * factor + s * factor for a, s in HILL.items()},
+            ).ask(4)
+        ]
+        for factor in (1.0, 8.0)
+    ]
+
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "claim"),
+    [
+        ("gp-ei", {"cost_power": -1}, "gp-ei: cost_power is -1"),
+        ("gp-ei", {"initial": 0}, "gp-ei: initial is 0"),
+        ("gp-ei", {"beta": 1.0}, "policy 'gp-ei' has no option 'beta'"),
+        ("gp-ts", {"kernel": "matern"}, "gp-ts: kernel is 'matern'"),
+        ("gp-ts", {"mean": 0}, "gp-ts: mean is 0"),
+        ("top-two", {"leader": 1.5}, "top-two: leader is 1.5"),
+        ("top-two", {"features": "none"}, "top-two: features is 'none'"),
+        ("gp-ucb", {"cost_power": 1}, "policy 'gp-ucb' has no option 'cost_power'"),
+    ],
+)
+def test_gp_rules_with_an_unusable_option_are_refused(
+    name: str, options: dict[str, Any], claim: str
+) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        make_policy(name, line(3), 0, **options)
+
+
+def test_gp_rules_with_an_unknown_word_name_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="gp-ucb: kernel is 'isotropic'") as caught:
+        make_policy("gp-ucb", line(3), 0, kernel="isotropic")
+
+    assert caught.value.hint == "known: ard, iso"

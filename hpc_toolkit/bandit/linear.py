@@ -74,9 +74,6 @@ class LinearRule(Guided):
     Standardised rewards are regressed on standardised terms.
     """
 
-    features: str = "all"
-    """What the model sees: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
-
     degree: int = 2
     """1: the features alone. 2: their squares and products as well, without which no layer in the
     middle can be best."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.workloads.nodecache import local_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,13 +47,16 @@ class LoadedModel:
 def load_checkpoint(root: str | Path, checkpoint: str) -> LoadedModel:
     """Load ``<root>/<checkpoint>``, or ``name@revision`` from the hub or its local cache.
 
+    Its files are read through the node's cache where there is one; see `nodecache`.
+
     Raises:
         PermanentError: naming the file that is missing, damaged or does not fit the model.
+        ConfigError: the node's cache cannot be one.
     """
     directory = locate(root, checkpoint)
     verify(directory)
-    with quiet_transformers():
-        return _load(directory, checkpoint)
+    with local_copy(directory) as copy, quiet_transformers():
+        return _load(copy, directory, checkpoint)
 
 
 def locate(root: str | Path, checkpoint: str) -> Path:
@@ -172,15 +176,15 @@ def _download(name: str, revision: str) -> Path:
     return directory
 
 
-def _load(directory: Path, checkpoint: str) -> LoadedModel:
+def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModel, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(copy)
         model, report = AutoModel.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True
+            copy, dtype=torch.float32, output_loading_info=True
         )
     except (ValueError, KeyError, SafetensorError) as error:
         msg = f"{directory}: cannot be loaded: {_first_line(error)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from examples import mini_pythia
+from hpc_toolkit import files
 from hpc_toolkit.errors import ConfigError, PermanentError
 from hpc_toolkit.metrics import (
     METRICS,
@@ -15,14 +16,19 @@ from hpc_toolkit.metrics import (
     anisotropy,
     curvature,
     effective_rank,
+    linear_cka,
     matrix_entropy,
 )
-from hpc_toolkit.workloads import embeddings, layer_metrics
+from hpc_toolkit.workloads import layer_metrics, measuring, onepass, prefetch
 from hpc_toolkit.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.workloads.views import augment
+from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hpc_toolkit.workloads.onepass import BatchSize
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -108,7 +114,7 @@ def test_states_too_large_to_keep_give_the_same_values(
 ) -> None:
     kept = measure(workload(root))
 
-    monkeypatch.setattr(layer_metrics, "KEPT_BYTES", 0)
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
 
     assert measure(workload(root)) == kept
 
@@ -117,15 +123,15 @@ def test_states_too_large_to_keep_give_the_same_values(
 def forward_batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Forward passes run out of memory with more than 2 prompts at once; the sizes tried."""
     tried: list[int] = []
-    real = embeddings.forward
+    real = onepass.forward
 
-    def forward(loaded: Any, ids: Any, batch_size: int) -> Any:
-        tried.append(batch_size)
-        if batch_size > 2:
+    def forward(*args: Any, size: BatchSize, **options: Any) -> None:
+        tried.append(size.texts)
+        if size.texts > 2:
             raise torch.cuda.OutOfMemoryError
-        return real(loaded, ids, batch_size)
+        real(*args, size=size, **options)
 
-    monkeypatch.setattr(layer_metrics, "forward", forward)
+    monkeypatch.setattr(measuring, "forward", forward)
     return tried
 
 
@@ -158,6 +164,149 @@ def test_batches_that_were_kept_are_halved_down_to_one_prompt_each(root: str) ->
     for value, other in zip(metrics.run(context, items), plain, strict=True):
         assert value == pytest.approx(other)
     assert metrics.on_oom(None, items) is False  # the next checkpoint starts with one as well
+
+
+MORE = [f"{prompt} {other}" for prompt in PROMPTS for other in PROMPTS]
+
+
+def test_every_metric_has_the_same_value_whether_states_are_kept_or_not(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = measure(workload(root, prompts=MORE, metrics=list(METRICS), batch_size=8))
+
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
+
+    assert measure(workload(root, prompts=MORE, metrics=list(METRICS), batch_size=8)) == kept
+
+
+def test_views_are_passes_of_their_own_that_are_compared_prompt_by_prompt(root: str) -> None:
+    names = ["lidar", "dime", "infonce"]
+    metrics = workload(root, prompts=MORE, metrics=["rankme", *names], views=3, view_seed=4)
+    loaded = load_checkpoint(root, NAME)
+
+    measured = measure(metrics)
+
+    assert (metrics.loads, metrics.forwards) == (1, 4)
+    means = [
+        [loaded_mean(loaded, augment(text, view, 4), layer=2) for text in MORE] for view in range(3)
+    ]
+    z = torch.stack([torch.stack(view) for view in means])
+    for name in names:
+        expected = float(METRICS[name].function(z))
+        assert measured[2][name] == pytest.approx(expected, rel=1e-4), name
+
+
+def loaded_mean(loaded: Any, text: str, layer: int) -> Any:
+    ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+    with torch.inference_mode():
+        states = loaded.model(ids, output_hidden_states=True).hidden_states
+    return states[layer][0].double().mean(0)
+
+
+def test_views_depend_on_their_seed_alone(root: str) -> None:
+    values = [
+        measure(workload(root, prompts=MORE, metrics=["infonce"], view_seed=seed), [3])
+        for seed in (0, 0, 1)
+    ]
+
+    assert values[0] == values[1] != values[2]
+
+
+def test_views_are_not_made_where_nothing_compares_them(root: str) -> None:
+    metrics = workload(root, views=5)
+
+    measure(metrics, [0])
+
+    assert metrics.forwards == 1
+
+
+def test_layers_are_compared_with_the_last(root: str) -> None:
+    measured = measure(workload(root, prompts=MORE, metrics=["linear_cka"]))
+    loaded = load_checkpoint(root, NAME)
+    first, last = (
+        torch.stack([loaded_mean(loaded, text, layer) for text in MORE]) for layer in (0, 4)
+    )
+
+    values = [value["linear_cka"] for value in measured]
+
+    assert values[0] == pytest.approx(float(linear_cka(first, last)), rel=1e-4)
+    assert 0 < values[0] < values[3] < 1
+    assert values[4] == pytest.approx(1, abs=1e-12)
+
+
+def test_layers_behind_the_final_norm_are_those_of_models_cut_off_there(root: str) -> None:
+    measured = measure(workload(root, final_norm="paper"))
+    loaded = load_checkpoint(root, NAME)
+
+    for layer in range(LAYERS):
+        shorter = cut(loaded, layer)
+        tokens = [alone(shorter, loaded.tokenizer(text)["input_ids"]).double() for text in PROMPTS]
+        means = torch.stack([each.mean(0) for each in tokens])
+        entropy = sum(float(METRICS["prompt_entropy"].function(each)) for each in tokens) / 5
+        value = measured[layer]
+        assert value["prompt_entropy"] == pytest.approx(entropy, rel=1e-6, abs=1e-6)
+        assert value["effective_rank"] == pytest.approx(
+            float(effective_rank(means, center=True)), rel=1e-6
+        )
+    assert measured[2] != measure(workload(root))[2]
+
+
+def test_batches_of_so_many_tokens_change_no_value_that_counts(root: str) -> None:
+    plain = measure(workload(root, batch_size=1))
+
+    for value, other in zip(
+        measure(workload(root, batch_size=99, max_batch_tokens=40)), plain, strict=True
+    ):
+        assert value == pytest.approx(other, rel=1e-5)
+
+
+def test_many_prompts_are_kept_as_few_rows_where_singular_values_are_all_that_counts(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
+    names = ["rankme", "effective_rank"]
+    prompts = [f"{text} {number}" for number in range(8) for text in MORE]  # more than twice 64
+    few = workload(root, prompts=prompts, metrics=names, batch_size=50).load(NAME)
+    whole = workload(root, prompts=prompts, metrics=[*names, "two_nn"], batch_size=50)
+
+    assert len(few._rows(1)) == 65
+    for layer, value in enumerate(measure(whole)):
+        assert {**few.values(layer), "two_nn": value["two_nn"], "layer": layer} == pytest.approx(
+            value, rel=1e-9
+        )
+
+
+def test_a_model_of_two_stacks_is_permanent(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_checkpoint(root, NAME)
+    loaded.model.config.is_encoder_decoder = True
+    monkeypatch.setattr(layer_metrics, "load_checkpoint", lambda *_: loaded)
+
+    with pytest.raises(PermanentError, match="is an encoder with a decoder"):
+        workload(root).load(NAME)
+
+
+def test_prefetching_reads_the_checkpoint_of_a_group_ahead(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[str] = []
+    monkeypatch.setattr(prefetch, "_read_ahead", lambda path: ahead.append(path.name))
+
+    workload(root).prefetch(NAME)
+
+    assert "model.safetensors" in ahead
+
+
+def test_a_checkpoint_in_the_nodes_cache_gives_the_same_values(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = measure(workload(root))
+    monkeypatch.setenv("HPCTK_NODE_CACHE", str(tmp_path / "node"))
+    monkeypatch.setattr(files, "is_local", lambda path: str(path).startswith(str(tmp_path)))
+
+    assert measure(workload(root)) == plain
+
+    (copy,) = (path for path in (tmp_path / "node").iterdir() if path.is_dir())
+    assert (copy / "model.safetensors").is_file()
 
 
 def test_prompts_are_read_from_a_file_up_to_a_limit(root: str, tmp_path: Path) -> None:
@@ -215,8 +364,9 @@ def test_prompts_that_cannot_be_measured_are_named(root: str, prompts: Any, mess
     ("options", "message"),
     [
         ({"metrics": ["anisotropi"]}, "unknown metric 'anisotropi'"),
-        ({"metrics": ["rankme", "lidar"]}, "'lidar' needs more than one pass"),
-        ({"metrics": ["linear_cka"]}, "'linear_cka' needs more than one pass"),
+        ({"metrics": ["rankme", "lidar"], "views": 1}, "views: 1, but lidar compares at least 2"),
+        ({"final_norm": "cooked"}, "final_norm: 'cooked' is neither raw nor paper"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens: 0 is not"),
         ({"batch_size": 0}, "batch_size: 0 is not a positive integer"),
         ({"max_tokens": 1.5}, r"max_tokens: 1\.5 is not"),
         ({"max_prompts": 0}, "max_prompts: 0 is not"),

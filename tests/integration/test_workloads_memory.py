@@ -1,0 +1,93 @@
+"""What a pass over all layers keeps in memory, counted by tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.metrics import STANDARD
+from hpc_toolkit.workloads import measuring
+from hpc_toolkit.workloads.architectures import anatomy
+from hpc_toolkit.workloads.measuring import MeasuredLayers
+from hpc_toolkit.workloads.onepass import BatchSize
+from tests.livebytes import LiveBytes
+from tests.tinymodels import tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+WIDTH, TOKENS, TEXTS = 32, 24, 4
+STATES = 4 * TEXTS * TOKENS * WIDTH
+"""Bytes of the states of one batch at one layer."""
+
+
+def passing(
+    blocks: int, prompts: int, *, metrics: Sequence[str] = STANDARD, tokens: int | None = None
+) -> tuple[int, int]:
+    """Bytes of tensors that live at most during a pass, and that its result keeps."""
+    loaded = tiny("gpt_neox", blocks, hidden_size=WIDTH, intermediate_size=4 * WIDTH)
+    anatomy(loaded.model)
+    ids = [[row * place % 50 for place in range(TOKENS)] for row in range(1, prompts + 1)]
+    size = BatchSize(TEXTS if tokens is None else 10**6, tokens)
+    with LiveBytes() as live:
+        measured = MeasuredLayers(loaded, ids, metrics, size=size)
+    assert measured.layers == blocks + 1
+    return live.peak, live.now
+
+
+@pytest.fixture(scope="module")
+def alone() -> int:
+    """Bytes that the model itself needs for one batch."""
+    loaded = tiny("gpt_neox", 3, hidden_size=WIDTH, intermediate_size=4 * WIDTH)
+    ids = torch.ones(TEXTS, TOKENS, dtype=torch.long)
+    with LiveBytes() as live, torch.inference_mode():
+        loaded.model(ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    peak: int = live.peak
+    return peak
+
+
+@pytest.fixture
+def unkept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
+
+
+@pytest.mark.usefixtures("unkept")
+@pytest.mark.parametrize(("blocks", "prompts"), [(3, 8), (12, 8), (3, 64)])
+def test_a_pass_needs_what_the_model_needs_and_a_row_a_prompt_and_layer(
+    alone: int, blocks: int, prompts: int
+) -> None:
+    peak, left = passing(blocks, prompts)
+
+    rows = 8 * WIDTH * (blocks + 1) * prompts
+    assert rows <= left <= 1.5 * rows
+    assert peak - left <= alone + STATES
+
+
+@pytest.mark.usefixtures("unkept")
+def test_singular_values_alone_need_as_much_for_any_number_of_prompts() -> None:
+    few, many = (passing(3, prompts, metrics=["rankme"]) for prompts in (100, 400))
+
+    assert many[0] <= 1.25 * few[0]
+    assert many[1] <= 8 * WIDTH * 4 * 3 * (WIDTH + 1)
+
+
+@pytest.mark.usefixtures("unkept")
+def test_the_tokens_of_a_batch_bound_the_memory_not_its_texts(alone: int) -> None:
+    peak, left = passing(3, 64, tokens=TEXTS * TOKENS)
+
+    assert peak - left <= alone + STATES
+
+
+def test_states_are_kept_up_to_their_limit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 2 * 8 * TOKENS * 4 * 13 * WIDTH
+    kept = []
+    for limit in (needed, needed - 1):
+        monkeypatch.setattr(measuring, "KEPT_BYTES", limit)
+        kept.append(passing(12, 8)[1])
+
+    assert kept[0] >= needed // 2 > 3 * kept[1]

@@ -1,0 +1,66 @@
+"""Views of a text: seeded, small, and never empty."""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.workloads.views import augment
+
+TEXT = (
+    "The ministers agreed on Monday that the budget would be laid before parliament in March, "
+    "and that no other tax was to rise in the year after it."
+)
+
+
+def test_a_view_is_the_same_on_every_machine_and_day() -> None:
+    assert augment("the cat sat on the mat in the rain", 0) == "the cat sat on the mat ni the rain"
+    assert (
+        augment("the cat sat on the mat in the rain", 1, seed=7)
+        == "the cat s at on the mat in the rain"
+    )
+
+
+def test_views_and_seeds_differ() -> None:
+    views = {augment(TEXT, view, seed) for view in range(8) for seed in range(2)}
+
+    assert len(views) == 16
+    assert TEXT not in views
+
+
+@pytest.mark.parametrize("view", range(16))
+def test_one_word_in_ten_is_changed_and_all_else_stays(view: int) -> None:
+    changed = augment(TEXT, view)
+
+    assert 0.9 < SequenceMatcher(None, TEXT, changed, autojunk=False).ratio() < 1
+    # What a word loses or gains is one letter or one space.
+    assert abs(len(changed) - len(TEXT)) <= round(0.1 * len(TEXT.split()))
+
+
+def test_every_way_of_changing_a_word_is_taken() -> None:
+    views = {augment("window", view) for view in range(200)}
+
+    assert any(" " in view for view in views)
+    assert any(sorted(view) == sorted("window") and " " not in view for view in views)
+    assert any(len(view) == 6 and sorted(view) != sorted("window") for view in views)
+    for view in views:
+        assert view != "window"
+        assert re.fullmatch(r"[a-z ]{6,7}", view)
+
+
+@given(st.text(), st.integers(0, 20))
+def test_a_view_has_no_fewer_letters_than_its_text(text: str, view: int) -> None:
+    changed = augment(text, view)
+
+    assert len(changed) >= len(text)
+    assert len(re.sub(r"\s", "", changed)) == len(re.sub(r"\s", "", text))
+    assert (changed != text) == bool(re.search(r"\S\S", text))
+
+
+@pytest.mark.parametrize("text", ["", "a", "I - a", " \n "])
+def test_a_text_without_a_word_of_two_letters_stays_as_it_is(text: str) -> None:
+    assert augment(text, 3) == text

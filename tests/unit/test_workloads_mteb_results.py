@@ -1,0 +1,103 @@
+"""Scores in mteb's JSON shape: names, errors of repetitions, files."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.workloads.mteb_results import (
+    main_error,
+    model_of,
+    plain,
+    result_of,
+    write_results,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VALUE = {"score": 0.5, "stderr": 0.1, "n": 40, "metric": "ap", "kind": "pair-classification"}
+
+
+def result(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"scores": {"test": list(entries)}}
+
+
+def test_error_is_that_of_the_mean_of_repetitions() -> None:
+    scores = [0.5, 0.7, 0.6, 0.9]
+    of_experiments = result({"scores_per_experiment": [{"accuracy": x, "f1": 0} for x in scores]})
+    of_levels = result({"v_measures": {"Level 0": scores[:2], "Level 1": scores[2:]}})
+    of_clusterings = result({"v_measures": scores})
+
+    expected = statistics.stdev(scores) / 2
+    assert main_error(of_experiments, "accuracy") == pytest.approx(expected)
+    assert main_error(of_levels, "v_measure") == pytest.approx(expected)
+    assert main_error(of_clusterings, "v_measure") == pytest.approx(expected)
+
+
+def test_error_of_several_subsets_is_that_of_their_mean() -> None:
+    entry = {"scores_per_experiment": [{"f1": x} for x in (0.1, 0.3)]}
+
+    assert main_error(result(entry, entry), "f1") == pytest.approx(0.1 / math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [],
+        [{"ap": 0.4}],
+        [{"scores_per_experiment": [{"ap": 0.4}]}],
+        [{"scores_per_experiment": [{"f1": 0.4}, {"f1": 0.5}]}],
+        [{"scores_per_experiment": [{"ap": 0.4}, {"ap": 0.5}]}, {"ap": 0.4}],
+    ],
+)
+def test_score_that_was_not_repeated_has_no_error(entries: list[dict[str, Any]]) -> None:
+    assert main_error(result(*entries), "ap") is None
+
+
+def test_what_json_does_not_have_is_null() -> None:
+    assert plain({"a": [math.nan, (1, math.inf)], 2: "x"}) == {"a": [None, [1, None]], "2": "x"}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "model"),
+    [
+        ("EleutherAI/pythia-14m@step8", ("EleutherAI/pythia-14m", "step8-layer3")),
+        ("org/name@refs/pr/1", ("org/name", "refs_pr_1-layer3")),
+        ("mini-s/step0", ("local/mini-s_step0", "layer3")),
+        ("/data/model/", ("local/data_model", "layer3")),
+    ],
+)
+def test_layer_of_a_checkpoint_is_a_model_of_its_own(
+    checkpoint: str, model: tuple[str, str]
+) -> None:
+    assert model_of(checkpoint, 3) == model
+
+
+def test_value_of_mteb_is_handed_on_as_it_is() -> None:
+    told = {"task_name": "STSBenchmark", "scores": {}}
+
+    assert result_of("own:Task", {**VALUE, "mteb": told}, seconds=1) is told
+
+
+def test_rows_with_a_score_are_written_and_others_left_out(tmp_path: Path) -> None:
+    item = {"checkpoint": "a/b", "layer": 2, "task": "bbc-same-story"}
+    rows: list[dict[str, Any]] = [
+        {"item": item, "state": "done", "value": VALUE, "seconds": 1.5},
+        {"item": {**item, "layer": 3}, "state": "failed", "value": None, "seconds": 0.1},
+        {"item": {**item, "layer": 4}, "state": "done", "value": {"width": 3}, "seconds": 0.1},
+    ]
+
+    assert write_results(rows, tmp_path) == write_results(rows, tmp_path) == 1
+
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert path == tmp_path / "results/local__a_b/layer2/bbc-same-story.json"
+    written = json.loads(path.read_text())
+    assert written["scores"]["test"][0]["main_score"] == 0.5
+    assert written["scores"]["test"][0]["ap"] == 0.5
+    assert written["scores"]["test"][0]["stderr"] == 0.1
+    assert (written["task_name"], written["evaluation_time"]) == ("bbc-same-story", 1.5)

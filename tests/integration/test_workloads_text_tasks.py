@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.workloads import corpora, embeddings
 from hpc_toolkit.workloads.checkpoints import load_checkpoint, quiet_transformers
 from hpc_toolkit.workloads.embeddings import LayerEmbeddings
 from hpc_toolkit.workloads.text_tasks import TASKS, TEXT_SETS, Kind, TextTasks, texts
+from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -248,9 +249,14 @@ def test_settings_and_weights_are_in_the_name_of_kept_embeddings(root: str, tmp_
     import shutil
 
     shutil.copytree(f"{root}/{NAME}", tmp_path / NAME)
-    options: list[dict[str, Any]] = [{}, {"max_tokens": 7}, {}]
+    options: list[dict[str, Any]] = [
+        {},
+        {"max_tokens": 7},
+        {"final_norm": "paper"},
+        {},
+    ]
     for number, option in enumerate(options):
-        if number == 2:
+        if number == 3:
             rewrite_weights(tmp_path / NAME / "model.safetensors")
         tasks = TextTasks(root=str(tmp_path), cache=str(tmp_path / "cache"), **option)
         context = tasks.load(NAME)
@@ -260,11 +266,61 @@ def test_settings_and_weights_are_in_the_name_of_kept_embeddings(root: str, tmp_
         assert context.forwards == 1
 
 
+def test_layer_behind_the_final_norm_is_that_of_a_model_cut_off_there(root: str) -> None:
+    text = "the rain fell in the north"
+    context = TextTasks(root=root, final_norm="paper").load(NAME)
+    model, ids = context.loaded.model, context.loaded.tokenizer(text)["input_ids"]
+    with torch.inference_mode():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+
+        for layer in range(context.layers):
+            last = layer == context.layers - 1
+            wanted = states[layer] if last else model.final_layer_norm(states[layer])
+            assert np.allclose(context.of([text], layer), wanted.mean(1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"final_norm": "papr"}, "final_norm: 'papr' is neither raw nor paper"),
+        ({"batch_size": 0}, "batch_size: 0 is not a positive integer"),
+        ({"max_batch_tokens": -1}, "max_batch_tokens: -1 is not a positive integer"),
+        ({"max_tokens": 1.5}, r"max_tokens: 1\.5 is not a positive integer"),
+    ],
+)
+def test_option_that_cannot_be_is_refused_by_its_name(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TextTasks(**options)
+
+
 def rewrite_weights(path: Path) -> None:
     """Change one number of the weights; the file's size stays."""
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+
+
+def test_texts_can_be_embedded_behind_the_final_norm(root: str) -> None:
+    tasks = TextTasks(root=root, final_norm="paper", batch_size=64, max_batch_tokens=200)
+    context = tasks.load(NAME)
+    chosen = ["the rain fell", "a long story about the rain in the north"]
+    loaded = load_checkpoint(root, NAME)
+
+    got = context.of(chosen, 2)
+
+    shorter = cut(loaded, 2)
+    for row, text in enumerate(chosen):
+        states = alone(shorter, loaded.tokenizer(text)["input_ids"])
+        assert np.allclose(got[row], states.mean(0).numpy(), atol=1e-6)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="final_norm: 'page' is neither raw nor paper"):
+        TextTasks(final_norm=cast("Any", "page"))
+    with pytest.raises(ConfigError, match="max_batch_tokens: 0 is not"):
+        TextTasks(max_batch_tokens=0)
 
 
 def test_model_of_two_stacks_is_refused_by_its_name(root: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from hpc_toolkit.bandit.arms import Arm, ArmTable
 from hpc_toolkit.bandit.policy import Observation, Policy, Proposal, Recommendation
 from hpc_toolkit.bandit.pulls import Pull, TaskSet
 from hpc_toolkit.bandit.registry import make_policy
+from hpc_toolkit.bandit.stopping import StopRules
 
 __all__ = [
     "Arm",
@@ -15,6 +16,7 @@ __all__ = [
     "Proposal",
     "Pull",
     "Recommendation",
+    "StopRules",
     "TaskSet",
     "make_policy",
 ]

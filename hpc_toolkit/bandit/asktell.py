@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpc_toolkit.bandit.grouped import choose_groups
 from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists, History, Judge
 from hpc_toolkit.bandit.policy import Observation, Recommendation
 from hpc_toolkit.bandit.pulls import Pull
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import Rule
     from hpc_toolkit.bandit.policy import Proposal
     from hpc_toolkit.bandit.pulls import TaskSet
+    from hpc_toolkit.bandit.stopping import StopRules
 
 TIE_STDERRS = 2.0
 """Arms within this many combined standard errors of the best are ties."""
@@ -39,12 +41,16 @@ class AskTell:
         *,
         tasks: TaskSet | None = None,
         scalariser: str = "mean",
+        group_pulls: bool = False,
+        stop: StopRules | None = None,
     ) -> None:
         self._arms = arms
         self._rule = rule
         self._seed = seed
         self._tasks = tasks
         self._scalariser = scalariser
+        self._group_pulls = group_pulls
+        self._stop = stop
         self._tells: dict[int, Observation] = {}
         self._arrays = ResultArrays(len(arms.arms), tasks)
 
@@ -56,7 +62,10 @@ class AskTell:
         if n < 0:
             message = f"asked for {n} arms"
             raise ConfigError(message, hint="ask for 0 or more")
-        return self._rule.choose(self._history(pending), n)
+        history = self._history(pending)
+        if self._group_pulls:
+            return choose_groups(self._rule, history, n)
+        return self._rule.choose(history, n)
 
     def tell(self, observation: Observation) -> None:
         index = self._arms.index(observation.arm)
@@ -68,13 +77,13 @@ class AskTell:
 
     def best(self) -> Recommendation | None:
         history = self._history(())
-        arms, tasks = self._finalists(history)
+        arms, tasks, leader = self._finalists(history)
         rewards = rewards_of(history.by_task, arms, tasks=tasks, scalariser=self._scalariser)
         if not rewards:
             return None
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
-        top = order[0]
-        ties = [i for i in order[1:] if _is_tie(rewards[top], rewards[i])]
+        top = order[0] if leader is None else leader
+        ties = [i for i in order if i != top and _is_tie(rewards[top], rewards[i])]
         names = [history.tasks.names[task] for task in tasks]
         told = self._tells[top]
         return Recommendation(
@@ -88,7 +97,10 @@ class AskTell:
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        return None
+        if self._stop is None:
+            return None
+        history = self._history(pending)
+        return self._stop.reason(history, judged=self._judged(history), wall_s=wall_s)
 
     def state_dict(self) -> dict[str, Any]:
         tells = [self._tells[index].to_json() for index in sorted(self._tells)]
@@ -103,9 +115,7 @@ class AskTell:
             message = "the saved state has no list of tells"
             raise ConfigError(message, hint="expected the value of state_dict()")
         # Built apart, so that a bad tell leaves this policy as it was.
-        loaded = AskTell(
-            self._arms, self._rule, self._seed, tasks=self._tasks, scalariser=self._scalariser
-        )
+        loaded = AskTell(self._arms, self._rule, self._seed, tasks=self._tasks)
         for record in state["tells"]:
             loaded.tell(Observation.from_json(record))
         self._tells, self._arrays = loaded._tells, loaded._arrays
@@ -118,6 +128,7 @@ class AskTell:
             "arms": self._arms.digest,
             "tasks": None if self._tasks is None else self._tasks.to_json(),
             "scalariser": self._scalariser,
+            "group_pulls": self._group_pulls,
         }
 
     def _history(self, pending: Sequence[str | Pull]) -> History:
@@ -143,14 +154,16 @@ class AskTell:
             scalariser=self._scalariser,
         )
 
+    def _judged(self, history: History) -> Finalists | None:
+        return self._rule.finalists(history) if isinstance(self._rule, Judge) else None
+
     def _finalists(self, history: History) -> Finalists:
         """The arms to find the best of: what the rule says; else those told on all tasks; else
         those told on the most."""
         tasks = tuple(range(len(history.tasks.names)))
-        if isinstance(self._rule, Judge):
-            judged = self._rule.finalists(history)
-            if judged is not None:
-                return judged
+        judged = self._judged(history)
+        if judged is not None:
+            return judged
         whole = tuple(sorted((*history.scored, *history.failed)))
         if not history.scored and self._tells:
             counts = history.by_task.told.sum(axis=1)

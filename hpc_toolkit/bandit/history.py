@@ -158,6 +158,9 @@ class Finalists(NamedTuple):
     tasks: tuple[int, ...]
     """Indices of tasks that all of them were told on."""
 
+    leader: int | None = None
+    """The best of them; None: the one of the highest reward over ``tasks``."""
+
 
 @runtime_checkable
 class Judge(Protocol):

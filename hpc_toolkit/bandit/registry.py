@@ -6,16 +6,24 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
+from hpc_toolkit.bandit.halving import Halving
+from hpc_toolkit.bandit.racing import Racing
 from hpc_toolkit.bandit.rules import RULES
 from hpc_toolkit.bandit.scalarise import check_scalariser
+from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.arms import ArmTable
+    from hpc_toolkit.bandit.history import Rule
     from hpc_toolkit.bandit.policy import Policy
     from hpc_toolkit.bandit.pulls import TaskSet
+    from hpc_toolkit.bandit.stopping import StopRules
 
-__all__ = ["RULES", "make_policy"]
+__all__ = ["RULES", "TASK_RULES", "make_policy"]
+
+TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
+"""Rules that ask for an arm's tasks in parts, and need to know them."""
 
 
 def make_policy(
@@ -25,19 +33,24 @@ def make_policy(
     *,
     tasks: TaskSet | None = None,
     scalariser: str = "mean",
+    group_pulls: bool = False,
+    stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
     """A policy that was told nothing yet.
 
     Without ``tasks``, arms are pulled whole, and told once on tasks of any names. With them, an
-    arm is done when all of these were told, in any number of tells.
+    arm is done when all of these were told, in any number of tells. ``scalariser`` makes one
+    reward of an arm's scores. With ``group_pulls``, the arms of a group are asked one after the
+    other (see ``grouped.choose_groups``). ``stop`` is what the policy's ``stop`` goes by.
 
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one, for
-    a seed that is not a whole number from 0, and for an empty task set.
+    a seed that is not a whole number from 0, and for what does not go together.
     """
-    if name not in RULES:
+    known_rules = {**RULES, **TASK_RULES}
+    if name not in known_rules:
         message = f"unknown policy {name!r}"
-        raise ConfigError(message, hint=near_miss(name, list(RULES)))
+        raise ConfigError(message, hint=near_miss(name, list(known_rules)))
     if not _is_seed(seed):
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
@@ -45,13 +58,33 @@ def make_policy(
         message = "the task set is empty"
         raise ConfigError(message, hint="give at least one task, or no task set")
     check_scalariser(scalariser, tasks)
-    known = [option.name for option in fields(RULES[name])]
+    check_stop(stop, tasks_known=tasks is not None)
+    if name in TASK_RULES:
+        _check_task_rule(name, tasks, scalariser, group_pulls=group_pulls)
+    known = [option.name for option in fields(known_rules[name])]
     for option in options:
         if option not in known:
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    return AskTell(arms, RULES[name](**options), seed, tasks=tasks, scalariser=scalariser)
+    rule = known_rules[name](**options)
+    return AskTell(
+        arms, rule, seed, tasks=tasks, scalariser=scalariser, group_pulls=group_pulls, stop=stop
+    )
+
+
+def _check_task_rule(
+    name: str, tasks: TaskSet | None, scalariser: str, *, group_pulls: bool
+) -> None:
+    if tasks is None:
+        message = f"policy {name!r} needs the tasks of the bandit"
+        raise ConfigError(message, hint="give make_policy the task set")
+    if name == Racing.name and scalariser != "mean":
+        message = f"policy {name!r} compares by the mean over tasks, not by {scalariser!r}"
+        raise ConfigError(message, hint="take the scalariser 'mean', or another policy")
+    if group_pulls:
+        message = f"policy {name!r} asks for all arms of every group; group pulls change nothing"
+        raise ConfigError(message, hint="leave group pulls out")
 
 
 def _is_seed(value: object) -> bool:

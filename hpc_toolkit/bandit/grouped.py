@@ -1,0 +1,48 @@
+"""Group pulls: when an arm is chosen, all arms of its group are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.bandit.policy import Proposal
+
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit.history import History, Rule
+
+
+def choose_groups(rule: Rule, history: History, n: int) -> list[Proposal]:
+    """At most ``n`` arms, one group after the other, for evaluations in which the arms of a group
+    share most of the work, such as the layers of one checkpoint.
+
+    The next group is that of the arm which ``rule`` would choose, that is the one whose best member
+    has the highest acquisition; the arm comes first, then the others in the table's order. A group
+    of which an arm was asked for is finished before another one is begun, so an ask may end inside
+    a group and the next one goes on there.
+    """
+    found: list[Proposal] = []
+    members, groups = history.table.members, history.table.groups
+    while len(found) < n:
+        group, first = _begun(history), None
+        if group is None:
+            chosen = rule.choose(history, 1)
+            if not chosen:
+                break
+            first = chosen[0]
+            group = groups[history.table.index(first.arm)]
+        free = [arm for arm in members[group] if arm not in history.taken]
+        rest = [history.table.ids[arm] for arm in free]
+        if first is not None:
+            found.append(first)
+            rest.remove(first.arm)
+        found += [Proposal(arm, None, f"in the group {group}") for arm in rest]
+        history = history.with_pending(free)
+    return found[:n]
+
+
+def _begun(history: History) -> str | None:
+    """The first group of which some arms are taken and some are not."""
+    for group, members in history.table.members.items():
+        taken = sum(arm in history.taken for arm in members)
+        if 0 < taken < len(members):
+            return group
+    return None

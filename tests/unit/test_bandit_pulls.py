@@ -1,0 +1,352 @@
+"""What every policy promises of pulls, partial tells and the tasks it was given."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, TaskSet, make_policy
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.bandit import Policy
+
+TASKS = TaskSet(("slow", "quick", "middle", "long", "short"), (9.0, 1.0, 4.0, 16.0, 2.0))
+UNTIMED = TaskSet(TASKS.names)
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "random": {},
+    "ucb1": {},
+    "gp-ucb": {},
+    "gp-ucb in groups": {"group_pulls": True},
+    "racing": {},
+    "racing in blocks": {"c": 1.0, "first": 2, "block": 2},
+    "racing untimed": {"tasks": UNTIMED},
+    "halving": {"share": 0.4},
+    "halving untimed": {"tasks": UNTIMED, "share": 0.6, "eta": 3.0},
+    "halving by rank": {"scalariser": "mean-rank", "share": 0.5},
+}
+"""Every kind of policy, and what it is made with."""
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+campaigns = settings(max_examples=12, deadline=None)
+seeds = st.integers(0, 2**64)
+
+
+def grid(steps: int, layers: int) -> ArmTable:
+    arms = [
+        Arm(f"s{step}/l{layer}", f"s{step}", (float(step), float(layer)))
+        for step in range(steps)
+        for layer in range(layers)
+    ]
+    return ArmTable(tuple(arms), ("log1p_step", "layer"))
+
+
+tables = st.builds(grid, st.integers(1, 4), st.integers(1, 4))
+
+
+def made(variant: str, table: ArmTable, seed: int) -> Policy:
+    name = variant.partition(" ")[0]
+    return make_policy(name, table, seed, **{"tasks": TASKS, **VARIANTS[variant]})
+
+
+def whole(table: ArmTable, arm: str) -> Observation:
+    """A result that depends on the arm alone: with ties, failed tasks, and arms that fail."""
+    index = table.index(arm)
+    names = TASKS.names
+    failed = {task for i, task in enumerate(names) if (3 * index + i) % 8 == 7 or index % 9 == 8}
+    scores = {
+        task: ((5 * index) % 7) / 7 + 0.05 * ((index * i) % 5)
+        for i, task in enumerate(names)
+        if task not in failed
+    }
+    seconds = {task: (1 + index % 3) * TASKS.seconds[i] for i, task in enumerate(names)}
+    return Observation(arm, scores, dict.fromkeys(scores, 0.01), seconds, tuple(failed))
+
+
+def part(seen: Observation, tasks: Sequence[str]) -> Observation:
+    """What an observation says of some tasks."""
+    wanted = set(tasks)
+    return Observation(
+        seen.arm,
+        {task: value for task, value in seen.scores.items() if task in wanted},
+        {task: value for task, value in seen.stderrs.items() if task in wanted},
+        {task: value for task, value in seen.seconds.items() if task in wanted},
+        tuple(wanted.intersection(seen.failed)),
+    )
+
+
+def evaluations(table: ArmTable, told: Sequence[Pull], pull: Pull) -> list[tuple[str, str]]:
+    """The (arm, task) pairs that a pull stands for, after these."""
+    before = {(one.arm, task) for one in told for task in one.tasks or TASKS.names}
+    if pull.tasks:
+        return [(pull.arm, task) for task in pull.tasks]
+    return [(pull.arm, task) for task in TASKS.names if (pull.arm, task) not in before]
+
+
+@every_variant
+@campaigns
+@given(table=tables, seed=seeds, batch=st.integers(1, 6), data=st.data())
+def test_campaign_evaluates_each_task_of_an_arm_at_most_once_and_ends(
+    variant: str, table: ArmTable, seed: int, batch: int, data: st.DataObject
+) -> None:
+    """Asks of any size with results that come back in any order and number."""
+    policy = made(variant, table, seed)
+    asked: list[Pull] = []
+    done: list[tuple[str, str]] = []
+    pending: list[Pull] = []
+    while True:
+        new = [proposal.pull for proposal in policy.ask(batch, pending)]
+        assert len(new) <= batch
+        for pull in new:
+            done += evaluations(table, asked, pull)
+            asked.append(pull)
+        pending += new
+        if not new and not pending:
+            break
+        # A policy that waits must be told something.
+        least = 0 if new else 1
+        back = data.draw(st.lists(st.sampled_from(pending), unique=True, min_size=least))
+        for pull in back:
+            policy.tell(part(whole(table, pull.arm), pull.tasks or TASKS.names))
+            pending.remove(pull)
+
+    assert len(set(done)) == len(done)
+    assert {arm for arm, _ in done} == set(table.ids)
+    if variant in {"random", "ucb1", "gp-ucb", "gp-ucb in groups"}:
+        assert len(done) == len(table.ids) * len(TASKS.names)
+
+
+@every_variant
+@campaigns
+@given(table=tables, seed=seeds, data=st.data())
+def test_ask_depends_on_what_is_known_and_not_on_how_it_was_told(
+    variant: str, table: ArmTable, seed: int, data: st.DataObject
+) -> None:
+    """Whole tells, tells of one task each in another order, repeats and lost asks are the same."""
+    tells = [
+        part(whole(table, arm), data.draw(st.lists(st.sampled_from(TASKS.names), min_size=1)))
+        for arm in data.draw(st.lists(st.sampled_from(table.ids), unique=True))
+    ]
+    pending = [
+        Pull(arm, tuple(data.draw(st.lists(st.sampled_from(TASKS.names), unique=True))))
+        for arm in data.draw(st.lists(st.sampled_from(table.ids), max_size=4))
+    ]
+    first, second = made(variant, table, seed), made(variant, table, seed)
+    for seen in tells:
+        first.tell(seen)
+    pieces = [part(seen, [task]) for seen in tells for task in {*seen.scores, *seen.failed}]
+    for piece in data.draw(st.permutations(pieces)):
+        second.ask(2)
+        second.tell(piece)
+        second.tell(piece)
+
+    expected = first.ask(4, pending)
+
+    assert second.ask(4, pending[::-1] + pending) == expected
+    assert second.best() == first.best()
+    assert second.stop(pending) == first.stop(pending)
+    assert second.state_dict() == first.state_dict()
+    taken = {(pull.arm, task) for pull in pending for task in pull.tasks or TASKS.names}
+    taken |= {(seen.arm, task) for seen in tells for task in (*seen.scores, *seen.failed)}
+    assert taken.isdisjoint((p.arm, task) for p in expected for task in p.tasks)
+
+
+@every_variant
+@campaigns
+@given(table=tables, seed=seeds, cut=st.integers(0, 40), pieces=st.integers(1, 5))
+def test_search_that_is_replayed_or_loaded_at_any_point_goes_on_as_it_did(
+    variant: str, table: ArmTable, seed: int, cut: int, pieces: int
+) -> None:
+    """A log of asks and tells, of which the tells come back in pieces; then once more from it."""
+    policy = made(variant, table, seed)
+    log: list[tuple[list[Pull], list[Pull], list[Observation]]] = []
+    pending: list[Pull] = []
+    while True:
+        new = [proposal.pull for proposal in policy.ask(pieces, pending)]
+        if not new and not pending:
+            break
+        before, pending = pending, [*pending, *new]
+        back, pending = pending[: pieces + 1], pending[pieces + 1 :]
+        tells = [part(whole(table, p.arm), p.tasks or TASKS.names) for p in back]
+        log.append((before, new, tells))
+        for seen in tells:
+            policy.tell(seen)
+
+    again = made(variant, table, seed)
+    for number, (before, new, tells) in enumerate(log):
+        if number == cut:
+            state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
+            again = made(variant, ArmTable.from_json(table.to_json()), seed)
+            again.load_state_dict(state)
+            assert again.state_dict() == state
+        assert [proposal.pull for proposal in again.ask(pieces, before)] == new
+        for seen in reversed(tells):
+            again.tell(seen)
+
+    assert again.best() == policy.best()
+    assert again.state_dict() == policy.state_dict()
+
+
+@every_variant
+@pytest.mark.parametrize("told", [0, 1, 7, 16])
+def test_ask_of_several_equals_asks_of_one_with_the_others_pending(variant: str, told: int) -> None:
+    table = grid(4, 4)
+    policy = made(variant, table, 5)
+    for arm in table.ids[:told]:
+        policy.tell(part(whole(table, arm), TASKS.names[:3] if told < 16 else ("quick", "short")))
+    one_by_one: list[Pull] = []
+
+    for _ in range(9):
+        one_by_one += [proposal.pull for proposal in policy.ask(1, one_by_one)]
+
+    assert [proposal.pull for proposal in policy.ask(9)] == one_by_one
+
+
+def test_partly_told_arm_is_asked_for_the_rest_of_its_tasks() -> None:
+    table = grid(1, 1)
+    policy = make_policy("random", table, 0, tasks=TASKS)
+    policy.tell(Observation("s0/l0", {"quick": 0.5}))
+
+    assert policy.ask(1)[0].pull == Pull("s0/l0")
+    assert policy.ask(1, [Pull("s0/l0", ("slow",))]) == []
+    assert policy.ask(1, ["s0/l0"]) == []
+    policy.tell(Observation("s0/l0", dict.fromkeys(set(TASKS.names) - {"quick", "slow"}, 0.5)))
+    assert policy.ask(1, [Pull("s0/l0", ("quick",))])[0].arm == "s0/l0"
+    policy.tell(Observation("s0/l0", failed=("slow",)))
+    assert policy.ask(1) == []
+
+
+def test_best_prefers_arms_told_on_all_tasks_and_says_what_its_mean_is_over() -> None:
+    table = grid(1, 4)
+    policy = make_policy("random", table, 0, tasks=TASKS)
+    policy.tell(Observation("s0/l1", {"quick": 0.9, "slow": 0.8}))
+    policy.tell(Observation("s0/l2", {"quick": 1.0}))
+
+    few = policy.best()
+    policy.tell(Observation("s0/l0", dict.fromkeys(TASKS.names[1:], 0.1), failed=("slow",)))
+    all_but_one = policy.best()
+
+    assert few is not None
+    assert (few.arm, few.tasks, few.failed) == ("s0/l1", ("slow", "quick"), ())
+    assert few.mean == pytest.approx(0.85)
+    assert all_but_one is not None
+    assert (all_but_one.arm, all_but_one.tasks) == ("s0/l0", TASKS.names[1:])
+    assert all_but_one.failed == ("slow",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Observation("s0/l0", {"quick": 0.6}),
+        Observation("s0/l0", {"quick": 0.5}, {"quick": 0.1}),
+        Observation("s0/l0", {"quick": 0.5}, seconds={"quick": 2.0}),
+        Observation("s0/l0", failed=("quick",)),
+    ],
+)
+def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
+    other: Observation,
+) -> None:
+    policy = make_policy("random", grid(1, 1), 0, tasks=TASKS)
+    policy.tell(Observation("s0/l0", {"quick": 0.5}))
+    before = policy.state_dict()
+
+    with pytest.raises(ConfigError, match="arm 's0/l0' was told before with another result of"):
+        policy.tell(other)
+
+    assert policy.state_dict() == before
+
+
+def test_task_that_is_not_in_the_set_is_refused_with_the_nearest() -> None:
+    policy = make_policy("random", grid(1, 1), 0, tasks=TASKS)
+
+    with pytest.raises(ConfigError, match="unknown task 'quik'") as told:
+        policy.tell(Observation("s0/l0", {"quik": 0.5}))
+    with pytest.raises(ConfigError, match="unknown task 'quik'"):
+        policy.ask(1, [Pull("s0/l0", ("quik",))])
+
+    assert told.value.hint == "did you mean 'quick'?"
+    assert policy.state_dict()["tells"] == []
+
+
+def test_group_pulls_take_all_arms_of_the_group_of_the_arm_that_the_rule_chooses() -> None:
+    table = grid(5, 3)
+    alone = make_policy("gp-ucb", table, 2, initial=2)
+    together = make_policy("gp-ucb", table, 2, initial=2, group_pulls=True)
+    for policy in (alone, together):
+        for arm in table.ids[:6]:
+            policy.tell(Observation(arm, {"task": float(table.index(arm))}))
+    wanted = alone.ask(1)[0]
+
+    asked = together.ask(3)
+
+    group = wanted.arm.partition("/")[0]
+    assert asked[0] == wanted
+    assert sorted(p.arm for p in asked) == [f"{group}/l{layer}" for layer in range(3)]
+    assert [p.arm for p in asked[1:]] == sorted(p.arm for p in asked[1:])
+    # What was begun is finished first, whatever the rule would choose now.
+    assert together.ask(1, [asked[0].arm, asked[1].arm])[0].arm == asked[2].arm
+
+
+@pytest.mark.parametrize(
+    ("given", "claim"),
+    [
+        ({"names": ("a", "")}, "task '' is not a non-empty string"),
+        ({"names": ("a", "b", "a")}, "task 'a' occurs 2 times"),
+        ({"names": ("a", "b"), "seconds": (1.0,)}, "1 seconds for 2 tasks"),
+        ({"names": ("a", "b"), "kinds": ("x", "y", "z")}, "3 kinds for 2 tasks"),
+        ({"names": ("a",), "seconds": (-1.0,)}, "an expected duration of -1.0 seconds"),
+        ({"names": ("a",), "seconds": (np.inf,)}, "an expected duration of inf seconds"),
+    ],
+)
+def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        TaskSet(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "claim"),
+    [
+        ("random", {"tasks": TaskSet(())}, "the task set is empty"),
+        ("racing", {}, "policy 'racing' needs the tasks of the bandit"),
+        ("halving", {}, "policy 'halving' needs the tasks of the bandit"),
+        ("racing", {"tasks": TASKS, "scalariser": "mean-z"}, "compares by the mean over tasks"),
+        ("racing", {"tasks": TASKS, "group_pulls": True}, "group pulls change nothing"),
+        ("racing", {"tasks": TASKS, "c": -1}, "racing: c is -1"),
+        ("racing", {"tasks": TASKS, "first": 1}, "racing: first is 1"),
+        ("racing", {"tasks": TASKS, "block": 0}, "racing: block is 0"),
+        ("halving", {"tasks": TASKS, "eta": 1}, "halving: eta is 1"),
+        ("halving", {"tasks": TASKS, "share": 0}, "halving: share is 0"),
+        ("halving", {"tasks": TASKS, "share": 1.5}, "halving: share is 1.5"),
+    ],
+)
+def test_make_policy_of_what_does_not_go_together_is_refused(
+    name: str, given: dict[str, Any], claim: str
+) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        make_policy(name, grid(1, 2), 0, **given)
+
+
+@pytest.mark.parametrize(
+    ("change", "claim"),
+    [
+        ({"tasks": UNTIMED}, "has tasks "),
+        ({"scalariser": "mean-z"}, "has scalariser 'mean'"),
+        ({"group_pulls": True}, "has group_pulls False"),
+    ],
+)
+def test_load_of_a_state_with_other_tasks_or_settings_is_refused(
+    change: dict[str, Any], claim: str
+) -> None:
+    table = grid(1, 2)
+    state = make_policy("random", table, 0, tasks=TASKS).state_dict()
+
+    with pytest.raises(ConfigError, match=claim):
+        make_policy("random", table, 0, **{"tasks": TASKS, **change}).load_state_dict(state)

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit.halving import Halving
+from hpc_toolkit.bandit.racing import leader, survivors
+from hpc_toolkit.bandit.rungs import PILOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit import Policy
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"t{task}" for task in range(count))
+
+
+def arms(count: int) -> ArmTable:
+    return ArmTable(tuple(Arm(f"a{arm}", "g", ()) for arm in range(count)), ())
+
+
+def told(arm: str, tasks: tuple[str, ...], scores: Mapping[str, float]) -> Observation:
+    """NaN is a failed task."""
+    good = {task: scores[task] for task in tasks if not math.isnan(scores[task])}
+    return Observation(arm, good, failed=tuple(set(tasks) - set(good)))
+
+
+def finish(policy: Policy, scores: NDArray[np.float64], batch: int = 10**6) -> list[list[str]]:
+    """Tell what is asked until nothing is; the tasks that each arm was asked for, in order."""
+    asked: list[list[str]] = [[] for _ in scores]
+    while proposals := policy.ask(batch):
+        for proposal in proposals:
+            arm = int(proposal.arm[1:])
+            row = dict(zip(names(len(scores[0])), scores[arm], strict=True))
+            asked[arm] += proposal.tasks
+            policy.tell(told(proposal.arm, proposal.tasks, row))
+    return asked
+
+
+def race_by_hand(
+    scores: NDArray[np.float64], order: list[int], c: float, first: int, block: int
+) -> tuple[set[int], list[int]]:
+    """Who is left, and on how many tasks each arm ran: the published formula in plain loops."""
+    k_all = len(order)
+    left, ran = set(range(len(scores))), [0] * len(scores)
+    looks = [*range(first, k_all, block), k_all]
+    for k in looks:
+        for arm in left:
+            ran[arm] = k
+        means = {arm: sum(scores[arm][t] for t in order[:k]) / k for arm in left}
+        best = max(sorted(left), key=lambda arm: means[arm])
+        for arm in sorted(left - {best}):
+            gaps = [scores[best][t] - scores[arm][t] for t in order[:k]]
+            gap = sum(gaps) / k
+            sd = math.sqrt(sum((one - gap) ** 2 for one in gaps) / (k - 1))
+            if gap > c * sd / math.sqrt(k) * math.sqrt(1 - k / k_all):
+                left.remove(arm)
+        if len(left) == 1:
+            break
+    return left, ran
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("c", "first", "block"), [(2.5, 3, 1), (1.0, 2, 2), (0.0, 4, 5)])
+def test_racing_drops_and_asks_as_the_formula_says(
+    seed: int, c: float, first: int, block: int
+) -> None:
+    rng = np.random.default_rng([seed, 9])
+    # Arms and tasks of their own level, as real tasks have, and noise of the arms' size.
+    scores = rng.normal(size=(20, 1)) + rng.normal(size=(1, 9)) + rng.normal(size=(20, 9))
+    seconds = rng.permutation(9.0 + np.arange(9))
+    policy = make_policy(
+        "racing", arms(20), seed,
+        tasks=TaskSet(names(9), tuple(seconds)), c=c, first=first, block=block,
+    )  # fmt: skip
+    order = np.argsort(seconds).tolist()
+
+    asked = finish(policy, scores, batch=1 + seed % 7)
+
+    left, ran = race_by_hand(scores, order, c, first, block)
+    assert [len(tasks) for tasks in asked] == ran
+    assert all(tasks == [f"t{task}" for task in order[: len(tasks)]] for tasks in asked)
+    best = policy.best()
+    assert best is not None
+    assert {int(best.arm[1:])} == left
+
+
+@given(
+    scores=arrays.arrays(
+        np.float64, st.tuples(st.integers(1, 8), st.integers(1, 6)),
+        elements=st.floats(-1e6, 1e6) | st.just(math.nan),
+    ),
+    c=st.floats(0, 5),
+    more=st.integers(0, 3),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_racing_never_drops_the_leader(scores: NDArray[np.float64], c: float, more: int) -> None:
+    """Whatever failed, unless every arm has lost most of its tasks."""
+    tasks = scores.shape[1]
+    usable = np.flatnonzero(2 * np.isnan(scores).sum(axis=1) <= tasks)
+
+    left = survivors(scores, tasks + more, c)
+
+    assert set(left) <= set(usable.tolist())
+    if usable.size:
+        assert usable[leader(scores[usable])] in left
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_racing_that_drops_nobody_ends_with_the_exact_best_mean(seed: int) -> None:
+    scores = np.random.default_rng(seed).normal(size=(9, 7))
+    policy = make_policy("racing", arms(9), seed, tasks=TaskSet(names(7), (1.0,) * 7), c=1e9)
+
+    asked = finish(policy, scores)
+
+    best = policy.best()
+    assert best is not None
+    exact = [math.fsum(row) / 7 for row in scores.tolist()]
+    assert best.mean == max(exact)
+    assert best.arm == f"a{int(np.argmax(exact))}"
+    assert best.tasks == names(7)
+    assert all(len(tasks) == 7 for tasks in asked)
+
+
+def test_racing_of_equal_arms_ends_after_all_tasks_and_reports_the_ties() -> None:
+    scores = np.array([[0.1, 0.5, 0.9, 0.3], [0.1 + 0.2, 0.7, 0.8, 0.6], [0.3, 0.7, 0.8, 0.6]])
+    policy = make_policy("racing", arms(3), 0, tasks=TaskSet(names(4), (1.0,) * 4), first=2)
+
+    finish(policy, scores)
+
+    best = policy.best()
+    assert best is not None
+    assert (best.arm, best.ties) == ("a1", ("a2",))
+
+
+def test_racing_compares_arms_over_the_tasks_that_both_have() -> None:
+    """a0 is better wherever both have a score; a1 lacks the two tasks of low scores."""
+    scores = np.array(
+        [[0.9, 0.9, 0.2, 0.2, 0.9], [0.8, 0.7, math.nan, math.nan, 0.7], [0.1, 0.2, 0.0, 0.1, 0.2]]
+    )
+    policy = make_policy("racing", arms(3), 0, tasks=TaskSet(names(5), (1.0,) * 5), c=1e9)
+
+    finish(policy, scores)
+
+    best = policy.best()
+    assert best is not None
+    assert best.arm == "a0"
+
+
+def test_racing_names_the_leader_over_common_tasks_before_it_ends() -> None:
+    """a1 has the higher mean of its own tasks, since it lacks those of low scores."""
+    scores = [[0.9, 0.9, 0.2, 0.2, 0.9, 0.9], [0.8, 0.7, math.nan, math.nan, 0.7, 0.7]]
+    tasks = TaskSet(names(6), (1.0,) * 6)
+    policy = make_policy("racing", arms(2), 0, tasks=tasks, c=1e9, first=5)
+
+    for proposal in policy.ask(9):
+        row = dict(zip(names(6), scores[int(proposal.arm[1:])], strict=True))
+        policy.tell(told(proposal.arm, proposal.tasks, row))
+
+    best = policy.best()
+    assert best is not None
+    assert (best.arm, best.tasks) == ("a0", names(5))
+
+
+def test_racing_drops_nobody_by_a_single_common_task_unless_it_is_the_last() -> None:
+    scores = np.array([[0.9, math.nan], [0.1, 0.1]])
+
+    assert survivors(scores, 4, 0.0).tolist() == [0, 1]
+    assert survivors(scores, 2, 0.0).tolist() == [0]
+
+
+def test_racing_drops_an_arm_that_lost_most_of_its_tasks() -> None:
+    scores = np.array([[0.5, 0.4, 0.5, 0.5], [0.9, math.nan, math.nan, 0.9], [0.5, 0.6, 0.4, 0.4]])
+    policy = make_policy("racing", arms(3), 0, tasks=TaskSet(names(4), (1.0,) * 4), c=1e9)
+
+    asked = finish(policy, scores)
+
+    assert [len(tasks) for tasks in asked] == [4, 3, 4]
+
+
+def test_racing_in_which_all_arms_fail_ends_without_a_best() -> None:
+    policy = make_policy("racing", arms(2), 0, tasks=TaskSet(names(4), (1.0,) * 4))
+
+    asked = finish(policy, np.full((2, 4), math.nan))
+
+    assert [len(tasks) for tasks in asked] == [3, 3]
+    assert policy.best() is None
+
+
+def test_racing_asks_for_the_next_task_when_all_arms_of_the_rung_are_told() -> None:
+    policy = make_policy("racing", arms(2), 0, tasks=TaskSet(names(4), (4.0, 1.0, 3.0, 2.0)))
+    first = policy.ask(9)
+    rows = [dict(zip(names(4), row, strict=True)) for row in ([1, 2, 3, 5], [2, 1, 4, 3])]
+
+    policy.tell(told("a0", first[0].tasks, rows[0]))
+    waiting = policy.ask(9, [first[1].pull])
+    policy.tell(told("a1", first[1].tasks, rows[1]))
+
+    assert [proposal.tasks for proposal in first] == [("t1", "t3", "t2")] * 2
+    assert waiting == []
+    assert [proposal.pull for proposal in policy.ask(9)] == [("a0", ("t0",)), ("a1", ("t0",))]
+
+
+def timed(arm: str, seconds: Mapping[str, float], failed: tuple[str, ...] = ()) -> Observation:
+    scores = {task: 0.5 for task in seconds if task not in failed}
+    return Observation(arm, scores, seconds=seconds, failed=failed)
+
+
+@pytest.mark.parametrize("name", ["racing", "halving"])
+def test_tasks_of_unknown_duration_are_ordered_by_one_arm_that_is_told_on_all(name: str) -> None:
+    order = np.random.default_rng([3, PILOT]).permutation(4).tolist()
+    policy = make_policy(name, arms(4), 3, tasks=TaskSet(names(3), (1.0, math.nan, 2.0)))
+    pilot = f"a{order[0]}"
+
+    opening = policy.ask(9)
+    waiting = policy.ask(9, [opening[0].pull])
+    policy.tell(timed(pilot, {"t0": 9.0, "t1": 1.0, "t2": 3.0}))
+
+    assert [proposal.pull for proposal in opening] == [(pilot, names(3))]
+    assert waiting == []
+    asked = policy.ask(9)
+    assert {proposal.arm for proposal in asked} == {"a0", "a1", "a2", "a3"} - {pilot}
+    assert {proposal.tasks[0] for proposal in asked} == {"t1"}
+
+
+def test_pilot_that_fails_before_it_tells_a_duration_is_followed_by_the_next() -> None:
+    order = np.random.default_rng([3, PILOT]).permutation(4).tolist()
+    policy = make_policy("racing", arms(4), 3, tasks=TaskSet(names(3)))
+    policy.tell(Observation(f"a{order[0]}", failed=names(3)))
+
+    second = policy.ask(9)
+    policy.tell(timed(f"a{order[1]}", {"t0": 9.0, "t2": 3.0}, failed=("t1",)))
+
+    assert [proposal.arm for proposal in second] == [f"a{order[1]}"]
+    # The task that failed says nothing of its duration: it comes last.
+    assert {proposal.tasks for proposal in policy.ask(9)} == {("t2", "t0", "t1")}
+
+
+@pytest.mark.parametrize(
+    ("eta", "count", "sizes"),
+    [(2.0, 87, [87, 44, 22, 11, 6, 3, 2]), (4.0, 87, [87, 22, 6, 2]), (1.2, 4, [4, 3, 2, 1])],
+)
+def test_halving_keeps_one_arm_of_eta_until_at_most_so_many_are_left(
+    eta: float, count: int, sizes: list[int]
+) -> None:
+    assert Halving(eta=eta).sizes(count) == sizes
+
+
+def halved(scores: NDArray[np.float64], seconds: NDArray[np.float64], **options: Any) -> list[int]:
+    """On how many tasks each arm was told, of arms that all take ``seconds``."""
+    count, tasks = scores.shape
+    policy = make_policy(
+        "halving", arms(count), 0, tasks=TaskSet(names(tasks), tuple(seconds)), **options
+    )
+    return [len(asked) for asked in finish(policy, scores)]
+
+
+def test_halving_spends_the_same_on_every_rung_and_no_more_than_its_share() -> None:
+    """64 arms on 128 tasks of a second: 7 rungs, of 64, 32 ... 2 arms, and a budget of 896 s."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(64, 1)) + 0.1 * rng.normal(size=(64, 128))
+
+    ran = sorted(halved(scores, np.ones(128), share=896 / (64 * 128)), reverse=True)
+
+    # 896 / 6 rungs is 149.3 s: 2 tasks for 64 arms, and 21.3 s left for the next rung.
+    assert sum(ran) <= 896
+    assert ran[63] == 2
+    counts = [sum(tasks >= level for tasks in ran) for level in sorted(set(ran))]
+    assert counts == [64, 32, 16, 8, 4, 2]
+    for few, many in pairwise(sorted(set(ran))):
+        assert many - few >= 4
+
+
+@pytest.mark.parametrize("slow", [0.25, 4.0])
+def test_halving_heeds_how_long_the_arms_that_are_left_really_take(slow: float) -> None:
+    """The better an arm, the slower or the quicker it is than expected."""
+    rng = np.random.default_rng(1)
+    quality = np.sort(rng.normal(size=40))
+    scores = quality[:, None] + 0.01 * rng.normal(size=(40, 20))
+    factors = np.geomspace(1.0, slow, 40)
+    tasks = TaskSet(names(20), (1.0,) * 20)
+    policy = make_policy("halving", arms(40), 0, tasks=tasks, share=0.2)
+    spent = 0.0
+    while proposals := policy.ask(99):
+        for proposal in proposals:
+            arm = int(proposal.arm[1:])
+            seconds = dict.fromkeys(proposal.tasks, float(factors[arm]))
+            row = {task: float(scores[arm, int(task[1:])]) for task in proposal.tasks}
+            spent += sum(seconds.values())
+            policy.tell(Observation(proposal.arm, row, seconds=seconds))
+
+    best = policy.best()
+    assert best is not None
+    assert best.arm == "a39"
+    assert 0.5 * 160 < spent < 1.1 * 160
+
+
+def test_halving_with_the_budget_for_everything_ends_on_all_tasks() -> None:
+    scores = np.random.default_rng(3).normal(size=(8, 5))
+
+    assert max(halved(scores, np.ones(5), share=1.0)) == 5
+
+
+def test_halving_takes_a_task_for_all_arms_even_where_the_budget_has_none() -> None:
+    scores = np.random.default_rng(3).normal(size=(8, 5))
+
+    assert halved(scores, np.ones(5), share=0.01) == [1] * 8
+
+
+@pytest.mark.parametrize(
+    ("scalariser", "best", "ran"), [("mean", "a0", [4, 4, 3, 3]), ("mean-rank", "a1", [3, 4, 3, 4])]
+)
+def test_halving_drops_and_recommends_by_the_scalariser_it_was_given(
+    scalariser: str, best: str, ran: list[int]
+) -> None:
+    """By the mean the task of large numbers decides, by rank every task counts alike."""
+    scores = np.array([[100.0, -1, -1, 1], [1, 0.9, 0.9, 1], [0, 0, 0, 1], [0.5, 0.5, 0.5, 1]])
+    tasks = TaskSet(names(4), (1.0, 1.0, 1.0, 9.0))
+    policy = make_policy("halving", arms(4), 0, tasks=tasks, scalariser=scalariser, share=1.0)
+
+    asked = finish(policy, scores)
+
+    found = policy.best()
+    assert found is not None
+    assert found.arm == best
+    assert [len(one) for one in asked] == ran
+
+
+def test_halving_loses_no_task_to_rounding() -> None:
+    """Three tasks of 0.1 s sum up to a little more than the 0.3 s of the budget."""
+    assert halved(np.ones((1, 10)), np.full(10, 0.1), share=0.3) == [3]
+
+
+def test_halving_passes_over_arms_that_lost_most_of_their_tasks() -> None:
+    scores = np.array([[0.9, math.nan, math.nan], [0.1, 0.2, 0.3], [0.2, 0.3, 0.4]])
+    tasks = TaskSet(names(3), (1.0, 1.0, 1.0))
+    policy = make_policy("halving", arms(3), 0, tasks=tasks, share=1.0)
+
+    finish(policy, scores)
+
+    best = policy.best()
+    assert best is not None
+    assert best.arm == "a2"

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, StopRules, TaskSet, make_policy
+from hpc_toolkit.bandit.history import Finalists, History
+from hpc_toolkit.bandit.odds import win_odds
+from hpc_toolkit.bandit.results import ResultArrays
+from hpc_toolkit.bandit.stopping import ask_within
+from hpc_toolkit.errors import ConfigError
+
+TASKS = TaskSet(("x", "y"), (1.0, 3.0))
+
+
+def line(count: int) -> ArmTable:
+    return ArmTable(
+        tuple(Arm(f"a{i}", f"g{i // 2}", (float(i),)) for i in range(count)), ("layer",)
+    )
+
+
+def seen(arm: str, score: float, seconds: tuple[float, float] = (2.0, 4.0)) -> Observation:
+    return Observation(
+        arm, {"x": score, "y": score}, seconds=dict(zip(TASKS.names, seconds, strict=True))
+    )
+
+
+def test_policy_without_stop_rules_never_stops() -> None:
+    policy = make_policy("random", line(1), 0)
+    policy.tell(Observation("a0", {"x": 1.0}))
+
+    assert policy.stop(wall_s=1e9) is None
+
+
+def test_budget_of_pulls_counts_arms_that_were_asked_on_whichever_tasks() -> None:
+    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(pulls=3))
+    policy.tell(seen("a0", 0.5))
+    policy.tell(Observation("a1", failed=("x",)))
+    policy.tell(Observation("a1", failed=("y",)))
+
+    assert policy.stop() is None
+    assert policy.stop([Pull("a1", ("y",)), "a0"]) is None
+    assert policy.stop([Pull("a2", ("y",))]) == "asked for 3 arms, the budget is 3"
+
+
+def test_budget_of_pulls_holds_without_known_tasks_before_and_after_the_first_tell() -> None:
+    policy = make_policy("random", line(9), 0, stop=StopRules(pulls=2))
+
+    assert policy.stop(["a4"]) is None
+    assert policy.stop(["a4", "a5"]) is not None
+    policy.tell(Observation("a4", {"x": 0.5}))
+    assert policy.stop() is None
+    assert policy.stop(["a5"]) is not None
+
+
+def test_budget_of_evaluations_counts_tasks_told_failed_and_pending() -> None:
+    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(evaluations=4))
+    policy.tell(Observation("a0", {"x": 0.5}, failed=("y",)))
+
+    assert policy.stop([Pull("a1", ("y",))]) is None
+    assert policy.stop([Pull("a1", ("y",)), Pull("a2", ("y",))]) == (
+        "asked for 4 evaluations, the budget is 4"
+    )
+    assert policy.stop(["a1"]) is not None
+
+
+def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() -> None:
+    """Task x took 2 s once and 4 s once, so 3 s are expected; task y is expected by the set."""
+    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(gpu_s=12.5))
+    policy.tell(Observation("a0", {"x": 0.5}, seconds={"x": 2.0}))
+    policy.tell(Observation("a1", failed=("x",), seconds={"x": 4.0}))
+
+    assert policy.stop() is None
+    assert policy.stop([Pull("a2", ("x", "y"))]) is None
+    assert policy.stop(["a0", "a1"]) is None
+    assert policy.stop([Pull("a2", ("x",)), Pull("a3", ("x", "y"))]) == (
+        "15 GPU seconds asked for, the budget is 12.5"
+    )
+
+
+def test_budget_of_gpu_seconds_expects_the_mean_where_a_task_is_not_known() -> None:
+    untimed = TaskSet(("x", "y"))
+    policy = make_policy("random", line(9), 0, tasks=untimed, stop=StopRules(gpu_s=8.0))
+
+    assert policy.stop(list(line(9).ids)) is None
+    policy.tell(Observation("a0", {"x": 0.5}, seconds={"x": 4.0}))
+    assert policy.stop() is None
+    assert policy.stop([Pull("a1", ("y",))]) is not None
+
+
+def test_budget_of_wall_clock_holds_from_its_last_second() -> None:
+    policy = make_policy("random", line(2), 0, stop=StopRules(wall_s=60))
+
+    assert policy.stop(wall_s=59.9) is None
+    assert policy.stop(wall_s=60.0) == "60 seconds have passed, the budget is 60"
+
+
+def test_stop_rules_change_no_ask_and_no_state() -> None:
+    free = make_policy("gp-ucb", line(9), 0)
+    bound = make_policy("gp-ucb", line(9), 0, stop=StopRules(pulls=1))
+    for policy in (free, bound):
+        policy.tell(Observation("a4", {"x": 0.5}))
+
+    assert bound.ask(5) == free.ask(5)
+    bound.load_state_dict(free.state_dict())
+    assert bound.stop() is not None
+
+
+@pytest.mark.parametrize("pending", [[], ["a1", "a2"]])
+def test_ask_within_takes_what_asks_of_one_within_the_budget_would(pending: list[str]) -> None:
+    policy = make_policy("random", line(9), 0, tasks=TASKS, stop=StopRules(evaluations=11))
+    one_by_one: list[Any] = []
+    while policy.stop([*pending, *(p.pull for p in one_by_one)]) is None:
+        one_by_one += policy.ask(1, [*pending, *(p.pull for p in one_by_one)])
+
+    assert ask_within(policy, 99, pending) == one_by_one
+    assert len(one_by_one) == 6 - len(pending)
+    assert ask_within(policy, 2, pending) == one_by_one[:2]
+
+
+def history(table: ArmTable, rewards: dict[int, float]) -> History:
+    return History(
+        table=table, seed=0, scored=tuple(sorted(rewards)),
+        rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=(), pending=(),
+    )  # fmt: skip
+
+
+def test_odds_are_one_while_nothing_is_known_and_zero_for_what_is_decided() -> None:
+    table = line(4)
+
+    assert win_odds(history(table, {})).tolist() == [1.0] * 4
+    assert win_odds(history(table, {1: 0.5})).tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert not win_odds(history(table, dict.fromkeys(range(4), 0.5) | {2: 0.7})).any()
+
+
+def test_odds_are_those_of_normal_variables_around_the_process() -> None:
+    """On a hill of which the top is known, arms far down one side have next to no chance."""
+    table = line(41)
+    hill = {i: -(((i - 20) / 20) ** 2) for i in range(0, 41, 4)}
+
+    odds = win_odds(history(table, hill))
+
+    assert odds[[0, 20, 40]].tolist() == [0.0, 0.0, 0.0]
+    assert 0.01 < odds[19] < 0.99
+    assert odds[1] < 1e-6
+    assert odds[39] < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odds_agree_with_draws_from_the_process(seed: int) -> None:
+    """Against samples of scikit-learn's posterior with the same kernel and noise."""
+    gaussian_process = pytest.importorskip("sklearn.gaussian_process")
+    from hpc_toolkit.bandit.evidence import fit
+
+    rng = np.random.default_rng(seed)
+    table = line(30)
+    told = rng.choice(30, 8, replace=False)
+    rewards = {int(i): float(math.sin(i / 5) + 0.05 * rng.normal()) for i in told}
+    known = history(table, rewards)
+
+    odds = win_odds(known)
+
+    points = table.standardised.values
+    x = points[list(known.scored)]
+    y = (known.rewards - known.rewards.mean()) / known.rewards.std()
+    hyper = fit(x, y)
+    kernel = gaussian_process.kernels.Matern(length_scale=hyper.kernel.length_scales[0], nu=2.5)
+    oracle = gaussian_process.GaussianProcessRegressor(kernel, alpha=hyper.noise, optimizer=None)
+    draws = oracle.fit(x, y).sample_y(points, 20_000, random_state=seed)
+    expected = (draws > y.max()).mean(axis=1)
+    expected[list(known.scored)] = 0.0
+    np.testing.assert_allclose(odds, expected, atol=0.02)
+
+
+def race(rows: list[list[float]], population: int) -> History:
+    """Arms told on the first tasks of ``population``."""
+    done = len(rows[0])
+    tasks = TaskSet(tuple(f"t{i}" for i in range(population)))
+    arrays = ResultArrays(len(rows), tasks)
+    for index, row in enumerate(rows):
+        good = {f"t{i}": score for i, score in enumerate(row) if not math.isnan(score)}
+        lost = tuple({f"t{i}" for i in range(done)} - set(good))
+        arrays.take(index, Observation(f"a{index}", good, failed=lost))
+    return History(
+        table=line(len(rows)), seed=0, scored=(), rewards=np.empty(0), failed=(), pending=(),
+        results=arrays.results(),
+    )  # fmt: skip
+
+
+def test_odds_in_a_race_are_those_of_the_paired_differences() -> None:
+    rows = [[0.5, 0.6, 0.7, 0.8], [0.5, 0.5, 0.8, 0.6], [0.1, 0.1, 0.1, 0.1]]
+
+    odds = win_odds(race(rows, 6), Finalists((0, 1), (0, 1, 2, 3), 0))
+
+    gaps = np.array([0.0, -0.1, 0.1, -0.2])
+    spread = gaps.std(ddof=1) / 2 * math.sqrt(1 - 4 / 6)
+    assert odds[1] == pytest.approx(0.5 * math.erfc(0.05 / spread / math.sqrt(2)))
+    assert odds[[0, 2]].tolist() == [0.0, 0.0]
+
+
+def test_odds_in_a_race_are_decided_after_all_tasks_and_open_after_one() -> None:
+    rows = [[0.5, 0.6], [0.4, math.nan]]
+
+    assert not win_odds(race(rows, 2), Finalists((0, 1), (0, 1), 0)).any()
+    assert win_odds(race(rows, 3), Finalists((0, 1), (0, 1), None)).tolist() == [0.0, 1.0]
+
+
+def test_search_stops_when_no_arm_wins_with_a_higher_probability() -> None:
+    table = line(41)
+    policy = make_policy("gp-ucb", table, 0, stop=StopRules(win_probability=0.01))
+    asked = 0
+    while policy.stop() is None:
+        arm = policy.ask(1)[0].arm
+        asked += 1
+        policy.tell(Observation(arm, {"x": -(((table.index(arm) - 17) / 20) ** 2)}))
+
+    best = policy.best()
+    assert best is not None
+    assert best.arm == "a17"
+    assert 5 < asked < 25
+    assert str(policy.stop()).startswith("no other arm is the best with a probability above 0")
+
+
+def test_race_that_is_over_has_no_arm_that_can_win() -> None:
+    tasks = TaskSet(("t0", "t1", "t2", "t3"), (1.0,) * 4)
+    policy = make_policy("racing", line(2), 0, tasks=tasks, stop=StopRules(win_probability=0.05))
+
+    assert policy.stop() is None
+    policy.tell(Observation("a0", {"t0": 0.9, "t1": 0.8, "t2": 0.9}))
+    assert policy.stop() is None
+    policy.tell(Observation("a1", {"t0": 0.1, "t1": 0.1, "t2": 0.2}))
+    assert policy.stop() is not None
+    assert policy.ask(1) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "claim"),
+    [
+        ({"pulls": -1}, "stop: pulls is -1"),
+        ({"pulls": 1.5}, "stop: pulls is 1.5"),
+        ({"evaluations": True}, "stop: evaluations is True"),
+        ({"gpu_s": math.nan}, "stop: gpu_s is nan"),
+        ({"wall_s": -0.1}, "stop: wall_s is -0.1"),
+        ({"win_probability": 1.1}, "stop: win_probability is 1.1"),
+    ],
+)
+def test_stop_rule_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:
+    with pytest.raises(ConfigError, match=claim):
+        StopRules(**given)
+
+
+def test_budget_of_evaluations_without_known_tasks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a budget in evaluations needs the tasks of the bandit"):
+        make_policy("random", line(2), 0, stop=StopRules(evaluations=5))

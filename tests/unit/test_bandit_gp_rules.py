@@ -11,6 +11,7 @@ import pytest
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.armcosts import expected_seconds
 from hpc_toolkit.bandit.evidence import fit
+from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.gp import Posterior
 from hpc_toolkit.bandit.gp_ei import log_expected_improvement
 from hpc_toolkit.bandit.history import History
@@ -164,15 +165,16 @@ def test_gp_ts_asks_for_an_arm_as_often_as_it_is_the_best() -> None:
 
 
 def test_gp_ts_beyond_its_candidates_takes_the_highest_mean() -> None:
-    table = line(800)
     scores = {0: 0.0, 200: 0.1, 400: 0.2, 600: 0.3, 799: 0.4}
-    policy = told(make_policy("gp-ts", table, 0), scores)
+    policy = told(make_policy("gp-ts", line(800), 0), scores)
+    mean = posterior_of(scores, 800)[0].mean
     first = [proposal.arm for proposal in policy.ask(600)]
 
     rest = policy.ask(1, first)
 
     assert len(set(first)) == 600
-    assert rest[0].arm not in first
+    mean[[*scores, *map(int, first)]] = -math.inf
+    assert int(rest[0].arm) == int(np.argmax(mean)) != min(set(range(800)) - {*map(int, first), 0})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -214,6 +216,79 @@ def test_top_two_challenger_beats_the_leader_by_most_under_the_joint_posterior()
 
     assert int(chosen.arm) == int(np.argmax(gain))
     assert chosen.acquisition == pytest.approx(spread * math.exp(gain.max()))
+
+
+def test_top_two_never_takes_the_leader_for_its_challenger() -> None:
+    scores = {arm: -abs(arm - 20) / 20 for arm in range(41) if arm not in (2, 20)}
+
+    chosen = told(make_policy("top-two", line(41), 0, leader=0), scores).ask(1)[0]
+
+    assert chosen.arm == "2"
+    assert chosen.acquisition is not None
+    assert chosen.acquisition < 1e-12
+
+
+def test_top_two_asks_for_the_leader_when_it_is_the_last_arm() -> None:
+    scores = {arm: -abs(arm - 20) / 20 for arm in range(41) if arm != 20}
+
+    asked = told(make_policy("top-two", line(41), 0, leader=0), scores).ask(3)
+
+    assert [proposal.arm for proposal in asked] == ["20"]
+
+
+def test_gp_ei_holds_no_failed_arm_for_the_best() -> None:
+    """A failed arm tells nothing, also where its mean would be the highest of all."""
+    scores = {0: 0.0, 10: 0.4, 30: 0.4, 40: 0.0, 60: -0.5}
+    posterior, _, spread = posterior_of(scores, 61)
+    peak = int(np.argmax(posterior.mean))
+    assert peak not in scores
+    policy = told(make_policy("gp-ei", line(61), 0), scores)
+    policy.tell(Observation(str(peak), failed=("task",)))
+    best = posterior.mean[sorted(scores)].max()
+    improvement = log_expected_improvement(posterior.mean, posterior.sd, best)
+    improvement[[*scores, peak]] = -math.inf
+
+    chosen = policy.ask(1)[0]
+
+    assert chosen.acquisition == pytest.approx(spread * math.exp(improvement.max()))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"kernel": "ard"}, {"own_scales": True}),
+        ({"mean": "linear"}, {"smooth": (0, 1), "linear": True}),
+        (
+            {"mean": "linear", "kernel": "ard"},
+            {"smooth": (0, 1), "linear": True, "own_scales": True},
+        ),
+        ({"features": "geometry"}, {}),
+        ({"features": "metrics", "mean": "linear"}, {"linear": True}),
+    ],
+)
+def test_gp_rules_fit_the_model_that_their_options_name(
+    options: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """The process is over the geometry where there is a line for the metrics."""
+    rng = np.random.default_rng(6)
+    features = rng.normal(size=(30, 4))
+    arms = tuple(Arm(str(i), "g", (row[0], row[1])) for i, row in enumerate(features))
+    rows = {str(i): {"c": row[2], "d": row[3]} for i, row in enumerate(features)}
+    table = with_metrics(ArmTable(arms, ("a", "b")), rows, ["c", "d"])
+    options = {"features": "all", **options}
+    scores = {i: float(np.sin(3 * row[0]) + row[2]) for i, row in enumerate(features[:14])}
+    values = np.array(list(scores.values()))
+    columns = {"all": [0, 1, 2, 3], "geometry": [0, 1], "metrics": [2, 3]}[options["features"]]
+    points = table.standardised.values[:, columns]
+    x, y = points[:14], (values - values.mean()) / values.std()
+    posterior = Posterior(x, y, points, fit(x, y, **wanted))
+    bound = (posterior.mean + 2.0 * posterior.sd)[14:]
+
+    chosen = told(make_policy("gp-ucb", table, 0, **options), scores).ask(1)[0]
+
+    assert int(chosen.arm) == 14 + int(np.argmax(bound))
+    expected = values.mean() + values.std() * bound.max()
+    assert chosen.acquisition == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("kernel", ["iso", "ard"])

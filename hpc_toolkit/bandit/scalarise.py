@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WORDS = {
     "mean": "mean over tasks",
+    "mean-filled": "mean over tasks, missing ones filled in",
     "mean-kind": "mean over kinds of tasks",
     "mean-rank": "mean rank over tasks",
     "mean-z": "mean over tasks of z-scores",
@@ -32,6 +33,18 @@ def mean(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
     any score, and does not depend on the order of the tasks.
     """
     return _row_means(scores)
+
+
+def mean_filled(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
+    """Mean over all tasks that any arm given has a score on; a score that an arm lacks counts as
+    what is expected of it: the task's mean plus the mean of the arm's own z-scores times the task's
+    standard deviation (a model of rank one, in which a better arm is better on every task). So an
+    arm gains nothing by failing on hard tasks. The same as ``mean`` where nothing is missing.
+    """
+    centre, spread = _centre_and_spread(scores)
+    levels = _row_means((scores - centre) / spread)
+    filled = np.where(np.isnan(scores), centre + spread * levels[:, None], scores)
+    return _row_means(filled[:, ~np.isnan(scores).all(axis=0)])
 
 
 def mean_z(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
@@ -74,6 +87,7 @@ def mean_kind(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64
 
 SCALARISERS: dict[str, Callable[[NDArray[np.float64], TaskSet], NDArray[np.float64]]] = {
     "mean": mean,
+    "mean-filled": mean_filled,
     "mean-kind": mean_kind,
     "mean-rank": mean_rank,
     "mean-z": mean_z,
@@ -97,8 +111,14 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
         n_kinds = np.where(known, 1.0 / of_kind, 0.0).sum(axis=1, keepdims=True)
         return np.where(known, 1.0 / (of_kind * np.maximum(n_kinds, 1.0)), 0.0)
     share = known / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    spread = _centre_and_spread(scores)[1]
     if name == "mean-z":
-        share = share / _centre_and_spread(scores)[1]
+        share = share / spread
+    if name == "mean-filled":
+        used = known.any(axis=0)
+        lacking = ((~known & used) * spread).sum(axis=1, keepdims=True)
+        # A score moves the expected ones with it, through the arm's mean z-score.
+        share = (known + lacking * share / spread) / max(int(used.sum()), 1)
     return np.asarray(share, np.float64)
 
 

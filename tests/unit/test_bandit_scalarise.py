@@ -42,6 +42,44 @@ def test_scalarisers_have_the_values_of_their_definitions() -> None:
     np.testing.assert_allclose(found["mean-z"], np.nanmean(by_task, axis=0))
 
 
+def test_filled_mean_expects_of_a_missing_score_what_the_arm_is_worth_elsewhere() -> None:
+    """Arms that differ by the same number of deviations on every task, but for one gap."""
+    level, centre, spread = np.array([-1.0, 0.0, 2.0, 1.0]), [0.5, 0.1, 0.9, 3.0], [1, 2, 3, 4]
+    exact = centre + level[:, None] * spread
+    gaps = exact.copy()
+    gaps[2, 3] = NAN
+
+    found = SCALARISERS["mean-filled"](gaps, TASKS)
+
+    # On the task with the gap, mean and deviation are those of the other arms.
+    others = exact[[0, 1, 3], 3]
+    z = (level[2] - level.mean()) / level.std()
+    expected = others.mean() + others.std() * z
+    assert found[2] == pytest.approx((exact[2, :3].sum() + expected) / 4)
+    np.testing.assert_allclose(found[[0, 1, 3]], exact[[0, 1, 3]].mean(axis=1))
+
+
+def test_filled_mean_gives_no_gain_for_failing_on_the_hard_task() -> None:
+    rng = np.random.default_rng(4)
+    scores = rng.normal(size=(30, 1)) + np.array([0.0, 0.0, 0.0, -9.0]) + 0.1 * rng.normal(size=4)
+    scores[7, 3] = NAN
+    order = np.argsort(scores[:, :3].mean(axis=1)).tolist()
+
+    filled = np.argsort(SCALARISERS["mean-filled"](scores, TASKS)).tolist()
+    left_out = np.argsort(SCALARISERS["mean"](scores, TASKS)).tolist()
+
+    assert abs(filled.index(7) - order.index(7)) <= 1
+    assert left_out[-1] == 7
+
+
+def test_filled_mean_leaves_out_a_task_that_no_arm_has() -> None:
+    scores = np.array([[0.1, 0.5, NAN, 0.3], [0.7, 0.2, NAN, 0.3]])
+
+    found = SCALARISERS["mean-filled"](scores, TASKS)
+
+    np.testing.assert_allclose(found, [0.3, 0.4])
+
+
 @every_scalariser
 def test_scalariser_of_an_arm_without_a_score_is_nan(name: str) -> None:
     found = SCALARISERS[name](np.array([[0.1, 0.2, 0.3, 0.4], [NAN] * 4]), TASKS)

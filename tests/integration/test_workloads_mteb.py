@@ -118,7 +118,7 @@ def test_score_is_the_one_that_mteb_gives_a_naive_encoder(
     import mteb
 
     headlines: Any = importlib.import_module("headlines_of_the_guide")
-    few = evaluation_articles()[::5]
+    few = evaluation_articles()[::10]
     monkeypatch.setattr(headlines, "evaluation_articles", lambda: few)
 
     task = headlines.HeadlineTopic()
@@ -133,6 +133,18 @@ def test_score_is_the_one_that_mteb_gives_a_naive_encoder(
     assert len(repeated) == 10
     assert value["stderr"] == pytest.approx(np.std(repeated, ddof=1) / 10**0.5, rel=1e-3)
     assert 0.4 < value["score"] < 0.95
+
+
+def test_empty_text_counts_as_one_space_and_every_text_as_encoded(
+    context: SharedEmbeddings,
+) -> None:
+    encoder = LayerEncoder(context, 2)
+
+    rows = encoder.encode([{"text": ["", "a story"]}, {"text": [" "]}], task_metadata=None)
+
+    assert np.array_equal(rows[0], rows[2])
+    assert not np.array_equal(rows[0], rows[1])
+    assert encoder.encoded == 3
 
 
 def test_layers_share_a_pass_and_scores_do_not_depend_on_what_ran_before(
@@ -158,7 +170,7 @@ def test_results_are_read_by_mteb_itself(
     import mteb
 
     own = value_of(tasks, context, "mteb.mocks:MockPairClassificationTask", 6)
-    built_in = next(TextTasks().run(context, [{"layer": 6, "task": "lee-similarity"}]))
+    built_in = {"score": 0.36, "stderr": 0.1, "n": 9, "metric": "ap", "kind": "x"}
     item = {"checkpoint": "model", "layer": 6}
     named = {"MockPairClassificationTask": own, "lee-similarity": built_in}
     rows: list[dict[str, Any]] = [
@@ -239,10 +251,9 @@ def test_mteb_that_is_not_installed_is_named_with_its_extra(
 
 
 def test_trained_encoder_is_scored_layer_by_layer(context: SharedEmbeddings) -> None:
-    items = [{"layer": k, "task": "bbc-same-story"} for k in range(context.layers)]
+    items = [{"layer": k, "task": "word-similarity"} for k in range(context.layers)]
 
     scores = [value["score"] for value in TextTasks().run(context, items)]
 
-    assert len(scores) == 7
-    # Its last layer was trained for such pairs.
-    assert scores[6] == max(scores) > 0.9
+    assert len(set(scores)) == 7
+    assert scores[6] > scores[0] > 0.7

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.evidence import fit
+from hpc_toolkit.bandit.features import columns
 from hpc_toolkit.bandit.gp import Posterior
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.fl
 
     Where the rule says which arms are (``judged``), from their paired differences to the leader
     over the tasks that they were told on, taken as normal, with the finite population correction;
-    1 with fewer than two such tasks. Else from a Gaussian process over the features, fitted to the
+    1 with fewer than two such tasks. Else from a Gaussian process over the geometry, fitted to the
     rewards as ``gp-ucb`` does by default; 1 while no arm has a reward. Either model can be wrong.
     """
     if judged is not None:
@@ -37,7 +38,7 @@ def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.fl
     centre, spread = float(history.rewards.mean()), float(history.rewards.std())
     if spread <= 1e-12 * max(1.0, abs(centre)):
         return odds
-    points = history.table.standardised.values
+    points = columns(history.table, "geometry")
     x, y = points[list(history.scored)], (history.rewards - centre) / spread
     posterior = Posterior(x, y, points[open_arms], fit(x, y))
     odds[open_arms] = _above(posterior.mean - y.max(), posterior.sd)

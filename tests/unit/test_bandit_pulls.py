@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, TaskSet, make_policy
+from hpc_toolkit.bandit.registry import RULES
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -208,6 +209,21 @@ def test_ask_of_several_equals_asks_of_one_with_the_others_pending(variant: str,
         one_by_one += [proposal.pull for proposal in policy.ask(1, one_by_one)]
 
     assert [proposal.pull for proposal in policy.ask(9)] == one_by_one
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"optuna-tpe"}))
+def test_search_over_whole_arms_is_the_same_with_the_tasks_given_and_without(name: str) -> None:
+    """So that a search that was begun without them can be replayed with them."""
+    table = grid(4, 4)
+    without = make_policy(name, table, 3)
+    given_tasks = make_policy(name, table, 3, tasks=TASKS)
+    for arm in table.ids[::2]:
+        for policy in (without, given_tasks):
+            policy.tell(whole(table, arm))
+        assert given_tasks.ask(3, ["s3/l3"]) == without.ask(3, ["s3/l3"])
+
+    bests = [policy.best() for policy in (given_tasks, without)]
+    assert len({(best.arm, best.mean, best.stderr, best.ties) for best in bests if best}) == 1
 
 
 def test_partly_told_arm_is_asked_for_the_rest_of_its_tasks() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, StopRules, TaskSet, make_policy
+from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.history import Finalists, History
 from hpc_toolkit.bandit.odds import win_odds
 from hpc_toolkit.bandit.results import ResultArrays
@@ -147,6 +148,19 @@ def test_odds_are_those_of_normal_variables_around_the_process() -> None:
     assert 0.01 < odds[19] < 0.99
     assert odds[1] < 1e-6
     assert odds[39] < 1e-6
+
+
+def test_odds_go_by_the_geometry_whatever_was_measured() -> None:
+    table = line(21)
+    noise = np.random.default_rng(0).normal(size=21)
+    measured = with_metrics(
+        table, {arm: {"noise": noise[i]} for i, arm in enumerate(table.ids)}, ["noise"]
+    )
+    hill = {i: -abs(i - 9) / 10 for i in range(0, 21, 4)}
+
+    odds = win_odds(history(measured, hill))
+
+    assert odds.tolist() == win_odds(history(table, hill)).tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,7 +2,7 @@
 
 Importing this package loads no torch; computing with it does. All functions take any real dtype on
 any device, compute in float64 there, and treat leading dimensions as a batch. What cannot be
-computed is a ValueError that says why; no result is NaN or infinite.
+computed is a ValueError that says why; no result is NaN or infinite. No gradient flows through.
 """
 
 from __future__ import annotations

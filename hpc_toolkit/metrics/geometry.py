@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.metrics.rows import angles, prepare_rows, require_matrix, row_mask, scaled, unit
+from hpc_toolkit.metrics.rows import angles, prepare_rows, require_matrix, row_mask, scaled, unit_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,12 +94,13 @@ def curvature(
     if variant == "token-angle":
         u = prepare_rows(z, lengths, center=True, unit_rows=True)
     else:
-        rows, _ = scaled(z.double() * mask)
-        u = unit(rows.diff(dim=-2))
+        rows = z.detach().double()
+        rows, _ = scaled(rows if lengths is None else rows * mask)
+        u = unit_(rows.diff(dim=-2))
     turns = angles(u[..., :-1, :], u[..., 1:, :])
     if variant == "difference-abs":
         turns = turns.minimum(math.pi - turns)
-    moved = u.ne(0).any(-1)
+    moved = u.norm(dim=-1) > 0.5  # a direction has length 1, none has 0
     valid = moved[..., :-1] & moved[..., 1:] & mask.squeeze(-1)[..., needed - 1 :]
     mean: Tensor = (turns * valid).sum(-1) / valid.sum(-1).clamp_min(1)
     return mean.clamp_max(math.pi / 2 if variant == "difference-abs" else math.pi)

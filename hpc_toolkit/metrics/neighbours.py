@@ -47,7 +47,7 @@ def two_nn(z: Tensor, *, method: Literal["mle", "linear"] = "mle", discard: floa
         msg = f"the discarded part is at least 0 and below 1, got {discard!r}"
         raise ValueError(msg)
     require_matrix(z, FEWEST_ROWS)
-    rows, _ = scaled(z.double())
+    rows, _ = scaled(z.detach().double())
     each = [_dimension(one, method, discard) for one in rows.reshape(-1, *rows.shape[-2:])]
     return torch.stack(each).reshape(rows.shape[:-2])
 

@@ -43,25 +43,36 @@ def masked_mean(z: Tensor, lengths: Tensor | None = None) -> Tensor:
 
 
 def scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each matrix divided by a power of two, so that its largest entry is in [0.5, 1), and that.
+    """Each matrix divided by a power of two that brings it near 1, and the exponent of that.
 
-    Squares and sums of the result neither overflow nor vanish, and all digits stay. The exponents
-    have shape ``(...)``; a zero matrix stays as it is.
+    Fourth powers of the result and their sums neither overflow nor vanish, and all digits stay. The
+    exponents have shape ``(...)``. What is near 1 already, or zero, stays as it is: exponent 0.
     """
     exponents = rows.abs().amax((-2, -1)).frexp().exponent
+    exponents = exponents * (exponents.abs() > _NEAR)
+    if not bool(exponents.any()):
+        return rows, exponents
     half = exponents // 2  # in two steps, since 2 to the power of 1074 is no float64
     for part in (half, exponents - half):
         rows = rows * (-part).double().exp2()[..., None, None]
     return rows, exponents
 
 
-def unit(rows: Tensor) -> Tensor:
-    """Each row scaled to unit length, however short; zero rows stay zero."""
-    largest = rows.abs().amax(-1, keepdim=True)
-    rows = rows / largest.where(largest > 0, largest + 1)
+_NEAR = 100
+
+
+def _all_near(norms: Tensor) -> bool:
+    return bool(((norms > 2.0**-_NEAR) & (norms < 2.0**_NEAR)).all())
+
+
+def unit_(rows: Tensor) -> Tensor:
+    """Each row scaled to unit length, however short, in place; zero rows stay zero."""
     norms = rows.norm(dim=-1, keepdim=True)
-    directions: Tensor = rows / norms.where(norms > 0, norms + 1)
-    return directions
+    if not _all_near(norms):
+        largest = rows.abs().amax(-1, keepdim=True)
+        rows = rows.div_(largest.where(largest > 0, largest + 1))
+        norms = rows.norm(dim=-1, keepdim=True)
+    return rows.div_(norms.where(norms > 0, norms + 1))
 
 
 def angles(a: Tensor, b: Tensor) -> Tensor:
@@ -70,8 +81,12 @@ def angles(a: Tensor, b: Tensor) -> Tensor:
     The arc cosine of a rounded cosine is NaN beyond 1 and blind near 0 and pi; this form is
     neither. With a zero row there is no angle; the value is then 0 or pi/2 and means nothing.
     """
-    halves: Tensor = (a - b).norm(dim=-1).atan2((a + b).norm(dim=-1))
-    return 2 * halves
+    import torch
+
+    buffer = a - b
+    apart = buffer.norm(dim=-1)
+    together = torch.add(a, b, out=buffer).norm(dim=-1)
+    return 2 * torch.atan2(apart, together)
 
 
 def prepare_rows(
@@ -84,15 +99,26 @@ def prepare_rows(
     """
     require_matrix(z)
     mask = row_mask(z, lengths)
-    rows, _ = scaled(z.double() * mask)
+    rows = z.detach().double()
+    rows = rows if lengths is None else rows * mask
     norms = rows.norm(dim=-1, keepdim=True)
+    if not _all_near(norms.amax(dim=-2)):  # also where their squares overflowed or vanished
+        rows, _ = scaled(rows)
+        norms = rows.norm(dim=-1, keepdim=True)
     shortest = ZERO_ROW * norms.amax(dim=-2, keepdim=True)
     if center:
-        count = mask.sum(-2, keepdim=True).clamp_min(1)
-        rows = (rows - rows.sum(-2, keepdim=True) / count) * mask
+        mean = rows.sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
+        rows = rows - mean if lengths is None else (rows - mean) * mask
         norms = rows.norm(dim=-1, keepdim=True)
-    rows = rows * (norms > shortest)
-    return unit(rows) if unit_rows else rows
+    short = norms <= shortest
+    if bool((short & (norms > 0)).any()):
+        rows, norms = rows * ~short, norms * ~short
+    if not unit_rows:
+        return rows
+    norms = norms.where(norms > 0, norms + 1)
+    # In place where the rows are ours by now: fresh memory costs more than the division.
+    prepared: Tensor = rows.div_(norms) if center else rows / norms
+    return prepared
 
 
 def require_matrix(z: Tensor, rows: int = 1) -> None:
@@ -104,6 +130,7 @@ def require_matrix(z: Tensor, rows: int = 1) -> None:
     if z.ndim < 2 or z.shape[-2] < rows or z.shape[-1] < 1:
         msg = f"needs a matrix of at least {rows} row(s) and 1 column, got shape {tuple(z.shape)}"
         raise ValueError(msg)
-    if not bool(z.isfinite().all()):
+    # An infinite value or NaN is the smallest or the largest, and these cost one pass.
+    if z.numel() and not all(bool(end.isfinite()) for end in z.aminmax()):
         msg = f"matrix of shape {tuple(z.shape)} holds NaN or infinite values"
         raise ValueError(msg)

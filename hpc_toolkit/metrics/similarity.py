@@ -32,7 +32,7 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     a = prepare_rows(x, center=True, unit_rows=False)
     b = prepare_rows(y, center=True, unit_rows=False)
     for name, rows in (("first", a), ("second", b)):
-        if not bool(rows.ne(0).any(-1).any(-1).all()):
+        if not bool(rows.abs().amax((-2, -1)).gt(0).all()):
             msg = f"all rows of the {name} representation are equal: it is like nothing"
             raise ValueError(msg)
     n = x.shape[-2]

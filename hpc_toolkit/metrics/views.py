@@ -50,7 +50,7 @@ def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
         raise ValueError(msg)
     require_matrix(z, 2)
     n, q, d = z.shape[-3:]
-    rows, exponent = scaled(z.double().reshape(*z.shape[:-3], n * q, d))
+    rows, exponent = scaled(z.detach().double().reshape(*z.shape[:-3], n * q, d))
     views = rows.reshape(z.shape)
     means = views.mean(-2)
     within = (views - means.unsqueeze(-2)).reshape(rows.shape)
@@ -73,7 +73,7 @@ def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
     entropy = entropy_of(eigenvalues)
     if not as_rank:
         return entropy
-    return entropy.exp().clamp_max(min(n - 1, d)) * between.ne(0).any(-1).any(-1)
+    return entropy.exp().clamp_max(min(n - 1, d)) * (between.abs().amax((-2, -1)) > 0)
 
 
 def dime(

@@ -1,6 +1,6 @@
 """Recorded scores from a file: one row for each arm, one column for each evaluation task.
 
-The columns are those of decision 0021:
+The columns are those of decision 0022:
 
 * ``size`` (parameters, such as ``410m`` or ``1.4b``), ``revision`` (``step512``, or ``main``, which
   counts as step 143000, Pythia's last) and ``layer`` name an arm. The largest layer of a size is

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable
+from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.policy import Observation
 from hpc_toolkit.errors import ConfigError
 
@@ -65,6 +66,15 @@ class ScoreTable:
     def means(self) -> NDArray[np.float64]:
         """Shape (n_arms,): each arm's mean over all tasks, which is what a search is judged by."""
         return np.asarray(self.scores.mean(axis=1))
+
+    @cached_property
+    def measured_arms(self) -> ArmTable:
+        """The arms with the metrics as further features; see ``features.with_metrics``."""
+        rows = {
+            arm: {name: float(column[index]) for name, column in self.metrics.items()}
+            for index, arm in enumerate(self.arms.ids)
+        }
+        return with_metrics(self.arms, rows, list(self.metrics))
 
     @property
     def evaluations(self) -> int:

@@ -28,6 +28,7 @@ COMMANDS = {
     "working": ("work",),
     "reading": ("status", "gather", "explain", "logs"),
     "campaigns": ("run", "conduct"),
+    "bandit": ("bandit",),
     "render": ("render",),
     "submit": ("submit", "cancel"),
     "clusters": ("cluster",),

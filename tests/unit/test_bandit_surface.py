@@ -1,18 +1,13 @@
-"""How many pulls a search needs, on a synthetic surface and on a recorded table of scores."""
+"""How many pulls a search needs on a synthetic surface, and what synthetic scores are like."""
 
 from __future__ import annotations
-
-import csv
-import gzip
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
-from hpc_toolkit.bandit.synthetic import Surface, surface
+from hpc_toolkit.bandit import ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES
+from hpc_toolkit.bandit.synthetic import Surface, score_table, surface
 from hpc_toolkit.errors import ConfigError
 
 SIZES, LAYERS = (70e6, 160e6, 410e6), (6, 12, 24)
@@ -103,32 +98,51 @@ def test_last_layer_never_reaches_the_best_of_a_synthetic_surface(made: Surface)
     assert max(last) < 0.99 * made.scores.max()
 
 
-def recorded_table(path: Path) -> tuple[ArmTable, np.ndarray]:
-    """Arms and mean scores from a CSV with columns size, revision, layer and ``s_<task>``."""
-    content = path.read_bytes()
-    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    rows = list(csv.DictReader(text.splitlines()))
-    blocks = {row["size"]: 0 for row in rows}
-    for row in rows:
-        blocks[row["size"]] = max(blocks[row["size"]], int(row["layer"]))
-    arms, scores = [], []
-    for row in rows:
-        size = float(row["size"][:-1]) * {"m": 1e6, "b": 1e9}[row["size"][-1]]
-        # Pythia's main revision is its last step.
-        step = int(row["revision"].removeprefix("step").replace("main", "143000"))
-        layer, layers = int(row["layer"]), blocks[row["size"]]
-        features = geometry_features(size=size, step=step, layer=layer, layers=layers)
-        group = f"{row['size']}/{row['revision']}"
-        arms.append(Arm(f"{group}/layer{layer}", group, features))
-        scores.append(np.mean([float(row[key]) for key in row if key.startswith("s_")]))
-    return ArmTable(tuple(arms), GEOMETRY_NAMES), np.array(scores)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_score_table_has_the_shape_of_recorded_ones(seed: int) -> None:
+    table = score_table(seed)
+
+    assert table.scores.shape == (7 * (7 + 13 + 25), 32)
+    centred = table.scores - table.scores.mean(axis=0)
+    parts = np.linalg.svd(centred, compute_uv=False) ** 2
+    assert 0.90 < parts[0] / parts.sum() < 0.96
+    assert 0.03 < parts[1] / parts.sum() < 0.06
+    good = table.means >= 0.99 * table.means.max()
+    assert 1 <= good.sum() <= 10
+    assert table.seconds is not None
+    typical = np.sort(np.median(table.seconds, axis=0))
+    assert 0.30 < typical[-1] / typical.sum() < 0.40
+    assert 0.005 < typical[:5].sum() / typical.sum() < 0.012
+    assert table.stderrs is not None
+    assert np.allclose(table.stderrs / np.sqrt(32), 0.002)
 
 
-@pytest.mark.recorded
-def test_gp_ucb_needs_far_fewer_pulls_than_random_on_a_recorded_table() -> None:
-    table, scores = recorded_table(Path(os.environ["HPCTK_SCORES_CSV"]))
+def test_a_score_table_takes_longer_the_more_blocks_an_arm_passes() -> None:
+    table = score_table(0)
+    assert table.seconds is not None
 
-    search = median_pulls("gp-ucb", table, scores)
-    chance = median_pulls("random", table, scores)
+    total = table.seconds.sum(axis=1)
+    deep = total[[arm.id.endswith("/layer24") for arm in table.arms.arms]].mean()
+    shallow = total[[arm.id.endswith("/layer0") for arm in table.arms.arms]].mean()
 
-    assert search < 0.65 * chance
+    assert deep / shallow == pytest.approx(1.5 / 0.35, rel=0.2)
+
+
+def test_tasks_of_a_score_table_differ_from_layer_to_layer_as_little_as_recorded_ones() -> None:
+    table = score_table(1)
+    late = list(table.arms.members[f"{410e6:g}/step143000"])
+    scores = table.scores[late]
+
+    rough = scores[1:-1] - (scores[:-2] + scores[2:]) / 2
+
+    assert np.sqrt(rough[3:-1].var(axis=0).mean() / 1.5) == pytest.approx(0.008, rel=0.3)
+
+
+def test_a_score_table_is_a_function_of_its_seed() -> None:
+    first, again, other = (score_table(seed, 6) for seed in (5, 5, 6))
+
+    np.testing.assert_array_equal(first.scores, again.scores)
+    np.testing.assert_array_equal(first.seconds, again.seconds)
+    assert (first.scores != other.scores).all()
+    with pytest.raises(ConfigError, match="1 tasks"):
+        score_table(0, 1)

@@ -1,0 +1,108 @@
+"""Policies as a user names them for a comparison: ``gp-ucb:initial=8:features=all``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit.policy import Policy
+    from hpc_toolkit.bandit.recorded import ScoreTable
+    from hpc_toolkit.bandit.replay import Asks
+
+KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
+"""Arguments of ``make_policy`` that a comparison sets itself."""
+
+ADAPTERS = {"optuna-tpe": "optuna"}
+"""Policies that need a package which is not everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One policy with its options."""
+
+    label: str
+    """As the user wrote it."""
+
+    name: str
+    """As the registry knows it."""
+
+    options: dict[str, Any]
+    """The options that were given."""
+
+    @classmethod
+    def parse(cls, text: str) -> Entrant:
+        """From ``NAME`` or ``NAME:OPTION=VALUE:OPTION=VALUE``.
+
+        A value is a whole number, a number, ``true``, ``false`` or a word. Raises ConfigError for
+        an unknown policy and for an option without a value; ``make`` for an unknown option.
+        """
+        name, *words = text.strip().split(":")
+        known = [*RULES, *TASK_RULES]
+        if name not in known:
+            message = f"unknown policy {name!r}"
+            raise ConfigError(message, hint=near_miss(name, known))
+        options: dict[str, Any] = {}
+        for word in words:
+            option, equals, value = word.partition("=")
+            if not (equals and option and value) or option in KEPT:
+                message = f"policy {text!r}: {word!r} sets no option"
+                raise ConfigError(message, hint=f"write {name}:OPTION=VALUE")
+            options[option] = _value(value)
+        return cls(text.strip(), name, options)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it asks for an arm's tasks in parts."""
+        return self.name in TASK_RULES
+
+    def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
+        """The policy for a search on a table.
+
+        A policy with an option ``initial`` that decides in rounds takes its first arms in one
+        round, if that is more than it would by itself.
+        """
+        options = dict(self.options)
+        if "initial" not in options and asks.kind == "rounds":
+            for option in fields({**RULES, **TASK_RULES}[self.name]):
+                if option.name == "initial" and isinstance(option.default, int):
+                    options["initial"] = max(option.default, asks.size)
+        # Columns that nobody asked for would change the distances between groups.
+        measured = options.get("features", "geometry") != "geometry"
+        arms = table.measured_arms if measured else table.arms
+        return make_policy(self.name, arms, seed, tasks=table.tasks, **options)
+
+
+def entrants(text: str) -> list[Entrant]:
+    """The policies of a list with commas; ``all`` is every one that is installed.
+
+    Raises ConfigError for an unknown policy and one that is named twice.
+    """
+    words: list[str] = []
+    for word in text.split(","):
+        words += _installed() if word.strip() == "all" else [word.strip()]
+    for word in words:
+        if words.count(word) > 1:
+            message = f"policy {word!r} is named twice"
+            raise ConfigError(message, hint="name every policy once")
+    return [Entrant.parse(word) for word in words]
+
+
+def _installed() -> list[str]:
+    return [name for name in (*RULES, *TASK_RULES) if find_spec(ADAPTERS.get(name, "numpy"))]
+
+
+def _value(text: str) -> object:
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"-?[0-9]+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text

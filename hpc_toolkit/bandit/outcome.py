@@ -1,0 +1,218 @@
+"""What came of the searches of one policy, in numbers that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpc_toolkit.bandit.statistics import at_costs, first_at, mean_band, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit.recorded import ScoreTable
+    from hpc_toolkit.bandit.replay import Trace
+    from hpc_toolkit.bandit.statistics import Spread
+    from hpc_toolkit.bandit.walltime import Order
+
+GOALS = (0.98, 0.99, 0.995, 1.0)
+"""Shares of the table's best mean that a search is timed to; 1 is its best arm."""
+
+EXACT_AFTER = (25, 50, 100)
+"""Pulls after which it is asked how many searches know the best arm."""
+
+GRID = 60
+"""Points of a curve over costs."""
+
+
+def goal_of(table: ScoreTable, share: float) -> float:
+    """The mean that an arm must have to be this share of the table's best."""
+    # The best arm must reach its own mean.
+    return share * float(table.means.max()) * (1.0 - 1e-12)
+
+
+def summary(
+    traces: Sequence[Trace],
+    clusters: Sequence[int],
+    *,
+    gpus: Sequence[int],
+    order: Order = "longest",
+    until: float | None = None,
+    whole: bool = True,
+) -> dict[str, Any]:
+    """How much searches spent to reach the goals, and how they ended.
+
+    Args:
+        traces: the searches of one policy.
+        clusters: which table each of them ran on.
+        gpus: for how many GPUs to simulate the wall-clock.
+        order: which evaluation begins first there.
+        until: the share of the best mean at which they were ended: no curves then.
+        whole: whether every pull was of an arm on all tasks; else pulls are not counted.
+    """
+    costs = _costs(traces, gpus, order, whole=whole)
+    found: dict[str, Any] = {
+        "searches": len(traces),
+        "to_goal": {
+            f"{share:g}": {
+                name: spread_json(spread(_to_goal(traces, columns, share), clusters))
+                for name, columns in costs.items()
+            }
+            for share in GOALS
+            if until is None or share <= until
+        },
+        "ended": _ended(traces, clusters),
+    }
+    if until is None:
+        found["exact_after"] = _exact_after(traces) if whole else {}
+        found["curves"] = _curves(traces, clusters, costs)
+    if timed(traces[0].table):
+        found["speedup"] = {
+            str(count): spread_json(spread([_speedup(t, count, order) for t in traces], clusters))
+            for count in gpus
+        }
+    return found
+
+
+def timed(table: ScoreTable) -> bool:
+    """Whether the table has durations."""
+    return table.seconds is not None
+
+
+def _costs(
+    traces: Sequence[Trace], gpus: Sequence[int], order: Order, *, whole: bool
+) -> dict[str, list[NDArray[np.float64]]]:
+    """What each search had spent when each of its pulls was told, by the name of the cost."""
+    costs = {"evaluations": [trace.evaluations for trace in traces]}
+    if whole:
+        costs = {"pulls": [np.arange(1.0, len(t.arms) + 1.0) for t in traces], **costs}
+    if timed(traces[0].table):
+        costs["gpu_s"] = [trace.gpu_s for trace in traces]
+        costs |= {f"wall_s_{count}": [t.wall_s(count, order) for t in traces] for count in gpus}
+    return costs
+
+
+def reached_at(trace: Trace, share: float) -> float:
+    """The pull, from 1, after which the arm called best has this share of the table's best for
+    good; infinity if it never has. One that goes by few tasks may leave a good arm again.
+    """
+    lasting = np.minimum.accumulate(np.nan_to_num(trace.known, nan=-np.inf)[::-1])[::-1]
+    return first_at(lasting, goal_of(trace.table, share))
+
+
+def _to_goal(
+    traces: Sequence[Trace], costs: Sequence[NDArray[np.float64]], share: float
+) -> list[float]:
+    """What each search spent to know an arm of this share of the best."""
+    found = []
+    for trace, spent in zip(traces, costs, strict=True):
+        place = reached_at(trace, share)
+        found.append(float(spent[int(place) - 1]) if math.isfinite(place) else math.inf)
+    return found
+
+
+def _ended(traces: Sequence[Trace], clusters: Sequence[int]) -> dict[str, Any]:
+    """How the searches ended, as shares of all evaluations and of the exhaustive GPU time."""
+    last = [float(t.known[-1]) if len(t.known) else math.nan for t in traces]
+    best = [float(t.table.means.max()) for t in traces]
+    pairs = list(zip(traces, last, best, strict=True))
+    found: dict[str, Any] = {
+        "finished": float(np.mean([trace.finished for trace in traces])),
+        "exact": float(np.mean([value >= goal_of(trace.table, 1.0) for trace, value, _ in pairs])),
+        "regret": float(np.mean([top - np.nan_to_num(value) for _, value, top in pairs])),
+        "evaluations": spread_json(
+            spread([_last(t.evaluations) / t.table.evaluations for t in traces], clusters)
+        ),
+    }
+    if timed(traces[0].table):
+        shares = [
+            _last(t.gpu_s) / float(t.table.seconds.sum())
+            for t in traces
+            if t.table.seconds is not None
+        ]
+        found["gpu_s"] = spread_json(spread(shares, clusters))
+    return found
+
+
+def _last(values: NDArray[np.float64]) -> float:
+    return float(values[-1]) if len(values) else 0.0
+
+
+def _exact_after(traces: Sequence[Trace]) -> dict[str, float]:
+    """Share of the searches that know the best arm after so many pulls, as far as they went."""
+    found = {}
+    longest = max(len(trace.arms) for trace in traces)
+    for pulls in EXACT_AFTER:
+        if pulls <= longest:
+            known = [trace.known[:pulls] for trace in traces]
+            goals = [goal_of(trace.table, 1.0) for trace in traces]
+            hits = [np.any(k >= goal) for k, goal in zip(known, goals, strict=True)]
+            found[str(pulls)] = float(np.mean(hits))
+    return found
+
+
+def _curves(
+    traces: Sequence[Trace],
+    clusters: Sequence[int],
+    costs: dict[str, list[NDArray[np.float64]]],
+) -> dict[str, Any]:
+    """Mean simple regret over each cost, with its band; over pulls the cumulative one as well.
+
+    Before anything is known the regret is that of an arm drawn at random.
+    """
+    curves: dict[str, Any] = {}
+    for name, columns in costs.items():
+        end = max(_last(spent) for spent in columns)
+        grid = np.arange(1.0, end + 1.0)
+        if name != "pulls":
+            grid = np.geomspace(end / 1000.0, end, GRID)
+        rows = np.array([_regret(t, spent, grid) for t, spent in zip(traces, columns, strict=True)])
+        mean, low, high = mean_band(rows, clusters)
+        curves[name] = {
+            "x": grid.tolist(),
+            "simple": mean.tolist(),
+            "low": low.tolist(),
+            "high": high.tolist(),
+        }
+        if name == "pulls":
+            curves[name]["cumulative"] = _cumulative(traces, len(grid)).tolist()
+    return curves
+
+
+def _regret(
+    trace: Trace, spent: NDArray[np.float64], grid: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    top = float(trace.table.means.max())
+    guess = top - float(trace.table.means.mean())
+    known = np.where(np.isnan(trace.known), top - guess, trace.known)
+    return at_costs(spent, top - known, grid, guess)
+
+
+def _cumulative(traces: Sequence[Trace], length: int) -> NDArray[np.float64]:
+    """Mean over searches of the summed regrets of the arms pulled; a search that ended adds 0."""
+    rows = np.zeros((len(traces), length))
+    for row, trace in zip(rows, traces, strict=True):
+        pulled = trace.table.means[list(trace.arms)]
+        row[: len(pulled)] = float(trace.table.means.max()) - pulled
+    return np.asarray(np.cumsum(rows.mean(axis=0)))
+
+
+def _speedup(trace: Trace, gpus: int, order: Order) -> float:
+    """How many times as fast as on one GPU the same pulls are."""
+    return _last(trace.gpu_s) / max(_last(trace.wall_s(gpus, order)), 1e-300)
+
+
+def spread_json(found: Spread) -> dict[str, float | None]:
+    """Null where a search in the middle never got there."""
+    numbers = {
+        "median": found.median,
+        "p90": found.p90,
+        "low": found.low,
+        "high": found.high,
+        "reached": found.reached,
+    }
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -1,0 +1,205 @@
+"""A search on recorded scores: what a policy would have asked, and known when."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hpc_toolkit.bandit.pulls import Pull
+from hpc_toolkit.bandit.walltime import finish_times
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit.policy import Policy, Proposal
+    from hpc_toolkit.bandit.recorded import ScoreTable
+    from hpc_toolkit.bandit.walltime import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """How many pulls are under way at once, and when the policy decides."""
+
+    kind: Literal["rounds", "window"]
+    """``rounds``: ask for so many, tell them all, ask again. ``window``: whenever the oldest pull
+    that is under way has ended, tell it and ask for one more."""
+
+    size: int
+    """How many at once; 1 is one at a time."""
+
+    @classmethod
+    def parse(cls, text: str) -> Asks:
+        """From ``one``, ``rounds:N`` or ``window:N``. Raises ConfigError for anything else."""
+        if text == "one":
+            return cls("rounds", 1)
+        match = re.fullmatch(r"(rounds|window):([1-9][0-9]{0,5})", text)
+        if not match:
+            message = f"asks: {text!r}"
+            raise ConfigError(message, hint="'one', or as many at once as in rounds:8 or window:8")
+        return cls("window" if match[1] == "window" else "rounds", int(match[2]))
+
+    def __str__(self) -> str:
+        return "one" if self.size == 1 else f"{self.kind}:{self.size}"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One search. A pull's number is its place in the order of asks, which is that of tells too."""
+
+    table: ScoreTable
+    """What it ran on."""
+
+    arms: tuple[int, ...]
+    """The arm of each pull."""
+
+    tasks: tuple[tuple[int, ...], ...]
+    """The tasks of each pull."""
+
+    told_before: tuple[int, ...]
+    """How many results had been told when each pull was asked."""
+
+    known: NDArray[np.float64]
+    """Shape (n_pulls,): the table's mean of the arm that the policy calls best once this pull is
+    told; NaN while it names none."""
+
+    finished: bool
+    """Whether the policy had nothing more to ask."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every pull was of an arm on all tasks."""
+        return all(len(tasks) == len(self.table.tasks.names) for tasks in self.tasks)
+
+    @cached_property
+    def evaluations(self) -> NDArray[np.float64]:
+        """Shape (n_pulls,): evaluations made when this pull has ended."""
+        return np.cumsum([float(len(tasks)) for tasks in self.tasks])
+
+    @cached_property
+    def gpu_s(self) -> NDArray[np.float64]:
+        """Shape (n_pulls,): seconds of one GPU for this and all pulls before.
+
+        Raises ConfigError where the table has no durations.
+        """
+        return np.cumsum([math.fsum(seconds) for seconds in self.durations])
+
+    @cached_property
+    def durations(self) -> list[list[float]]:
+        """Of the evaluations of each pull. Raises ConfigError where the table has none."""
+        if self.table.seconds is None:
+            message = "the table of scores has no durations"
+            raise ConfigError(message, hint="give a column t_<task> with seconds for every task")
+        pulls = zip(self.arms, self.tasks, strict=True)
+        return [self.table.seconds[arm, list(tasks)].tolist() for arm, tasks in pulls]
+
+    def wall_s(self, gpus: int, order: Order = "longest") -> NDArray[np.float64]:
+        """Shape (n_pulls,): when each pull can be told, in seconds from the start.
+
+        ``order`` says which evaluation begins first; see ``walltime.finish_times``.
+        """
+        ends = finish_times(self.durations, self.told_before, gpus, order=order)
+        return np.asarray(np.maximum.accumulate(ends))
+
+
+def replay(
+    table: ScoreTable,
+    policy: Policy,
+    asks: Asks,
+    *,
+    pulls: int | None = None,
+    until: float = math.inf,
+) -> Trace:
+    """Let a policy search, and tell it what the table says.
+
+    Args:
+        table: the scores; its arms are those that the policy was made with.
+        policy: told nothing yet.
+        asks: how many pulls at once.
+        pulls: end after so many; None: when the policy has nothing more to ask.
+        until: end once the arm called best has this mean, or a higher one, in the table.
+    """
+    search = _Search(table, policy)
+    limit = math.inf if pulls is None else pulls
+    finished = False
+    while not finished and len(search.arms) < limit and not search.value >= until:
+        free = asks.size - len(search.waiting)
+        if asks.kind == "window" or not search.waiting:
+            search.ask(min(free, int(min(limit - len(search.arms), 2**31))))
+        finished = not search.waiting
+        search.tell(1 if asks.kind == "window" else len(search.waiting))
+    search.tell(len(search.waiting))
+    return Trace(
+        table=table,
+        arms=tuple(search.arms),
+        tasks=tuple(search.tasks),
+        told_before=tuple(search.told_before),
+        known=np.array(search.known, dtype=np.float64),
+        finished=finished,
+    )
+
+
+class _Search:
+    def __init__(self, table: ScoreTable, policy: Policy) -> None:
+        self.arms: list[int] = []
+        self.tasks: list[tuple[int, ...]] = []
+        self.told_before: list[int] = []
+        self.known: list[float] = []
+        self.waiting: deque[int] = deque()
+        self.value = math.nan
+        self._table = table
+        self._policy = policy
+        self._asked: dict[int, set[int]] = {}
+        self._whole = True
+
+    def ask(self, n: int) -> None:
+        pending = [self._pull(number) for number in self.waiting]
+        for proposal in self._policy.ask(n, pending):
+            arm, tasks = self._read(proposal)
+            self.told_before.append(len(self.known))
+            self.waiting.append(len(self.arms))
+            self.arms.append(arm)
+            self.tasks.append(tasks)
+            self._whole = self._whole and len(tasks) == len(self._table.tasks.names)
+
+    def tell(self, n: int) -> None:
+        """Tell the oldest ``n`` pulls that wait, or all, and note what is known then."""
+        n = min(n, len(self.waiting))
+        for place in range(n):
+            number = self.waiting.popleft()
+            arm = self.arms[number]
+            self._policy.tell(self._table.observation(arm, self.tasks[number]))
+            if self._whole:
+                # The best mean of whole arms: what the policy would say, but much quicker.
+                self.value = float(np.fmax(self.value, self._table.means[arm]))
+            elif place == n - 1:
+                self.value = self._recommended()
+            self.known.append(self.value)
+
+    def _recommended(self) -> float:
+        best = self._policy.best()
+        index = self._table.arms.index
+        return math.nan if best is None else float(self._table.means[index(best.arm)])
+
+    def _pull(self, number: int) -> Pull:
+        names = self._table.tasks.names
+        arm = self._table.arms.ids[self.arms[number]]
+        return Pull(arm, tuple(names[task] for task in self.tasks[number]))
+
+    def _read(self, proposal: Proposal) -> tuple[int, tuple[int, ...]]:
+        """Arm and tasks of a proposal, which may leave the tasks out."""
+        arm = self._table.arms.index(proposal.arm)
+        asked = self._asked.setdefault(arm, set())
+        if proposal.tasks:
+            tasks = tuple(self._table.tasks.index(name) for name in proposal.tasks)
+        else:
+            every = range(len(self._table.tasks.names))
+            tasks = tuple(task for task in every if task not in asked)
+        asked.update(tasks)
+        return arm, tasks

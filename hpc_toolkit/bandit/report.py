@@ -1,0 +1,86 @@
+"""A comparison of policies as text: for people, and as CSV."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GOAL = 0.99
+"""The share of the best mean that the table for people is about."""
+
+
+def as_csv(report: dict[str, Any]) -> str:
+    """One line for each policy, goal and cost; an empty cell where a search never got there."""
+    columns = ("median", "p90", "low", "high", "reached")
+    lines = [",".join(("policy", "goal", "cost", *columns))]
+    for one in report["policies"]:
+        for goal, costs in one["to_goal"].items():
+            for cost, found in costs.items():
+                numbers = ("" if found[name] is None else repr(found[name]) for name in columns)
+                lines.append(",".join((one["policy"], goal, cost, *numbers)))
+    return "\n".join(lines) + "\n"
+
+
+def as_lines(report: dict[str, Any], duration: Callable[[float], str]) -> list[str]:
+    """A table for people: what each policy needs to know an arm of 99 % of the best.
+
+    Each cell is the median and, behind a slash, what nine of ten searches need. ``duration``
+    writes seconds.
+    """
+    goal = GOAL if report["until"] is None else min(GOAL, report["until"])
+    first = report["policies"][0]["to_goal"]
+    key = f"{goal:g}" if f"{goal:g}" in first else next(reversed(first))
+    costs = dict.fromkeys(cost for one in report["policies"] for cost in one["to_goal"][key])
+    # On one GPU nobody waits: that is the GPU time.
+    costs.pop("wall_s_1", None)
+    head = [
+        f"to {100 * float(key):g}% of the best",
+        *(_title(cost) for cost in costs),
+        "best at end",
+    ]
+    rows = [head]
+    for one in report["policies"]:
+        found = one["to_goal"][key]
+        cells = [_cell(cost, found.get(cost), duration) for cost in costs]
+        rows.append([one["policy"], *cells, f"{one['ended']['exact']:.0%}"])
+    rows.append(["(everything)", *(_everything(cost, report, duration) for cost in costs), "100%"])
+    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    return [
+        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _title(cost: str) -> str:
+    if cost.startswith("wall_s_"):
+        count = cost.removeprefix("wall_s_")
+        return f"time on {count} GPU{'' if count == '1' else 's'}"
+    return {"gpu_s": "GPU time"}.get(cost, cost)
+
+
+def _is_time(cost: str) -> bool:
+    return cost == "gpu_s" or cost.startswith("wall_s_")
+
+
+def _cell(
+    cost: str, found: dict[str, float | None] | None, duration: Callable[[float], str]
+) -> str:
+    if found is None:
+        return "-"
+    return " / ".join(_number(cost, found[name], duration) for name in ("median", "p90"))
+
+
+def _number(cost: str, number: float | None, duration: Callable[[float], str]) -> str:
+    if number is None:
+        return "never"
+    return duration(number) if _is_time(cost) else f"{number:g}"
+
+
+def _everything(cost: str, report: dict[str, Any], duration: Callable[[float], str]) -> str:
+    exhaustive = report["exhaustive"]
+    if cost.startswith("wall_s_"):
+        return _number(cost, exhaustive["wall_s"][cost.removeprefix("wall_s_")], duration)
+    found = report["arms"] if cost == "pulls" else exhaustive[cost]
+    return _number(cost, float(found), duration)

@@ -1,0 +1,157 @@
+"""Commands of policies: bandit bench."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.bandit.entrants import Entrant
+    from hpc_toolkit.bandit.recorded import ScoreTable
+    from hpc_toolkit.bandit.walltime import Order
+
+_ENDINGS = (".json", ".csv", ".svg")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    group = typer.Typer(help="Compare policies on scores that are known.", no_args_is_help=True)
+    group.command()(bench)
+    app.add_typer(group, name="bandit", rich_help_panel="Campaigns")
+
+
+def bench(
+    table: Annotated[
+        str,
+        typer.Option(
+            help="Recorded scores, .csv, .csv.gz or .parquet; or synthetic, or synthetic:SEED."
+        ),
+    ] = "synthetic",
+    policies: Annotated[
+        str, typer.Option(help="Names with commas, options as in gp-ucb:initial=8; or all.")
+    ] = "random,last-layer,gp-ucb",
+    seeds: Annotated[int, typer.Option(help="Searches of each policy on each table.")] = 10,
+    subtables: Annotated[
+        int, typer.Option(help="Search on so many random parts of the table, instead of all.")
+    ] = 0,
+    arms_share: Annotated[float, typer.Option(help="Share of the arms that a part has.")] = 0.5,
+    tasks: Annotated[
+        int | None, typer.Option(help="Tasks that a part has; by default all.")
+    ] = None,
+    asks: Annotated[str, typer.Option(help="Arms at once: one, rounds:N or window:N.")] = "one",
+    pulls: Annotated[int, typer.Option(help="Arms of a search; 0 for all.")] = 60,
+    until: Annotated[
+        float | None,
+        typer.Option(help="End searches at this share of the best, such as 0.99; quicker."),
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="Numbers of GPUs to simulate.")] = "1,32",
+    order: Annotated[
+        str, typer.Option(help="Which evaluation begins first there: longest, or by pull.")
+    ] = "longest",
+    first_seed: Annotated[int, typer.Option(help="Of searches and parts.")] = 0,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option("--out", "-o", help="Write .json, .csv or .svg; can be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare policies by searches on recorded scores, or on made-up ones.
+
+    Prints what each needs to know an arm of 99 % of the best: median / what 9 of 10 searches need.
+    """
+    from hpc_toolkit.bandit.bench import Plan, run_bench
+    from hpc_toolkit.bandit.entrants import entrants
+    from hpc_toolkit.bandit.replay import Asks
+    from hpc_toolkit.bandit.report import as_lines
+    from hpc_toolkit.quantities import format_duration
+
+    gc.enable()
+    for path in out or []:
+        _check_ending(path)
+    plan = Plan(
+        entrants=entrants(policies),
+        asks=Asks.parse(asks),
+        pulls=pulls or None,
+        until=until,
+        seeds=seeds,
+        subtables=subtables,
+        share=arms_share,
+        tasks=tasks,
+        first=first_seed,
+        gpus=_counts(gpus),
+        order=_order(order),
+    )
+    report = run_bench(_read(table), plan, _progress())
+    for path in out or []:
+        _write(path, report)
+    if as_json:
+        print(json.dumps(report, allow_nan=False))
+    else:
+        print("\n".join(as_lines(report, format_duration)))
+
+
+def _read(given: str) -> ScoreTable:
+    name, _, seed = given.partition(":")
+    if name == "synthetic" and (seed or "0").isdecimal():
+        from hpc_toolkit.bandit.synthetic import score_table
+
+        return score_table(int(seed or "0"))
+    from hpc_toolkit.scoretable import read_score_table
+
+    return read_score_table(Path(given))
+
+
+def _counts(given: str) -> tuple[int, ...]:
+    words = [word.strip() for word in given.split(",")]
+    if not all(word.isdecimal() and len(word) < 7 for word in words):
+        message = f"--gpus: {given!r} is no list of numbers"
+        raise ConfigError(message, hint="write --gpus 1,32")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def _order(given: str) -> Order:
+    if given not in ("longest", "pull"):
+        message = f"--order: {given!r}"
+        raise ConfigError(message, hint="longest, or pull")
+    return "longest" if given == "longest" else "pull"
+
+
+def _check_ending(path: Path) -> None:
+    if path.suffix not in _ENDINGS:
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    from hpc_toolkit.bandit.picture import regret_svg
+    from hpc_toolkit.bandit.report import as_csv
+    from hpc_toolkit.files import replace_file
+
+    if path.suffix == ".json":
+        text = json.dumps(report, allow_nan=False) + "\n"
+    else:
+        text = as_csv(report) if path.suffix == ".csv" else regret_svg(report)
+    replace_file(path, iter([text.encode()]))
+
+
+def _progress() -> Callable[[Entrant, int, int], None] | None:
+    """What tells on a terminal how far the searches are; None elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+
+    def tell(entrant: Entrant, done: int, total: int) -> None:
+        line = f"{entrant.label}: search {done + 1} of {total}"
+        end = "\n" if done + 1 == total else ""
+        print(f"\r{line}\x1b[K", end=end, file=sys.stderr, flush=True)
+
+    return tell

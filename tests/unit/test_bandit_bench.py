@@ -1,0 +1,338 @@
+"""Comparisons of policies: the numbers of a report, its forms, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hpc_toolkit import cli
+from hpc_toolkit.bandit import Arm, ArmTable
+from hpc_toolkit.bandit.bench import Plan, run_bench, searches
+from hpc_toolkit.bandit.entrants import Entrant, entrants
+from hpc_toolkit.bandit.outcome import summary
+from hpc_toolkit.bandit.picture import regret_svg
+from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.recorded import ScoreTable
+from hpc_toolkit.bandit.replay import Asks, Trace
+from hpc_toolkit.bandit.report import as_csv, as_lines
+from hpc_toolkit.bandit.synthetic import score_table
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.quantities import format_duration
+from tests.unit.test_bandit_replay import small_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+ORDERS = ("longest", "pull")
+
+
+def bench(policies: str, table: ScoreTable | None = None, **options: Any) -> dict[str, Any]:
+    plan = Plan(entrants=entrants(policies), **{"seeds": 3, "gpus": (1, 4), **options})
+    return run_bench(small_table() if table is None else table, plan)
+
+
+def ladder(arms: int, good: int) -> ScoreTable:
+    """Arms of which so many are within 1 % of the best."""
+    scores = np.concatenate([np.linspace(0.1, 0.5, arms - good), np.linspace(0.995, 1.0, good)])
+    line = tuple(Arm(f"a{n}", "g", (float(n),)) for n in range(arms))
+    return ScoreTable(ArmTable(line, ("x",)), TaskSet(("t",)), scores[:, None])
+
+
+def test_random_order_needs_as_many_pulls_as_combinatorics_says() -> None:
+    arms, good, seeds = 39, 4, 400
+    plan = Plan(entrants=entrants("random"), seeds=seeds, pulls=None, until=0.99)
+
+    found = [trace for _, trace in searches(plan.entrants[0], [ladder(arms, good)], plan)]
+
+    pulls = np.array([len(trace.arms) for trace in found])
+    # The first of m marked places among N is expected at (N + 1) / (m + 1).
+    assert pulls.mean() == pytest.approx(40 / 5, abs=4 * pulls.std() / math.sqrt(seeds))
+
+
+def test_a_report_counts_what_its_searches_did() -> None:
+    table = small_table()
+    report = bench("random", table, seeds=1, pulls=None)
+    trace = next(searches(Entrant("random", "random", {}), [table], Plan(entrants=[], seeds=1)))[1]
+
+    one = report["policies"][0]
+    place = int(np.argmax(trace.known >= table.means.max())) + 1
+    goal = one["to_goal"]["1"]
+    assert goal["pulls"]["median"] == goal["pulls"]["p90"] == place
+    assert goal["evaluations"]["median"] == 3 * place
+    assert goal["gpu_s"]["median"] == trace.gpu_s[place - 1] == goal["wall_s_1"]["median"]
+    assert goal["wall_s_4"]["median"] == trace.wall_s(4)[place - 1]
+    assert one["speedup"]["4"]["median"] == pytest.approx(trace.gpu_s[-1] / trace.wall_s(4)[-1])
+    assert one["ended"]["exact"] == one["ended"]["finished"] == 1.0
+    assert one["ended"]["gpu_s"]["median"] == pytest.approx(1.0)
+    assert table.seconds is not None
+    assert report["exhaustive"]["gpu_s"] == table.seconds.sum()
+    assert report["exhaustive"]["wall_s"]["4"] == table.seconds.sum() / 4
+    assert report["exhaustive"]["evaluations"] == 36
+
+
+def test_curves_begin_with_a_guess_and_end_with_the_best_arm() -> None:
+    table = small_table()
+    curves = bench("random,gp-ucb", table, pulls=None)["policies"][1]["curves"]
+
+    guess = table.means.max() - table.means.mean()
+    for name, curve in curves.items():
+        regrets = np.array(curve["simple"])
+        assert (np.diff(regrets) <= 1e-12).all(), name
+        assert regrets[-1] == 0.0
+        assert (np.array(curve["low"]) <= regrets).all()
+        assert (regrets <= np.array(curve["high"])).all()
+    assert curves["gpu_s"]["simple"][0] == pytest.approx(guess)
+    # All arms pulled: what they lack together, in any order.
+    lacking = table.means.max() * 12 - table.means.sum()
+    assert curves["pulls"]["cumulative"][-1] == pytest.approx(lacking)
+
+
+def test_equal_seeds_give_equal_reports_of_any_company() -> None:
+    first = bench("random,gp-ucb")
+    again = bench("gp-ucb,random")
+
+    assert first["policies"] == again["policies"][::-1]
+    assert first["policies"] != bench("random,gp-ucb", first=50)["policies"]
+
+
+def test_a_report_is_strict_json_and_names_nothing_of_the_table() -> None:
+    text = json.dumps(bench("random,racing,last-layer"), allow_nan=False)
+
+    names = [*small_table().arms.ids, *small_table().tasks.names, *small_table().arms.groups]
+    assert not [name for name in names if f'"{name}"' in text]
+
+
+def test_a_goal_that_is_never_reached_is_null() -> None:
+    table = ladder(30, 1)
+    report = bench("last-layer", ScoreTable(deep(table), table.tasks, table.scores[::-1].copy()))
+
+    found = report["policies"][0]["to_goal"]["0.99"]["pulls"]
+    assert found == {"median": None, "p90": None, "low": None, "high": None, "reached": 0.0}
+    assert "speedup" not in report["policies"][0]
+    assert "gpu_s" not in report["exhaustive"]
+
+
+def deep(table: ScoreTable) -> ArmTable:
+    arms = tuple(Arm(arm.id, arm.group, arm.features) for arm in table.arms.arms)
+    return ArmTable(arms, ("relative_depth",))
+
+
+def test_of_a_policy_that_leaves_a_good_arm_again_the_last_way_to_it_counts() -> None:
+    table = ladder(6, 1)
+    known = np.array([0.1, 1.0, 0.2, 1.0, 1.0])
+    trace = Trace(table, (0, 5, 1, 2, 3), ((0,),) * 5, (0, 1, 2, 3, 4), known, finished=True)
+
+    found = summary([trace], [0], gpus=())
+
+    assert found["to_goal"]["0.99"]["pulls"]["median"] == 4.0
+
+
+def test_the_order_of_evaluations_changes_the_wall_clock_alone() -> None:
+    longest, by_pull = (bench("random", order=order, asks=Asks("rounds", 4)) for order in ORDERS)
+
+    assert (longest.pop("order"), by_pull.pop("order")) == ORDERS
+    goals = [one["policies"][0]["to_goal"]["1"] for one in (longest, by_pull)]
+    assert goals[0]["gpu_s"] == goals[1]["gpu_s"]
+    assert goals[0]["wall_s_4"] != goals[1]["wall_s_4"]
+
+
+def test_parts_of_a_table_have_the_size_asked_for_and_searches_their_own_seeds() -> None:
+    plan = Plan(entrants=entrants("random"), seeds=2, subtables=3, share=0.5, tasks=2, pulls=None)
+    whole = small_table()
+
+    tables = plan.tables(whole)
+    found = list(searches(plan.entrants[0], tables, plan))
+
+    assert [(len(one.arms.arms), len(one.tasks.names)) for one in tables] == [(6, 2)] * 3
+    assert [place for place, _ in found] == [0, 0, 1, 1, 2, 2]
+    assert len({trace.arms for _, trace in found}) > 3
+    report = run_bench(whole, plan)
+    assert (report["arms"], report["tasks"], report["tables"]) == (6, 2, 3)
+    assert report["policies"][0]["searches"] == 6
+
+
+def test_a_policy_in_parts_asks_for_rungs_and_counts_no_pulls() -> None:
+    report = bench("racing", score_table(0, 8), asks=Asks("window", 2), pulls=5)
+
+    one = report["policies"][0]
+    assert "pulls" not in one["to_goal"]["0.99"]
+    assert one["ended"]["finished"] == 1.0
+    assert one["ended"]["evaluations"]["median"] < 1.0
+
+
+def test_searches_until_a_goal_have_no_curves_and_no_higher_goals() -> None:
+    one = bench("random", pulls=None, until=0.99)["policies"][0]
+
+    assert list(one["to_goal"]) == ["0.98", "0.99"]
+    assert "curves" not in one
+    assert one["to_goal"]["0.99"]["pulls"]["reached"] == 1.0
+
+
+def test_first_arms_of_a_round_are_taken_at_once() -> None:
+    table = small_table()
+
+    def opening(spec: str, asks: str) -> int:
+        policy = Entrant.parse(spec).make(table, 0, Asks.parse(asks))
+        return sum("space-filling" in one.reason for one in policy.ask(0) or policy.ask(12))
+
+    state = Entrant.parse("gp-ucb").make(table, 0, Asks.parse("rounds:8")).state_dict()
+    assert state["options"]["initial"] == 8
+    for spec, asks, initial in (
+        ("gp-ucb", "rounds:3", 5),
+        ("gp-ucb", "window:8", 5),
+        ("gp-ucb:initial=2", "rounds:8", 2),
+    ):
+        made = Entrant.parse(spec).make(table, 0, Asks.parse(asks))
+        assert made.state_dict()["options"]["initial"] == initial
+    assert opening("gp-ucb", "one") == 12
+
+
+def test_all_names_every_policy_once_with_no_options() -> None:
+    found = entrants("all")
+
+    assert {"random", "last-layer", "ucb1", "gp-ucb", "racing"} <= {one.name for one in found}
+    assert all(one.label == one.name and not one.options for one in found)
+
+
+def test_options_of_a_policy_are_numbers_booleans_or_words() -> None:
+    found = Entrant.parse("gp-ucb:initial=3:beta=1.5:features=all:x=true")
+
+    assert found.options == {"initial": 3, "beta": 1.5, "features": "all", "x": True}
+    assert found.label == "gp-ucb:initial=3:beta=1.5:features=all:x=true"
+
+
+def test_metrics_of_a_table_are_features_where_a_policy_asks_for_them() -> None:
+    plain = small_table()
+    metrics = {"depth": np.arange(12.0), "gone": np.full(12, np.nan)}
+    table = ScoreTable(plain.arms, plain.tasks, plain.scores, plain.seconds, None, metrics)
+
+    asked = Entrant.parse("gp-ucb:features=all").make(table, 0, Asks("rounds", 1))
+    plainly = Entrant.parse("gp-ucb").make(table, 0, Asks("rounds", 1))
+
+    assert asked.state_dict()["arms"] == table.measured_arms.digest
+    assert plainly.state_dict()["arms"] == plain.arms.digest
+    assert table.measured_arms.feature_names == ("relative_depth", "metric:depth")
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ("gp-ucd", "unknown policy 'gp-ucd'"),
+        ("random,random", "policy 'random' is named twice"),
+        ("all,gp-ucb", "policy 'gp-ucb' is named twice"),
+        ("gp-ucb:beta", "'beta' sets no option"),
+        ("gp-ucb:seed=3", "'seed=3' sets no option"),
+        ("gp-ucb:betta=2", "policy 'gp-ucb' has no option 'betta'"),
+        ("", "unknown policy ''"),
+    ],
+)
+def test_policies_that_do_not_exist_are_refused(policies: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bench(policies)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 0}, "seeds: 0"),
+        ({"pulls": 0}, "pulls: 0"),
+        ({"gpus": (1, 0)}, r"gpus\[1\]: 0"),
+        ({"until": 1.5}, "until: 1.5"),
+        ({"subtables": -1}, "subtables: -1"),
+        ({"subtables": 1, "share": 0.01}, "a part of 0 of 12 arms"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bench("random", **options)
+
+
+def test_a_table_without_a_positive_score_is_refused() -> None:
+    table = ladder(5, 1)
+
+    with pytest.raises(ConfigError, match="the best mean score of the table is not positive"):
+        bench("random", ScoreTable(table.arms, table.tasks, table.scores - 2.0))
+
+
+def test_forms_of_a_report_agree() -> None:
+    report = bench("random,racing")
+
+    rows = [line.split(",") for line in as_csv(report).splitlines()]
+    assert rows[0] == ["policy", "goal", "cost", "median", "p90", "low", "high", "reached"]
+    assert len(rows) == 1 + 4 * (5 + 4)
+    goal = report["policies"][0]["to_goal"]["0.99"]["gpu_s"]
+    row = next(row for row in rows if row[:3] == ["random", "0.99", "gpu_s"])
+    assert float(row[3]) == goal["median"]
+    lines = as_lines(report, format_duration)
+    assert [line.split()[0] for line in lines[1:]] == ["random", "racing", "(everything)"]
+    assert format_duration(goal["median"]) in lines[1]
+    assert "time on 4 GPUs" in lines[0]
+
+
+def test_a_picture_is_well_formed_and_draws_every_curve_inside_its_axes() -> None:
+    report = bench("random,gp-ucb,racing")
+
+    picture = regret_svg(report)
+
+    root = ET.fromstring(picture)
+    assert picture == regret_svg(report)
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    paths = [part.attrib["d"] for part in root.iter() if part.tag.endswith("path")]
+    curves = [path for path in paths if path.count("L") > 2]
+    # Means and bands of three policies over evaluations, GPU time and wall-clock, two over pulls.
+    assert len(curves) == 2 * (3 * 3 + 2)
+    for path in curves:
+        points = [point.split() for point in path.strip("MZ").split("L")]
+        assert all(0 < float(x) < width and 0 < float(y) < height for x, y in points)
+    words = [part.text for part in root.iter() if part.tag.endswith("text")]
+    assert {"random", "gp-ucb", "racing", "pulls", "seconds on 4 GPUs"} <= set(words)
+
+
+def test_a_report_without_curves_has_no_picture() -> None:
+    with pytest.raises(ConfigError, match="has no curves to draw"):
+        regret_svg(bench("random", until=0.99))
+
+
+def hpctk(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.load_commands("bandit"), ["bandit", "bench", *words])
+    if isinstance(result.exception, ConfigError):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> None:
+    files = [tmp_path / f"out.{ending}" for ending in ("json", "csv", "svg")]
+    words = ["--policies", "random", "--seeds", "2", "--pulls", "5", "--asks", "rounds:2"]
+
+    code, printed = hpctk(*words, *(word for path in files for word in ("-o", str(path))))
+
+    assert code == 0
+    assert printed.splitlines()[1].startswith("random ")
+    report = json.loads(files[0].read_text())
+    assert (report["format"], report["arms"], report["asks"]) == (1, 315, "rounds:2")
+    assert files[1].read_text() == as_csv(report)
+    assert files[2].read_text() == regret_svg(report)
+    assert json.loads(hpctk(*words, "--json")[1]) == report
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "out.pdf"], "out.pdf: unknown format '.pdf'"),
+        (["--gpus", "1,many"], "--gpus: '1,many' is no list of numbers"),
+        (["--asks", "three"], "asks: 'three'"),
+        (["--order", "short"], "--order: 'short'"),
+        (["--table", "gone.csv"], "gone.csv: no such file"),
+        (["--table", "synthetic:x"], "synthetic:x: not a table of scores"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_use(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hpctk(*words)

@@ -1,0 +1,222 @@
+"""Searches on recorded scores: what is asked when, what is known then, what it costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
+from hpc_toolkit.bandit.pulls import Pull, TaskSet
+from hpc_toolkit.bandit.recorded import ScoreTable
+from hpc_toolkit.bandit.replay import Asks, Trace, replay
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.bandit import Observation, Recommendation
+
+
+def small_table(arms: int = 12, tasks: int = 3, *, seconds: bool = True) -> ScoreTable:
+    """Arms on a line; scores that differ, and durations that do as well."""
+    rng = np.random.default_rng(4)
+    line = tuple(Arm(f"a{n}", f"g{n // 4}", (float(n),)) for n in range(arms))
+    return ScoreTable(
+        ArmTable(line, ("relative_depth",)),
+        TaskSet(tuple(f"t{n}" for n in range(tasks))),
+        rng.uniform(0.1, 0.9, (arms, tasks)),
+        rng.integers(1, 9, (arms, tasks)).astype(np.float64) if seconds else None,
+    )
+
+
+def search(asks: Asks, *, policy: str = "random", seed: int = 0, pulls: int | None = None) -> Trace:
+    table = small_table()
+    made = make_policy(policy, table.arms, seed, tasks=table.tasks)
+    return replay(table, made, asks, pulls=pulls)
+
+
+ONE = Asks("rounds", 1)
+
+
+def test_one_at_a_time_every_pull_knows_all_before_it() -> None:
+    trace = search(ONE)
+
+    assert sorted(trace.arms) == list(range(12))
+    assert trace.told_before == tuple(range(12))
+    assert trace.finished
+    assert trace.whole
+    best_so_far = np.maximum.accumulate(trace.table.means[list(trace.arms)])
+    np.testing.assert_array_equal(trace.known, best_so_far)
+    assert trace.evaluations.tolist() == [3.0 * n for n in range(1, 13)]
+
+
+def test_rounds_tell_all_before_the_next_and_a_window_the_oldest_alone() -> None:
+    rounds, window = search(Asks("rounds", 5)), search(Asks("window", 5))
+
+    assert rounds.told_before == (0, 0, 0, 0, 0, 5, 5, 5, 5, 5, 10, 10)
+    assert window.told_before == (0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7)
+
+
+@given(st.sampled_from(["rounds", "window"]), st.integers(1, 15), st.integers(1, 12))
+def test_a_search_ends_after_its_pulls_and_tells_them_all(kind: str, size: int, pulls: int) -> None:
+    asks = Asks.parse(f"{kind}:{size}")
+
+    trace = search(asks, pulls=pulls)
+
+    assert len(trace.arms) == len(trace.tasks) == len(trace.known) == pulls
+    assert not np.isnan(trace.known).any()
+    assert all(told <= number for number, told in enumerate(trace.told_before))
+
+
+@pytest.mark.parametrize("asks", ["one", "rounds:4", "window:4"])
+def test_what_is_known_is_what_the_policy_itself_would_recommend(asks: str) -> None:
+    trace = search(Asks.parse(asks), policy="gp-ucb", pulls=9)
+    table = trace.table
+    twin = make_policy("gp-ucb", table.arms, 0, tasks=table.tasks)
+
+    for number, arm in enumerate(trace.arms):
+        twin.tell(table.observation(arm, trace.tasks[number]))
+        best = twin.best()
+        assert best is not None
+        assert trace.known[number] == table.means[table.arms.index(best.arm)]
+
+
+def test_a_search_until_a_value_ends_when_it_is_known() -> None:
+    table = small_table()
+    whole = search(ONE)
+    until = float(whole.known[5])
+
+    trace = replay(table, make_policy("random", table.arms, 0), ONE, until=until)
+
+    reached = int(np.argmax(whole.known >= until)) + 1
+    assert trace.arms == whole.arms[:reached]
+    assert not trace.finished
+
+
+def test_costs_add_up_and_one_gpu_takes_as_long_as_the_sum() -> None:
+    trace = search(Asks("window", 3), pulls=7)
+    assert trace.table.seconds is not None
+    each = trace.table.seconds[list(trace.arms)]
+
+    np.testing.assert_allclose(trace.gpu_s, np.cumsum(each.sum(axis=1)))
+    np.testing.assert_allclose(search(ONE).wall_s(1), search(ONE).gpu_s)
+    assert trace.wall_s(1)[-1] == trace.gpu_s[-1]
+    # Enough GPUs: the longest evaluation of each pull, one pull after the other.
+    one_by_one = search(ONE, pulls=7).wall_s(99)
+    np.testing.assert_allclose(one_by_one, np.cumsum(each.max(axis=1)))
+    assert (np.diff(trace.wall_s(2)) >= 0).all()
+
+
+def test_costs_of_a_table_without_durations_are_refused() -> None:
+    table = small_table(seconds=False)
+    trace = replay(table, make_policy("random", table.arms, 0), ONE, pulls=2)
+
+    assert trace.evaluations.tolist() == [3.0, 6.0]
+    with pytest.raises(ConfigError, match="the table of scores has no durations"):
+        trace.wall_s(1)
+
+
+@dataclass
+class Scripted:
+    """A policy that asks for what it is given, and waits where that is None."""
+
+    script: list[Proposal | None]
+    told: list[Observation] = field(default_factory=list)
+    pending: list[tuple[Pull | str, ...]] = field(default_factory=list)
+
+    name = "scripted"
+
+    def ask(self, n: int, pending: Sequence[Pull | str] = ()) -> list[Proposal]:
+        self.pending.append(tuple(pending))
+        asked: list[Proposal] = []
+        while self.script and len(asked) < n:
+            proposal = self.script.pop(0)
+            if proposal is None:
+                break
+            asked.append(proposal)
+        return asked
+
+    def tell(self, observation: Observation) -> None:
+        self.told.append(observation)
+
+    def best(self) -> Recommendation | None:
+        return None
+
+    def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: object) -> None:
+        raise NotImplementedError
+
+
+def test_a_pull_of_no_named_tasks_is_of_those_not_asked_for() -> None:
+    table = small_table()
+    some = Proposal("a2", None, "cheap", ("t1",))
+    policy = Scripted([some, Proposal("a2", None, "rest"), Proposal("a5", None, "all")])
+
+    trace = replay(table, policy, ONE)
+
+    assert trace.arms == (2, 2, 5)
+    assert trace.tasks == ((1,), (0, 2), (0, 1, 2))
+    assert not trace.whole
+    assert [sorted(told.scores) for told in policy.told] == [
+        ["t1"],
+        ["t0", "t2"],
+        ["t0", "t1", "t2"],
+    ]
+    assert np.isnan(trace.known).all()
+    assert trace.gpu_s[-1] == trace.table.seconds[[2, 5]].sum()  # type: ignore[index] # has some
+
+
+def test_an_empty_ask_waits_while_something_is_pending_and_ends_otherwise() -> None:
+    table = small_table()
+    whole = [Proposal(f"a{n}", None, "") for n in range(4)]
+    script: list[Proposal | None] = [*whole[:2], None, None, *whole[2:]]
+    policy = Scripted(script)
+
+    trace = replay(table, policy, Asks("window", 3))
+
+    every = ("t0", "t1", "t2")
+    assert trace.arms == (0, 1, 2, 3)
+    assert trace.told_before == (0, 0, 2, 2)
+    assert trace.finished
+    assert policy.pending[:3] == [(), (Pull("a1", every),), ()]
+
+
+@pytest.mark.parametrize(
+    "text", ["two", "rounds", "rounds:0", "rounds:-1", "window:x", "window: 3"]
+)
+def test_asks_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="asks: "):
+        Asks.parse(text)
+
+
+@pytest.mark.parametrize("text", ["one", "rounds:8", "window:24"])
+def test_asks_are_written_as_they_are_read(text: str) -> None:
+    assert str(Asks.parse(text)) == text
+
+
+def test_racing_pulls_tasks_one_by_one_and_names_an_arm() -> None:
+    table = small_table(arms=20, tasks=8)
+    policy = make_policy("racing", table.arms, 1, tasks=table.tasks)
+
+    trace = replay(table, policy, Asks("rounds", 20))
+
+    pairs = [
+        (arm, task) for arm, tasks in zip(trace.arms, trace.tasks, strict=True) for task in tasks
+    ]
+    assert len(pairs) == len(set(pairs)) < table.evaluations
+    assert trace.finished
+    assert not trace.whole
+    best = policy.best()
+    assert best is not None
+    assert math.isclose(trace.known[-1], table.means[table.arms.index(best.arm)])

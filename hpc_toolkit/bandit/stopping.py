@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,12 +92,14 @@ class StopRules:
 
 def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
     """At most ``n`` pulls, as many as the policy's stop rules let be asked for one by one."""
-    found: list[Proposal] = []
-    for proposal in policy.ask(n, pending):
-        if policy.stop([*pending, *(before.pull for before in found)]) is not None:
-            break
-        found.append(proposal)
-    return found
+    asked = policy.ask(n, pending)
+    pulls = [proposal.pull for proposal in asked]
+
+    def stops_before(place: int) -> bool:
+        return policy.stop([*pending, *pulls[:place]]) is not None
+
+    # What is pending can only add to what was spent, so the first that is too much is looked for.
+    return asked[: bisect_left(range(len(asked)), True, key=stops_before)]
 
 
 def check_stop(stop: StopRules | None, *, tasks_known: bool) -> None:

@@ -1,0 +1,83 @@
+"""The benchmarks of policies: what they count, on scores of which the answer is known."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.bandit import Arm, ArmTable
+from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.recorded import ScoreTable
+from hpc_toolkit.bandit.replay import Trace
+from hpc_toolkit.bandit.synthetic import score_table
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+OPTIONS = argparse.Namespace(policies="random,racing", seeds=2, subtables=2, races=3)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("bandit_bench")
+
+
+def rows_of(lines: list[str]) -> list[list[str]]:
+    """The cells of a table's rows."""
+    found = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return found[2:]
+
+
+@pytest.mark.parametrize("part", ["pulls", "races", "groups", "wall"])
+def test_a_part_has_a_full_row_for_everything_that_it_compares(bench: Any, part: str) -> None:
+    first = {
+        "pulls": ["random", "gp-ucb, rounds:8", "gp-ucb, window:8"],
+        "races": ["racing", "racing", "halving", "halving"],
+        "groups": [
+            "single arms, gp-ucb",
+            "whole checkpoints, gp-ucb",
+            "whole checkpoints, random",
+        ],
+        "wall": [*(f"gp-ucb, {way}" for way in bench.WAYS), "racing, whole rungs"],
+    }
+
+    rows = rows_of(getattr(bench, part)(score_table(0, 25), OPTIONS))
+
+    assert [row[0] for row in rows] == first[part]
+    assert len({len(row) for row in rows}) == 1
+    assert all(re.search(r"\d|never", cell) for row in rows for cell in row[1:])
+
+
+def test_a_shared_checkpoint_costs_its_last_layer_and_classifiers(bench: Any) -> None:
+    arms = tuple(Arm(f"{group}{k}", group, (float(k),)) for group in "ab" for k in range(3))
+    seconds = np.array([[1.0], [4.0], [9.0], [2.0], [3.0], [5.0]])
+    table = ScoreTable(ArmTable(arms, ("layer",)), TaskSet(("t",)), seconds, seconds)
+    order = (1, 0, 2, 4, 3, 5)
+    trace = Trace(table, order, ((0,),) * 6, tuple(range(6)), np.ones(6), finished=True)
+
+    assert bench.shared_s(trace, 0) == 9 + 2 * 1
+    assert bench.shared_s(trace, 2) == 9 + 2 * 1
+    assert bench.shared_s(trace, 3) == 9 + 2 * 1 + 5 + 2 * 2
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_where_dask_is_not_installed() -> None:
+    script = [sys.executable, str(BENCHMARKS / "bandit_step.py"), "--peer-python", sys.executable]
+
+    ended = subprocess.run(
+        [*script, "--steps", "3", "--rounds", "1", "--submitit-steps", "0"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    rows = rows_of(ended.stdout.splitlines())
+    assert [row[:2] for row in rows] == [["this project, gp-ucb", "3"]]
+    assert float(rows[0][2].removesuffix(" ms").replace(",", "")) > 0

@@ -122,10 +122,10 @@ def test_ask_within_takes_what_asks_of_one_within_the_budget_would(pending: list
     assert ask_within(policy, 2, pending) == one_by_one[:2]
 
 
-def history(table: ArmTable, rewards: dict[int, float]) -> History:
+def history(table: ArmTable, rewards: dict[int, float], failed: tuple[int, ...] = ()) -> History:
     return History(
         table=table, seed=0, scored=tuple(sorted(rewards)),
-        rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=(), pending=(),
+        rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=failed, pending=(),
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_odds_are_one_while_nothing_is_known_and_zero_for_what_is_decided() -> N
     table = line(4)
 
     assert win_odds(history(table, {})).tolist() == [1.0] * 4
-    assert win_odds(history(table, {1: 0.5})).tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert win_odds(history(table, {1: 0.5}, failed=(3,))).tolist() == [1.0, 0.0, 1.0, 0.0]
     assert not win_odds(history(table, dict.fromkeys(range(4), 0.5) | {2: 0.7})).any()
 
 

@@ -4,11 +4,12 @@
 
 Three tables. Inputs whose answer is known by calculation. The worst difference from slow float64
 loops over random shapes, and from scikit-learn, scikit-dimension, scipy and torch's own functions.
-And the time of a layer beside the same in Python loops, one layer at a time, as published code has
-it (benchmarks/metricloops.py), in turns, in one process of one thread: states of 7 layers of 48
-tokens and 384 features, those of a small sentence encoder, with 16 views for LiDAR.
+And the processor time of a layer beside the same in Python loops, one layer at a time, as published
+code has it (benchmarks/metricloops.py), in turns, in one process of one thread: states of 7 layers
+of 48 tokens and, unless told otherwise, 384 features, those of a small sentence encoder, with 16
+views for LiDAR. Four metrics have no published loops; theirs follow the definition.
 
-Takes two minutes. Needs scikit-learn and scikit-dimension.
+Takes a minute. Needs scikit-learn and scikit-dimension.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from hpc_toolkit.metrics import METRICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LAYERS, TOKENS, FEATURES, VIEWS = 7, 48, 384, 16
+LAYERS, TOKENS, VIEWS = 7, 48, 16
+
+BY_DEFINITION = {"anisotropy", "effective_rank", "two_nn", "linear_cka"}
+"""Those whose loops are ours; they stay out of the sum."""
 
 
 def main() -> None:
@@ -38,6 +42,7 @@ def main() -> None:
     given.add_argument(
         "--prompts", type=number, default=128, metavar="N", help="prompts of a layer"
     )
+    given.add_argument("--features", type=number, default=384, metavar="N", help="of a token")
     given.add_argument("--shapes", type=number, default=200, metavar="N", help="random shapes")
     given.add_argument("--rounds", type=number, default=3, metavar="N", help="rounds of timing")
     given.add_argument("--write", action="store_true", help="write the section of results.md")
@@ -51,28 +56,27 @@ def main() -> None:
         "",
     ]
     lines += table(["metric", "independent code", "cases", "worst"], agreement_rows(options.shapes))
-    lines += [
-        "",
-        f"Time of a layer of {options.prompts} prompts, x {TOKENS} tokens x {FEATURES}:",
-        "",
-    ]
-    head = ["metric", "ours, ms a layer", "loops, ms a layer", "ratio", "difference"]
-    lines += table(head, timing_rows(options.prompts, options.rounds))
+    size = f"{options.prompts} prompts x {TOKENS} tokens x {options.features}"
+    lines += ["", f"Processor time of a layer of {size}:", ""]
+    head = ["metric", "loops", "ours, ms a layer", "loops, ms a layer", "ratio", "difference"]
+    lines += table(head, timing_rows(options.prompts, options.features, options.rounds))
     print("\n".join(lines))
     if options.write:
         write_section("Metrics", lines)
 
 
-def ways(prompts: int) -> Iterator[tuple[str, Callable[[int], float], Callable[[int], float]]]:
+def ways(
+    prompts: int, features: int
+) -> Iterator[tuple[str, Callable[[int], float], Callable[[int], float]]]:
     """For each metric its value for a layer, ours and by loops."""
     draws = np.random.default_rng(1)
-    shape = (LAYERS, prompts, TOKENS, FEATURES)
+    shape = (LAYERS, prompts, TOKENS, features)
     states = torch.from_numpy(
-        draws.normal(size=shape).cumsum(-2) + draws.normal(size=(*shape[:2], 1, FEATURES))
+        draws.normal(size=shape).cumsum(-2) + draws.normal(size=(*shape[:2], 1, features))
     )
     means = states.mean(-2)
     views = means[:, None] + 0.3 * torch.from_numpy(
-        draws.normal(size=(LAYERS, VIEWS, prompts, FEATURES))
+        draws.normal(size=(LAYERS, VIEWS, prompts, features))
     )
     order = np.random.default_rng([0])
     orders = [torch.from_numpy(order.permutation(prompts)) for _ in range(10)]
@@ -117,10 +121,10 @@ def timed(way: Callable[[int], float]) -> tuple[float, list[float]]:
     return (time.process_time() - started) / LAYERS, values
 
 
-def timing_rows(prompts: int, rounds: int) -> list[list[str]]:
+def timing_rows(prompts: int, features: int, rounds: int) -> list[list[str]]:
     rows = []
     together: dict[str, float] = {"ours": 0.0, "loops": 0.0}
-    for name, mine, by_loops in ways(prompts):
+    for name, mine, by_loops in ways(prompts, features):
         seconds: dict[str, list[float]] = {"ours": [], "loops": []}
         values: list[float] = []
         others: list[float] = []
@@ -131,12 +135,19 @@ def timing_rows(prompts: int, rounds: int) -> list[list[str]]:
             took, others = timed(by_loops)
             seconds["loops"].append(took)
         a, b = (statistics.median(seconds[way]) for way in ("ours", "loops"))
-        together["ours"] += a
-        together["loops"] += b
+        if name not in BY_DEFINITION:
+            together["ours"] += a
+            together["loops"] += b
         apart = max(abs(x - y) / max(1, abs(y)) for x, y in zip(values, others, strict=True))
-        rows.append([name, f"{a * 1e3:.2f}", f"{b * 1e3:.2f}", f"{b / a:.1f}", f"{apart:.0e}"])
+        loops_are = "by definition" if name in BY_DEFINITION else "published"
+        rows.append(
+            [name, loops_are, f"{a * 1e3:.2f}", f"{b * 1e3:.2f}", f"{b / a:.1f}", f"{apart:.0e}"]
+        )
     a, b = together["ours"], together["loops"]
-    return [*rows, ["all", f"{a * 1e3:.1f}", f"{b * 1e3:.1f}", f"{b / a:.1f}", ""]]
+    return [
+        *rows,
+        ["together", "published", f"{a * 1e3:.1f}", f"{b * 1e3:.1f}", f"{b / a:.1f}", ""],
+    ]
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def test_a_nan_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_a_metric_leaves_its_input_alone_whatever_torch_tracks_of_it(name: str) -> None:
     given = plain(name)
+    before = [one.clone() for one in given]
     with torch.inference_mode():
         inferred = [one.clone() for one in given]
     tracked = [one.clone().requires_grad_() for one in given]
@@ -145,8 +146,9 @@ def test_a_metric_leaves_its_input_alone_whatever_torch_tracks_of_it(name: str) 
     found = METRICS[name].function(*tracked)
 
     assert (float(found), found.requires_grad) == (value, False)
-    for before, after in zip(given, inferred, strict=True):
-        assert torch.equal(before, after)
+    for one, after, other in zip(before, given, inferred, strict=True):
+        assert torch.equal(one, after)
+        assert torch.equal(one, other)
 
 
 def test_standard_metrics_need_no_more_than_two_prompts_of_three_tokens() -> None:

@@ -164,8 +164,10 @@ def test_curvature_of_float32_unit_vectors_is_never_nan() -> None:
 def test_curvature_leaves_out_steps_of_length_zero() -> None:
     corner = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
     paused = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    halfway = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
 
     assert float(curvature(paused)) == pytest.approx(float(curvature(corner)))
+    assert float(curvature(halfway)) == 0
     assert float(curvature(torch.ones(5, 2))) == 0
 
 

@@ -32,26 +32,29 @@ def test_every_known_answer_is_found(part: Any) -> None:
 
 def test_loops_of_every_metric_give_its_values(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = part("metrics_table")
-    for name, size in {"LAYERS": 2, "TOKENS": 6, "FEATURES": 12, "VIEWS": 3}.items():
+    for name, size in {"LAYERS": 2, "TOKENS": 6, "VIEWS": 3}.items():
         monkeypatch.setattr(benchmark, name, size)
 
     seen = set()
-    for name, ours, loops in benchmark.ways(prompts=25):
+    for name, ours, loops in benchmark.ways(prompts=25, features=12):
         seen.add(name)
         assert ours(1) == pytest.approx(loops(1), rel=1e-9, abs=1e-12), name
 
     assert seen == set(METRICS)
 
 
-def test_time_is_told_for_each_metric_and_for_all(
+def test_time_is_told_for_each_metric_and_for_what_is_published(
     part: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     benchmark = part("metrics_table")
-    ways = [("slow", lambda layer: layer + 1.0, math.exp)]
-    monkeypatch.setattr(benchmark, "ways", lambda prompts: ways)
+    ways = [("slow", lambda layer: 2.0, lambda layer: 4.0), ("two_nn", math.exp, math.exp)]
+    monkeypatch.setattr(benchmark, "ways", lambda prompts, features: ways)
+    # A way takes as many milliseconds as its value says.
+    monkeypatch.setattr(benchmark, "timed", lambda way: (way(1) / 1e3, [way(1)]))
 
-    rows = benchmark.timing_rows(1, 2)
+    rows = benchmark.timing_rows(1, 1, 2)
 
-    assert [row[0] for row in rows] == ["slow", "all"]
-    # The values of the last layer, 7 and exp 6, are what differs most.
-    assert float(rows[0][4]) == pytest.approx(1 - 7 / math.exp(6), abs=0.1)
+    assert [row[0] for row in rows] == ["slow", "two_nn", "together"]
+    assert rows[0][1:] == ["published", "2.00", "4.00", "2.0", "5e-01"]
+    assert rows[1][1] == "by definition"
+    assert rows[2][1:5] == ["published", "2.0", "4.0", "2.0"]

@@ -226,6 +226,23 @@ def test_search_over_whole_arms_is_the_same_with_the_tasks_given_and_without(nam
     assert len({(best.arm, best.mean, best.stderr, best.ties) for best in bests if best}) == 1
 
 
+def test_tasks_that_were_not_given_are_known_by_name_in_whatever_order_they_are_told() -> None:
+    table = grid(1, 2)
+    first, second = (make_policy("random", table, 0) for _ in range(2))
+    tells = [Observation("s0/l0", {task: 0.5}) for task in ("z", "b", "m")]
+    tells.append(Observation("s0/l1", {"a": 0.4}, {"a": 0.1}, {"a": 3.0}))
+
+    for policy, order in ((first, tells), (second, tells[::-1])):
+        for seen in order:
+            policy.tell(seen)
+
+    best = first.best()
+    assert best is not None
+    assert best.tasks == ("b", "m", "z")
+    assert second.best() == best
+    assert second.state_dict() == first.state_dict()
+
+
 def test_partly_told_arm_is_asked_for_the_rest_of_its_tasks() -> None:
     table = grid(1, 1)
     policy = make_policy("random", table, 0, tasks=TASKS)

@@ -219,6 +219,7 @@ def test_odds_in_a_race_are_decided_after_all_tasks_and_open_after_one() -> None
     rows = [[0.5, 0.6], [0.4, math.nan]]
 
     assert not win_odds(race(rows, 2), Finalists((0, 1), (0, 1), 0)).any()
+    assert not win_odds(race(rows, 2), Finalists((0, 1), (0, 1), 1)).any()
     assert win_odds(race(rows, 3), Finalists((0, 1), (0, 1), None)).tolist() == [0.0, 1.0]
 
 

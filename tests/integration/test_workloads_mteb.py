@@ -14,6 +14,7 @@ import pytest
 from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.workloads import mteb_tasks
 from hpc_toolkit.workloads.corpora import evaluation_articles
+from hpc_toolkit.workloads.layer_metrics import LayerMetrics
 from hpc_toolkit.workloads.mteb_results import write_results
 from hpc_toolkit.workloads.mteb_tasks import LayerEncoder, MtebTasks
 from hpc_toolkit.workloads.text_tasks import TextTasks
@@ -248,6 +249,18 @@ def test_mteb_that_is_not_installed_is_named_with_its_extra(
         mteb_tasks._import_mteb()
 
     assert caught.value.hint == "pip install 'hpc-toolkit[mteb]'"
+
+
+def test_trained_encoder_is_measured_layer_by_layer() -> None:
+    prompts = ["The rain fell in the north.", "Shares rose again on Monday.", "They lost the game."]
+    metrics = LayerMetrics(prompts=prompts, root=str(minilm()))
+    context = metrics.load("model")
+
+    values = list(metrics.run(context, [{"layer": layer} for layer in range(7)]))
+
+    assert [value["layer"] for value in values] == list(range(7))
+    assert all(np.isfinite(list(value.values())).all() for value in values)
+    assert metrics.forwards == 1
 
 
 def test_trained_encoder_is_scored_layer_by_layer(context: SharedEmbeddings) -> None:

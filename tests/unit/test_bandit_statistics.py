@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_toolkit.bandit import statistics
 from hpc_toolkit.bandit.statistics import at_costs, first_at, mean_band, spread
 from hpc_toolkit.errors import ConfigError
 
@@ -38,6 +39,15 @@ def test_a_median_band_covers_the_median_about_as_often_as_it_says() -> None:
     covered = np.mean([band.low <= math.log(2.0) <= band.high for band in bands])
 
     assert 0.88 <= covered <= 0.99
+
+
+def test_a_band_is_of_the_lower_of_two_middle_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "COVERAGE", 0.2)
+
+    found = spread([1.0, 3.0], [0, 0])
+
+    # Three of four resamples have 1 at or below their middle.
+    assert (found.low, found.high) == (1.0, 1.0)
 
 
 def test_searches_on_one_table_are_drawn_together() -> None:

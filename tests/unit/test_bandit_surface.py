@@ -117,6 +117,14 @@ def test_a_score_table_has_the_shape_of_recorded_ones(seed: int) -> None:
     assert np.allclose(table.stderrs / np.sqrt(32), 0.002)
 
 
+def test_means_of_a_score_table_are_its_surface_and_little_noise() -> None:
+    table = score_table(2)
+    made = surface(2, (70e6, 160e6, 410e6), (1, 128, 512, 2000, 8000, 32000, 143000), (6, 12, 24))
+
+    assert table.arms.digest == made.table.digest
+    assert np.std(table.means - made.truth) < 0.002
+
+
 def test_a_score_table_takes_longer_the_more_blocks_an_arm_passes() -> None:
     table = score_table(0)
     assert table.seconds is not None

@@ -269,7 +269,7 @@ def test_many_prompts_are_kept_as_few_rows_where_singular_values_are_all_that_co
     few = workload(root, prompts=prompts, metrics=names, batch_size=50).load(NAME)
     whole = workload(root, prompts=prompts, metrics=[*names, "two_nn"], batch_size=50)
 
-    assert len(few._rows(1)) == 65
+    assert (len(few._rows(1)), len(whole.load(NAME)._rows(1))) == (65, 200)
     for layer, value in enumerate(measure(whole)):
         assert {**few.values(layer), "two_nn": value["two_nn"], "layer": layer} == pytest.approx(
             value, rel=1e-9

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from hpc_toolkit import files
 from hpc_toolkit.errors import ConfigError, PermanentError
@@ -126,6 +126,27 @@ def test_of_many_who_ask_at_once_one_copies_and_all_read_the_copy(
     assert len(seen) == 6
     assert len(set(seen)) == 1
     assert len(copied) == 2
+
+
+def test_others_wait_while_a_copy_is_made(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    real = files.write_new
+
+    def write_new(path: Path, chunks: Any) -> None:
+        key = path.parent.name.removeprefix(".")
+        with pytest.raises(Timeout), FileLock(node / f"{key}.lock", timeout=0):
+            pass
+        refused.append(path.name)
+        real(path, chunks)
+
+    monkeypatch.setattr(files, "write_new", write_new)
+
+    with local_copy(shared()):
+        pass
+
+    assert len(refused) == 2
 
 
 @pytest.mark.parametrize("why", ["no cache", "local already"])

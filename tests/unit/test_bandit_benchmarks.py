@@ -20,7 +20,7 @@ from hpc_toolkit.bandit.replay import Trace
 from hpc_toolkit.bandit.synthetic import score_table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-OPTIONS = argparse.Namespace(policies="random,racing", seeds=2, subtables=2, races=3)
+OPTIONS = argparse.Namespace(policies="random,racing", seeds=2, subtables=2, part_seeds=1, races=3)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def two_nn(z: Tensor, *, method: Literal["mle", "linear"] = "mle", discard: floa
 def _dimension(rows: Tensor, method: str, discard: float) -> Tensor:
     import torch
 
-    distinct = torch.unique(rows + 0.0, dim=0)  # -0.0 becomes 0.0
+    distinct = torch.unique(rows, dim=0)  # -0.0 is 0.0 there
     if len(distinct) < FEWEST_ROWS:
         msg = f"TwoNN needs {FEWEST_ROWS} different rows, got {len(distinct)}"
         raise ValueError(msg)

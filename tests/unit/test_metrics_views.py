@@ -40,7 +40,9 @@ def test_lidar_of_inputs_at_orthonormal_means_is_n_minus_one(n: int, d: int) -> 
     z = torch.eye(n, d).unsqueeze(1).expand(n, 4, d)
 
     assert float(lidar(z)) == pytest.approx(n - 1, abs=1e-9)
-    assert float(lidar(z, as_rank=False)) == pytest.approx(math.log(n - 1), abs=1e-9)
+    logarithm = float(lidar(z, as_rank=False))
+    assert logarithm == pytest.approx(math.log(n - 1), abs=1e-9)
+    assert 0 <= logarithm <= math.log(n - 1)
 
 
 def test_lidar_weighs_a_direction_by_the_scatter_within_inputs() -> None:
@@ -95,6 +97,15 @@ def test_lidar_at_the_ends_of_float64_is_that_without_delta_or_without_scatter(
     expected = lidar(z, delta=0.0) if factor > 1 else between
 
     assert float(lidar(z * factor)) == pytest.approx(float(expected), rel=1e-9)
+    without = lidar(z * factor, delta=0.0)
+    assert float(without) == pytest.approx(float(lidar(z, delta=0.0)), rel=1e-9)
+
+
+def test_lidar_of_the_smallest_numbers_is_that_of_their_multiples() -> None:
+    z = (views(1, 6, 4, 5) * 8).round()
+    smallest = z * 2.0**-1000 * 2.0**-74
+
+    assert float(lidar(smallest, delta=0.0)) == pytest.approx(float(lidar(z, delta=0.0)), rel=1e-9)
 
 
 def test_lidar_of_a_batch_is_that_of_each() -> None:

@@ -12,6 +12,8 @@ import io
 import itertools
 import json
 import logging
+import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.files import replace_file
@@ -36,7 +38,7 @@ class SharedEmbeddings:
     """The embeddings of one checkpoint, the context of its tasks.
 
     In memory the lists used last are kept (`embeddings.CACHE_BYTES`). With a ``directory``, what is
-    there is read from there, memory-mapped, and what is not is written there, as
+    there is read from there, layer by layer, and what is not is written there, as
     ``4 * (L + 1) * texts * width`` bytes.
     """
 
@@ -86,10 +88,9 @@ class SharedEmbeddings:
         if self._directory is None:
             return self._embeddings.of(digest, texts, layer)
         path = self._path(self._directory, digest)
-        stored = _read(path, self.layers, len(texts))
+        stored = _read(path, self.layers, len(texts), layer)
         if stored is not None:
-            found: np.ndarray = stored[layer]
-            return found
+            return stored
         rows = [self._embeddings.of(digest, texts, each) for each in range(self.layers)]
         _write(path, rows)
         return rows[layer]
@@ -121,20 +122,31 @@ def digest_of_checkpoint(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, layers: int, count: int) -> np.ndarray | None:
+def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
+    """One layer of a file; None where there is no whole file of that shape.
+
+    It is not memory-mapped: on NFS, a file that another host replaces or deletes meanwhile would
+    end this process by SIGBUS.
+    """
     import numpy as np
 
     try:
-        stored: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+            whole = file.tell() + 4 * math.prod(shape) == os.fstat(file.fileno()).st_size
+            expected = version == (1, 0) and dtype == np.float32 and not by_column
+            if expected and whole and shape[:2] == (layers, count) and len(shape) == 3:
+                size = count * shape[2]
+                rows = np.fromfile(file, dtype, count=size, offset=4 * layer * size)
+                return rows.reshape(count, shape[2])
+        why: object = "it is cut short, or holds something else"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError) as error:
-        logging.getLogger(__name__).warning("%s is not used: %s", path, error)
-        return None
-    if stored.dtype != np.float32 or stored.ndim != 3 or stored.shape[:2] != (layers, count):
-        logging.getLogger(__name__).warning("%s is not used: it holds something else", path)
-        return None
-    return stored
+    except (OSError, ValueError) as error:
+        why = error
+    logging.getLogger(__name__).warning("%s is not used: %s", path, why)
+    return None
 
 
 def _write(path: Path, rows: Sequence[np.ndarray]) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -54,18 +54,57 @@ def test_optuna_tpe_begins_with_the_space_filling_arms_of_the_others() -> None:
     assert first[0] == first[1]
 
 
+def test_optuna_tpe_tells_a_new_study_all_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = pytest.importorskip("optuna")
+    studies: list[Any] = []
+    create, sampler = optuna.create_study, optuna.samplers.TPESampler
+
+    def recording(**given: Any) -> Any:
+        studies.append(create(**given))
+        return studies[-1]
+
+    def sampling(**given: Any) -> Any:
+        # Equal weights, also beyond the 25 trials after which Optuna forgets by default.
+        assert given["weights"](40).tolist() == [1.0] * 40
+        return sampler(**given)
+
+    monkeypatch.setattr(optuna, "create_study", recording)
+    monkeypatch.setattr(optuna.samplers, "TPESampler", sampling)
+    table = square(6)
+    policy = make_policy("optuna-tpe", table, 0)
+    for arm in table.ids[:30]:
+        policy.tell(Observation(arm, {"task": peak(arm)}))
+    policy.tell(Observation(table.ids[30], failed=("task",)))
+
+    first, _ = policy.ask(2, table.ids[31:33])
+
+    states = optuna.trial.TrialState
+    for study, running in zip(studies, [2, 3], strict=True):
+        told = study.get_trials(states=[states.COMPLETE])
+        assert [trial.value for trial in told] == [peak(arm) for arm in table.ids[:30]]
+        assert [trial.params for trial in told] == [
+            {"0": int(arm[:2]), "1": int(arm[2:])} for arm in table.ids[:30]
+        ]
+        # What was asked of the study runs as well.
+        assert len(study.get_trials(states=[states.RUNNING])) in (running, running + 1)
+    places = [trial.params for trial in studies[1].get_trials(states=[states.RUNNING])]
+    assert {"0": int(first.arm[:2]), "1": int(first.arm[2:])} in places
+
+
 def test_optuna_tpe_says_nothing_on_its_own(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     optuna = pytest.importorskip("optuna")
     before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.INFO)
 
     with caplog.at_level(logging.DEBUG):
         searched(make_policy("optuna-tpe", square(4), 0), 8)
 
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
-    assert optuna.logging.get_verbosity() == before
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    optuna.logging.set_verbosity(before)
 
 
 def test_optuna_tpe_without_optuna_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ A step of this project is the time between two asks of a campaign that runs one 
 policy is told and asked, 32 items are published, claimed, run and journaled, and conduct sees them
 all. A step of Dask is ``client.map`` and ``client.gather`` of 32 functions on a LocalCluster of 8
 processes, which keeps nothing on disk and asks no policy. A step of submitit is an array of 8 jobs,
-each of four no-ops, by its LocalExecutor, which starts a process for each job; few steps are shown.
+each of four no-ops, by its LocalExecutor, which starts a process for each job, and with ``--slurm``
+on the Slurm that sbatch finds, such as that of ``hpctk lab``; few steps are shown.
 The systems take turns, ``--rounds`` times; the first step of each turn warms up and is left out.
 
 ``--write`` puts the table into benchmarks/results.md.
@@ -80,6 +81,7 @@ def main() -> None:
     given.add_argument(
         "--submitit-steps", type=number_or_none, default=SUBMITIT_STEPS, help="seconds each"
     )
+    given.add_argument("--slurm", action="store_true", help="submitit on Slurm as well")
     given.add_argument("--policy", default="gp-ucb", help="that this project asks")
     given.add_argument("--peer-python", type=Path, default=PEERS, help="with distributed")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
@@ -93,7 +95,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as scratch:
                 found["Dask"] += dask_steps(Path(scratch), options.steps, options.peer_python)
     with tempfile.TemporaryDirectory() as scratch:
-        found["submitit, local processes"] = submitit_steps(Path(scratch), options.submitit_steps)
+        for name in ("local", "slurm") if options.slurm else ("local",):
+            took = submitit_steps(Path(scratch), options.submitit_steps, name)
+            found[f"submitit, {name}"] = took
     head = ["system", "steps", "median", "p90"]
     rows = [
         [name, str(len(took)), *(f"{1000 * one:,.0f} ms" for one in (middle(took), late(took)))]
@@ -158,11 +162,12 @@ def four_noops(first: int) -> list[int]:
     return [first, first + 1, first + 2, first + 3]
 
 
-def submitit_steps(root: Path, steps: int) -> list[float]:
-    """Seconds of each step of submitit."""
+def submitit_steps(root: Path, steps: int, cluster: str) -> list[float]:
+    """Seconds of each step of submitit on ``local`` or ``slurm``."""
     import submitit
 
-    executor = submitit.LocalExecutor(folder=root)
+    executor = submitit.AutoExecutor(folder=root / cluster, cluster=cluster)
+    executor.update_parameters(timeout_min=5)
     took = []
     for _ in range(steps):
         began = time.perf_counter()

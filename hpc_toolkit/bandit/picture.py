@@ -25,7 +25,7 @@ FLOOR = 1e-4
 
 _WIDTH, _HEIGHT = 380, 230
 _GAP_X, _GAP_Y = 90, 90
-_TOP = 50
+_LEFT, _TOP = 60, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def regret_svg(report: dict[str, Any]) -> str:
     panels = [_panel(cost, place, policies) for place, cost in enumerate(costs)]
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    width = columns * (_WIDTH + _GAP_X) + 150
+    legend = _LEFT + columns * (_WIDTH + _GAP_X) - _GAP_X + 20
+    width = legend + 40 + 7 * max(len(one["policy"]) for one in policies)
     height = _TOP + max(rows * (_HEIGHT + _GAP_Y), 22 * len(policies) + 20)
     font = 'font-family="sans-serif" font-size="12"'
     title = f"Mean simple regret, {report['arms']} arms, {report['tasks']} tasks"
@@ -85,12 +86,11 @@ def regret_svg(report: dict[str, Any]) -> str:
         for number, one in enumerate(policies):
             if panel.name in one["curves"]:
                 lines += _curve(panel, one["curves"][panel.name], _colour(number))
-    left = width - 190
     for number, one in enumerate(policies):
         y = _TOP + 8 + 22 * number
         lines += [
-            f'<path d="M{left} {y}h22" stroke="{_colour(number)}" stroke-width="2.5"/>',
-            f'<text x="{left + 28}" y="{y + 4}">{escape(one["policy"])}</text>',
+            f'<path d="M{legend} {y}h22" stroke="{_colour(number)}" stroke-width="2.5"/>',
+            f'<text x="{legend + 28}" y="{y + 4}">{escape(one["policy"])}</text>',
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
@@ -106,7 +106,7 @@ def _panel(cost: str, place: int, policies: Sequence[dict[str, Any]]) -> _Panel:
     low = min(ends)
     return _Panel(
         name=cost,
-        left=60 + (place % 2) * (_WIDTH + _GAP_X),
+        left=_LEFT + (place % 2) * (_WIDTH + _GAP_X),
         top=_TOP + (place // 2) * (_HEIGHT + _GAP_Y),
         x=(low, max(ends) if max(ends) > low else low + 1.0),
         y=(FLOOR, max(most, 10 * FLOOR)),

@@ -30,6 +30,16 @@ def test_every_known_answer_is_found(part: Any) -> None:
         assert found == pytest.approx(value, abs=1e-12), f"{metric}: {what}"
 
 
+@pytest.mark.slow  # importing scikit-dimension takes seconds
+def test_metrics_agree_with_every_piece_of_independent_code(part: Any) -> None:
+    rows = part("metricanswers").agreement_rows(2)
+
+    code = {row[1] for row in rows}
+    assert {"slow loops", "scikit-dimension", "torch cross_entropy"} <= code
+    assert {row[2] for row in rows} == {"1", "2"}
+    assert max(float(row[3]) for row in rows) < 1e-11
+
+
 def test_loops_of_every_metric_give_its_values(part: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = part("metrics_table")
     for name, size in {"LAYERS": 2, "TOKENS": 6, "VIEWS": 3}.items():

@@ -94,8 +94,8 @@ def measured(shape: Shape, device: torch.device) -> list[str]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     both_s, _ = timed(device, lambda: values(loaded, ids, size))
-    parts = {"load": load_s, "forward": forward_s, "metrics": both_s - forward_s}
-    total = load_s + both_s
+    parts = {"load": load_s, "forward": forward_s, "metrics": max(0.0, both_s - forward_s)}
+    total = sum(parts.values())
     count = sum(each.numel() for each in loaded.model.parameters())
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     what = f"GPT-NeoX of {count / 1e6:.0f} M parameters, random weights, float32, on {name}"

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import os
 import sys
 import tempfile
 import time
@@ -80,6 +81,7 @@ def main() -> None:
         "",
         f"{len(prompts)} prompts, batches of 16, all layers behind the final norm.",
         f"Best of {chosen.rounds} rounds in turn; MiB are the growth of the resident set.",
+        f"Load average of the machine afterwards: {os.getloadavg()[1]:.0f}.",
         "",
         *table(
             [

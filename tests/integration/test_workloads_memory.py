@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,7 +11,6 @@ from hpc_toolkit.workloads import measuring
 from hpc_toolkit.workloads.architectures import anatomy
 from hpc_toolkit.workloads.measuring import MeasuredLayers
 from hpc_toolkit.workloads.onepass import BatchSize
-from tests.livebytes import LiveBytes
 from tests.tinymodels import tiny
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+LiveBytes: Any = pytest.importorskip("tests.livebytes").LiveBytes
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 WIDTH, TOKENS, TEXTS = 32, 24, 4

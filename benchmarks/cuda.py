@@ -10,6 +10,8 @@ with --tiny the model is small enough for a test.
 load      from the files, which the page cache holds, to the device
 forward   one pass that hands each layer's states to nobody
 metrics   the same pass with the standard metrics, less the one without, and what is computed after
+
+Takes some minutes, and seconds with --tiny. Needs the extra ``torch``, and but for --device a GPU.
 """
 
 from __future__ import annotations

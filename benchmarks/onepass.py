@@ -19,6 +19,8 @@ The ways take turns in one process, after a round that wakes imports and allocat
 rounds counts. Memory is what the resident set grew by at most, weights included (VmHWM, set back
 before each). Values are compared with those of the third way with each prompt alone, so without
 padding.
+
+Takes some minutes. Needs the extra ``demo``, and the package of MiniLM or a --model.
 """
 
 from __future__ import annotations

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
 """Why arms were asked: the policy chose them, or all that were left."""
+_UNIT_SIZES = {SEARCH: 1, EXHAUSTIVE: 4}
+# One evaluation task may take as long as all others of its arm, and the next decision waits for it.
+# Nothing waits for a part of those that were left, and there are many of them.
 
 
 def make_arms(campaign: Campaign) -> ArmTable:
@@ -238,7 +241,12 @@ class Conductor:
             for arm in arms
             for task in self._longest_first()
         ]
-        lines = encode_segment(items, group_by=self._stage.spec.group_by, decision=decision)
+        lines = encode_segment(
+            items,
+            group_by=self._stage.spec.group_by,
+            decision=decision,
+            unit_size=_UNIT_SIZES[why],
+        )
         # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
         # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
         # a retry for instance, changes nothing that this ask rests on.

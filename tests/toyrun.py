@@ -44,7 +44,7 @@ def plain_items(count: int) -> list[Item]:
 def units_of(size: int) -> Iterator[None]:
     """Cut every segment that is made inside into units of ``size`` items."""
 
-    def cut(_groups: Any, count: int) -> list[tuple[int, int]]:
+    def cut(_groups: Any, count: int, **_more: Any) -> list[tuple[int, int]]:
         return [(first, min(size, count - first)) for first in range(0, count, size)]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -99,11 +99,16 @@ def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -
 
 
 def encode_segment(
-    items: list[Item], *, group_by: str | None, decision: dict[str, Any] | None = None
+    items: list[Item],
+    *,
+    group_by: str | None,
+    decision: dict[str, Any] | None = None,
+    unit_size: int = MAX_UNIT,
 ) -> list[bytes]:
     """The lines of a segment: a header, then the items, those of one group next to each other.
 
-    The header's ``units`` are [first item, count, byte offset behind the header, group]; ``order``,
+    ``unit_size``: most items of a unit, 1 to :data:`MAX_UNIT`; few where items take long. The
+    header's ``units`` are [first item, count, byte offset behind the header, group]; ``order``,
     where grouping moved items, is the given position of each.
     """
     groups, labels, order = _arrange(items, group_by)
@@ -114,12 +119,12 @@ def encode_segment(
     header: dict[str, Any] = {
         "format": 1,
         "count": len(items),
-        "unit_size": MAX_UNIT,
+        "unit_size": unit_size,
         "group_by": group_by,
         "groups": labels,
         "units": [
             [first, count, offsets[first], groups[first] if groups is not None else -1]
-            for first, count in plan_units(groups, len(items))
+            for first, count in plan_units(groups, len(items), unit_size=unit_size)
         ],
     }
     if order != list(range(len(items))):

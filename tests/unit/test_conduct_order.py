@@ -1,8 +1,9 @@
-"""In which order conduct puts the tasks of an arm: the longest first, by what arms told."""
+"""How conduct cuts asks, and in which order the tasks of an arm stand: longest first."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from hpc_toolkit.campaign import Campaign
+    from hpc_toolkit.queue.items import Segment
 
 NOOP = "hpc_toolkit.workloads.synthetic:Noop"
 SECONDS = {"quick": 1.0, "slow": 50.0, "middle": 7.0}
@@ -54,11 +58,9 @@ def work(root: Path, number: int) -> None:
             worker.release()
 
 
-def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
-    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = fast_dir / "r"
-    make_campaign_run(root, CAMPAIGN, ())
+def conduct(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """The asks of a whole campaign, whose items somebody does whenever conduct waits."""
+    make_campaign_run(root, campaign, ())
     calls: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -67,12 +69,38 @@ def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
 
     monkeypatch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=sleep))
 
-    Conductor(Run.open(root), CAMPAIGN).run()
+    Conductor(Run.open(root), campaign).run()
 
-    orders: list[list[Any]] = []
     view = Run.open(root).view
     view.poll()
-    for segment in view.stages["tasks"].log.segments.values():
+    return list(view.stages["tasks"].log.segments.values())
+
+
+def test_asks_are_claimed_task_by_task_and_what_is_left_by_four(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit of a task that takes half of its arm's time, and of more, would hold the others up."""
+    names = tuple(f"t{number}" for number in range(30))
+    campaign = replace(
+        CAMPAIGN,
+        models=(replace(CAMPAIGN.models[0], steps=(0, 1, 2, 3, 4)),),
+        tasks=replace(CAMPAIGN.tasks, names=names),
+        search=replace(CAMPAIGN.search, budget=6, pending=5, exhaustive=True),
+    )
+
+    first, second, rest = conduct(fast_dir / "r", campaign, monkeypatch)
+
+    assert [unit.count for unit in first.units] == [1] * 5 * 30
+    assert [unit.count for unit in second.units] == [1] * 30
+    assert max(unit.count for unit in rest.units) == 4
+    assert sum(unit.count for unit in rest.units) == 9 * 30
+
+
+def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[list[Any]] = []
+    for segment in conduct(fast_dir / "r", CAMPAIGN, monkeypatch):
         tasks = [json.loads(line)["task"] for unit in segment.units for line in segment.lines(unit)]
         orders += [tasks[first : first + 3] for first in range(0, len(tasks), 3)]
     assert orders[:2] == [list(SECONDS)] * 2  # two arms at once, of which nothing is known

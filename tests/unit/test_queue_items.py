@@ -154,6 +154,19 @@ def test_a_segments_units_hold_one_group_and_name_it(
         assert values == [segment.group_of(unit)] * unit.count
 
 
+@given(ITEMS, st.integers(1, 5))
+def test_a_segments_units_hold_as_many_items_as_they_may(
+    fast_dir: Path, items: list[dict[str, Any]], unit_size: int
+) -> None:
+    path = fast_dir / os.urandom(6).hex()
+    path.write_bytes(b"".join(encode_segment(items, group_by="g", unit_size=unit_size)))
+    segment = Segment(path, 1)
+
+    assert json.loads(path.read_bytes().split(b"\n")[0])["unit_size"] == unit_size
+    assert all(1 <= unit.count <= unit_size for unit in segment.units)
+    assert sum(unit.count for unit in segment.units) == len(items)
+
+
 def two_segments(directory: Path) -> list[Segment]:
     found = []
     for entry, name in enumerate("ab", 1):

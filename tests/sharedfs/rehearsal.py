@@ -198,6 +198,7 @@ class Rehearsal:
     def init(self, number: int, *words: str, seconds: float | None = None) -> None:
         workload = "hpc_toolkit.workloads.synthetic:Sleep"
         items = self.items(number, seconds=seconds)
+        self._settle()
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
 
     def init_campaign(self, asks: int) -> None:
@@ -216,7 +217,13 @@ class Rehearsal:
                 asks=asks,
             )
         )
+        self._settle()
         self.hpctk(HIT, "init", self.run, "--campaign", path)
+
+    def _settle(self) -> None:
+        # After a partition GlusterFS answers ENOTCONN until it has connected again.
+        for host in HOSTS:
+            self.filesystem.wait_for(host)
 
     def examine(self) -> dict[str, Any]:
         """What ``hpctk doctor`` says of the run, as two tasks of a Slurm step, one on each host."""

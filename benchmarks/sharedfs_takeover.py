@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from failures import Failure, tried
+from tracefile import send
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs.filesystems import mounted
@@ -153,10 +154,9 @@ def _kill(run: Rehearsal, case: Case) -> tuple[list[float], list[str]]:
 
 
 def _kill_ranks(victims: list[Ranks]) -> None:
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in itertools.chain.from_iterable(one.family() for one in victims):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+    family = list(itertools.chain.from_iterable(one.family() for one in victims))
+    send(signal.SIGSTOP, *family)
+    send(signal.SIGKILL, *family[::-1])  # children first: see Ranks.kill
 
 
 def _kill_all_on(hosts: Hosts, host: str) -> None:

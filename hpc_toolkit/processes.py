@@ -8,6 +8,11 @@ import math
 import os
 import select
 import signal
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -38,3 +43,27 @@ def readable(*fds: int, timeout_s: float | None = None) -> set[int]:
         waiting.register(fd, select.POLLIN)
     found = waiting.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
     return {fd for fd, _ in found}
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[Callable[[], None]]:
+    """Hold back Ctrl-C, which inside Popen would lose the child that it has just started.
+
+    Yields what lets go, at the latest done at the end: if one came, KeyboardInterrupt is raised
+    there. Outside the main thread, which alone gets them, nothing is held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+
+    def let_go() -> None:
+        signal.signal(signal.SIGINT, before)
+        while came:
+            signal.raise_signal(came.pop())
+
+    try:
+        yield let_go
+    finally:
+        let_go()

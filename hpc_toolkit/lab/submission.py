@@ -14,11 +14,11 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab import commands
 from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.packages import program
-from hpc_toolkit.processes import kill_group, readable
+from hpc_toolkit.processes import interrupts_held, kill_group, readable
 from hpc_toolkit.slurm.records import parse_job_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from hpc_toolkit.lab.settings import LabPaths
@@ -48,22 +48,23 @@ def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> Submissio
     # Into a pipe sbatch would write the number when it ends, and with --wait that is too late.
     terminal, end = os.openpty()
     with open(terminal, "rb", buffering=0), tempfile.TemporaryFile() as errors:
-        with open(end, "wb", buffering=0) as stdout:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=errors,
-                env=environment(paths),
-                process_group=0,
-            )
-        with child:
-            try:
-                job = _interruptible_number(paths, terminal)
-                code = 0 if job else child.wait(commands.ANSWER_S)
-            finally:
-                if child.poll() is None:
-                    kill_group(child.pid)
+        with interrupts_held() as let_go:
+            with open(end, "wb", buffering=0) as stdout:
+                child = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=errors,
+                    env=environment(paths),
+                    process_group=0,
+                )
+            with child:
+                try:
+                    job = _interruptible_number(paths, terminal, let_go)
+                    code = 0 if job else child.wait(commands.ANSWER_S)
+                finally:
+                    if child.poll() is None:
+                        kill_group(child.pid)
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip()
     if code != 0:
@@ -72,9 +73,10 @@ def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> Submissio
     return Submission(job, said)
 
 
-def _interruptible_number(paths: LabPaths, terminal: int) -> str:
+def _interruptible_number(paths: LabPaths, terminal: int, let_go: Callable[[], None]) -> str:
     printed = bytearray()
     try:
+        let_go()
         return _number(paths, terminal, printed)
     except KeyboardInterrupt:
         # What sbatch has asked for cannot be called back: it gets its number, and is cancelled.

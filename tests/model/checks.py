@@ -119,7 +119,8 @@ class Checker:
         config = model.config
         # It sees everything as it is, and whoever was there is gone.
         calm = replace(config, workers=config.workers + 1, kinds=("done",), stale=frozenset())
-        self._rescuer = Model(replace(calm, evils={}))
+        by = "lock" if config.deaths_by == "lock" else "lease"  # nobody asks Slurm once more
+        self._rescuer = Model(replace(calm, evils={}, deaths_by=by))
 
     def facts(self, state: State) -> Facts:
         key = (state.log, state.payloads, state.journals)

@@ -19,12 +19,16 @@ from hpc_toolkit.gather import NotCompleteError, gather
 from hpc_toolkit.layout import Manifest, RunPaths
 from hpc_toolkit.passes import Outcome
 from hpc_toolkit.queue.claims import claim_name
-from hpc_toolkit.queue.control import ControlReader, ask_to_drain
+from hpc_toolkit.queue.control import (
+    ControlReader,
+    DeathNotice,
+    ask_to_drain,
+    give_notice,
+)
 from hpc_toolkit.queue.items import encode_segment
-from hpc_toolkit.queue.leases import Liveness, Verdict
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.picker import Assignment, Picker
-from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence, read_presence
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run, _retry
 from tests.manualclock import ManualClock
@@ -45,6 +49,7 @@ from tests.model.values import (
     payloads_in,
     product,
 )
+from tests.model.verdicts import HEARTBEAT, Verdicts
 from tests.toyrun import plain_items, spec_of, units_of
 
 if TYPE_CHECKING:
@@ -65,33 +70,6 @@ def _told(head: Content) -> int:
     return int(head.split()[1])
 
 
-class _Liveness(Liveness):
-    """The real verdicts, at a time that is chosen when they are asked for."""
-
-    def __init__(self, model: Model, state: State, choices: Choices, me: int) -> None:
-        super().__init__(
-            model.paths, ManualClock(), host=f"host-of-{me}", boot=f"boot-{me}", lease_s=180.0
-        )
-        self._model, self._state, self._choices, self._me = model, state, choices, me
-        self.wrong = 0
-        self._silent: dict[str, bool] = {}
-
-    def verdict(self, worker: str) -> Verdict:
-        number = self._model.number(worker)
-        lives = number is not None and self._state.actors[number].phase not in ("dead", "gone")
-        may_err = self._state.left[EVILS.index("false")] > self.wrong
-        if worker not in self._silent:
-            silent = (not lives or may_err) and self._choices.of(2) == 1
-            self._silent[worker] = silent
-            self.wrong += lives and silent
-        if self._silent[worker]:
-            self._seen[worker] = (read_presence(self._paths.worker(worker)), -1e9)
-        verdict = super().verdict(worker)
-        wrong = lives and not verdict.alive and not self._silent[worker]
-        assert not wrong, "I4: a worker that was heard within the lease is held for dead"
-        return verdict
-
-
 class Model:
     """The steps of one configuration."""
 
@@ -103,6 +81,10 @@ class Model:
         self.names = [f"w{number}" for number in range(config.workers)]
         self._memo: dict[Any, Any] = {}
         self._beats: dict[tuple[int, str], bytes] = {}
+
+    def place(self, number: int) -> int:
+        """Whose host a worker is on."""
+        return 0 if self.config.deaths_by == "lock" else number
 
     def number(self, worker: str) -> int | None:
         return self.names.index(worker) if worker in self.names else None
@@ -157,15 +139,16 @@ class Model:
         if key not in self._beats:
             # Wall clocks are years apart: nothing may depend on them.
             at = [0.0, 4e9, 1.7e9][number % 3]
+            place = self.place(number)
             self._beats[key] = Presence(
                 worker=self.names[number],
-                host=f"host-of-{number}",
-                boot=f"boot-{number}",
+                host=f"host-of-{place}",
+                boot=f"boot-{place}",
                 pid=1,
                 rank=number,
                 job=None,
                 state=presence,
-                heartbeat=1,
+                heartbeat=HEARTBEAT,
                 at=at,
                 started=at,
             ).encode()
@@ -264,6 +247,13 @@ class Model:
     ) -> tuple[str, Take | None, frozenset[Claim], int, int, int, int]:
         """What one worker does between two passes, as ``Worker._main`` has it."""
         disk = self._disk(state, sees, self.names[who], choices)
+        near = self.config.deaths_by == "lock"
+        # Between hosts they are taken for free, as where the filesystem keeps none.
+        disk.free_locks = {
+            name
+            for name, one in zip(self.names, state.actors, strict=False)
+            if not near or one.phase in ("gone", "dead")
+        }
         with mounted(disk):
             view, liveness, picker = self._process(state, who, choices, sees.old)
             log = view.stages["items"].log
@@ -291,9 +281,11 @@ class Model:
 
     def _process(
         self, state: State, who: int, choices: Choices, old: int
-    ) -> tuple[RunView, _Liveness, Picker]:
+    ) -> tuple[RunView, Verdicts, Picker]:
         view = RunView(self.paths, self.manifest)
-        liveness = _Liveness(self, state, choices, who)
+        liveness = Verdicts(self, state, choices, who)
+        for notice in ControlReader(self.paths).poll()[1]:
+            liveness.take_notice(notice)
         name, shared = self.names[who], self.config.shared
         picker = Picker(view, liveness, ManualClock(), name, shared=shared)
         picker._random = choices  # type: ignore[assignment]
@@ -417,18 +409,19 @@ class Model:
         what = commands[actor.at]
         for sees in self._looks(state, who, actor.sees):
             key = ("command", who, what, *self._content(state, sees), state.log, state.payloads)
-            key = (*key, state.left[EVILS.index("lost")])
+            ended = tuple({"gone": 1, "dead": 2}.get(one.phase, 0) for one in state.actors)
+            key = (*key, ended, state.left[EVILS.index("lost")])
             if key not in self._memo:
                 call = lambda c: self._call(state, who, what, sees, c)  # noqa: B023, E731
                 self._memo[key] = set(every(call))
-            for ended, log, payloads, control, lost, said in self._memo[key]:
+            for done, log, payloads, control, lost, said in self._memo[key]:
                 now = sees._replace(log=len(log) if log != state.log else sees.log)
                 after = state._replace(log=log, payloads=payloads)
                 if control:
                     after = after._replace(control=(*state.control, *control))
                 left = list(state.left)
                 left[EVILS.index("lost")] -= lost
-                at = actor.at + ended
+                at = actor.at + done
                 phase = "gone" if at == len(commands) else "idle"
                 mine = actor._replace(sees=now, at=at, phase=phase)
                 yield f"{what}: {said}", self._with(after, who, mine)._replace(left=tuple(left))
@@ -441,7 +434,7 @@ class Model:
         with mounted(disk):
             view = RunView(self.paths, self.manifest)
             try:
-                self._do(what, view)
+                self._do(what, view, state)
             except NotCompleteError:
                 ended, said = False, "not complete"
             except HpcToolkitError as error:
@@ -461,7 +454,7 @@ class Model:
         )
         return ended, log, payloads, control, len(disk.lost), said
 
-    def _do(self, what: str, view: RunView) -> None:
+    def _do(self, what: str, view: RunView, state: State) -> None:
         stage = view.stages["items"]
         if what == "gather":
             gather(view, "items")
@@ -473,8 +466,26 @@ class Model:
         elif what == "add":
             with units_of(self.config.units[0]):
                 Run._add(StageLog(self.paths.stage("items")), [{"id": "new"}], self.spec)
+        elif what in ("slurm", "rumour"):
+            self._give_notices(state, wait=what == "slurm")
         else:
             ask_to_drain(self.paths, [self.names[int(what.removeprefix("drain-"))]])
+
+    def _give_notices(self, state: State, *, wait: bool) -> None:
+        """Slurm says that all have ended, which is old news of those who beat on."""
+        phases = [actor.phase for actor in state.actors[: self.config.workers]]
+        if wait and "dead" not in phases and any(phase != "gone" for phase in phases):
+            message = "nobody is dead"
+            raise NotCompleteError(message)
+        notices = [
+            DeathNotice(
+                worker=name,
+                heartbeat=HEARTBEAT - (phase not in ("gone", "dead")),
+                explained="node failure",
+            )
+            for name, phase in zip(self.names, phases, strict=True)
+        ]
+        give_notice(self.paths, notices)
 
     # The values.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 
 from hpc_toolkit import attempts, files, gather, journal, layout
-from hpc_toolkit.queue import control, items, log
+from hpc_toolkit.queue import control, items, leases, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,6 +50,8 @@ class Disk:
         """Whether nothing that was appended still waits for its ``fdatasync``."""
         self.lost = lost if lost is not None else []
         """Replies to the creation of a name that were lost."""
+        self.free_locks: set[str] = set()
+        """Workers whose lock is found free."""
         self._name = name
         self._reply = reply
         self._fds: dict[int, list[Any]] = {}
@@ -145,6 +147,17 @@ def _error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
+class _Opened(io.BytesIO):
+    """A file that is open for reading, and has a descriptor where one is asked for."""
+
+    def __init__(self, path: MemoryPath) -> None:
+        super().__init__(path.read_bytes())
+        self._path = path
+
+    def fileno(self) -> int:
+        return _disks[-1].open(self._path, os.O_RDONLY)
+
+
 class MemoryPath(PurePosixPath):
     """A path on the disk at hand, with what the package asks of a path."""
 
@@ -172,9 +185,11 @@ class MemoryPath(PurePosixPath):
 
     def open(self, mode: str) -> io.BytesIO:
         assert mode == "rb"
-        return io.BytesIO(self.read_bytes())
+        return _Opened(self)
 
     def stat(self) -> SimpleNamespace:
+        if str(self) == f"{ROOT}/workers":
+            return SimpleNamespace(st_dev=1)
         return SimpleNamespace(st_size=len(self._content()))
 
     def exists(self) -> bool:
@@ -232,4 +247,6 @@ def memory_instead_of_files() -> Iterator[None]:
         still = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0)
         patch.setattr(attempts, "time", still)
         patch.setattr(attempts, "_log_size", lambda: 0)
+        free = lambda _paths, worker: worker in _disks[-1].free_locks  # noqa: E731
+        patch.setattr(leases, "lock_is_free", free)
         yield

@@ -57,6 +57,15 @@ SMALL = {
         stale=JOURNALS,
     ),
     "two units": Config(units=(1, 1), evils={"crash": 1}, people=()),
+    "locks show deaths": Config(
+        evils={"crash": 1, "false": 1}, people=(), stale=NOTHING, deaths_by="lock"
+    ),
+    "Slurm tells of deaths": Config(
+        evils={"crash": 1},
+        people=(("rumour", "slurm"),),
+        stale=frozenset({"control"}),
+        deaths_by="slurm",
+    ),
 }
 
 LARGE = {
@@ -97,6 +106,19 @@ LARGE = {
         evils={"lost": 2, "crash": 1},
         people=(("gather",),),
         stale=frozenset({"claims", "journals"}),
+    ),
+    "locks, errors and false verdicts": Config(
+        kinds=FAILING,
+        evils={"error": 1, "false": 1, "crash": 1},
+        people=(),
+        deaths_by="lock",
+    ),
+    "Slurm tells of deaths within a unit": Config(
+        units=(2,),
+        evils={"crash": 1, "die": 1},
+        people=(("slurm",),),
+        stale=frozenset({"control"}),
+        deaths_by="slurm",
     ),
     "add, seal and work": Config(
         sealed=False, evils={"lost": 1}, people=(("add", "seal"),), stale=frozenset({"log"})
@@ -212,6 +234,46 @@ MISTAKES = [
             Liveness,
             "return now - since < lease_s",
             "return now - (presence.at if presence else since) < lease_s",
+        ),
+    ),
+    (
+        "I4: ",
+        SMALL["a worker is killed"],
+        Mistake(
+            "a lock of another host proves a death",
+            Liveness,
+            "near = self._is_near(presence)",
+            "near = True",
+        ),
+    ),
+    (
+        "I3: w1 waits",
+        SMALL["locks show deaths"],
+        Mistake(
+            "nobody asks for locks",
+            Liveness,
+            "if near and lock_is_free(self._paths, worker):",
+            "if near and False:",
+        ),
+    ),
+    (
+        "I4: ",
+        SMALL["Slurm tells of deaths"],
+        Mistake(
+            "Slurm's word is believed of who beats on",
+            Liveness,
+            "return None if beats_on else notice",
+            "return notice",
+        ),
+    ),
+    (
+        "R15: what Slurm",
+        SMALL["Slurm tells of deaths"],
+        Mistake(
+            "Slurm's word explains nothing",
+            Liveness,
+            "return notice.explained",
+            'return ""',
         ),
     ),
     (

@@ -89,7 +89,8 @@ class Config:
     """Items of each unit of the first segment, all of one size but the last."""
     workers: int = 2
     people: tuple[tuple[str, ...], ...] = (("gather",),)
-    """Commands of each person: add, seal, gather, retry, drain-<worker number>."""
+    """Commands of each person: add, seal, gather, retry, drain-<worker number>; and slurm,
+    Slurm's word that all ended, once somebody died; rumour, that word at any time."""
     sealed: bool = True
     max_attempts: int = 2
     kinds: tuple[str, ...] = ("done",)
@@ -99,6 +100,9 @@ class Config:
     """What may be read as it was."""
     shared: bool = False
     """Whether workers spare the filesystem, as on one that other machines share."""
+    deaths_by: str = "lease"
+    """How a death is seen: by silence for the ``lease``; at once by a ``lock``, as all workers are
+    on one host; or by what ``slurm`` said. A silence of who lives is seen in every world."""
     torn: bool = True
     """Whether a crash may leave half a line."""
 

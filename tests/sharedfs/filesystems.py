@@ -52,6 +52,10 @@ class Filesystem:
         """Let the host reach the server again."""
         self.hosts.link(host, "up")
 
+    def wait_for(self, host: str) -> None:
+        """Wait until the host reaches the server, which may be a while after it can."""
+        self._until(f"ls {self.hosts.shared}", host=host)
+
     def crash(self) -> None:
         """End the server by SIGKILL."""
         raise NotImplementedError

@@ -107,20 +107,25 @@ class Ranks:
     def where(self) -> str:
         """What they wait for in the kernel and in Python, which ends them."""
         lines = [f"{pid}: {_kernel_stack(pid)}" for pid in self.family()]
-        for pid in reversed(self.family()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGABRT)  # faulthandler prints the stack
+        _send(signal.SIGABRT, self.family()[::-1])  # faulthandler prints the stacks
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_ABORT_S)
         return "\n".join([*lines, self.err.read_text()])
 
     def kill(self) -> None:
         """SIGKILL all of them as if at one moment."""
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in self.family():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        family = self.family()
+        _send(signal.SIGSTOP, family)
+        # Children first: when the last parent outside of its process group ends, the kernel wakes
+        # a worker that is stopped (setpgid(2)), and it would write what it was kept from writing.
+        _send(signal.SIGKILL, family[::-1])
         self.process.wait()
+
+
+def _send(number: signal.Signals, pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _kernel_stack(pid: int) -> str:
@@ -198,6 +203,7 @@ class Rehearsal:
     def init(self, number: int, *words: str, seconds: float | None = None) -> None:
         workload = "hpc_toolkit.workloads.synthetic:Sleep"
         items = self.items(number, seconds=seconds)
+        self._settle()
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
 
     def init_campaign(self, asks: int) -> None:
@@ -216,7 +222,13 @@ class Rehearsal:
                 asks=asks,
             )
         )
+        self._settle()
         self.hpctk(HIT, "init", self.run, "--campaign", path)
+
+    def _settle(self) -> None:
+        # After a partition GlusterFS answers ENOTCONN until it has connected again.
+        for host in HOSTS:
+            self.filesystem.wait_for(host)
 
     def examine(self) -> dict[str, Any]:
         """What ``hpctk doctor`` says of the run, as two tasks of a Slurm step, one on each host."""

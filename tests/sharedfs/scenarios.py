@@ -60,21 +60,25 @@ def takeover(run: Rehearsal) -> Outcome:
     run.until_begun(4)
     began = time.monotonic()
     with run.held(HIT, feed=_FIRST_ITEMS) as workers:
-        victim, other = (first, second) if workers[0] in run.inside(first) else (second, first)
+        (victim,) = (one for one in (first, second) if workers[0] in run.inside(one))
         victim.kill()
+    other = second if victim is first else first
     run.until(lambda: _deaths(run) == 1, "a takeover on the same host")
     near_s = time.monotonic() - began
     spared = run.work(SPARED, 1)
     run.until(lambda: run.living(SPARED), f"a worker of {SPARED}")
     run.item_s = 10 * run.size.seconds
     run.add(_LONG_ITEMS)
-    with run.held(HIT, feed=_LONG_ITEMS):
+    with run.held(HIT, feed=_LONG_ITEMS) as workers:
+        assert set(workers) <= set(run.inside(other)), f"{workers} are busy, not {other}"
         gone = time.monotonic()
         other.kill()
+    assert run.living(HIT) == []
     run.hpctk(SPARED, "seal", run.run)
     ended = _all_end(run, [spared])
     far_s = time.monotonic() - gone
-    return run.outcome(ended, time.monotonic() - began, near_s=near_s, far_s=far_s)
+    notes = {"near_s": near_s, "far_s": far_s, "trace": run.trace.read_text()}
+    return run.outcome(ended, time.monotonic() - began, **notes, records=run.records())
 
 
 def additions(run: Rehearsal) -> Outcome:

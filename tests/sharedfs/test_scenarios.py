@@ -97,7 +97,7 @@ def test_units_of_a_dead_host_are_taken_over_after_the_lease(
     found = rehearse(takeover, size, name)
     _check_whole(found)
     seen = [(death["host"], death["by"], death["evidence"]) for death in found.deaths]
-    assert set(seen) == {(HIT, HIT, "lock"), (HIT, SPARED, "lease")}
+    assert set(seen) == {(HIT, HIT, "lock"), (HIT, SPARED, "lease")}, found.notes
     # Its last heartbeat may have come a quarter of the lease before its end.
     assert found.notes["far_s"] >= 0.75 * size.lease_s
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from hpc_toolkit.lab.jobs import run_script
 from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.packages import install_command, missing_programs, program
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.lab.submission import submit
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:
@@ -306,6 +307,25 @@ for number in 1 2 3 4 5 6 7 8 9; do echo line $number of the second; done"""
 
             assert running.wait(30) != 0
         told = lab.run("squeue", "-h", "--states=all", "--name=interrupted", "-o", "%T").stdout
+        assert told == "CANCELLED\n"
+
+    def test_an_interrupt_while_sbatch_is_being_started_leaves_no_job(
+        self, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Interrupted(subprocess.Popen[bytes]):
+            """What a signal does that comes before Popen has returned."""
+
+            def __init__(self, *words: Any, **options: Any) -> None:
+                super().__init__(*words, **options)
+                if words[0][0] == program("sbatch"):
+                    signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(subprocess, "Popen", Interrupted)
+
+        with pytest.raises(KeyboardInterrupt):
+            submit(lab.lab.paths, script(tmp_path, "sleep 100", "--job-name=early"), [])
+
+        told = lab.run("squeue", "-h", "--states=all", "--name=early", "-o", "%T").stdout
         assert told == "CANCELLED\n"
 
     def test_a_waiting_job_says_why_and_a_log_without_a_place_is_named(

@@ -25,19 +25,19 @@ import numpy as np
 from arguments import number, parser
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.bandit.bench import Plan, run_bench, searches
-from hpc_toolkit.bandit.entrants import entrants
-from hpc_toolkit.bandit.outcome import reached_at
-from hpc_toolkit.bandit.replay import Asks
-from hpc_toolkit.bandit.synthetic import score_table
+from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
+from hpc_toolkit.bandit.bench.entrants import entrants
+from hpc_toolkit.bandit.bench.outcome import reached_at
+from hpc_toolkit.bandit.bench.replay import Asks
+from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.scoretable import read_score_table
 
 if TYPE_CHECKING:
     import argparse
 
-    from hpc_toolkit.bandit.entrants import Entrant
-    from hpc_toolkit.bandit.recorded import ScoreTable
-    from hpc_toolkit.bandit.replay import Trace
+    from hpc_toolkit.bandit.bench.entrants import Entrant
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.replay import Trace
 
 GOAL = 0.99
 SUBTABLES, TASKS = 100, 24

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.bandit.pulls import TaskSet
-from hpc_toolkit.bandit.recorded import ScoreTable
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.tables import read_parquet
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.evidence import fit
 from hpc_toolkit.bandit.features import columns
-from hpc_toolkit.bandit.gp import Posterior
+from hpc_toolkit.bandit.gp.evidence import fit
+from hpc_toolkit.bandit.gp.regression import Posterior
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,9 +6,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
-from hpc_toolkit.bandit.halving import Halving
-from hpc_toolkit.bandit.racing import Racing
 from hpc_toolkit.bandit.rules import RULES
+from hpc_toolkit.bandit.rules.halving import Halving
+from hpc_toolkit.bandit.rules.racing import Racing
 from hpc_toolkit.bandit.scalarise import check_scalariser
 from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss

@@ -16,9 +16,9 @@ from hpc_toolkit.errors import ConfigError, near_miss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.bandit.entrants import Entrant
-    from hpc_toolkit.bandit.recorded import ScoreTable
-    from hpc_toolkit.bandit.walltime import Order
+    from hpc_toolkit.bandit.bench.entrants import Entrant
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.walltime import Order
 
 _ENDINGS = (".json", ".csv", ".svg")
 
@@ -69,10 +69,10 @@ def bench(
 
     Prints what each needs to know an arm of 99 % of the best: median / what 9 of 10 searches need.
     """
-    from hpc_toolkit.bandit.bench import Plan, run_bench
-    from hpc_toolkit.bandit.entrants import entrants
-    from hpc_toolkit.bandit.replay import Asks
-    from hpc_toolkit.bandit.report import as_lines
+    from hpc_toolkit.bandit.bench.comparison import Plan, run_bench
+    from hpc_toolkit.bandit.bench.entrants import entrants
+    from hpc_toolkit.bandit.bench.replay import Asks
+    from hpc_toolkit.bandit.bench.report import as_lines
     from hpc_toolkit.quantities import format_duration
 
     gc.enable()
@@ -103,7 +103,7 @@ def bench(
 def _read(given: str) -> ScoreTable:
     name, _, seed = given.partition(":")
     if name == "synthetic" and (seed or "0").isdecimal():
-        from hpc_toolkit.bandit.synthetic import score_table
+        from hpc_toolkit.bandit.bench.synthetic import score_table
 
         return score_table(int(seed or "0"))
     from hpc_toolkit.scoretable import read_score_table
@@ -133,8 +133,8 @@ def _check_ending(path: Path) -> None:
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
-    from hpc_toolkit.bandit.picture import regret_svg
-    from hpc_toolkit.bandit.report import as_csv
+    from hpc_toolkit.bandit.bench.picture import regret_svg
+    from hpc_toolkit.bandit.bench.report import as_csv
     from hpc_toolkit.files import replace_file
 
     if path.suffix == ".json":

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.bandit import Arm, ArmTable
-from hpc_toolkit.bandit.bench import Plan, run_bench, searches
-from hpc_toolkit.bandit.entrants import Entrant, entrants
-from hpc_toolkit.bandit.outcome import summary
-from hpc_toolkit.bandit.picture import regret_svg
+from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
+from hpc_toolkit.bandit.bench.entrants import Entrant, entrants
+from hpc_toolkit.bandit.bench.outcome import summary
+from hpc_toolkit.bandit.bench.picture import regret_svg
+from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import Asks, Trace
+from hpc_toolkit.bandit.bench.report import as_csv, as_lines
+from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.pulls import TaskSet
-from hpc_toolkit.bandit.recorded import ScoreTable
-from hpc_toolkit.bandit.replay import Asks, Trace
-from hpc_toolkit.bandit.report import as_csv, as_lines
-from hpc_toolkit.bandit.synthetic import score_table
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.quantities import format_duration
 from tests.unit.test_bandit_replay import small_table

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable
+from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import Trace
+from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.pulls import TaskSet
-from hpc_toolkit.bandit.recorded import ScoreTable
-from hpc_toolkit.bandit.replay import Trace
-from hpc_toolkit.bandit.synthetic import score_table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = argparse.Namespace(policies="random,racing", seeds=2, subtables=2, part_seeds=1, races=3)

@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.evidence import (
+from hpc_toolkit.bandit.gp.evidence import (
     LENGTH_SCALES,
     NOISES,
     OWN_LENGTH_SCALES,
     fit,
     log_marginal_likelihoods,
 )
-from hpc_toolkit.bandit.gp import Hyperparameters, Posterior, cholesky
-from hpc_toolkit.bandit.kernels import Kernel, matern52
-from hpc_toolkit.bandit.surfaces import MOST_CANDIDATES, Surfaces
+from hpc_toolkit.bandit.gp.kernels import Kernel, matern52
+from hpc_toolkit.bandit.gp.regression import Hyperparameters, Posterior, cholesky
+from hpc_toolkit.bandit.gp.surfaces import MOST_CANDIDATES, Surfaces
 
 
 def iso(length_scale: float, noise: float) -> Hyperparameters:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.armcosts import expected_seconds
-from hpc_toolkit.bandit.evidence import fit
 from hpc_toolkit.bandit.features import with_metrics
-from hpc_toolkit.bandit.gp import Posterior
-from hpc_toolkit.bandit.gp_ei import log_expected_improvement
+from hpc_toolkit.bandit.gp.evidence import fit
+from hpc_toolkit.bandit.gp.regression import Posterior
 from hpc_toolkit.bandit.history import History
+from hpc_toolkit.bandit.rules.armcosts import expected_seconds
+from hpc_toolkit.bandit.rules.gp_ei import log_expected_improvement
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy, optuna_tpe
+from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.rules import optuna_tpe
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
-from hpc_toolkit.bandit.halving import Halving
-from hpc_toolkit.bandit.racing import leader, survivors
-from hpc_toolkit.bandit.rungs import PILOT
+from hpc_toolkit.bandit.rules.halving import Halving
+from hpc_toolkit.bandit.rules.racing import leader, survivors
+from hpc_toolkit.bandit.rules.rungs import PILOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.bench import Plan, run_bench, searches
-from hpc_toolkit.bandit.entrants import entrants
-from hpc_toolkit.bandit.replay import Asks
+from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
+from hpc_toolkit.bandit.bench.entrants import entrants
+from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.scoretable import read_score_table
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
 
 pytestmark = [pytest.mark.recorded, pytest.mark.slow]
 

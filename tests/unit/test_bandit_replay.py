@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
+from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
 from hpc_toolkit.bandit.pulls import Pull, TaskSet
-from hpc_toolkit.bandit.recorded import ScoreTable
-from hpc_toolkit.bandit.replay import Asks, Trace, replay
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

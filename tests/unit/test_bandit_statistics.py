@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit import statistics
-from hpc_toolkit.bandit.statistics import at_costs, first_at, mean_band, spread
+from hpc_toolkit.bandit.bench import statistics
+from hpc_toolkit.bandit.bench.statistics import at_costs, first_at, mean_band, spread
 from hpc_toolkit.errors import ConfigError
 
 

@@ -167,7 +167,7 @@ def test_odds_go_by_the_geometry_whatever_was_measured() -> None:
 def test_odds_agree_with_draws_from_the_process(seed: int) -> None:
     """Against samples of scikit-learn's posterior with the same kernel and noise."""
     gaussian_process = pytest.importorskip("sklearn.gaussian_process")
-    from hpc_toolkit.bandit.evidence import fit
+    from hpc_toolkit.bandit.gp.evidence import fit
 
     rng = np.random.default_rng(seed)
     table = line(30)

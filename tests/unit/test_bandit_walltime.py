@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit.walltime import finish_times
+from hpc_toolkit.bandit.bench.walltime import finish_times
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.simulation.cluster import simulate
 from hpc_toolkit.simulation.scenario import Group, Scenario
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.walltime import Order
+    from hpc_toolkit.bandit.bench.walltime import Order
 
 
 @st.composite

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES
 from hpc_toolkit.bandit.pulls import TaskSet
-from hpc_toolkit.bandit.recorded import ScoreTable
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scoretable import read_score_table
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.draws import Stream
-from hpc_toolkit.bandit.gp_search import GpRule
-from hpc_toolkit.bandit.guided import first_best_of
+from hpc_toolkit.bandit.rules.gp_search import GpRule
+from hpc_toolkit.bandit.rules.guided import first_best_of
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.gp_search import Ask
+    from hpc_toolkit.bandit.rules.gp_search import Ask
 
 
 @dataclass(frozen=True, slots=True)

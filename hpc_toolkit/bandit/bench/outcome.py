@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.statistics import at_costs, first_at, mean_band, spread
+from hpc_toolkit.bandit.bench.statistics import at_costs, first_at, mean_band, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.recorded import ScoreTable
-    from hpc_toolkit.bandit.replay import Trace
-    from hpc_toolkit.bandit.statistics import Spread
-    from hpc_toolkit.bandit.walltime import Order
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.bench.statistics import Spread
+    from hpc_toolkit.bandit.bench.walltime import Order
 
 GOALS = (0.98, 0.99, 0.995, 1.0)
 """Shares of the table's best mean that a search is timed to; 1 is its best arm."""

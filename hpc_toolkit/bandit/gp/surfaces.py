@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.gp import cholesky
+from hpc_toolkit.bandit.gp.regression import cholesky
 from hpc_toolkit.bandit.history import TIE_DECIMALS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.gp import Posterior
+    from hpc_toolkit.bandit.gp.regression import Posterior
 
 MOST_CANDIDATES = 600
 """Drawing jointly costs the cube of the arms."""

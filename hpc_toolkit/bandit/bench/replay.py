@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from hpc_toolkit.bandit.bench.walltime import finish_times
 from hpc_toolkit.bandit.pulls import Pull
-from hpc_toolkit.bandit.walltime import finish_times
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.walltime import Order
     from hpc_toolkit.bandit.policy import Policy, Proposal
-    from hpc_toolkit.bandit.recorded import ScoreTable
-    from hpc_toolkit.bandit.walltime import Order
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.draws import Stream, drawn
-from hpc_toolkit.bandit.guided import Guided, Scale, first_best_of, free_arms
 from hpc_toolkit.bandit.options import check_count, check_number
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,9 +11,9 @@ from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.replay import Asks
     from hpc_toolkit.bandit.policy import Policy
-    from hpc_toolkit.bandit.recorded import ScoreTable
-    from hpc_toolkit.bandit.replay import Asks
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""

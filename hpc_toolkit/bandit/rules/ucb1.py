@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from hpc_toolkit.bandit.history import first_best
-from hpc_toolkit.bandit.levers import levers_of, to_unit_interval, unpulled
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rules.levers import levers_of, to_unit_interval, unpulled
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import History
-    from hpc_toolkit.bandit.levers import Lever
+    from hpc_toolkit.bandit.rules.levers import Lever
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.draws import Stream
-from hpc_toolkit.bandit.initial import space_filling_order
+from hpc_toolkit.bandit.rules.initial import space_filling_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hpc_toolkit.bandit.draws import Stream, drawn
 from hpc_toolkit.bandit.history import first_best
-from hpc_toolkit.bandit.levers import levers_of, unpulled
 from hpc_toolkit.bandit.options import check_number
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rules.levers import levers_of, unpulled
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import History

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.armcosts import expected_seconds
 from hpc_toolkit.bandit.draws import drawn
-from hpc_toolkit.bandit.evidence import fit
 from hpc_toolkit.bandit.features import columns_of
-from hpc_toolkit.bandit.gp import Posterior
-from hpc_toolkit.bandit.guided import Guided, Scale, free_arms
+from hpc_toolkit.bandit.gp.evidence import fit
+from hpc_toolkit.bandit.gp.regression import Posterior
+from hpc_toolkit.bandit.gp.surfaces import Surfaces
 from hpc_toolkit.bandit.options import check_word
 from hpc_toolkit.bandit.policy import Proposal
-from hpc_toolkit.bandit.surfaces import Surfaces
+from hpc_toolkit.bandit.rules.armcosts import expected_seconds
+from hpc_toolkit.bandit.rules.guided import Guided, Scale, free_arms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,9 +10,9 @@ import numpy as np
 
 from hpc_toolkit.bandit.features import FEATURES, columns
 from hpc_toolkit.bandit.history import first_best
-from hpc_toolkit.bandit.initial import space_filling_order
 from hpc_toolkit.bandit.options import check_count, check_word
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rules.initial import space_filling_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.gp_search import GpRule
-from hpc_toolkit.bandit.guided import first_best_of
 from hpc_toolkit.bandit.options import check_number
+from hpc_toolkit.bandit.rules.gp_search import GpRule
+from hpc_toolkit.bandit.rules.guided import first_best_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.gp_search import Ask
+    from hpc_toolkit.bandit.rules.gp_search import Ask
 
 SMALLEST_SD = 1e-9
 """In place of smaller ones: a reward that is known exactly has an improvement of 0 or more."""

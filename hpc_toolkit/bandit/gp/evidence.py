@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.gp import Hyperparameters, cholesky
+from hpc_toolkit.bandit.gp.kernels import Kernel
+from hpc_toolkit.bandit.gp.regression import Hyperparameters, cholesky
 from hpc_toolkit.bandit.history import first_best
-from hpc_toolkit.bandit.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

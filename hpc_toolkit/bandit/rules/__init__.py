@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.bandit.baselines import LastLayer, RandomOrder
-from hpc_toolkit.bandit.epsilon import EpsilonGreedy
-from hpc_toolkit.bandit.gaussian_ts import GaussianTs
-from hpc_toolkit.bandit.gp_ei import GpEi
-from hpc_toolkit.bandit.gp_ts import GpTs
-from hpc_toolkit.bandit.gp_ucb import GpUcb
-from hpc_toolkit.bandit.linear import LinTs, LinUcb
-from hpc_toolkit.bandit.optuna_tpe import OptunaTpe
-from hpc_toolkit.bandit.toptwo import TopTwo
-from hpc_toolkit.bandit.ucb1 import Ucb1
+from hpc_toolkit.bandit.rules.baselines import LastLayer, RandomOrder
+from hpc_toolkit.bandit.rules.epsilon import EpsilonGreedy
+from hpc_toolkit.bandit.rules.gaussian_ts import GaussianTs
+from hpc_toolkit.bandit.rules.gp_ei import GpEi
+from hpc_toolkit.bandit.rules.gp_ts import GpTs
+from hpc_toolkit.bandit.rules.gp_ucb import GpUcb
+from hpc_toolkit.bandit.rules.linear import LinTs, LinUcb
+from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
+from hpc_toolkit.bandit.rules.toptwo import TopTwo
+from hpc_toolkit.bandit.rules.ucb1 import Ucb1
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import Rule

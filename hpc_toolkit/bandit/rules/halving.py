@@ -11,14 +11,14 @@ import numpy as np
 from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists
 from hpc_toolkit.bandit.options import check_number
 from hpc_toolkit.bandit.reward import rewards_of
-from hpc_toolkit.bandit.rungs import Rung, pilot_proposals, proposals, task_order
+from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals, proposals, task_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.history import History
     from hpc_toolkit.bandit.policy import Proposal
-    from hpc_toolkit.bandit.rungs import TaskOrder
+    from hpc_toolkit.bandit.rules.rungs import TaskOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.kernels import Kernel
+    from hpc_toolkit.bandit.gp.kernels import Kernel
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
 """Added to the diagonal, one after the other, until the Cholesky factor exists."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.outcome import goal_of, summary, timed
-from hpc_toolkit.bandit.replay import Asks, replay
+from hpc_toolkit.bandit.bench.outcome import goal_of, summary, timed
+from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hpc_toolkit.bandit.entrants import Entrant
-    from hpc_toolkit.bandit.recorded import ScoreTable
-    from hpc_toolkit.bandit.replay import Trace
-    from hpc_toolkit.bandit.walltime import Order
+    from hpc_toolkit.bandit.bench.entrants import Entrant
+    from hpc_toolkit.bandit.bench.recorded import ScoreTable
+    from hpc_toolkit.bandit.bench.replay import Trace
+    from hpc_toolkit.bandit.bench.walltime import Order
 
 FORMAT = 1
 """Of the report; a program that reads it may rely on the keys of this number."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from hpc_toolkit.bandit.gp_search import GpRule
-from hpc_toolkit.bandit.guided import first_best_of
 from hpc_toolkit.bandit.options import check_number
+from hpc_toolkit.bandit.rules.gp_search import GpRule
+from hpc_toolkit.bandit.rules.guided import first_best_of
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.gp_search import Ask
+    from hpc_toolkit.bandit.rules.gp_search import Ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists, first_best
 from hpc_toolkit.bandit.options import check_count, check_number
-from hpc_toolkit.bandit.rungs import Rung, pilot_proposals, proposals, task_order
+from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals, proposals, task_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.draws import Stream, drawn
-from hpc_toolkit.bandit.guided import Guided, first_best_of, free_arms
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rules.guided import Guided, first_best_of, free_arms
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.guided import Scale
-from hpc_toolkit.bandit.linear import Ridge, design
+from hpc_toolkit.bandit.rules.guided import Scale
+from hpc_toolkit.bandit.rules.linear import Ridge, design
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

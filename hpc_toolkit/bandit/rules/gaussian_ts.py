@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.draws import Stream, drawn
-from hpc_toolkit.bandit.guided import Scale, first_best_of
-from hpc_toolkit.bandit.levers import levers_of
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rules.guided import Scale, first_best_of
+from hpc_toolkit.bandit.rules.levers import levers_of
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import History

@@ -1,0 +1,1 @@
+"""Policies compared by searches on scores that are known already."""

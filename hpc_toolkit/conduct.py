@@ -246,6 +246,7 @@ class Conductor:
             group_by=self._stage.spec.group_by,
             decision=decision,
             unit_size=_UNIT_SIZES[why],
+            kinds=[item["task"] for item in items],
         )
         # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
         # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,

@@ -1,9 +1,9 @@
 """Which unit next: a preference, never a requirement.
 
 The group that is loaded comes first; then the longest group that nobody began, by what its kin took
-(:mod:`hpc_toolkit.queue.durations`); then the group with the most left. Units without groups go in
-their order, each worker picking at random among the first few, so that workers seldom race for one
-name.
+(:mod:`hpc_toolkit.queue.durations`); then, where items have kinds, a group whose next unit is of
+the earliest kind; then the group with the most left. Units without groups go in their order, each
+worker picking at random among the first few, so that workers seldom race for one name.
 """
 
 from __future__ import annotations
@@ -72,15 +72,21 @@ class FreshUnits:
         """Whether a unit of this group is left; False for no group."""
         return group in self._groups
 
-    def choose(self, loaded: str | None, weight_of: Callable[[str], float]) -> Unit | None:
+    def choose(
+        self,
+        loaded: str | None,
+        weight_of: Callable[[str], float],
+        kind_of: Callable[[Unit], int] = lambda _unit: 0,
+    ) -> Unit | None:
         """Take out the unit to try next; None if none is left.
 
         Args:
             loaded: key of the group whose context is loaded.
             weight_of: of one item of a group: what it takes, or more for what should come early.
+            kind_of: number of a unit's kind; low ones should be begun early.
         """
         if self._groups:
-            return self._choose_group(loaded, weight_of)
+            return self._choose_group(loaded, weight_of, kind_of)
         if self._own:
             return self._own.popleft()
         if not self._plain:
@@ -90,11 +96,17 @@ class FreshUnits:
         del self._plain[index]
         return unit
 
-    def _choose_group(self, loaded: str | None, weight_of: Callable[[str], float]) -> Unit:
+    def _choose_group(
+        self,
+        loaded: str | None,
+        weight_of: Callable[[str], float],
+        kind_of: Callable[[Unit], int],
+    ) -> Unit:
         if loaded in self._groups:
             key = loaded
         else:
-            fresh = [key for key in self._groups if key not in self._begun] or list(self._groups)
+            fresh = [key for key in self._groups if key not in self._begun]
+            fresh = fresh or self._earliest(kind_of)
             most = [
                 (weight_of(key) * sum(unit.count for unit in self._groups[key]), key)
                 for key in fresh
@@ -107,3 +119,9 @@ class FreshUnits:
         if not units:
             del self._groups[key]
         return unit
+
+    def _earliest(self, kind_of: Callable[[Unit], int]) -> list[str]:
+        """The groups whose next unit is of the earliest kind."""
+        kinds = {key: kind_of(units[0]) for key, units in self._groups.items()}
+        first = min(kinds.values())
+        return [key for key, kind in kinds.items() if kind == first]

@@ -11,7 +11,7 @@ from hpc_toolkit.errors import ItemsError, RunError, near_miss
 from hpc_toolkit.queue.units import MAX_UNIT, Unit, plan_units
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 Item = dict[str, Any]
@@ -104,14 +104,19 @@ def encode_segment(
     group_by: str | None,
     decision: dict[str, Any] | None = None,
     unit_size: int = MAX_UNIT,
+    kinds: Sequence[str] | None = None,
 ) -> list[bytes]:
     """The lines of a segment: a header, then the items, those of one group next to each other.
 
-    ``unit_size``: most items of a unit, 1 to :data:`MAX_UNIT`; few where items take long. The
-    header's ``units`` are [first item, count, byte offset behind the header, group]; ``order``,
-    where grouping moved items, is the given position of each.
+    ``unit_size``: most items of a unit, 1 to :data:`MAX_UNIT`; few where items take long.
+    ``kinds``: what each item is, where some kinds should be begun before others: those that appear
+    first. Items of one kind then stand next to each other in their group. The header's ``units``
+    are [first item, count, byte offset behind the header, group]; ``order``, where grouping moved
+    items, is the given position of each.
     """
-    groups, labels, order = _arrange(items, group_by)
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
+    of_kind = [numbers[kind] for kind in kinds or ()]
+    groups, labels, order = _arrange(items, group_by, of_kind or [0] * len(items))
     lines = [_dump(items[index]) for index in order]
     offsets = [0]
     for line in lines:
@@ -129,6 +134,8 @@ def encode_segment(
     }
     if order != list(range(len(items))):
         header["order"] = order
+    if kinds is not None:
+        header["kinds"] = [of_kind[index] for index in order]
     if decision is not None:
         header["decision"] = decision
     return [_dump(header), *lines]
@@ -139,10 +146,10 @@ def _dump(record: Item) -> bytes:
 
 
 def _arrange(
-    items: list[Item], group_by: str | None
+    items: list[Item], group_by: str | None, of_kind: list[int]
 ) -> tuple[list[int] | None, list[Any], list[int]]:
     if group_by is None:
-        return None, [], list(range(len(items)))
+        return None, [], sorted(range(len(items)), key=of_kind.__getitem__)
     numbers: dict[str, int] = {}
     labels: list[Any] = []
     groups = []
@@ -152,7 +159,7 @@ def _arrange(
             numbers[key] = len(numbers)
             labels.append(item[group_by])
         groups.append(numbers[key])
-    order = sorted(range(len(items)), key=groups.__getitem__)
+    order = sorted(range(len(items)), key=lambda index: (groups[index], of_kind[index]))
     return [groups[index] for index in order], labels, order
 
 
@@ -190,6 +197,7 @@ class Segment:
         """Given position of each item; None if they stand as given."""
         self.decision: dict[str, Any] | None = header.get("decision")
         """What conduct decided when it added this segment."""
+        self._kinds: list[int] = header.get("kinds") or []
         self._table: list[list[int]] = header["units"]
         self.units = [Unit(entry, row[0], row[1], row[3]) for row in self._table]
         """In the order of their items."""
@@ -264,6 +272,10 @@ class Segment:
         """The value of the group of a unit's first item; None without groups."""
         return self.groups[unit.group] if unit.group >= 0 else None
 
+    def kind_of(self, unit: Unit) -> int:
+        """Number of the kind of a unit's first item; 0 where nobody told kinds apart."""
+        return self._kinds[unit.first] if self._kinds else 0
+
 
 class UnitReader:
     """Reads one unit after another; the file of the last one's segment stays open."""
@@ -289,6 +301,18 @@ class UnitReader:
             self._segment = None
             with suppress(OSError):
                 os.close(self._fd)
+
+
+def _check_kinds(header: dict[str, Any]) -> None:
+    kinds, count = header.get("kinds"), header["count"]
+    if kinds is None:
+        return  # as of every segment but those of a search
+    if not isinstance(kinds, list) or any(type(kind) is not int for kind in kinds):
+        message = "its kinds are not a list of numbers"
+        raise TypeError(message)
+    if len(kinds) != count:
+        message = f"it has {len(kinds)} kinds of {count!r} items"
+        raise LookupError(message)
 
 
 def _parse_header(line: bytes) -> dict[str, Any]:
@@ -319,6 +343,7 @@ def _parse_header(line: bytes) -> dict[str, Any]:
     if first != count or (order is not None and len(order) != count):
         message = f"its units or their order are not those of {count!r} items"
         raise LookupError(message)
+    _check_kinds(header)
     for name, value, kind in [("decision", decision, dict), ("group_by", header["group_by"], str)]:
         if value is not None and not isinstance(value, kind):
             message = f"its {name} is {type(value).__name__}"

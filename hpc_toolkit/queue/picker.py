@@ -88,7 +88,7 @@ class Picker:
             group = loaded[1] if loaded[0] == name else None
             units = self._fresh[name]
             while elsewhere or units.has(group):
-                unit = units.choose(group, stage.durations.precedence)
+                unit = units.choose(group, stage.durations.precedence, stage.kind_of)
                 if unit is None:
                     break
                 if stage.claims.generation(unit.name):

@@ -88,6 +88,10 @@ class StageView:
         """Key of the group of a unit's first item; None without groups."""
         return group_key(self.log.segments[unit.entry].group_of(unit))
 
+    def kind_of(self, unit: Unit) -> int:
+        """Number of the kind of a unit's first item; 0 where nobody told kinds apart."""
+        return self.log.segments[unit.entry].kind_of(unit)
+
     @property
     def complete(self) -> bool:
         """Rule R9; once true in any view it stays true until a retry."""

@@ -76,9 +76,19 @@ class _Cluster:
         paths = RunPaths(root)
         paths.make([STAGE])
         log = StageLog(paths.stage(STAGE))
-        log.add_segment(encode_segment(self._scenario.items(), group_by="group"))
+        scenario = self._scenario
+        log.add_segment(
+            encode_segment(
+                scenario.items(),
+                group_by="group",
+                unit_size=scenario.unit_size,
+                kinds=scenario.kinds,
+            )
+        )
         log.seal()
         stage = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"))
+        given = [(n, i) for n, group in enumerate(scenario.groups) for i in range(group.items)]
+        order = log.segments[1].order or range(len(given))
         return Site(
             scenario=self._scenario,
             paths=paths,
@@ -86,7 +96,7 @@ class _Cluster:
             clock=self._clock,
             ledger=self._ledger,
             log=log,
-            groups=[n for n, group in enumerate(self._scenario.groups) for _ in range(group.items)],
+            places=[given[index] for index in order],
             killed={},
             takeovers_s=[],
         )

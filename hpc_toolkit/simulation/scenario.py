@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
+from hpc_toolkit.queue.units import MAX_UNIT
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
@@ -24,11 +25,20 @@ class Group:
     """What the first item costs after each load, beside its own time."""
     item_s: float
     """One item."""
+    items_s: tuple[float, ...] = ()
+    """Each item, where they differ; ``item_s`` is not read then."""
+    kinds: tuple[str, ...] = ()
+    """What each item is, where items of one kind take about as long in every group."""
+
+    def seconds_of(self, item: int) -> float:
+        """One of the group's items."""
+        return self.items_s[item] if self.items_s else self.item_s
 
     @property
     def seconds(self) -> float:
         """The group done by one worker at a stretch."""
-        return self.load_s + self.forward_s + self.items * self.item_s
+        items_s = sum(self.items_s) if self.items_s else self.items * self.item_s
+        return self.load_s + self.forward_s + items_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,8 @@ class Scenario:
     lease_s: float = DEFAULT_LEASE_S
     grace_s: float = 25.0
     """Seconds that the running step may still take after SIGTERM."""
+    unit_size: int = MAX_UNIT
+    """Most items of a unit."""
     seed: int = 0
     """Part of the workers' names, from which their random choices follow."""
 
@@ -81,7 +93,11 @@ class Scenario:
         if not self.groups:
             message = "a simulation needs at least one group of items"
             raise ConfigError(message, hint="give the number of items of each group")
-        if min(min(g.load_s, g.forward_s, g.item_s) for g in self.groups) < 0:
+        for n, group in enumerate(self.groups):
+            if not {len(group.items_s), len(group.kinds)} <= {0, group.items}:
+                message = f"group {n} has {group.items} items, and not as many lengths or kinds"
+                raise ConfigError(message, hint="give one for each item, or none")
+        if min(min(g.load_s, g.forward_s, g.item_s, *g.items_s) for g in self.groups) < 0:
             message = "a step of the simulated work has a negative length"
             raise ConfigError(message, hint="give seconds, 0 or more")
 
@@ -94,6 +110,12 @@ class Scenario:
     def bound_s(self) -> float:
         """No schedule is faster: nothing twice, nobody idle, nobody dead."""
         return self.useful_s / self.workers
+
+    @property
+    def kinds(self) -> list[str] | None:
+        """What each item is; None where a group does not tell."""
+        known = all(group.kinds for group in self.groups)
+        return [kind for group in self.groups for kind in group.kinds] if known else None
 
     def items(self) -> list[Item]:
         """The items in their order."""

@@ -60,8 +60,8 @@ class Site:
     ledger: Ledger
     log: StageLog
     """The stage's log, read once: segments are immutable and large."""
-    groups: list[int]
-    """The group of each item."""
+    places: list[tuple[int, int]]
+    """The group of each item, and which of its items it is."""
     killed: dict[str, float]
     """When each killed worker died."""
     takeovers_s: list[float]
@@ -213,8 +213,9 @@ class SimulatedWorker:
 
     def _attempt(self, item: int, assignment: Assignment, lines: PassLines) -> Steps:
         """Whether the item was done; it was cut short otherwise."""
-        number = self._site.groups[item]
+        number, place = self._site.places[item]
         group: Group = self._site.scenario.groups[number]
+        item_s = group.seconds_of(place)
         ledger = self._site.ledger
         began = self._clock.now
         if number != self._context:
@@ -226,7 +227,7 @@ class SimulatedWorker:
             if self._stop:
                 return False
         first_s = 0.0 if self._forwarded else group.forward_s
-        if not (yield from self._step(first_s + group.item_s)):
+        if not (yield from self._step(first_s + item_s)):
             return False
         if not self._forwarded:
             ledger.prepared("forward", number, group.forward_s)
@@ -243,7 +244,7 @@ class SimulatedWorker:
         lines.append(encode_line(record))
         lines.tally.done += 1
         self._done += 1
-        ledger.ended(item, group.item_s)
+        ledger.ended(item, item_s)
         return True
 
     def _step(self, seconds: float) -> Steps:

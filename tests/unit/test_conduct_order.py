@@ -100,8 +100,15 @@ def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders: list[list[Any]] = []
-    for segment in conduct(fast_dir / "r", CAMPAIGN, monkeypatch):
-        tasks = [json.loads(line)["task"] for unit in segment.units for line in segment.lines(unit)]
+    found = conduct(fast_dir / "r", CAMPAIGN, monkeypatch)
+    for segment in found:
+        lines = dict(zip(segment.order or range(segment.count), segment.items(), strict=True))
+        tasks = [json.loads(lines[given])["task"] for given in sorted(lines)]
         orders += [tasks[first : first + 3] for first in range(0, len(tasks), 3)]
     assert orders[:2] == [list(SECONDS)] * 2  # two arms at once, of which nothing is known
+    first = found[0]
+    for group in range(len(first.groups)):
+        kinds = [first.kind_of(unit) for unit in first.units if unit.group == group]
+        assert kinds == sorted(kinds), "the longest task of every arm before the next one"
+    assert {first.kind_of(unit) for unit in first.units} == {0, 1, 2}
     assert orders[2:] == [["slow", "middle", "quick"]] * 2

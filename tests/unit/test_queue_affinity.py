@@ -89,6 +89,27 @@ def test_a_group_that_another_began_waits_for_one_that_nobody_began() -> None:
     assert unit.group == 1
 
 
+def test_groups_that_others_began_are_helped_with_the_earliest_kind() -> None:
+    """However much is left of another one, whose long tasks are begun already."""
+    fresh = FreshUnits("seed")
+    units = units_in(0, 0, 0, 0, 0, 1, 1)
+    kinds = dict(zip(units, [0, 1, 1, 1, 1, 0, 0], strict=True))
+    fresh.add(units, by_group)
+    fresh.prune(lambda unit: unit in (units[0], units[5]))
+
+    chosen = [fresh.choose(None, seconds(), kinds.__getitem__) for _ in range(2)]
+
+    assert chosen == [units[6], units[1]]
+
+
+def test_a_loaded_group_is_kept_though_another_has_an_earlier_kind() -> None:
+    fresh = FreshUnits("seed")
+    units = units_in(0, 1)
+    fresh.add(units, by_group)
+
+    assert fresh.choose('"a"', seconds(), lambda unit: 1 - unit.group) == units[0]
+
+
 def test_units_without_groups_come_nearly_in_order() -> None:
     fresh = FreshUnits("seed")
     fresh.add(units_in(*[-1] * 200), by_group)

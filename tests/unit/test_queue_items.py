@@ -167,6 +167,63 @@ def test_a_segments_units_hold_as_many_items_as_they_may(
     assert sum(unit.count for unit in segment.units) == len(items)
 
 
+@given(ITEMS, st.sampled_from([None, "g"]), st.integers(1, 5))
+def test_items_of_one_kind_stand_together_in_their_group_the_first_kind_first(
+    fast_dir: Path, items: list[dict[str, Any]], group_by: str | None, unit_size: int
+) -> None:
+    kinds = [str(item.get("x")) for item in items]
+    path = fast_dir / os.urandom(6).hex()
+    lines = encode_segment(items, group_by=group_by, unit_size=unit_size, kinds=kinds)
+    path.write_bytes(b"".join(lines))
+    segment = Segment(path, 1)
+
+    order = segment.order or range(segment.count)
+    assert [items[given] for given in order] == [json.loads(line) for line in segment.items()]
+    first_seen = list(dict.fromkeys(kinds))
+    numbers = [first_seen.index(kinds[given]) for given in order]
+    assert [segment.kind_of(unit) for unit in segment.units] == [
+        numbers[unit.first] for unit in segment.units
+    ]
+    groups = [segment.unit_of(position).group for position in range(segment.count)]
+    places = list(zip(groups, numbers, order, strict=True))
+    assert places == sorted(places)
+
+
+def test_a_segment_without_kinds_is_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(
+        b'{"format":1,"count":4,"unit_size":256,"group_by":"g","groups":["a","b"],'
+        b'"units":[[0,1,0,0],[1,2,10,0],[3,1,30,1]],"order":[0,2,3,1]}\n'
+        b'{"g":"a"}\n{"g":"a"}\n{"g":"a"}\n{"g":"b"}\n'
+    )
+    segment = Segment(path, 1)
+
+    assert [segment.kind_of(unit) for unit in segment.units] == [0, 0, 0]
+    assert [len(segment.lines(unit)) for unit in segment.units] == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ([0], "it has 1 kinds of 2 items"),
+        (["a", "b"], "not a list of numbers"),
+        ([True, 0], "not a list of numbers"),
+        ({"0": 1, "1": 2}, "not a list of numbers"),
+        ("01", "not a list of numbers"),
+    ],
+)
+def test_a_segment_whose_kinds_are_damaged_is_refused(
+    tmp_path: Path, kinds: object, said: str
+) -> None:
+    first, *lines = encode_segment([{"a": 1}, {"a": 2}], group_by=None, kinds="xy")
+    path = tmp_path / "s"
+    header = {**json.loads(first), "kinds": kinds}
+    path.write_bytes(json.dumps(header).encode() + b"\n" + b"".join(lines))
+
+    with pytest.raises((LookupError, TypeError), match=said):
+        Segment(path, 1)
+
+
 def two_segments(directory: Path) -> list[Segment]:
     found = []
     for entry, name in enumerate("ab", 1):

@@ -8,10 +8,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpc_toolkit.bandit.synthetic import score_table
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.layout import Manifest, RunPaths
 from hpc_toolkit.queue.state import ItemState
@@ -226,12 +228,41 @@ def test_an_undisturbed_campaign_stays_near_its_bound_and_loads_each_checkpoint_
     assert outcome.loads <= 1.05 * 432
 
 
+def asked(seed: int, *, unit_size: int, told: bool) -> Scenario:
+    """24 arms of the largest model of a made-up table on 32 tasks, at a tenth of their length."""
+    table = score_table(seed)
+    assert table.seconds is not None
+    large = [index for index, arm in enumerate(table.arms.arms) if arm.group.startswith("4.1e+08/")]
+    tasks = np.argsort(-table.seconds.mean(axis=0), kind="stable")
+    arms = np.random.default_rng([seed, 99]).choice(large, 24, replace=False)
+    work = []
+    for name in dict.fromkeys(table.arms.arms[arm].group for arm in arms):
+        own = [arm for arm in arms if table.arms.arms[arm].group == name]
+        each = table.seconds[np.ix_(own, tasks)].ravel() / 10
+        items_s = tuple(float(one) for one in each)
+        kinds = tuple(str(task) for _ in own for task in tasks) if told else ()
+        work.append(Group(len(items_s), 3.0, 0.0, 1.0, items_s, kinds))
+    return Scenario(groups=tuple(work), workers=32, unit_size=unit_size)
+
+
+@pytest.mark.slow
+def test_24_arms_asked_at_once_keep_32_workers_busy() -> None:
+    """With units of one task, and the longest tasks of all arms begun before the others."""
+    assert 1 / simulate(asked(2, unit_size=1, told=True)).ratio >= 0.75
+    # Either alone leaves workers without work at the end.
+    assert 1 / simulate(asked(2, unit_size=1, told=False)).ratio < 0.75
+    assert 1 / simulate(asked(2, unit_size=256, told=True)).ratio < 0.75
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"groups": ()}, "at least one group"),
         ({"groups": (replace(GROUP, items=0),)}, "items of group 0 is 0"),
         ({"groups": (replace(GROUP, load_s=-1.0),)}, "negative length"),
+        ({"groups": (replace(GROUP, items_s=(1.0,)),)}, "not as many lengths or kinds"),
+        ({"groups": (replace(GROUP, kinds=("a",)),)}, "not as many lengths or kinds"),
+        ({"groups": (replace(GROUP, items_s=(1.0, 1.0, 1.0, -1.0)),)}, "negative length"),
         ({"workers": 0}, "number of workers is 0"),
         ({"workers_per_host": 0}, "workers per host is 0"),
     ],

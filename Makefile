@@ -7,6 +7,7 @@ PY = .venv/bin/python
 # In the shell's place, so that a make that is told to end by SIGTERM passes it on.
 PYTEST = exec $(PY) -m pytest -p no:cacheprovider
 CODE = hpc_toolkit tests benchmarks examples
+ALL = demo,dev,oracles
 
 .PHONY: demo test test-files test-jobs test-labs check lint soak bench golden mutants clean
 
@@ -36,19 +37,19 @@ check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2
 
 lint:
-	@.ci/setup demo,dev
+	@.ci/setup $(ALL)
 	.venv/bin/ruff format --check $(CODE)
 	.venv/bin/ruff check $(CODE)
 	.venv/bin/mypy
 	.venv/bin/codespell README.md docs changes hpc_toolkit tests examples benchmarks runs/README.md
 
 soak:
-	@.ci/setup demo,dev
+	@.ci/setup $(ALL)
 	@.ci/system
 	HPCTK_FORBID_SKIP=1 $(PYTEST) -m soak --timeout 3600 -s
 
 bench:
-	@.ci/setup demo,dev
+	@.ci/setup $(ALL)
 	@.venv/peers/bin/python -m pip --version >/dev/null 2>&1 || $(PY) -m venv --clear .venv/peers
 	@echo "other queues, into .venv/peers"
 	@.venv/peers/bin/python -m pip install -q --disable-pip-version-check -r benchmarks/peers.txt
@@ -62,7 +63,7 @@ golden:
 	$(PY) slurm/examples/render.py
 
 mutants:
-	@.ci/setup demo,dev
+	@.ci/setup $(ALL)
 	$(PY) tests/mutants.py
 
 clean:

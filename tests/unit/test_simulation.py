@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit.synthetic import score_table
+from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.layout import Manifest, RunPaths
 from hpc_toolkit.queue.state import ItemState

@@ -14,13 +14,15 @@ from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpc_toolkit.bandit.arms import ArmTable
     from hpc_toolkit.bandit.history import Rule
     from hpc_toolkit.bandit.policy import Policy
     from hpc_toolkit.bandit.pulls import TaskSet
     from hpc_toolkit.bandit.stopping import StopRules
 
-__all__ = ["RULES", "TASK_RULES", "make_policy"]
+__all__ = ["RULES", "TASK_RULES", "make_policy", "round_options"]
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
 """Rules that ask for an arm's tasks in parts, and need to know them."""
@@ -47,10 +49,7 @@ def make_policy(
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one, for
     a seed that is not a whole number from 0, and for what does not go together.
     """
-    known_rules = {**RULES, **TASK_RULES}
-    if name not in known_rules:
-        message = f"unknown policy {name!r}"
-        raise ConfigError(message, hint=near_miss(name, list(known_rules)))
+    rule_type = _rule_type(name)
     if not _is_seed(seed):
         message = f"seed is {seed!r}"
         raise ConfigError(message, hint="a whole number, 0 or more")
@@ -61,16 +60,39 @@ def make_policy(
     check_stop(stop, tasks_known=tasks is not None)
     if name in TASK_RULES:
         _check_task_rule(name, tasks, scalariser, group_pulls=group_pulls)
-    known = [option.name for option in fields(known_rules[name])]
+    known = [option.name for option in fields(rule_type)]
     for option in options:
         if option not in known:
             message = f"policy {name!r} has no option {option!r}"
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
-    rule = known_rules[name](**options)
+    rule = rule_type(**options)
     return AskTell(
         arms, rule, seed, tasks=tasks, scalariser=scalariser, group_pulls=group_pulls, stop=stop
     )
+
+
+def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """The options of a policy that is asked in rounds of ``size`` arms.
+
+    A rule that begins with ``initial`` arms takes at least one round of them, unless the option is
+    given: what it could learn from some of them would come too late for the others.
+    Raises ConfigError for an unknown policy.
+    """
+    found = dict(options)
+    if "initial" not in found:
+        for option in fields(_rule_type(name)):
+            if option.name == "initial" and isinstance(option.default, int):
+                found["initial"] = max(option.default, size)
+    return found
+
+
+def _rule_type(name: str) -> type[Rule]:
+    known = {**RULES, **TASK_RULES}
+    if name not in known:
+        message = f"unknown policy {name!r}"
+        raise ConfigError(message, hint=near_miss(name, list(known)))
+    return known[name]
 
 
 def _check_task_rule(

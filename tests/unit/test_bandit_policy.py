@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.registry import round_options
 from hpc_toolkit.bandit.reward import Reward, mean_reward
 from hpc_toolkit.errors import ConfigError
 
@@ -214,6 +215,30 @@ def test_make_policy_unusable_seed_is_refused(seed: Any) -> None:
 def test_make_policy_unusable_option_is_refused(options: dict[str, Any], claim: str) -> None:
     with pytest.raises(ConfigError, match=f"gp-ucb: {claim}"):
         make_policy("gp-ucb", ARMS, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("gp-ucb", {}, {"initial": 8}),
+        ("gp-ucb", {"initial": 2, "beta": 1.0}, {"initial": 2, "beta": 1.0}),
+        ("ucb1", {}, {}),
+        ("racing", {"c": 3.0}, {"c": 3.0}),
+    ],
+)
+def test_round_options_begin_with_a_round_of_initial_arms_unless_told_otherwise(
+    name: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    before = dict(given)
+
+    assert round_options(name, given, 8) == expected
+    assert given == before
+
+
+def test_round_options_of_small_rounds_keep_the_default_and_of_no_policy_are_refused() -> None:
+    assert round_options("linucb", {}, 2) == {"initial": 5}
+    with pytest.raises(ConfigError, match="unknown policy 'gp-ucp'"):
+        round_options("gp-ucp", {}, 2)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy
+from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -64,14 +64,10 @@ class Entrant:
     def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
         """The policy for a search on a table.
 
-        A policy with an option ``initial`` that decides in rounds takes its first arms in one
-        round, if that is more than it would by itself.
+        One that decides in rounds has the options of :func:`registry.round_options`.
         """
-        options = dict(self.options)
-        if "initial" not in options and asks.kind == "rounds":
-            for option in fields({**RULES, **TASK_RULES}[self.name]):
-                if option.name == "initial" and isinstance(option.default, int):
-                    options["initial"] = max(option.default, asks.size)
+        in_rounds = asks.kind == "rounds"
+        options = round_options(self.name, self.options, asks.size) if in_rounds else self.options
         # Columns that nobody asked for would change the distances between groups.
         measured = options.get("features", "geometry") != "geometry"
         arms = table.measured_arms if measured else table.arms

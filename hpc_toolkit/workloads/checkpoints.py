@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.workloads.checkpointfiles import (
+    PICKLED_WEIGHTS,
+    SETTINGS,
+    WEIGHTS,
+    read_object,
+    weight_names,
+)
 from hpc_toolkit.workloads.nodecache import local_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
-
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-_HUB_PICKLED = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ def verify(directory: Path) -> None:
     Raises:
         PermanentError: naming the file.
     """
-    _read_json(directory / "config.json")
-    for path in _weight_files(directory):
+    read_object(directory / "config.json")
+    for path in (directory / name for name in weight_names(directory)):
         if not path.is_file():
             msg = f"{path}: weights are missing"
             raise PermanentError(msg, hint="the checkpoint is not complete; save it again")
@@ -105,30 +108,6 @@ def free_cached_memory() -> None:
     import torch
 
     torch.cuda.empty_cache()  # does nothing where CUDA was not used
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    for index in _INDEXES:
-        if (directory / index).is_file():
-            shards = _read_json(directory / index).get("weight_map", {})
-            return [directory / name for name in sorted(set(shards.values()))]
-    pickled = directory / "pytorch_model.bin"
-    return [pickled if pickled.is_file() else directory / "model.safetensors"]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        msg = f"{path}: missing, so this is not a checkpoint"
-        raise PermanentError(msg) from None
-    except ValueError as error:
-        msg = f"{path}: not JSON: {error}"
-        raise PermanentError(msg) from None
-    if not isinstance(content, dict):
-        msg = f"{path}: holds {type(content).__name__}, not an object"
-        raise PermanentError(msg)
-    return content
 
 
 def _verify_safetensors(path: Path) -> None:
@@ -158,13 +137,13 @@ def _download(name: str, revision: str) -> Path:
         RevisionNotFoundError,
     )
 
-    def fetch(patterns: list[str]) -> Path:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
 
     try:
-        directory = fetch(_HUB_FILES)
+        directory = fetch(*SETTINGS, *WEIGHTS)
         if not any(directory.glob("*.safetensors")):
-            directory = fetch(_HUB_FILES + _HUB_PICKLED)
+            directory = fetch(*SETTINGS, *PICKLED_WEIGHTS)
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         msg = f"{name}@{revision}: the hub has no such revision: {_first_line(error)}"
         raise PermanentError(msg) from error

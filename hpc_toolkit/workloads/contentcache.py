@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.files import replace_file
+from hpc_toolkit.workloads.checkpointfiles import checkpoint_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ LIST_BYTES = 2**28
 takes more memory; parts are kept and found again like lists."""
 
 _FORMAT = 1
-_MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
 class SharedEmbeddings:
@@ -115,10 +115,10 @@ def digest_of_checkpoint(directory: Path) -> str:
     Reads all of them once, which loading the model has just done.
     """
     digest = hashlib.sha256()
-    for path in sorted({path for glob in _MODEL_FILES for path in directory.glob(glob)}):
-        with path.open("rb") as file:
+    for one in checkpoint_files(directory):
+        with (directory / one.name).open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.name}\0{content}\n".encode())
+        digest.update(f"{one.name}\0{content}\n".encode())
     return digest.hexdigest()
 
 

@@ -153,7 +153,7 @@ def test_checkpoints_with_other_bytes_or_names_have_other_digests(tmp_path: Path
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"layers": 2}))
         (tmp_path / name / file).write_bytes(weights)
-        (tmp_path / name / "training.log").write_text(name)
+        (tmp_path / name / "optimizer.bin").write_text(name)
         return digest_of_checkpoint(tmp_path / name)
 
     first = checkpoint("a", b"weights")

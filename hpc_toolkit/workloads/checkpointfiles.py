@@ -1,0 +1,127 @@
+"""Which files of a checkpoint's directory are read to load it, and which lie there for others.
+
+A trainer leaves its optimizer, its random numbers and often a second copy of the weights beside
+them: three to four times what a model is loaded from. Who copies, hashes or reads a checkpoint
+ahead asks here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hpc_toolkit.errors import PermanentError
+
+SETTINGS = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "*.codes",
+    "*.spm",
+    "*.tokenizer",
+)
+"""The configuration and the tokenizer, whatever its kind."""
+
+WEIGHTS = ("*.safetensors",)
+"""Weights on the hub."""
+
+PICKLED_WEIGHTS = ("pytorch_model*.bin",)
+"""Weights on the hub of a revision that has none of `WEIGHTS`."""
+
+# In transformers' order: the first that is there is loaded, whatever else lies beside it.
+_WHOLE_OR_INDEX = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointFile:
+    """A file that a model or its tokenizer is loaded from."""
+
+    name: str
+    """Below the checkpoint's directory; with slashes where an index names shards so."""
+
+    size: int
+    """Bytes; a link's are those of what it leads to, as in the hub's cache."""
+
+    changed_ns: int
+    """When it was last written, by the clock of its filesystem."""
+
+
+def checkpoint_files(directory: Path) -> list[CheckpointFile]:
+    """The files that loading a checkpoint reads, by name.
+
+    Settings, the tokenizer, and the one set of weights that transformers takes; nothing else of the
+    directory, and nothing that is no regular file. Reads the index of sharded weights, and of the
+    other files nothing.
+
+    Raises:
+        PermanentError: an index of weights is damaged, or leads out of the directory.
+        OSError: weights are missing, or the directory cannot be read.
+    """
+    settings = {
+        path.name
+        for path in directory.iterdir()
+        if not path.name.startswith(".")
+        and any(fnmatchcase(path.name, pattern) for pattern in SETTINGS)
+        and path.is_file()
+    }
+    found = []
+    for name in sorted(settings.union(weight_names(directory))):
+        status = (directory / name).stat()
+        found.append(CheckpointFile(name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def weight_names(directory: Path) -> list[str]:
+    """Names of the weights that transformers loads, whether they are there or not.
+
+    Raises:
+        PermanentError: the index that names them is damaged, or leads out of the directory.
+    """
+    for name in _WHOLE_OR_INDEX:
+        if (directory / name).is_file():
+            return _shards(directory / name) if name.endswith(".json") else [name]
+    return [_WHOLE_OR_INDEX[0]]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint.
+
+    Raises:
+        PermanentError: it is missing, or not one.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"{path}: missing, so this is not a checkpoint"
+        raise PermanentError(msg) from None
+    except ValueError as error:
+        msg = f"{path}: not JSON: {error}"
+        raise PermanentError(msg) from None
+    if not isinstance(content, dict):
+        msg = f"{path}: holds {type(content).__name__}, not an object"
+        raise PermanentError(msg)
+    return content
+
+
+def _shards(index: Path) -> list[str]:
+    named = read_object(index).get("weight_map")
+    names = list(named.values()) if isinstance(named, dict) else []
+    if not names or not all(isinstance(name, str) and _is_inside(name) for name in names):
+        msg = f"{index}: its weight_map does not name files of this checkpoint"
+        raise PermanentError(msg)
+    return sorted(set(names))
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts

@@ -1,0 +1,132 @@
+"""Which files of a directory are a checkpoint, and which a trainer left beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.workloads.checkpointfiles import SETTINGS, checkpoint_files, weight_names
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+
+
+def write(directory: Path, *names: str) -> Path:
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    return directory
+
+
+def index(directory: Path, name: str, *shards: object) -> None:
+    named = {f"tensor{n}": shard for n, shard in enumerate(shards)}
+    (directory / name).write_text(json.dumps({"weight_map": named}))
+
+
+def names(directory: Path) -> list[str]:
+    return [file.name for file in checkpoint_files(directory)]
+
+
+def test_what_a_trainer_leaves_is_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    loaded = ["config.json", "merges.txt", "model.safetensors", "spiece.model", "tokenizer.json"]
+    left = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", PICKLED]
+    others = ["consolidated.safetensors", "optimizer.safetensors", "events.log", ".config.json"]
+    nested = ["onnx/model.onnx", "1_Pooling/config.json"]
+
+    assert names(write(tmp_path, *loaded, *left, *others, *nested)) == loaded
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        ([WHOLE, INDEX, PICKLED, PICKLED_INDEX], [WHOLE]),
+        ([INDEX, PICKLED, PICKLED_INDEX], ["part.safetensors"]),
+        ([PICKLED, PICKLED_INDEX], [PICKLED]),
+        ([PICKLED_INDEX], ["part.bin"]),
+        ([], [WHOLE]),
+    ],
+)
+def test_of_several_weights_those_are_named_that_transformers_loads(
+    tmp_path: Path, there: list[str], expected: list[str]
+) -> None:
+    write(tmp_path, *there)
+    if INDEX in there:
+        index(tmp_path, INDEX, "part.safetensors", "part.safetensors")
+    if PICKLED_INDEX in there:
+        index(tmp_path, PICKLED_INDEX, "part.bin")
+
+    assert weight_names(tmp_path) == expected
+
+
+def test_shards_are_part_of_a_checkpoint_wherever_the_index_says(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", "one.safetensors", "deep/two.safetensors", "three.safetensors")
+    index(tmp_path, INDEX, "one.safetensors", "deep/two.safetensors")
+
+    expected = ["config.json", "deep/two.safetensors", INDEX, "one.safetensors"]
+    assert names(tmp_path) == expected
+
+
+@pytest.mark.parametrize("shard", ["../secret", "/etc/passwd", "a/../../b", "", ".", 7, None])
+def test_index_that_leads_out_of_the_checkpoint_is_permanent(tmp_path: Path, shard: object) -> None:
+    index(tmp_path, INDEX, "one.safetensors", shard)
+
+    with pytest.raises(PermanentError, match="does not name files of this checkpoint"):
+        weight_names(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_index_without_weights_is_permanent(tmp_path: Path, content: str) -> None:
+    (tmp_path / INDEX).write_text(content)
+
+    with pytest.raises(PermanentError, match="does not name files of this checkpoint"):
+        weight_names(tmp_path)
+
+
+def test_weights_that_are_missing_are_an_error_that_names_them(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        checkpoint_files(write(tmp_path, "config.json"))
+
+
+def test_a_links_size_is_that_of_what_it_leads_to(tmp_path: Path) -> None:
+    blobs = write(tmp_path / "blobs", "4f5e")
+    snapshot = write(tmp_path / "snapshot", "config.json")
+    (snapshot / WHOLE).symlink_to("../blobs/4f5e")
+    (snapshot / "lost.json").symlink_to("../blobs/nothing")
+    os.truncate(blobs / "4f5e", 1234)
+
+    assert [(file.name, file.size) for file in checkpoint_files(snapshot)] == [
+        ("config.json", 11),
+        (WHOLE, 1234),
+    ]
+
+
+def test_what_is_no_regular_file_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", WHOLE, "directory.json/file")
+    os.mkfifo(tmp_path / "pipe.json")
+
+    assert names(tmp_path) == ["config.json", WHOLE]
+
+
+def test_every_file_that_a_tokenizer_of_transformers_reads_is_part_of_a_checkpoint() -> None:
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
+        pytest.skip("transformers is not installed")
+    models = Path(found.origin).parent / "models"
+    read = {
+        name
+        for module in models.glob("*/tokenization_*.py")
+        for table in re.findall(r"VOCAB_FILES_NAMES = \{(.*?)\}", module.read_text(), re.DOTALL)
+        for name in re.findall(r": *\"([^\"]+)\"", table)
+    }
+
+    assert len(read) > 10
+    assert not [n for n in read if not any(fnmatchcase(n, pattern) for pattern in SETTINGS)]

@@ -4,34 +4,59 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 
 def write_results(rows: Iterable[Mapping[str, Any]], directory: Path) -> int:
     """Write gathered rows of a tasks stage as mteb lays out its results; says how many.
 
     ``<directory>/results/<model>/<revision>/<task>.json`` is what ``mteb.ResultCache(directory)``
-    reads. The layer is in the revision (`model_of`). Rows without a score are left out.
+    reads. The layer is in the revision (`model_of`). Rows without a score are left out. Nothing is
+    written where one row cannot be.
+
+    Raises:
+        RunError: a name that would lead out of its directory, two rows of one file, or a score
+            without what a result needs.
     """
-    count = 0
+    results: dict[Path, bytes] = {}
+    items: dict[Path, Mapping[str, Any]] = {}
     for row in rows:
         if row["state"] != "done" or "score" not in row["value"]:
             continue
-        item = row["item"]
+        path, content = _placed(row)
+        if path in results:
+            msg = f"{path}: of both {json.dumps(items[path])} and {json.dumps(row['item'])}"
+            raise RunError(msg, hint="write them into directories of their own")
+        results[path], items[path] = content, row["item"]
+    for path, content in results.items():
+        file = directory / "results" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, [content])
+    return len(results)
+
+
+def _placed(row: Mapping[str, Any]) -> tuple[Path, bytes]:
+    """Where below the results a row belongs, and what is written there."""
+    item = row["item"]
+    try:
         model, revision = model_of(item["checkpoint"], item["layer"])
         result = result_of(item["task"], row["value"], seconds=row["seconds"])
-        path = directory / "results" / model.replace("/", "__") / revision
-        path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=2, allow_nan=False)
-        replace_file(path / f"{result['task_name']}.json", [text.encode()])
-        count += 1
-    return count
+        names = [model.replace("/", "__"), revision, f"{result['task_name']}.json"]
+    except KeyError as error:
+        msg = f"{json.dumps(item)}: a score without {error.args[0]!r} is no result of a task"
+        raise RunError(msg) from None
+    for name in names:
+        if "/" in name or "\0" in name or name in ("", ".", "..", ".json"):
+            msg = f"{json.dumps(item)}: {name!r} is not the name of a file"
+            raise RunError(msg, hint="checkpoint, layer and task are parts of a path here")
+    return Path(*names), json.dumps(result, indent=2, allow_nan=False).encode()
 
 
 def result_of(task: str, value: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.workloads.mteb_results import (
     main_error,
     model_of,
@@ -101,3 +102,53 @@ def test_rows_with_a_score_are_written_and_others_left_out(tmp_path: Path) -> No
     assert written["scores"]["test"][0]["ap"] == 0.5
     assert written["scores"]["test"][0]["stderr"] == 0.1
     assert (written["task_name"], written["evaluation_time"]) == ("bbc-same-story", 1.5)
+
+
+def done(checkpoint: str, task: str = "lee", layer: Any = 1, **more: Any) -> dict[str, Any]:
+    item = {"checkpoint": checkpoint, "layer": layer, "task": task}
+    return {"item": item, "state": "done", "value": {**VALUE, **more}, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        done("m", "../../../../escaped"),
+        done("m", "/tmp/escaped"),
+        done("m", "lee\0"),
+        done("m", ""),
+        done("m", layer="/../../../../../escaped"),
+        done("..@x"),
+        done("@x"),
+        done("m", mteb={"task_name": "../../../../escaped", "scores": {}}),
+    ],
+)
+def test_a_name_that_leads_out_of_its_directory_is_refused_before_anything_is_written(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    out = tmp_path / "deep/er/still/out"
+
+    with pytest.raises(RunError, match="is not the name of a file"):
+        write_results([done("fine"), row], out)
+
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "others", [["a/b_c", "a_b/c"], ["a/b_c", "/a/b_c/"], ["o/n@r/1", "o/n@r_1"], ["m", "m"]]
+)
+def test_rows_that_would_be_one_file_are_refused_with_both_names(
+    tmp_path: Path, others: list[str]
+) -> None:
+    with pytest.raises(RunError, match=r"lee\.json: of both ") as caught:
+        write_results(map(done, others), tmp_path)
+
+    assert all(json.dumps(done(one)["item"]) in caught.value.message for one in others)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_score_that_is_no_result_of_a_task_is_named(tmp_path: Path) -> None:
+    row = done("m")
+    del row["value"]["metric"]
+
+    with pytest.raises(RunError, match="a score without 'metric' is no result of a task"):
+        write_results([row], tmp_path)

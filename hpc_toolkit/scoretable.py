@@ -2,10 +2,11 @@
 
 The columns are those of decision 0022:
 
-* ``size`` (parameters, such as ``410m`` or ``1.4b``), ``revision`` (``step512``, or ``main``, which
-  counts as step 143000, Pythia's last) and ``layer`` name an arm. The largest layer of a size is
-  its last. A column ``family`` keeps models of equal size apart, and a column ``step`` says the
-  step of a revision that does not name one; an empty cell of it means not known.
+* ``size`` (parameters, such as ``410m`` or ``1.4b``; of a word without a digit, such as ``base``,
+  the number is not known), ``revision`` (``step512``, or ``main``, which counts as step 143000,
+  Pythia's last) and ``layer`` name an arm. The largest layer of a size is its last. A column
+  ``family`` keeps models of equal size apart, and a column ``step`` says the step of a revision
+  that does not name one; an empty cell of it means not known.
 * ``s_<task>`` is the score on a task, higher is better; at least one, and no gaps.
 * ``t_<task>`` is how many seconds that took, ``e_<task>`` the score's standard error: each for all
   tasks or for none.
@@ -28,22 +29,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
-from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.bench.recorded import LARGEST, ScoreTable
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.bandit.pulls import TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.tables import read_parquet
+from hpc_toolkit.workloads.pythia import LAST_STEP
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-LAST_STEP = 143_000
-"""The step that the revision ``main`` stands for."""
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmb]?)", re.IGNORECASE)
+_STEP = re.compile(r"step([0-9]{1,15})")
+_MOST = 1e15
+"""A layer or a step above this is a mistake."""
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmb]?)", re.IGNORECASE)
-_STEP = re.compile(r"step([0-9]+)")
 _FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _KEYS = ("size", "revision", "layer")
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
@@ -71,8 +73,16 @@ class _Cells:
             return ""
         return str(cell).strip()
 
-    def number(self, row: int, name: str, *, low: float = -math.inf, gaps: bool = False) -> float:
-        """A cell as a finite number of at least ``low``; NaN for a gap where that is allowed."""
+    def number(
+        self,
+        row: int,
+        name: str,
+        *,
+        low: float = -LARGEST,
+        high: float = LARGEST,
+        gaps: bool = False,
+    ) -> float:
+        """A cell as a finite number in these bounds; NaN for a gap where that is allowed."""
         text = self.text(row, name)
         try:
             number = float(text) if text else math.nan
@@ -80,10 +90,12 @@ class _Cells:
             raise self.fault(row, name, "is not a number", "write a plain number") from None
         if math.isnan(number) and gaps:
             return math.nan
-        if not (math.isfinite(number) and number >= low):
-            problem = "is missing" if math.isnan(number) else "is out of range"
-            hint = "every arm needs every task: leave out the arm, or the task's columns"
-            raise self.fault(row, name, problem, hint)
+        if not low <= number <= high:
+            if math.isnan(number):
+                hint = "give it, or leave out the arm's row or such columns of all tasks"
+                raise self.fault(row, name, "is missing", hint)
+            hint = f"give a number of {low:g} to {high:g}"
+            raise self.fault(row, name, "is out of range", hint)
         return number
 
     def matrix(self, prefix: str, tasks: list[str], *, low: float) -> NDArray[np.float64] | None:
@@ -116,7 +128,7 @@ def read_score_table(path: Path) -> ScoreTable:
         what = f"no column {missing[0]!r}" if missing else "no row"
         message = f"{path}: {what if missing or tasks else 'no column with the scores of a task'}"
         raise ConfigError(message, hint="columns are size, revision, layer and s_<task>, ...")
-    scores = cells.matrix("s_", tasks, low=-math.inf)
+    scores = cells.matrix("s_", tasks, low=-LARGEST)
     assert scores is not None
     rows = range(len(cells.lines))
     return ScoreTable(
@@ -183,7 +195,7 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 def _arms(cells: _Cells) -> ArmTable:
     rows = range(len(cells.lines))
-    layers = [int(cells.number(row, "layer", low=0.0)) for row in rows]
+    layers = [int(cells.number(row, "layer", low=0.0, high=_MOST)) for row in rows]
     families = [cells.text(row, "family") for row in rows]
     models = [(family, cells.text(row, "size")) for row, family in enumerate(families)]
     blocks: dict[tuple[str, str], int] = {}
@@ -200,19 +212,24 @@ def _arms(cells: _Cells) -> ArmTable:
             hint = "every arm has one row"
             raise cells.fault(row, "layer", f"repeats arm {name!r} of {seen[name]}", hint)
         seen[name] = cells.lines[row]
+        size, step = _size(cells, row), _step(cells, row)
         known = geometry_features(
-            size=_size(cells, row), step=_step(cells, row) or 0, layer=layer, layers=blocks[model]
+            size=size or 1.0, step=step or 0, layer=layer, layers=blocks[model]
         )
-        step = known[1] if _step(cells, row) is not None else math.nan
-        arms.append(Arm(name, group, (known[0], step, known[2])))
+        log_size = math.nan if size is None else known[0]
+        arms.append(Arm(name, group, (log_size, math.nan if step is None else known[1], known[2])))
     return ArmTable(tuple(arms), GEOMETRY_NAMES)
 
 
-def _size(cells: _Cells, row: int) -> float:
-    match = _SIZE.fullmatch(cells.text(row, "size"))
+def _size(cells: _Cells, row: int) -> float | None:
+    """The parameters of a row's model; None where its size is a word."""
+    text = cells.text(row, "size")
+    if text and not re.search("[0-9]", text):
+        return None
+    match = _SIZE.fullmatch(text)
     size = float(match[1]) * _FACTOR[match[2].lower()] if match else 0.0
     if not size:
-        hint = "write the number of parameters, such as 410m or 1.4b"
+        hint = "write the number of parameters, such as 410m or 1.4b, or a word without digits"
         raise cells.fault(row, "size", "is not a model's size", hint)
     return size
 
@@ -220,7 +237,7 @@ def _size(cells: _Cells, row: int) -> float:
 def _step(cells: _Cells, row: int) -> int | None:
     """The training step of a row; None where its column says that it is not known."""
     if "step" in cells.columns:
-        number = cells.number(row, "step", low=0.0, gaps=True)
+        number = cells.number(row, "step", low=0.0, high=_MOST, gaps=True)
         return None if math.isnan(number) else int(number)
     revision = cells.text(row, "revision")
     if revision == "main":

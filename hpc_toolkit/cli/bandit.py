@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,16 +69,15 @@ def bench(
     """Compare policies by searches on recorded scores, or on made-up ones.
 
     Prints what each needs to know an arm of 99 % of the best: median / what 9 of 10 searches need.
+    Ctrl-C ends it with the policies that are finished.
     """
-    from hpc_toolkit.bandit.bench.comparison import Plan, run_bench
+    from hpc_toolkit.bandit.bench.comparison import Plan, reports
     from hpc_toolkit.bandit.bench.entrants import entrants
     from hpc_toolkit.bandit.bench.replay import Asks
-    from hpc_toolkit.bandit.bench.report import as_lines
-    from hpc_toolkit.quantities import format_duration
 
     gc.enable()
     for path in out or []:
-        _check_ending(path)
+        _check_out(path, until)
     plan = Plan(
         entrants=entrants(policies),
         asks=Asks.parse(asks),
@@ -91,13 +91,14 @@ def bench(
         gpus=_counts(gpus),
         order=_order(order),
     )
-    report = run_bench(_read(table), plan, _progress())
-    for path in out or []:
-        _write(path, report)
-    if as_json:
-        print(json.dumps(report, allow_nan=False))
-    else:
-        print("\n".join(as_lines(report, format_duration)))
+    report: dict[str, Any] = {}
+    try:
+        for latest in reports(_read(table), plan, _progress()):
+            report = latest
+    finally:
+        # Of an interrupted comparison, and of one that an error ends, what is finished is kept.
+        if report:
+            _show(report, out or [], as_json=as_json)
 
 
 def _read(given: str) -> ScoreTable:
@@ -126,10 +127,42 @@ def _order(given: str) -> Order:
     return "longest" if given == "longest" else "pull"
 
 
-def _check_ending(path: Path) -> None:
+def _check_out(path: Path, until: float | None) -> None:
+    """Refuse before the searches what could not be written after them."""
     if path.suffix not in _ENDINGS:
         message = f"{path}: unknown format {path.suffix!r}"
         raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
+    if path.suffix == ".svg" and until is not None:
+        message = f"{path}: searches that end at a goal have no curves to draw"
+        raise ConfigError(message, hint="leave out --until, or write .json or .csv")
+    parent = os.path.abspath(path.parent)
+    if not os.path.isdir(parent):
+        message = f"{path}: there is no directory {parent}"
+        raise ConfigError(message, hint="make it, or name another one")
+    if os.path.isdir(path) or not os.access(parent, os.W_OK | os.X_OK):
+        message = f"{path}: cannot be written there"
+        raise ConfigError(message, hint="name a file in a directory that you can write to")
+
+
+def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
+    """Print first: what cannot be written is not lost then."""
+    from hpc_toolkit.bandit.bench.report import as_lines
+    from hpc_toolkit.quantities import format_duration
+
+    if as_json:
+        print(json.dumps(report, allow_nan=False), flush=True)
+    else:
+        print("\n".join(as_lines(report, format_duration)), flush=True)
+    if report["left_out"]:
+        print(f"not finished, left out: {', '.join(report['left_out'])}", file=sys.stderr)
+    for path in out:
+        try:
+            _write(path, report)
+        except OSError as error:
+            message = f"{path}: cannot be written: {error.strerror}"
+            raise RunError(
+                message, hint="the report is printed; run it again to write it"
+            ) from error
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import xml.etree.ElementTree as ET
@@ -13,24 +14,31 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.bandit import Arm, ArmTable
-from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
+from hpc_toolkit.bandit.bench import comparison
+from hpc_toolkit.bandit.bench.comparison import Plan, reports, run_bench, searches
 from hpc_toolkit.bandit.bench.entrants import Entrant, entrants
 from hpc_toolkit.bandit.bench.outcome import summary
 from hpc_toolkit.bandit.bench.picture import regret_svg
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.bench.replay import Asks, Trace
+from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
 from hpc_toolkit.bandit.bench.report import as_csv, as_lines
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.pulls import TaskSet
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.quantities import format_duration
 from tests.unit.test_bandit_replay import small_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from typer.testing import Result
+
+    from hpc_toolkit.bandit.policy import Policy
 
 
 ORDERS = ("longest", "pull")
+SHORT = ("--policies", "random", "--seeds", "2", "--pulls", "5")
 
 
 def bench(policies: str, table: ScoreTable | None = None, **options: Any) -> dict[str, Any]:
@@ -110,13 +118,17 @@ def test_a_report_is_strict_json_and_names_nothing_of_the_table() -> None:
 
 
 def test_a_goal_that_is_never_reached_is_null() -> None:
-    table = ladder(30, 1)
-    report = bench("last-layer", ScoreTable(deep(table), table.tasks, table.scores[::-1].copy()))
+    report = bench("last-layer", deep_table())
 
     found = report["policies"][0]["to_goal"]["0.99"]["pulls"]
     assert found == {"median": None, "p90": None, "low": None, "high": None, "reached": 0.0}
     assert "speedup" not in report["policies"][0]
     assert "gpu_s" not in report["exhaustive"]
+
+
+def deep_table() -> ScoreTable:
+    table = ladder(30, 1)
+    return ScoreTable(deep(table), table.tasks, table.scores[::-1].copy())
 
 
 def deep(table: ScoreTable) -> ArmTable:
@@ -173,6 +185,38 @@ def test_searches_until_a_goal_have_no_curves_and_no_higher_goals() -> None:
     assert list(one["to_goal"]) == ["0.98", "0.99"]
     assert "curves" not in one
     assert one["to_goal"]["0.99"]["pulls"]["reached"] == 1.0
+
+
+@pytest.mark.parametrize("until", [1e-9, 0.5, 0.985, 0.9999999, 1.0])
+def test_searches_end_at_any_share_of_the_best_which_is_a_goal_then(until: float) -> None:
+    report = bench("random", pulls=None, until=until)
+
+    to_goal = report["policies"][0]["to_goal"]
+    assert max(float(goal) for goal in to_goal) == until
+    assert len(to_goal) == len({*(one for one in (0.98, 0.99, 0.995, 1.0) if one < until), until})
+    assert all(found["pulls"]["reached"] == 1.0 for found in to_goal.values())
+    assert as_lines(report, format_duration)[0].startswith(f"to {100 * min(until, 0.99):g}% of the")
+
+
+def test_reports_grow_by_one_policy_and_name_those_that_are_to_come() -> None:
+    plan = Plan(entrants=entrants("random,last-layer,gp-ucb"), seeds=2, gpus=(1,))
+
+    found = list(reports(deep_table(), plan))
+
+    assert [len(report["policies"]) for report in found] == [1, 2, 3]
+    assert [report["left_out"] for report in found] == [["last-layer", "gp-ucb"], ["gp-ucb"], []]
+    assert found[0]["policies"] == found[2]["policies"][:1]
+    assert found[2] == run_bench(deep_table(), plan)
+
+
+def test_what_a_policy_refuses_is_told_before_the_first_search() -> None:
+    begun: list[str] = []
+    plan = Plan(entrants=entrants("random,gp-ucb:features=metrics,gp-ucb:betta=1"), seeds=2)
+
+    with pytest.raises(ConfigError, match="has no option 'betta'"):
+        run_bench(small_table(), plan, lambda one, *_: begun.append(one.name))
+
+    assert not begun
 
 
 def test_first_arms_of_a_round_are_taken_at_once() -> None:
@@ -300,9 +344,13 @@ def test_a_report_without_curves_has_no_picture() -> None:
         regret_svg(bench("random", until=0.99))
 
 
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(cli.load_commands("bandit"), ["bandit", "bench", *words])
+
+
 def hpctk(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.load_commands("bandit"), ["bandit", "bench", *words])
-    if isinstance(result.exception, ConfigError):
+    result = invoke(*words)
+    if isinstance(result.exception, HpcToolkitError):
         raise result.exception
     return result.exit_code, result.stdout
 
@@ -329,6 +377,13 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
         (["--gpus", "1,many"], "--gpus: '1,many' is no list of numbers"),
         (["--asks", "three"], "asks: 'three'"),
         (["--order", "short"], "--order: 'short'"),
+        (["--until", "nan"], "until: nan"),
+        (["--subtables", "2", "--arms-share", "nan"], "a part of nan of the arms"),
+        (
+            ["-o", "out.svg", "--until", "0.9"],
+            "out.svg: searches that end at a goal have no curves",
+        ),
+        (["-o", "gone/out.json"], "gone/out.json: there is no directory .*gone"),
         (["--table", "gone.csv"], "gone.csv: no such file"),
         (["--table", "synthetic:x"], "synthetic:x: not a table of scores"),
     ],
@@ -336,3 +391,75 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
 def test_the_command_refuses_what_it_cannot_use(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         hpctk(*words)
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_the_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dir.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"dir.csv: cannot be written there"):
+        hpctk("-o", str(tmp_path / "dir.csv"))
+    # The superuser may write everywhere.
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path))
+    with pytest.raises(ConfigError, match=r"out.json: cannot be written there"):
+        hpctk("-o", str(tmp_path / "out.json"))
+
+
+def test_what_cannot_be_written_in_the_end_is_printed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hpc_toolkit.files.replace_file", full)
+
+    result = invoke(*SHORT, "-o", str(tmp_path / "out.json"))
+
+    assert isinstance(result.exception, RunError)
+    message = f"{tmp_path}/out.json: cannot be written: No space left on device"
+    assert result.exception.message == message
+    assert result.stdout == hpctk(*SHORT)[1]
+    assert "\nrandom " in result.stdout
+
+
+def replay_until(policy: str, error: type[BaseException]) -> Callable[..., Trace]:
+    """Searches that end with an error in the second one of a policy."""
+    begun: list[str] = []
+
+    def replayed(table: ScoreTable, made: Policy, *args: Any, **options: Any) -> Trace:
+        begun.append(made.name)
+        if begun.count(policy) == 2:
+            raise error
+        return replay(table, made, *args, **options)
+
+    return replayed
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt, 130), (ZeroDivisionError, 1)], ids=["Ctrl-C", "bug"]
+)
+def test_a_comparison_that_is_ended_shows_and_writes_the_policies_that_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], code: int
+) -> None:
+    words = [*SHORT, "--policies", "random,ucb1,gp-ucb"]
+    whole = json.loads(hpctk(*words, "--json")[1])
+    monkeypatch.setattr(comparison, "replay", replay_until("ucb1", error))
+
+    ended = invoke(*words, "--json", "-o", str(tmp_path / "out.json"))
+
+    assert ended.exit_code == code
+    report = json.loads(ended.stdout)
+    assert report == whole | {"policies": whole["policies"][:1], "left_out": ["ucb1", "gp-ucb"]}
+    assert json.loads((tmp_path / "out.json").read_text()) == report
+    assert "not finished, left out: ucb1, gp-ucb\n" in ended.stderr
+
+
+def test_a_comparison_that_is_ended_in_its_first_policy_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "replay", replay_until("random", KeyboardInterrupt))
+
+    ended = invoke(*SHORT, "-o", str(tmp_path / "out.json"))
+
+    assert (ended.exit_code, ended.stdout) == (130, "")
+    assert not list(tmp_path.iterdir())

@@ -97,6 +97,37 @@ def test_a_step_column_and_a_family_tell_what_revisions_do_not(tmp_path: Path) -
     assert table.seconds is None
 
 
+def test_the_size_of_a_model_that_is_a_word_is_not_known(tmp_path: Path) -> None:
+    header = "size,revision,layer,s_a"
+    rows = ("base,main,0,0.5", "base,main,12,0.25", "110m,main,0,0.5")
+
+    table = read_score_table(write(tmp_path / "t.csv", text(*rows, header=header)))
+
+    assert table.arms.ids[:2] == ("base/main/layer0", "base/main/layer12")
+    np.testing.assert_allclose(table.arms.features[:, 0], [math.nan, math.nan, math.log(110e6)])
+    np.testing.assert_allclose(table.arms.features[:, 2], [0.0, 1.0, 0.0])
+
+
+def test_a_table_is_read_alike_however_its_file_is_written(tmp_path: Path) -> None:
+    plain = read_score_table(write(tmp_path / "plain.csv", text(*ROWS)))
+    cells = [line.split(",") for line in (HEADER, *ROWS)]
+    mixed = io.StringIO()
+    writer = csv.writer(mixed, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
+    for row in cells:
+        note = "one, two\nthree" if row[-1] == "first" else row[-1]
+        writer.writerow([*row[3:-1][::-1], note, *row[:3][::-1]])
+
+    table = read_score_table(write(tmp_path / "mixed.csv.gz", "\ufeff" + mixed.getvalue() + "\r\n"))
+
+    assert table.arms.digest == plain.arms.digest
+    assert table.tasks.names == plain.tasks.names[::-1]
+    np.testing.assert_array_equal(table.scores, plain.scores[:, ::-1])
+    assert table.seconds is not None
+    assert plain.seconds is not None
+    np.testing.assert_array_equal(table.seconds, plain.seconds[:, ::-1])
+    np.testing.assert_array_equal(table.metrics["entropy"], plain.metrics["entropy"])
+
+
 def spoilt(old: str, new: str) -> str:
     """The good table with one change."""
     good = text(*ROWS)
@@ -112,7 +143,19 @@ def spoilt(old: str, new: str) -> str:
         (spoilt("0.75", "nan"), r"line 3, column 's_sts': 'nan' is missing"),
         (spoilt("0.75", "inf"), r"line 3, column 's_sts': 'inf' is out of range"),
         (spoilt("90.0", "-1"), r"line 3, column 't_topic': '-1' is out of range"),
-        (spoilt("1.4b", "large"), r"line 4, column 'size': 'large' is not a model's size"),
+        (spoilt("1.4b", "14x"), r"line 4, column 'size': '14x' is not a model's size"),
+        (spoilt("1.4b", "9" * 400), r"line 4, column 'size': '9{400}' is not a model's size"),
+        (spoilt("0.75", "1e308"), r"line 3, column 's_sts': '1e308' is out of range"),
+        (spoilt("1.5,0.50", "-1e200,0.50"), r"line 2, column 'm_entropy': '-1e200' is out of"),
+        (
+            spoilt("step8,2", f"step{'9' * 5000},2"),
+            r"line 3, column 'revision': .*names no training",
+        ),
+        (spoilt("main,1", "main,1e300"), r"line 4, column 'layer': '1e300' is out of range"),
+        (
+            text("410m,v1,0,1e300,0.5", header="size,revision,layer,step,s_a"),
+            r"line 2, column 'step': '1e300' is out of range",
+        ),
         (spoilt("1.4b", "0m"), r"line 4, column 'size': '0m' is not a model's size"),
         (spoilt("main", "final"), r"line 4, column 'revision': 'final' names no training step"),
         (spoilt("main,1", "main,1.5"), r"line 4, column 'layer': '1.5' is not a whole number"),
@@ -212,6 +255,8 @@ def test_a_table_with_wrong_numbers_is_refused() -> None:
         ScoreTable(arms, names, good[:, :3])
     with pytest.raises(ConfigError, match=r"scores: nan at arm 1, task 2"):
         ScoreTable(arms, names, np.where(good == 6.0, np.nan, good))
+    with pytest.raises(ConfigError, match=r"scores: 1e\+308 at arm 0, task 0"):
+        ScoreTable(arms, names, np.full_like(good, 1e308))
     with pytest.raises(ConfigError, match=r"seconds: -1.0 at arm 0, task 0"):
         ScoreTable(arms, names, good, good - 1.0)
     with pytest.raises(ConfigError, match=r"stderrs: inf at arm 0, task 0"):
@@ -224,7 +269,13 @@ def test_a_table_with_wrong_numbers_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("share", "tasks", "message"),
-    [(0.1, 2, "a part of 0 of 6 arms"), (1.5, 2, "a part of 9 of 6"), (0.5, 5, "5 of 4 tasks")],
+    [
+        (0.1, 2, "a part of 0 of 6 arms"),
+        (1.5, 2, "a part of 9 of 6"),
+        (0.5, 5, "5 of 4 tasks"),
+        (math.nan, 2, "a part of nan of the arms"),
+        (math.inf, 2, "a part of inf of the arms"),
+    ],
 )
 def test_a_part_that_cannot_be_drawn_is_refused(share: float, tasks: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -39,7 +39,8 @@ class Plan:
     """A search ends after so many pulls of whole arms; None: when the policy has finished."""
 
     until: float | None = None
-    """A search ends when it knows an arm of this share of the best; there are no curves then."""
+    """A search ends when it knows an arm of this share of the best, above 0 and at most 1; there
+    are no curves then, and the share is one of the goals."""
 
     seeds: int = 10
     """Searches of each policy on each table."""
@@ -88,16 +89,38 @@ class Plan:
 def run_bench(
     table: ScoreTable, plan: Plan, on_search: Callable[[Entrant, int, int], None] | None = None
 ) -> dict[str, Any]:
-    """Search, and sum up: a value that ``json.dumps`` writes as strict JSON.
+    """Search, and sum up: the last of :func:`reports`, with all policies."""
+    *_, last = reports(table, plan, on_search)
+    return last
 
-    It holds no score, arm or task of the table. ``on_search`` is called before every search with
-    its policy, its number and how many there are. Raises ConfigError for a table whose best mean
-    is not positive, since the goals are shares of it, and for what a policy refuses.
+
+def reports(
+    table: ScoreTable, plan: Plan, on_search: Callable[[Entrant, int, int], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Search, and sum up after each policy: what ``json.dumps`` writes as strict JSON.
+
+    Each report has one policy more than the one before; ``left_out`` names those that it lacks.
+    None holds a score, an arm or a task of the table. ``on_search`` is called before every search
+    with its policy, its number and how many there are. Raises ConfigError, before any search, for
+    a table whose best mean is not positive, since the goals are shares of it, and for options and
+    tables that a policy cannot be made with.
     """
     tables = plan.tables(table)
     if min(float(one.means.max()) for one in tables) <= 0:
         message = "the best mean score of the table is not positive"
         raise ConfigError(message, hint="goals are shares of it; add a constant to the scores")
+    for entrant in plan.entrants:
+        entrant.make(tables[0], plan.first, plan.asks)
+    head = _head(tables, plan)
+    found: list[dict[str, Any]] = []
+    for entrant in plan.entrants:
+        found.append(_compete(entrant, tables, plan, on_search))
+        left_out = [other.label for other in plan.entrants[len(found) :]]
+        yield {**head, "policies": list(found), "left_out": left_out}
+
+
+def _head(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
+    """What a report says of the comparison."""
     return {
         "format": FORMAT,
         "arms": len(tables[0].arms.arms),
@@ -110,7 +133,6 @@ def run_bench(
         "until": plan.until,
         "order": plan.order,
         "exhaustive": _exhaustive(tables, plan),
-        "policies": [_compete(entrant, tables, plan, on_search) for entrant in plan.entrants],
     }
 
 

@@ -29,6 +29,17 @@ GRID = 60
 """Points of a curve over costs."""
 
 
+def goals(until: float | None) -> list[float]:
+    """The shares that searches are timed to, ascending: up to that at which they end, and it."""
+    return sorted(GOALS if until is None else {*(one for one in GOALS if one < until), until})
+
+
+def goal_key(share: float) -> str:
+    """How a report calls a goal."""
+    # More digits than people write, so that no two goals have one name.
+    return f"{share:.12g}"
+
+
 def goal_of(table: ScoreTable, share: float) -> float:
     """The mean that an arm must have to be this share of the table's best."""
     # The best arm must reach its own mean.
@@ -58,12 +69,11 @@ def summary(
     found: dict[str, Any] = {
         "searches": len(traces),
         "to_goal": {
-            f"{share:g}": {
+            goal_key(share): {
                 name: spread_json(spread(_to_goal(traces, columns, share), clusters))
                 for name, columns in costs.items()
             }
-            for share in GOALS
-            if until is None or share <= until
+            for share in goals(until)
         },
         "ended": _ended(traces, clusters),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,12 +25,16 @@ PARTS = 7
 """Names the random stream that draws parts of a table: ``default_rng([seed, PARTS])``."""
 
 
+LARGEST = 1e100
+"""Of a number in a table: sums and squares of larger ones may overflow."""
+
+
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
     """All arms with their scores on all tasks.
 
     Raises ConfigError for no task, arrays of another shape than (arms, tasks), a score that is not
-    finite, and durations or standard errors that are negative or not finite.
+    finite or beyond LARGEST, and durations or standard errors that are that or negative.
     """
 
     arms: ArmTable
@@ -100,6 +105,9 @@ class ScoreTable:
         Drawn without replacement, and in the order of this table. Raises ConfigError for a part
         that would be empty or larger than the table.
         """
+        if not math.isfinite(share):
+            message = f"a part of {share} of the arms"
+            raise ConfigError(message, hint="draw a share above 0, at most 1")
         arms = int(share * len(self.arms.arms))
         for what, wanted, there in (
             ("arms", arms, len(self.arms.arms)),
@@ -134,10 +142,10 @@ def _check_shape(what: str, numbers: NDArray[np.float64], shape: tuple[int, ...]
 
 
 def _check_numbers(
-    what: str, numbers: NDArray[np.float64], shape: tuple[int, int], *, low: float = -np.inf
+    what: str, numbers: NDArray[np.float64], shape: tuple[int, int], *, low: float = -LARGEST
 ) -> None:
     _check_shape(what, numbers, shape)
-    wrong = np.argwhere(~(np.isfinite(numbers) & (numbers >= low)))
+    wrong = np.argwhere(~((numbers >= low) & (numbers <= LARGEST)))
     if len(wrong):
         arm, task = (int(place) for place in wrong[0])
         message = f"{what}: {numbers[arm, task]} at arm {arm}, task {task}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.bandit.bench.outcome import goal_key
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,14 +26,13 @@ def as_csv(report: dict[str, Any]) -> str:
 
 
 def as_lines(report: dict[str, Any], duration: Callable[[float], str]) -> list[str]:
-    """A table for people: what each policy needs to know an arm of 99 % of the best.
+    """A table for people: what each policy needs to know an arm of 99 % of the best, or of the
+    share at which the searches ended.
 
     Each cell is the median and, behind a slash, what nine of ten searches need. ``duration``
     writes seconds.
     """
-    goal = GOAL if report["until"] is None else min(GOAL, report["until"])
-    first = report["policies"][0]["to_goal"]
-    key = f"{goal:g}" if f"{goal:g}" in first else next(reversed(first))
+    key = goal_key(GOAL if report["until"] is None else min(GOAL, report["until"]))
     costs = dict.fromkeys(cost for one in report["policies"] for cost in one["to_goal"][key])
     # On one GPU nobody waits: that is the GPU time.
     costs.pop("wall_s_1", None)

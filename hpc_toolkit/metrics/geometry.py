@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.metrics.rows import angles, prepare_rows, require_matrix, row_mask, scaled, unit_
+from hpc_toolkit.metrics.rows import angles, prepare_rows, real_rows, row_mask, scaled, unit_
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,18 +84,12 @@ def curvature(
         msg = f"unknown variant {variant!r}; known: difference, difference-abs, token-angle"
         raise ValueError(msg)
     needed = CURVATURE_ROWS - (variant == "token-angle")
-    require_matrix(z, needed)
-    if lengths is not None and int(lengths.min()) < needed:
-        msg = (
-            f"curvature needs sequences of at least {needed} rows, got one of {int(lengths.min())}"
-        )
-        raise ValueError(msg)
+    rows = real_rows(z, lengths, fewest=needed)
     mask = row_mask(z, lengths)
     if variant == "token-angle":
         u = prepare_rows(z, lengths, center=True, unit_rows=True)
     else:
-        rows = z.detach().double()
-        rows, _ = scaled(rows if lengths is None else rows * mask)
+        rows, _ = scaled(rows)
         u = unit_(rows.diff(dim=-2))
     turns = angles(u[..., :-1, :], u[..., 1:, :])
     if variant == "difference-abs":

@@ -1,8 +1,9 @@
 """Rows of a representation matrix: masking, centring and scaling, all in float64.
 
 A matrix is ``(..., n, d)``: ``n`` rows (tokens of a prompt, or pooled prompts) of ``d`` features.
-``lengths`` of shape ``(...)`` says how many leading rows are real; the others are padding and are
-returned as zeros, which change no Gram eigenvalue other than by adding zeros.
+``lengths`` of shape ``(...)``, integers from 1 to ``n``, says how many leading rows are real. The
+others are padding: whatever they hold, they count as zeros, which add zeros to the eigenvalues of a
+Gram and change no other.
 
 Every metric of this package is free of the scale of its input or says how it depends on it, and
 none fails for numbers near the ends of float64: `scaled` brings a matrix to about 1 by a power of
@@ -37,9 +38,12 @@ def row_counts(z: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def masked_mean(z: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Mean of the real rows, float64, shape ``(..., d)``; zeros where there is no real row."""
-    total = (z.double() * row_mask(z, lengths)).sum(-2)
-    return total / row_counts(z, lengths).clamp_min(1).unsqueeze(-1)
+    """Mean of the real rows, float64, shape ``(..., d)``.
+
+    Raises:
+        ValueError: see `real_rows`.
+    """
+    return real_rows(z, lengths).sum(-2) / row_counts(z, lengths).unsqueeze(-1)
 
 
 def scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,18 +100,19 @@ def prepare_rows(
 
     A row that is zero, or that centring reduces to rounding noise, becomes exactly zero. Without
     ``unit_rows`` each matrix comes out times some power of two, see `scaled`.
+
+    Raises:
+        ValueError: see `real_rows`.
     """
-    require_matrix(z)
+    rows = real_rows(z, lengths)
     mask = row_mask(z, lengths)
-    rows = z.detach().double()
-    rows = rows if lengths is None else rows * mask
     norms = rows.norm(dim=-1, keepdim=True)
     if not _all_near(norms.amax(dim=-2)):  # also where their squares overflowed or vanished
         rows, _ = scaled(rows)
         norms = rows.norm(dim=-1, keepdim=True)
     shortest = ZERO_ROW * norms.amax(dim=-2, keepdim=True)
     if center:
-        mean = rows.sum(-2, keepdim=True) / mask.sum(-2, keepdim=True).clamp_min(1)
+        mean = rows.sum(-2, keepdim=True) / mask.sum(-2, keepdim=True)
         rows = rows - mean if lengths is None else (rows - mean) * mask
         norms = rows.norm(dim=-1, keepdim=True)
     short = norms <= shortest
@@ -121,16 +126,43 @@ def prepare_rows(
     return prepared
 
 
-def require_matrix(z: Tensor, rows: int = 1) -> None:
-    """Refuse what is not a finite matrix of at least ``rows`` rows.
+def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> Tensor:
+    """``z`` in float64 and detached, padding as zeros, whatever it held.
+
+    Not a copy where ``z`` is float64 and has no padding.
 
     Raises:
-        ValueError: naming the shape, or that a value is NaN or infinite.
+        ValueError: no matrix of at least ``fewest`` real rows, lengths that do not fit it, complex
+            numbers, or a real row that holds NaN or an infinite value.
     """
-    if z.ndim < 2 or z.shape[-2] < rows or z.shape[-1] < 1:
-        msg = f"needs a matrix of at least {rows} row(s) and 1 column, got shape {tuple(z.shape)}"
+    if z.is_complex():
+        msg = f"needs real numbers, got {z.dtype}"
         raise ValueError(msg)
+    if z.ndim < 2 or z.shape[-2] < fewest or z.shape[-1] < 1:
+        msg = f"needs a matrix of at least {fewest} row(s) and 1 column, got shape {tuple(z.shape)}"
+        raise ValueError(msg)
+    rows = z.detach().double()
+    if lengths is not None:
+        _require_lengths(z, lengths, fewest)
+        rows = rows.where(row_mask(z, lengths), 0.0)
     # An infinite value or NaN is the smallest or the largest, and these cost one pass.
-    if z.numel() and not all(bool(end.isfinite()) for end in z.aminmax()):
+    if rows.numel() and not all(bool(end.isfinite()) for end in rows.aminmax()):
         msg = f"matrix of shape {tuple(z.shape)} holds NaN or infinite values"
+        raise ValueError(msg)
+    return rows
+
+
+def _require_lengths(z: Tensor, lengths: Tensor, fewest: int) -> None:
+    if lengths.shape != z.shape[:-2] or lengths.is_floating_point():
+        msg = (
+            f"lengths are integers of shape {tuple(z.shape[:-2])}, one a matrix, "
+            f"got {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+        raise ValueError(msg)
+    if lengths.numel() == 0:
+        return
+    low, high = (int(end) for end in lengths.aminmax())
+    if low < fewest or high > z.shape[-2]:
+        wrong = low if low < fewest else high
+        msg = f"a length is {wrong}, of at least {fewest} and at most {z.shape[-2]} row(s)"
         raise ValueError(msg)

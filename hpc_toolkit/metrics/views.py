@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.metrics.rows import prepare_rows, require_matrix, scaled
+from hpc_toolkit.metrics.rows import prepare_rows, real_rows, scaled
 from hpc_toolkit.metrics.spectrum import entropy_of, gram
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
     if not 0 <= delta < math.inf:
         msg = f"delta is at least 0 and finite, got {delta!r}"
         raise ValueError(msg)
-    require_matrix(z, 2)
     n, q, d = z.shape[-3:]
-    rows, exponent = scaled(z.detach().double().reshape(*z.shape[:-3], n * q, d))
+    rows, exponent = scaled(real_rows(z, fewest=2).reshape(*z.shape[:-3], n * q, d))
     views = rows.reshape(z.shape)
     means = views.mean(-2)
     within = (views - means.unsqueeze(-2)).reshape(rows.shape)

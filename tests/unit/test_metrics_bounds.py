@@ -188,3 +188,68 @@ def test_unit_rows_have_length_one_however_short_and_angles_are_exact_at_both_en
     assert float(angles(a, near)) == pytest.approx(1e-9, rel=1e-12)
     assert float(angles(a, -near)) == pytest.approx(math.pi - 1e-9, rel=1e-15)
     assert float(angles(a, a)) == 0
+
+
+@pytest.mark.parametrize("name", [n for n in METRICS if METRICS[n].scope in ("prompt", "tokens")])
+@pytest.mark.parametrize("held", [math.nan, math.inf])
+def test_padding_may_hold_what_is_no_number(name: str, held: float) -> None:
+    made = torch.from_numpy(np.random.default_rng(2).normal(size=(2, 9, 6)))
+    lengths = torch.tensor([9, 4])
+    padded = made.clone()
+    padded[1, 4:] = held
+
+    got = METRICS[name].function(padded, lengths)
+
+    assert got.tolist() == METRICS[name].function(made, lengths).tolist()
+    assert metrics.masked_mean(padded, lengths)[1].tolist() == made[1, :4].mean(0).tolist()
+
+
+@pytest.mark.parametrize("name", [n for n in METRICS if METRICS[n].scope in ("prompt", "tokens")])
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([9, 10], r"a length is 10, of at least \d and at most 9 row\(s\)"),
+        ([0, 9], r"a length is 0, of at least"),
+        ([-3, 9], r"a length is -3, of at least"),
+        ([9], r"integers of shape \(2,\), one a matrix, got torch.int64 of shape \(1,\)"),
+        ([[9], [9]], r"got torch.int64 of shape \(2, 1\)"),
+        ([9.0, 8.5], r"got torch.float32 of shape \(2,\)"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(name: str, lengths: Any, message: str) -> None:
+    made = torch.from_numpy(np.random.default_rng(2).normal(size=(2, 9, 6)))
+
+    with pytest.raises(ValueError, match=message):
+        METRICS[name].function(made, torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_complex_numbers_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=r"needs real numbers, got torch\.complex128"):
+        METRICS[name].function(*(one.to(torch.complex128) for one in plain(name)))
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "int64", "uint8"])
+def test_a_metric_of_another_type_is_that_of_the_same_numbers_in_float64(
+    name: str, kind: str
+) -> None:
+    given = [(one * 16).abs().to(getattr(torch, kind)) for one in plain(name)]
+
+    got = METRICS[name].function(*given)
+
+    assert got.dtype == torch.float64
+    assert float(got) == float(METRICS[name].function(*(one.double() for one in given)))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_of_a_batch_is_that_of_each_alone(name: str) -> None:
+    draws = np.random.default_rng(4)
+    shape = (3, 2, 12, 9) if METRICS[name].scope == "views" else (3, 12, 9)
+    given = [torch.from_numpy(draws.normal(size=shape)) for _ in plain(name)]
+
+    together = METRICS[name].function(*given)
+
+    alone = [float(METRICS[name].function(*parts)) for parts in zip(*given, strict=True)]
+    assert together.shape == (3,)
+    assert together.tolist() == pytest.approx(alone, rel=1e-12)

@@ -174,9 +174,9 @@ def test_curvature_leaves_out_steps_of_length_zero() -> None:
 def test_curvature_of_two_tokens_is_named() -> None:
     with pytest.raises(ValueError, match=r"at least 3 row\(s\)"):
         curvature(torch.eye(2))
-    with pytest.raises(ValueError, match="sequences of at least 3 rows, got one of 2"):
+    with pytest.raises(ValueError, match="a length is 2, of at least 3"):
         curvature(torch.zeros(2, 5, 3), torch.tensor([5, 2]))
-    with pytest.raises(ValueError, match="sequences of at least 2 rows, got one of 1"):
+    with pytest.raises(ValueError, match="a length is 1, of at least 2"):
         curvature(torch.zeros(2, 5, 3), torch.tensor([5, 1]), variant="token-angle")
 
 

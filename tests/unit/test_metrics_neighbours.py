@@ -91,6 +91,31 @@ def test_two_nn_counts_equal_rows_once() -> None:
     assert float(two_nn(torch.cat([z, zero, -zero]))) == float(two_nn(torch.cat([z, zero])))
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 1.0])
+def test_two_nn_counts_rows_once_that_rounding_alone_tells_apart(
+    method: Method, share: float
+) -> None:
+    z = torch.from_numpy(slow.random_rows(8, 500, 16)).float()
+    draws = np.random.default_rng(9).normal(size=(round(share * 500), 16))
+    again = (z[: len(draws)] * (1 + 6e-8 * torch.from_numpy(draws))).float()
+
+    got = float(two_nn(torch.cat([z, again]), method=method))
+
+    assert got == pytest.approx(float(two_nn(z, method=method)), rel=1e-4)
+
+
+def test_two_nn_without_a_tolerance_counts_every_row_that_is_not_equal() -> None:
+    # Distances to the nearest two: (e, 1), (e, 1 - e), (1 - e, 1), (2, 3 - e), with e small.
+    e = 1e-5
+    z = torch.tensor([[0.0], [e], [1.0], [3.0]], dtype=torch.float64)
+    logs = np.log(sorted([1 / e, (1 - e) / e, 1 / (1 - e), (3 - e) / 2]))
+
+    assert float(two_nn(z, discard=0.0, tolerance=0.0)) == pytest.approx(3 / logs.sum(), rel=1e-9)
+    once = np.log([3.0, 2.0, 1.5])  # 0, 1 and 3
+    assert float(two_nn(z, discard=0.0)) == pytest.approx(2 / once.sum(), rel=1e-4)
+
+
 def test_two_nn_tells_near_neighbours_apart_far_from_the_origin() -> None:
     z = torch.from_numpy(slow.random_rows(3, 40, 3))
     far = z * 2.0**-20 + 2.0**10  # |a|^2 + |b|^2 - 2 a b would leave no digit of the distances
@@ -150,12 +175,14 @@ def test_distances_agree_with_the_neighbours_of_scikit_learn() -> None:
         (torch.eye(5), {"discard": 0.9}, "0 of 5 ratios left"),
         (torch.eye(5), {"discard": 1.0}, r"at least 0 and below 1, got 1\.0"),
         (torch.eye(5), {"discard": torch.nan}, "got nan"),
+        (torch.eye(5), {"tolerance": -1e-3}, r"at least 0 and below 1, got -0\.001"),
+        (torch.eye(5), {"tolerance": torch.nan}, "got nan"),
         (torch.eye(5), {"method": "mean"}, "unknown method 'mean'"),
         (torch.full((5, 5), torch.nan), {}, "holds NaN"),
         (
             torch.tensor([[1.0], [2e-200], [1e-200], [0.0]], dtype=torch.float64),
             {},
-            "of 1 ratios left",
+            "needs 3 different rows, got 2",
         ),
     ],
 )

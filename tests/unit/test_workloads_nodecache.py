@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import shutil
 import threading
 from contextlib import ExitStack
@@ -13,9 +15,9 @@ import pytest
 from filelock import FileLock, Timeout
 
 from hpc_toolkit import files
-from hpc_toolkit.errors import ConfigError, PermanentError
-from hpc_toolkit.workloads import nodecache, prefetch
-from hpc_toolkit.workloads.nodecache import NodeCache, local_copy
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.workloads import nodecache, nodecopies, prefetch
+from hpc_toolkit.workloads.nodecache import local_copy
 from hpc_toolkit.workloads.prefetch import prefetch_checkpoint
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Shared = Callable[..., Path]
+    Warned = Callable[[], list[str]]
 
 
 @pytest.fixture
@@ -44,7 +47,25 @@ def shared(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
 
 @pytest.fixture
 def node(fast_dir: Path) -> Path:
-    return fast_dir / "node"
+    """Where the copies are."""
+    return fast_dir / "node" / "hpctk-checkpoints-1"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_said_yet() -> None:
+    nodecache._warn.cache_clear()
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What was warned of since the test began or asked last."""
+
+    def take() -> list[str]:
+        told = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return told
+
+    return take
 
 
 @pytest.fixture
@@ -135,7 +156,7 @@ def test_others_wait_while_a_copy_is_made(
     real = files.write_new
 
     def write_new(path: Path, chunks: Any) -> None:
-        key = path.parent.name.removeprefix(".")
+        key = path.parent.name[1:33]
         with pytest.raises(Timeout), FileLock(node / f"{key}.lock", timeout=0):
             pass
         refused.append(path.name)
@@ -199,25 +220,31 @@ def test_what_a_killed_process_left_is_cleared_away(
     monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
     first, second = shared("step1"), shared("step2")
     with local_copy(first) as copy:
-        key = copy.name
+        key, _, size = copy.name.partition("-")
     (node / f"{key}.dead.pin").touch()
-    (node / f".{key}").mkdir()
-    (node / f".{key}" / "model.safetensors").write_bytes(bytes(400))
+    (node / f".{key}-{size}").mkdir()
+    (node / f".{key}-{size}" / "model.safetensors").write_bytes(bytes(400))
 
     with local_copy(second) as copy:
         assert copies(node) == {copy.name}
     assert not list(node.glob("*.pin"))
 
 
-def test_a_half_made_copy_of_its_own_is_made_again(shared: Shared, node: Path) -> None:
+@pytest.mark.parametrize("half", ["half-made", "partly deleted"])
+def test_a_copy_that_is_not_whole_is_made_again(shared: Shared, node: Path, half: str) -> None:
     source = shared()
-    key = nodecache._key(source, nodecache._listing(source))
-    (node / f".{key}").mkdir(parents=True)
-    (node / f".{key}" / "model.safetensors").write_bytes(b"half")
-
     with local_copy(source) as copy:
+        pass
+    if half == "half-made":
+        copy.rename(copy.with_name(f".{copy.name}"))
+        (node / f".{copy.name}" / "model.safetensors").write_bytes(b"half")
+    else:
+        (copy / "model.safetensors").unlink()
+
+    with local_copy(source) as again:
+        assert again == copy
         assert content(copy) == content(source)
-    assert copies(node) == {key}
+    assert copies(node) == {copy.name}
 
 
 def test_a_disk_that_is_full_costs_the_copy_alone(
@@ -233,7 +260,7 @@ def test_a_disk_that_is_full_costs_the_copy_alone(
     with caplog.at_level(logging.WARNING), local_copy(source) as copy:
         assert copy == source
 
-    assert "is not copied: [Errno 28]" in caplog.text
+    assert "is not copied to this node: [Errno 28]" in caplog.text
     assert copies(node) == set()
 
 
@@ -272,24 +299,215 @@ def test_files_that_change_while_they_are_copied_are_not_kept(
     assert copies(node) == set()
 
 
-def test_a_cache_that_is_shared_between_nodes_is_refused(shared: Shared, fast_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"HPCTK_NODE_CACHE: .*/cache is on .*, not a local disk"):
-        NodeCache(fast_dir / "shared" / "cache")
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("shared", r"HPCTK_NODE_CACHE: .*/cache is on .*, not a local disk"),
+        ("relative", r"HPCTK_NODE_CACHE: '\$SLURM_TMPDIR/cache' is not an absolute path"),
+        ("open to all", r"HPCTK_NODE_CACHE: .*/node is not a directory that you alone own"),
+        ("of another", r"HPCTK_NODE_CACHE: .*/node is not a directory that you alone own"),
+        ("copies of another", r".*/hpctk-checkpoints-1 is not a directory that you alone own"),
+        ("a link", r".*/hpctk-checkpoints-1 is not a directory that you alone own"),
+        ("not a cache", r".*/hpctk-checkpoints-1 has no CACHEDIR.TAG"),
+        ("a file", r".* is not copied to this node: \[Errno 17\] File exists"),
+        ("below a file", r".* is not copied to this node: \[Errno 20\] Not a directory"),
+        ("no size", r"HPCTK_NODE_CACHE_SIZE: 'much'"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_costs_a_warning_and_not_the_work(
+    shared: Shared,
+    node: Path,
+    fast_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    warned: Warned,
+    broken: str,
+    why: str,
+) -> None:
+    break_cache(broken, node, fast_dir, monkeypatch)
+    monkeypatch.chdir(fast_dir)
+    source = shared()
+    before = sorted(fast_dir.rglob("*"))
+
+    for _ in range(3):
+        with local_copy(source) as copy:
+            assert copy == source
+
+    (said,) = warned()
+    assert re.match(why, said)
+    made = set(fast_dir.rglob("*")).difference(before)
+    assert made <= {node.parent, fast_dir / "shared" / "cache"}
 
 
-def test_a_cache_that_others_may_write_to_is_refused(shared: Shared, node: Path) -> None:
-    node.mkdir()
-    node.chmod(0o777)
+def break_cache(broken: str, node: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = node.parent
+    named = {
+        "shared": str(base / "shared" / "cache"),
+        "relative": "$SLURM_TMPDIR/cache",
+        "below a file": str(root / "cache"),
+    }
+    monkeypatch.setenv("HPCTK_NODE_CACHE", named.get(broken, str(root)))
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "much" if broken == "no size" else "1G")
+    if broken in {"a file", "below a file"}:
+        root.write_text("")
+        return
+    root.mkdir()
+    if broken == "open to all":
+        root.chmod(0o777)
+    elif broken == "of another":
+        monkeypatch.setattr(os, "geteuid", lambda: root.stat().st_uid + 1)
+    elif broken == "a link":
+        (base / "elsewhere").mkdir()
+        node.symlink_to(base / "elsewhere")
+    elif broken in {"copies of another", "not a cache"}:
+        node.mkdir()
+        node.chmod(0o770 if broken == "copies of another" else 0o700)
+        (node / "thesis.tex").write_text("all of it")
 
-    with pytest.raises(ConfigError, match="or anybody may write there"), local_copy(shared()):
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_what_the_cache_did_not_make_is_never_deleted(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    with local_copy(shared("step1")):
+        pass
+    theirs = [
+        node.parent / "epoch9" / "model.pt",
+        node.parent / ".git" / "HEAD",
+        node.parent / ("a" * 32) / "weights",
+        node / "notes" / "today.txt",
+        node / ("a" * 32) / "weights",
+        node / f".{'a' * 32}-7.old" / "weights",
+    ]
+    for path in theirs:
+        path.parent.mkdir()
+        path.write_text(path.name)
+    if limited:
+        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
+    else:
+        usage = type("Usage", (), {"free": 10, "total": 10_000})
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+    with local_copy(shared("step2")) as copy:
+        assert (copy.parent == node) == limited
+
+    assert [path.read_text() for path in theirs] == [path.name for path in theirs]
+
+
+def test_a_copy_that_can_never_fit_deletes_none(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned
+) -> None:
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "5000")
+    for number in range(3):
+        with local_copy(shared(f"step{number}")):
+            pass
+    before = copies(node)
+    huge = shared("huge", size=10_000)
+
+    with local_copy(huge) as copy:
+        assert copy == huge
+
+    assert len(before) == 3
+    assert copies(node) == before
+    (said,) = warned()
+    assert "no room for 10006 bytes" in said
+
+
+def test_a_copy_that_could_fit_but_for_one_that_is_read_deletes_none(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500")
+    idle, read, large = shared("step1"), shared("step2"), shared("step3", size=2000)
+    with local_copy(idle):
         pass
 
+    with local_copy(read), local_copy(large) as copy:
+        assert copy == large
+        assert len(copies(node)) == 2
 
-def test_a_size_that_is_none_is_refused(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "much")
 
-    with pytest.raises(ConfigError, match="HPCTK_NODE_CACHE_SIZE: 'much'"), local_copy(shared()):
-        pass
+@pytest.mark.parametrize("limited", [True, False])
+def test_room_is_taken_before_the_copy_is_made(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    first, second = shared("step1"), shared("step2")
+    if limited:
+        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
+    else:
+        usage = type("Usage", (), {"free": 2500, "total": 10_000})
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    real = files.write_new
+    beside: list[Path] = []
+
+    def write_new(path: Path, chunks: Any) -> None:
+        if not beside:
+            beside.append(path)
+            thread = threading.Thread(target=lambda: beside.append(copy_of(second)))
+            thread.start()
+            thread.join()
+        real(path, chunks)
+
+    monkeypatch.setattr(files, "write_new", write_new)
+
+    assert copy_of(first).parent == node
+    assert beside[1] == second
+
+
+def copy_of(source: Path) -> Path:
+    with local_copy(source) as copy:
+        return copy
+
+
+def test_those_who_wait_for_one_that_stands_still_read_from_the_share(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned
+) -> None:
+    monkeypatch.setattr(nodecopies, "_PATIENCE_S", 0.01)
+    source = shared()
+    name = copy_of(source).name
+    (node / name).rename(node / f".{name}")
+
+    with ExitStack() as stack:
+        thread = threading.Thread(
+            target=lambda: stack.enter_context(FileLock(node / f"{name[:32]}.lock"))
+        )
+        thread.start()
+        thread.join()
+        assert copy_of(source) == source
+
+    assert "could not be acquired" in warned()[0]
+
+
+def test_local_links_to_shared_files_are_copied(
+    shared: Shared, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shared()
+    links = fast_dir / "links"
+    links.mkdir()
+    for path in source.iterdir():
+        (links / path.name).symlink_to(path)
+    told = files.is_local
+    monkeypatch.setattr(files, "is_local", lambda path: told(path.resolve()))
+
+    assert copy_of(links) != links
+
+
+def test_only_what_a_model_is_loaded_from_is_copied(shared: Shared, copied: list[str]) -> None:
+    source = shared()
+    for name in ("optimizer.pt", "pytorch_model.bin", "rng_state.pth"):
+        (source / name).write_bytes(bytes(5000))
+
+    with local_copy(source) as copy:
+        assert sorted(content(copy)) == ["config.json", "model.safetensors"]
+
+
+def test_shards_in_a_directory_of_their_own_are_copied(shared: Shared) -> None:
+    source = shared()
+    (source / "parts").mkdir()
+    (source / "model.safetensors").rename(source / "parts" / "1.safetensors")
+    index = {"weight_map": {"a": "parts/1.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with local_copy(source) as copy:
+        assert content(copy / "parts") == content(source / "parts")
 
 
 def test_no_lock_is_held_once_a_copy_is_closed(shared: Shared, node: Path) -> None:
@@ -326,6 +544,33 @@ def test_prefetching_without_a_cache_reads_every_file_ahead(
     prefetch_checkpoint(source.parent, source.name)
 
     assert sorted(ahead) == ["config.json", "model.safetensors"]
+
+
+def test_reading_ahead_comes_to_the_end_of_a_file(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own readahead stops early in a large one."""
+    source = shared(size=3 * 2**20 + 5)
+    monkeypatch.delenv("HPCTK_NODE_CACHE")
+    read: list[int] = []
+    real = os.readv
+
+    def readv(fd: int, buffers: Any) -> int:
+        read.append(real(fd, buffers))
+        return read[-1]
+
+    monkeypatch.setattr(os, "readv", readv)
+
+    prefetch_checkpoint(source.parent, source.name)
+
+    assert sum(read) == sum(path.stat().st_size for path in source.iterdir())
+
+
+def test_reading_ahead_passes_a_fifo_by(fast_dir: Path) -> None:
+    """To open one waits for who writes it, for ever."""
+    os.mkfifo(fast_dir / "model.safetensors")
+
+    prefetch._read_ahead(fast_dir / "model.safetensors")
 
 
 def test_prefetching_what_is_not_there_says_nothing(

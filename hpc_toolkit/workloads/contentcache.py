@@ -1,18 +1,18 @@
 """Embeddings of texts by their content: shared by all tasks and layers of a checkpoint, and on disk
 by all processes that are told of one directory.
 
-A file holds one checkpoint's embeddings of one list of texts at all layers. Its name is a hash of
-all they depend on, so files are never stale and any of them may be deleted at any time.
+A file holds one checkpoint's embeddings of one list of texts at all layers: a line of JSON with the
+number of texts and the width of each layer (they need not be equal), then the layers in turn, each
+little-endian float32 row by row. Its name is a hash of all they depend on, so files are never stale
+and any of them may be deleted at any time.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import logging
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ LIST_BYTES = 2**28
 """Longer lists of texts are embedded in parts of this size, all layers counted, so that no part
 takes more memory; parts are kept and found again like lists."""
 
-_FORMAT = 1
+_FORMAT = 2
+_LONGEST_HEADER = 2**20
 
 
 class SharedEmbeddings:
@@ -39,7 +40,7 @@ class SharedEmbeddings:
 
     In memory the lists used last are kept (`embeddings.CACHE_BYTES`). With a ``directory``, what is
     there is read from there, layer by layer, and what is not is written there, as
-    ``4 * (L + 1) * texts * width`` bytes.
+    ``4 * texts * width`` bytes a layer.
     """
 
     def __init__(
@@ -67,11 +68,15 @@ class SharedEmbeddings:
         return self._embeddings.forwards
 
     def of(self, texts: Sequence[str], layer: int) -> np.ndarray:
-        """Float32 ``(len(texts), d)``, the mean over each text's tokens; not to be written to."""
+        """Float32 ``(len(texts), d)``, the mean over each text's tokens; read-only, since the other
+        tasks of the checkpoint get the same rows.
+        """
         import numpy as np
 
         parts = [self._part(part, layer) for part in self._parts(texts)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows.flags.writeable = False
+        return rows
 
     def halve(self) -> bool:
         """Run smaller batches from now on; False where they hold one text already."""
@@ -101,7 +106,7 @@ class SharedEmbeddings:
             self._known = json.dumps(identity, sort_keys=True, allow_nan=False).encode()
         name = hashlib.sha256(self._known + b"\n" + digest.encode()).hexdigest()
         # A level of directories: some filesystems are slow with very many names in one.
-        return directory / name[:2] / f"{name}.npy"
+        return directory / name[:2] / f"{name}.rows"
 
 
 def digest_of_texts(texts: Sequence[str]) -> str:
@@ -123,7 +128,7 @@ def digest_of_checkpoint(directory: Path) -> str:
 
 
 def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
-    """One layer of a file; None where there is no whole file of that shape.
+    """One layer of a file; None where there is no whole file of so many texts and layers.
 
     It is not memory-mapped: on NFS, a file that another host replaces or deletes meanwhile would
     end this process by SIGBUS.
@@ -132,14 +137,13 @@ def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
 
     try:
         with path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-            whole = file.tell() + 4 * math.prod(shape) == os.fstat(file.fileno()).st_size
-            expected = version == (1, 0) and dtype == np.float32 and not by_column
-            if expected and whole and shape[:2] == (layers, count) and len(shape) == 3:
-                size = count * shape[2]
-                rows = np.fromfile(file, dtype, count=size, offset=4 * layer * size)
-                return rows.reshape(count, shape[2])
+            widths = _widths(file.readline(_LONGEST_HEADER), layers, count)
+            start = file.tell()
+            size = os.fstat(file.fileno()).st_size
+            if widths and size == start + 4 * count * sum(widths):
+                file.seek(start + 4 * count * sum(widths[:layer]))
+                rows = np.fromfile(file, "<f4", count * widths[layer])
+                return rows.reshape(count, widths[layer])
         why: object = "it is cut short, or holds something else"
     except FileNotFoundError:
         return None
@@ -149,17 +153,25 @@ def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
     return None
 
 
+def _widths(line: bytes, layers: int, count: int) -> list[int]:
+    """The widths of all layers that a file's first line tells; none where it is not such a line."""
+    header = json.loads(line)
+    if not isinstance(header, dict) or header.get("texts") != count:
+        return []
+    widths = header.get("widths")
+    if not isinstance(widths, list) or len(widths) != layers:
+        return []
+    return widths if all(type(width) is int and width > 0 for width in widths) else []
+
+
 def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
     """Keep ``rows``, one array a layer; a disk that is full costs the copy, not the score."""
     import numpy as np
 
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header,
-        {"descr": "<f4", "fortran_order": False, "shape": (len(rows), *rows[0].shape)},
-    )
+    header = {"texts": len(rows[0]), "widths": [one.shape[1] for one in rows]}
     content = itertools.chain(
-        [header.getvalue()], (np.ascontiguousarray(one, dtype="<f4").tobytes() for one in rows)
+        [json.dumps(header).encode() + b"\n"],
+        (np.ascontiguousarray(one, dtype="<f4").tobytes() for one in rows),
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

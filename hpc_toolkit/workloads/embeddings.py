@@ -44,7 +44,8 @@ class LayerEmbeddings:
     def of(self, name: str, texts: Sequence[str], layer: int) -> np.ndarray:
         """Float32 ``(len(texts), d)``; ``name`` stands for ``texts`` and is computed once.
 
-        The sets used last are kept up to `CACHE_BYTES`, and always the one in use.
+        The sets used last are kept up to `CACHE_BYTES`, and always the one in use. What is handed
+        out is what is kept: not to be written to.
         """
         if name not in self._kept:
             self._kept[name] = self._embed(texts)

@@ -88,10 +88,13 @@ class LayerEncoder:
         """Who this is, in mteb's results."""
 
     def encode(self, inputs: Iterable[dict[str, Any]], **_: Any) -> np.ndarray:
-        """Float32 ``(n, d)`` of all texts of the batches; an empty text counts as one space."""
+        """Float32 ``(n, d)`` of all texts of the batches; an empty text counts as one space.
+
+        The rows are a copy: a task may write into them.
+        """
         texts = [text or " " for batch in inputs for text in batch["text"]]
         self.encoded += len(texts)
-        return self._context.of(texts, self._layer)
+        return self._context.of(texts, self._layer).copy()
 
     def similarity(self, first: Any, second: Any) -> Any:
         """Cosines of all pairs, ``(n, m)``."""

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -139,13 +139,29 @@ def test_score_is_the_one_that_mteb_gives_a_naive_encoder(
 
 
 def test_empty_text_counts_as_one_space_which_every_tokenizer_knows() -> None:
-    echo: Any = SimpleNamespace(name="model", of=lambda texts, layer: (texts, layer))
-    encoder = LayerEncoder(echo, 2)
+    asked: list[Any] = []
 
-    found: Any = encoder.encode([{"text": ["", "a story"]}, {"text": [" "]}], task_metadata=None)
+    def of(texts: list[str], layer: int) -> Any:
+        asked.append((texts, layer))
+        return np.zeros((len(texts), 2), dtype=np.float32)
 
-    assert found == ([" ", "a story", " "], 2)
+    encoder = LayerEncoder(cast("SharedEmbeddings", SimpleNamespace(name="model", of=of)), 2)
+
+    encoder.encode([{"text": ["", "a story"]}, {"text": [" "]}], task_metadata=None)
+
+    assert asked == [([" ", "a story", " "], 2)]
     assert encoder.encoded == 3
+
+
+def test_task_that_writes_into_its_embeddings_changes_no_other_tasks(
+    context: SharedEmbeddings,
+) -> None:
+    encoder = LayerEncoder(context, 3)
+    before = context.of(["a story"], 3).copy()
+
+    encoder.encode([{"text": ["a story"]}])[:] = 7
+
+    assert np.array_equal(encoder.encode([{"text": ["a story"]}]), before)
 
 
 def test_layers_share_a_pass_and_scores_do_not_depend_on_what_ran_before(

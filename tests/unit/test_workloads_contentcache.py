@@ -29,8 +29,9 @@ LAYERS, WIDTH = 3, 4
 class Lengths:
     """Embeds a text by its length and the layer, and counts how often it had to."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int] = (WIDTH,) * LAYERS) -> None:
         config = SimpleNamespace(hidden_size=WIDTH)
+        self.widths = widths
         self.loaded = SimpleNamespace(name="model", model=SimpleNamespace(config=config))
         self.layers = LAYERS
         self.asked: list[tuple[int, int]] = []
@@ -38,8 +39,9 @@ class Lengths:
     def of(self, name: str, texts: Sequence[str], layer: int) -> np.ndarray:
         assert name == digest_of_texts(texts)
         self.asked.append((len(texts), layer))
-        rows = [[len(text) + 100 * layer] * WIDTH for text in texts]
-        return np.array(rows, dtype=np.float32).reshape(len(texts), WIDTH)
+        width = self.widths[layer]
+        rows = [[len(text) + 100 * layer] * width for text in texts]
+        return np.array(rows, dtype=np.float32).reshape(len(texts), width)
 
 
 def shared(model: Lengths, directory: Path | None = None, **identity: Any) -> SharedEmbeddings:
@@ -97,17 +99,54 @@ def test_what_embeddings_depend_on_is_in_their_name(
     assert len(files(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "text", "shape"])
+def test_layers_of_different_widths_are_found_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    widths = (2, 5, 3)
+    written = [shared(Lengths(widths), tmp_path).of(TEXTS, layer) for layer in range(LAYERS)]
+    model = Lengths(widths)
+
+    found = [shared(model, tmp_path).of(TEXTS, layer) for layer in range(LAYERS)]
+
+    assert [rows.shape for rows in found] == [(3, 2), (3, 5), (3, 3)]
+    assert all(np.array_equal(*pair) for pair in zip(written, found, strict=True))
+    assert model.asked == []
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_rows_that_other_tasks_get_as_well_cannot_be_written_to(tmp_path: Path, kept: bool) -> None:
+    shared(Lengths(), tmp_path).of(TEXTS, 1)
+
+    found = shared(Lengths(), tmp_path if kept else None).of(TEXTS, 1)
+
+    with pytest.raises(ValueError, match="read-only"):
+        found += 1
+
+
+@pytest.mark.parametrize(
+    "damage", ["cut", "longer", "empty", "text", "list", "texts", "layers", "widths", "no line"]
+)
 def test_damaged_file_is_told_of_and_written_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared(Lengths(), tmp_path).of(TEXTS, 0)
     (path,) = files(tmp_path)
     content = path.read_bytes()
-    if damage == "shape":
-        np.save(path, np.zeros((LAYERS, 2, WIDTH), dtype=np.float32))
-    else:
-        path.write_bytes({"cut": content[:-5], "empty": b"", "text": b"{}"}[damage])
+    header, _, rows = content.partition(b"\n")
+    path.write_bytes(
+        {
+            "cut": content[:-5],
+            "longer": content + b"1234",
+            "empty": b"",
+            "text": b"{}",
+            "list": b"[]\n" + rows,
+            "texts": header.replace(b": 3", b": 4") + b"\n" + rows,
+            "layers": header.replace(b"4, 4, 4", b"6, 6") + b"\n" + rows,
+            "widths": header.replace(b"4, 4, 4", b"-4, 8, 8") + b"\n" + rows,
+            "no line": rows.replace(b"\n", b" "),
+        }[damage]
+    )
     model = Lengths()
 
     found = shared(model, tmp_path).of(TEXTS, 1)

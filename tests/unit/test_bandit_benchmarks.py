@@ -20,7 +20,9 @@ from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.pulls import TaskSet
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-OPTIONS = argparse.Namespace(policies="random,racing", seeds=2, subtables=2, part_seeds=1, races=3)
+OPTIONS = argparse.Namespace(
+    policies="random,racing,gp-ucb", seeds=2, subtables=2, part_seeds=1, races=3, made_up=1
+)
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def rows_of(lines: list[str]) -> list[list[str]]:
 @pytest.mark.parametrize("part", ["pulls", "races", "groups", "wall"])
 def test_a_part_has_a_full_row_for_everything_that_it_compares(bench: Any, part: str) -> None:
     first = {
-        "pulls": ["random", "gp-ucb, rounds:8", "gp-ucb, window:8"],
-        "races": ["racing", "racing", "halving", "halving"],
+        "pulls": ["random", "gp-ucb", "gp-ucb, rounds:8", "gp-ucb, window:8"],
+        "races": [*["racing"] * 3, *["halving"] * 3],
         "groups": [
             "single arms, gp-ucb",
             "whole checkpoints, gp-ucb",

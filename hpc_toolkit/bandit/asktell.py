@@ -18,7 +18,7 @@ from hpc_toolkit.bandit.scalarise import WORDS
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit.arms import ArmTable
     from hpc_toolkit.bandit.history import Rule
@@ -77,14 +77,18 @@ class AskTell:
 
     def best(self) -> Recommendation | None:
         history = self._history(())
-        arms, tasks, leader = self._finalists(history)
-        rewards = rewards_of(history.by_task, arms, tasks=tasks, scalariser=self._scalariser)
-        if not rewards:
+        for found in self._finalists(history):
+            rewards = rewards_of(
+                history.by_task, found.arms, tasks=found.tasks, scalariser=self._scalariser
+            )
+            if rewards:
+                break
+        else:
             return None
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
-        top = order[0] if leader is None else leader
+        top = order[0] if found.leader is None else found.leader
         ties = [i for i in order if i != top and _is_tie(rewards[top], rewards[i])]
-        names = [history.tasks.names[task] for task in tasks]
+        names = [history.tasks.names[task] for task in found.tasks]
         told = self._tells[top]
         return Recommendation(
             arm=self._arms.ids[top],
@@ -94,6 +98,7 @@ class AskTell:
             failed=tuple(name for name in names if name in told.failed),
             scalariser=WORDS[self._scalariser],
             tasks=tuple(name for name in names if name in told.scores),
+            dropped=tuple(history.tasks.names[task] for task in sorted(found.dropped)),
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
@@ -157,18 +162,25 @@ class AskTell:
     def _judged(self, history: History) -> Finalists | None:
         return self._rule.finalists(history) if isinstance(self._rule, Judge) else None
 
-    def _finalists(self, history: History) -> Finalists:
-        """The arms to find the best of: what the rule says; else those told on all tasks; else
-        those told on the most."""
-        tasks = tuple(range(len(history.tasks.names)))
+    def _finalists(self, history: History) -> Iterator[Finalists]:
+        """Arms to find the best of, as long as none of those before has a reward: what the rule
+        says; those told on all tasks; those with the most scores, on the same tasks."""
         judged = self._judged(history)
         if judged is not None:
-            return judged
-        whole = tuple(sorted((*history.scored, *history.failed)))
-        if not history.scored and self._tells:
-            counts = history.by_task.told.sum(axis=1)
-            whole = tuple(np.flatnonzero(counts == counts.max()).tolist())
-        return Finalists(whole, tasks)
+            yield judged
+        yield Finalists(history.scored, tuple(range(len(history.tasks.names))))
+        known, told = ~np.isnan(history.scores), history.by_task.told
+        counts = known.sum(axis=1)
+        # As for a reward: of an arm told on all of these, failures do not outweigh scores.
+        counts[2 * counts < told.sum(axis=1)] = 0
+        if not counts.any():
+            return
+        most = np.flatnonzero(counts == counts.max()).tolist()
+        alike: dict[bytes, list[int]] = {}
+        for arm in most:
+            alike.setdefault(known[arm].tobytes(), []).append(arm)
+        arms = max(alike.values(), key=len)
+        yield Finalists(tuple(arms), tuple(np.flatnonzero(known[arms[0]]).tolist()))
 
 
 def _is_tie(best: Reward, other: Reward) -> bool:

@@ -22,6 +22,7 @@ class Stream(IntEnum):
     GROUP_SAMPLE = 5
     WEIGHT_SAMPLE = 6
     OPTUNA = 7
+    PILOT = 32
 
 
 def drawn(history: History, stream: Stream, chosen: int) -> np.random.Generator:

@@ -161,6 +161,9 @@ class Finalists(NamedTuple):
     leader: int | None = None
     """The best of them; None: the one of the highest reward over ``tasks``."""
 
+    dropped: tuple[int, ...] = ()
+    """Indices of tasks that they were told on too, but that gave no scores to compare."""
+
 
 @runtime_checkable
 class Judge(Protocol):

@@ -10,6 +10,7 @@ import numpy as np
 from hpc_toolkit.bandit.features import columns
 from hpc_toolkit.bandit.gp.evidence import fit
 from hpc_toolkit.bandit.gp.regression import Posterior
+from hpc_toolkit.bandit.paired import gaps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,9 +25,9 @@ def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.fl
     than x. 0 for arms that are decided: told on all tasks, failed, or no longer in the running.
 
     Where the rule says which arms are (``judged``), from their paired differences to the leader
-    over the tasks that they were told on, taken as normal, with the finite population correction;
-    1 with fewer than two such tasks. Else from a Gaussian process over the geometry, fitted to the
-    rewards as ``gp-ucb`` does by default; 1 while no arm has a reward. Either model can be wrong.
+    (see ``paired.gaps``), taken as normal; 1 with fewer than two tasks that both have. Else
+    from a Gaussian process over the geometry, fitted to the rewards as ``gp-ucb`` does by default;
+    1 while no arm has a reward. Either model can be wrong.
     """
     if judged is not None:
         return _paired(history, judged)
@@ -47,25 +48,16 @@ def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.fl
 
 def _paired(history: History, judged: Finalists) -> NDArray[np.float64]:
     odds = np.zeros(len(history.table.arms))
-    arms, done, population = list(judged.arms), len(judged.tasks), len(history.tasks.names)
+    arms, done = list(judged.arms), len(judged.tasks)
+    population = len(history.tasks.names) - len(judged.dropped)
     if len(arms) < 2 or done >= population:
         return odds
     scores = history.scores[np.ix_(arms, judged.tasks)]
-    leader = arms.index(judged.leader) if judged.leader is not None else _highest(scores)
-    ahead = scores - scores[leader]
-    counts = (~np.isnan(ahead)).sum(axis=1)
-    means = np.nansum(ahead, axis=1) / np.maximum(counts, 1)
-    squares = np.nansum((ahead - means[:, None]) ** 2, axis=1)
-    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
-    found = _above(means, np.sqrt(variance * (1.0 - done / population)))
-    odds[arms] = np.where(counts < 2, 1.0, found)
-    odds[arms[leader]] = 0.0
+    leader = None if judged.leader is None else arms.index(judged.leader)
+    found = gaps(scores, population, leader)
+    odds[arms] = np.where(np.isinf(found.errors), 1.0, _above(-found.means, found.errors))
+    odds[arms[found.leader]] = 0.0
     return odds
-
-
-def _highest(scores: NDArray[np.float64]) -> int:
-    known = ~np.isnan(scores)
-    return int(np.argmax(np.nansum(scores, axis=1) / np.maximum(known.sum(axis=1), 1)))
 
 
 def _above(means: NDArray[np.float64], sds: NDArray[np.float64]) -> NDArray[np.float64]:

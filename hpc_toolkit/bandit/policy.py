@@ -137,6 +137,10 @@ class Recommendation:
     """The tasks that ``mean`` is over, and by which the arms were compared. Fewer than all where
     the policy needed no more to decide, or has not come further."""
 
+    dropped: tuple[str, ...] = ()
+    """Tasks that the arms were told on and not compared by, because none of them has a score, or
+    one alone of more than two: the fault of the task and of no arm."""
+
 
 class Policy(Protocol):
     """Decides which arms to evaluate next. Pure mathematics: no files, no clock, no global random

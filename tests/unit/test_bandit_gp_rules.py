@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.durations import arm_seconds
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.gp.evidence import fit
 from hpc_toolkit.bandit.gp.regression import Posterior
 from hpc_toolkit.bandit.history import History
-from hpc_toolkit.bandit.rules.armcosts import expected_seconds
 from hpc_toolkit.bandit.rules.gp_ei import log_expected_improvement
 from hpc_toolkit.errors import ConfigError
 
@@ -127,7 +127,7 @@ def test_expected_seconds_follow_the_durations_told() -> None:
     table = line(11)
     policy = make_policy("gp-ei", table, 0, cost_power=1.0)
     empty = History(table, 0, (), np.array([]), (), ())
-    assert expected_seconds(empty, table.standardised.values).tolist() == [1.0] * 11
+    assert arm_seconds(empty, table.standardised.values).tolist() == [1.0] * 11
     for arm in (0, 3, 6, 8, 10):
         seconds = {"a": 2.0 ** (arm / 2), "b": 2.0 ** (arm / 2)}
         policy.tell(Observation(str(arm), {"a": 0.5, "b": arm / 10}, seconds=seconds))
@@ -135,7 +135,7 @@ def test_expected_seconds_follow_the_durations_told() -> None:
     policy.tell(Observation("5", {"a": 0.5, "b": 0.5}, seconds={"a": 1e6}))
     history = policy._history(())  # type: ignore[attr-defined]  # what the rule is given
 
-    found = expected_seconds(history, table.standardised.values)
+    found = arm_seconds(history, table.standardised.values)
 
     assert (np.diff(found) > 0).all()
     assert 30.0 < found[10] < 70.0

@@ -275,6 +275,54 @@ def test_best_prefers_arms_told_on_all_tasks_and_says_what_its_mean_is_over() ->
     assert all_but_one.failed == ("slow",)
 
 
+def test_best_of_partly_told_arms_counts_scores_and_no_failures() -> None:
+    policy = make_policy("random", grid(1, 4), 0, tasks=TASKS)
+    policy.tell(Observation("s0/l0", {"quick": 0.5, "short": 0.6}))
+    policy.tell(Observation("s0/l1", failed=("quick", "short", "slow")))
+    lost = ("slow", "short", "middle")
+    policy.tell(Observation("s0/l2", {"quick": 0.9, "long": 0.9}, failed=lost))
+
+    best = policy.best()
+
+    assert best is not None
+    assert (best.arm, best.tasks, best.ties) == ("s0/l0", ("quick", "short"), ())
+
+
+def test_best_compares_partly_told_arms_over_tasks_that_all_of_them_have() -> None:
+    """The first arm has the highest score, of another task than the other two."""
+    policy = make_policy("random", grid(1, 4), 0, tasks=TASKS)
+    policy.tell(Observation("s0/l0", {"quick": 0.9}))
+    policy.tell(Observation("s0/l1", {"slow": 0.2}))
+
+    alone = policy.best()
+    policy.tell(Observation("s0/l2", {"slow": 0.3}))
+    both = policy.best()
+
+    assert alone is not None
+    assert (alone.arm, alone.tasks) == ("s0/l0", ("quick",))
+    assert both is not None
+    assert (both.arm, both.tasks) == ("s0/l2", ("slow",))
+
+
+@every_variant
+@campaigns
+@given(seed=seeds, data=st.data())
+def test_best_is_known_as_soon_as_an_arm_has_as_many_scores_as_failures(
+    variant: str, seed: int, data: st.DataObject
+) -> None:
+    table = grid(2, 3)
+    policy = made(variant, table, seed)
+    outcomes = st.sampled_from(("score", "failed", "failed", "not told"))
+    for arm in table.ids:
+        found = {task: data.draw(outcomes) for task in TASKS.names}
+        scores = {task: 0.5 for task, what in found.items() if what == "score"}
+        failed = tuple(task for task, what in found.items() if what == "failed")
+        if scores or failed:
+            policy.tell(Observation(arm, scores, failed=failed))
+        if scores and len(scores) >= len(failed):
+            assert policy.best() is not None
+
+
 @pytest.mark.parametrize(
     "other",
     [

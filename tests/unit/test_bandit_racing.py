@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+from hpc_toolkit.bandit.draws import Stream
+from hpc_toolkit.bandit.paired import best_row
 from hpc_toolkit.bandit.rules.halving import Halving
-from hpc_toolkit.bandit.rules.racing import leader, survivors
-from hpc_toolkit.bandit.rules.rungs import PILOT
+from hpc_toolkit.bandit.rules.racing import survivors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,12 @@ def finish(policy: Policy, scores: NDArray[np.float64], batch: int = 10**6) -> l
             asked[arm] += proposal.tasks
             policy.tell(told(proposal.arm, proposal.tasks, row))
     return asked
+
+
+def pilots(seed: int, count: int) -> list[int]:
+    """The arms in the order in which they are asked how long the tasks take."""
+    order: list[int] = np.random.default_rng([seed, Stream.PILOT]).permutation(count).tolist()
+    return order
 
 
 def race_by_hand(
@@ -115,7 +122,7 @@ def test_racing_never_drops_the_leader(scores: NDArray[np.float64], c: float, mo
 
     assert set(left) <= set(usable.tolist())
     if usable.size:
-        assert usable[leader(scores[usable])] in left
+        assert usable[best_row(scores[usable])] in left
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -190,13 +197,102 @@ def test_racing_drops_an_arm_that_lost_most_of_its_tasks() -> None:
     assert [len(tasks) for tasks in asked] == [4, 3, 4]
 
 
-def test_racing_in_which_all_arms_fail_ends_without_a_best() -> None:
-    policy = make_policy("racing", arms(2), 0, tasks=TaskSet(names(4), (1.0,) * 4))
+@pytest.mark.parametrize("name", ["racing", "halving"])
+def test_contest_in_which_all_arms_fail_asks_for_all_tasks_and_has_no_best(name: str) -> None:
+    """Only after the last task is it certain that none of them tells anything."""
+    policy = make_policy(name, arms(3), 0, tasks=TaskSet(names(4), (1.0,) * 4))
 
-    asked = finish(policy, np.full((2, 4), math.nan))
+    asked = finish(policy, np.full((3, 4), math.nan))
 
-    assert [len(tasks) for tasks in asked] == [3, 3]
+    assert [len(tasks) for tasks in asked] == [4, 4, 4]
     assert policy.best() is None
+
+
+@pytest.mark.parametrize("witness", [None, "timed", "untimed"])
+@pytest.mark.parametrize("lost", [1, 3, 5])
+@pytest.mark.parametrize(("name", "options"), [("racing", {}), ("halving", {"share": 0.5})])
+def test_contest_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
+    name: str, options: dict[str, Any], lost: int, witness: str | None
+) -> None:
+    """The cheapest tasks, of a data set that is not there. With a witness, one arm came through
+    them before it went: that arm is the worst, and must not win for having been there."""
+    rng = np.random.default_rng(lost)
+    scores = np.sort(rng.normal(size=12))[:, None] + 0.01 * rng.normal(size=(12, 9))
+    seconds = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    timed = TaskSet(names(9), () if witness == "untimed" else seconds)
+    seed = next(seed for seed in range(99) if pilots(seed, 12)[0] == 0)
+    policy = make_policy(name, arms(12), seed, tasks=timed, **options)
+    gone = scores.copy()
+    gone[1 if witness else 0 :, :lost] = math.nan
+    reasons = []
+
+    while proposals := policy.ask(99):
+        for proposal in proposals:
+            reasons.append(proposal.reason)
+            row = dict(zip(names(9), gone[int(proposal.arm[1:])], strict=True))
+            seen = told(proposal.arm, proposal.tasks, row)
+            took = {task: seconds[int(task[1:])] for task in proposal.tasks}
+            policy.tell(Observation(seen.arm, seen.scores, {}, took, seen.failed))
+
+    best = policy.best()
+    assert best is not None
+    assert best.arm == "a11"
+    assert best.dropped == names(lost)
+    assert set(best.tasks) <= set(names(9)) - set(names(lost))
+    left_out = f"left out, without scores to compare: {', '.join(names(lost))}"
+    assert reasons[-1].endswith(left_out)
+
+
+@pytest.mark.parametrize("name", ["racing", "halving"])
+def test_contest_finds_the_only_arm_that_comes_through_anything(name: str) -> None:
+    scores = np.full((5, 4), math.nan)
+    scores[3] = 0.25
+    policy = make_policy(name, arms(5), 0, tasks=TaskSet(names(4), (1.0,) * 4))
+
+    finish(policy, scores)
+
+    best = policy.best()
+    assert best is not None
+    assert (best.arm, best.mean, best.dropped) == ("a3", 0.25, ())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_racing_counts_only_tasks_that_compare_arms_as_done_and_to_come(seed: int) -> None:
+    """Of 6 tasks the cheapest is lost: by the others, 3 of 5 are done at the first look."""
+    rng = np.random.default_rng([seed, 9])
+    scores = rng.normal(size=(9, 1)) + rng.normal(size=(9, 6))
+    scores[:, 0] = math.nan
+    policy = make_policy("racing", arms(9), 0, tasks=TaskSet(names(6), (1.0, 2, 3, 4, 5, 6)), c=1.0)
+
+    asked = finish(policy, scores)
+
+    _, ran = race_by_hand(scores[:, 1:], list(range(5)), 1.0, 3, 1)
+    assert [len(tasks) - 1 for tasks in asked] == ran
+
+
+def test_racing_before_its_first_look_names_the_leader_of_arms_that_have_most_scores() -> None:
+    """a0 is far ahead on the one task that it has, of three that count."""
+    nan = math.nan
+    rows = [[nan, 9.0, nan, nan], [nan, 0.5, 0.4, 0.6], [nan, 0.1, 0.2, 0.3]]
+    tasks = TaskSet(names(6), (1.0,) * 6)
+    policy = make_policy("racing", arms(3), 0, tasks=tasks, first=4)
+
+    for proposal in policy.ask(9):
+        row = dict(zip(names(4), rows[int(proposal.arm[1:])], strict=True))
+        policy.tell(told(proposal.arm, proposal.tasks, row))
+
+    best = policy.best()
+    assert best is not None
+    assert (best.arm, best.tasks, best.dropped) == ("a1", ("t1", "t2", "t3"), ("t0",))
+
+
+def test_tasks_of_a_bandit_that_is_never_told_durations_keep_their_order() -> None:
+    """One arm was asked on all tasks for the order; a second one would tell as little."""
+    policy = make_policy("racing", arms(4), 3, tasks=TaskSet(names(5)))
+    pilot = policy.ask(9)
+    policy.tell(Observation(pilot[0].arm, dict.fromkeys(names(5), 0.5)))
+
+    assert [proposal.tasks for proposal in policy.ask(9)] == [names(3)] * 3
 
 
 def test_racing_asks_for_the_next_task_when_all_arms_of_the_rung_are_told() -> None:
@@ -220,7 +316,7 @@ def timed(arm: str, seconds: Mapping[str, float], failed: tuple[str, ...] = ()) 
 
 @pytest.mark.parametrize("name", ["racing", "halving"])
 def test_tasks_of_unknown_duration_are_ordered_by_one_arm_that_is_told_on_all(name: str) -> None:
-    order = np.random.default_rng([3, PILOT]).permutation(4).tolist()
+    order = pilots(3, 4)
     policy = make_policy(name, arms(4), 3, tasks=TaskSet(names(3), (1.0, math.nan, 2.0)))
     pilot = f"a{order[0]}"
 
@@ -236,7 +332,7 @@ def test_tasks_of_unknown_duration_are_ordered_by_one_arm_that_is_told_on_all(na
 
 
 def test_pilot_that_fails_before_it_tells_a_duration_is_followed_by_the_next() -> None:
-    order = np.random.default_rng([3, PILOT]).permutation(4).tolist()
+    order = pilots(3, 4)
     policy = make_policy("racing", arms(4), 3, tasks=TaskSet(names(3)))
     policy.tell(Observation(f"a{order[0]}", failed=names(3)))
 
@@ -305,6 +401,26 @@ def test_halving_heeds_how_long_the_arms_that_are_left_really_take(slow: float) 
     assert best is not None
     assert best.arm == "a39"
     assert 0.5 * 160 < spent < 1.1 * 160
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_halving_keeps_its_budget_where_one_arm_tells_the_durations(seed: int) -> None:
+    """The pilot included, however much slower or quicker it is than the others."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(60, 1)) + 0.1 * rng.normal(size=(60, 24))
+    seconds = rng.lognormal(sigma=0.6, size=(60, 1)) * np.geomspace(1, 100, 24)
+    policy = make_policy("halving", arms(60), seed, tasks=TaskSet(names(24)), share=0.1)
+    spent = 0.0
+    while proposals := policy.ask(99):
+        for proposal in proposals:
+            arm = int(proposal.arm[1:])
+            took = {task: float(seconds[arm, int(task[1:])]) for task in proposal.tasks}
+            row = {task: float(scores[arm, int(task[1:])]) for task in proposal.tasks}
+            spent += math.fsum(took.values())
+            policy.tell(Observation(proposal.arm, row, seconds=took))
+
+    budget = 0.1 * float(seconds.sum())
+    assert 0.7 * budget < spent <= budget * (1.0 + 1e-9)
 
 
 def test_halving_with_the_budget_for_everything_ends_on_all_tasks() -> None:

@@ -215,6 +215,23 @@ def test_odds_in_a_race_are_those_of_the_paired_differences() -> None:
     assert odds[[0, 2]].tolist() == [0.0, 0.0]
 
 
+def test_odds_of_arms_without_a_named_leader_are_by_the_best_over_common_tasks() -> None:
+    """The first has the higher mean of its own scores, since it failed on the hard task."""
+    rows = [[0.9, math.nan, 0.9], [0.95, 0.2, 0.94]]
+
+    odds = win_odds(race(rows, 5), Finalists((0, 1), (0, 1, 2)))
+
+    assert odds[1] == 0.0
+    assert 0.0 < odds[0] < 0.01
+
+
+def test_odds_count_no_task_that_was_dropped_as_one_to_come() -> None:
+    rows = [[0.5, 0.6, math.nan], [0.4, 0.7, math.nan]]
+
+    assert win_odds(race(rows, 3), Finalists((0, 1), (0, 1), 0)).any()
+    assert not win_odds(race(rows, 3), Finalists((0, 1), (0, 1), 0, (2,))).any()
+
+
 def test_odds_in_a_race_are_decided_after_all_tasks_and_open_after_one() -> None:
     rows = [[0.5, 0.6], [0.4, math.nan]]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.draws import drawn
+from hpc_toolkit.bandit.durations import arm_seconds
 from hpc_toolkit.bandit.features import columns_of
 from hpc_toolkit.bandit.gp.evidence import fit
 from hpc_toolkit.bandit.gp.regression import Posterior
 from hpc_toolkit.bandit.gp.surfaces import Surfaces
 from hpc_toolkit.bandit.options import check_word
 from hpc_toolkit.bandit.policy import Proposal
-from hpc_toolkit.bandit.rules.armcosts import expected_seconds
 from hpc_toolkit.bandit.rules.guided import Guided, Scale, free_arms
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Ask:
     @cached_property
     def seconds(self) -> NDArray[np.float64]:
         """Shape (n_arms,): what each is expected to cost."""
-        return expected_seconds(self.history, self.points)
+        return arm_seconds(self.history, self.points)
 
     def known(self) -> NDArray[np.bool_]:
         """Shape (n_arms,): told with a reward, pending, or chosen."""

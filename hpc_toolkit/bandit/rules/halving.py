@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from hpc_toolkit.bandit.durations import slowness, task_order
 from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists
 from hpc_toolkit.bandit.options import check_number
 from hpc_toolkit.bandit.reward import rewards_of
-from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals, proposals, task_order
+from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from hpc_toolkit.bandit.durations import TaskOrder
     from hpc_toolkit.bandit.history import History
     from hpc_toolkit.bandit.policy import Proposal
-    from hpc_toolkit.bandit.rules.rungs import TaskOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,15 @@ class Halving:
     bandits") where a rung adds tasks: every rung may spend the same part of the budget, and takes
     as many more tasks, from the cheapest, as that pays for; what it leaves goes to the next rung.
     The budget is ``share`` of what all arms on all tasks would take by the expected durations.
+    Where these are those of a pilot, its evaluations are part of the budget, and all arms are
+    expected to be slower than it on all tasks as they were on those of the first rung.
     What was told counts as it was; tasks to come are expected to take the arms that are left as
-    much longer than their expected durations as the tasks before did.
+    much longer than their expected durations as the tasks before did. No rung begins that is
+    expected to pass its part of the budget, but for the first task; what it takes in the end may.
     Arms of a rung are compared by their reward over its tasks; ties go to the lower index. An arm
-    of which more tasks failed than gave a score drops out. It needs the tasks of the bandit.
+    of which more tasks failed than gave a score drops out. A task that compares nothing
+    (``paired.silent_tasks``) is the fault of no arm: it does not count, and as many more are taken
+    as can be paid for, one at least. It needs the tasks of the bandit.
     """
 
     name: ClassVar[str] = "halving"
@@ -54,51 +60,42 @@ class Halving:
         if order.pilot is not None:
             return pilot_proposals(history, order.pilot, n)
         rung = self._rung(history, order)
-        if rung.until is None:
-            return []
-        reason = f"rung of {len(rung.arms)} arms on {rung.until} tasks"
-        return proposals(history, rung.arms.tolist(), order.tasks[: rung.until], reason, n)
+        return rung.proposals(f"rung of {len(rung.arms)} arms on {rung.until} tasks", n)
 
     def finalists(self, history: History) -> Finalists | None:
         order = task_order(history)
         if order.pilot is not None:
             return None
         rung = self._rung(history, order)
-        if rung.done == 0:
+        if not rung.counted or not rung.arms.size:
             return None
-        return Finalists(tuple(rung.arms.tolist()), order.tasks[: rung.done])
+        return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
         """The open rung, with the arms of it; when all are done, the last one's."""
-        arms = np.arange(len(history.table.arms))
-        sizes = self.sizes(len(arms))
-        spent = np.concatenate([[0.0], np.cumsum(order.seconds)])
-        each = self.share * len(arms) * float(spent[-1]) / len(sizes)
-        told, seconds = history.by_task.told[:, order.tasks], history.seconds[:, order.tasks]
-        durations = np.where(np.isnan(seconds), order.seconds, seconds)
-        done, left, slowness = 0, 0.0, 1.0
-        for size in sizes:
-            arms, before = self._best(history, arms, order.tasks[:done], size), done
-            if not arms.size:
+        rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)
+        sizes = self.sizes(len(rung.arms))
+        for place, size in enumerate(sizes, start=1):
+            rung.arms = self._best(history, rung, size)
+            if not rung.arms.size:
                 break
-            if done:
-                slowness = float(durations[arms, :done].sum()) / (len(arms) * spent[done])
-            left += each
-            done = _affordable(spent, done, left / (len(arms) * max(slowness, 1e-9)))
-            if not told[arms, :done].all():
-                return Rung(arms, before, done)
-            left -= float(durations[arms, before:done].sum())
-        return Rung(arms, done, None)
+            while True:
+                before, dropped = rung.done, len(rung.dropped)
+                until = purse.affordable(rung, place / len(sizes))
+                if until > before and not rung.reach(until):
+                    return rung
+                purse.pay(rung, before)
+                # What was spent on tasks without a score compares nothing: take others instead.
+                if rung.done == len(order.tasks) or (rung.counted and len(rung.dropped) == dropped):
+                    break
+        return rung
 
-    def _best(
-        self, history: History, arms: NDArray[np.intp], tasks: tuple[int, ...], size: int
-    ) -> NDArray[np.intp]:
-        """So many of the arms, the best over these tasks."""
-        if not tasks:
-            return arms
-        rewards = rewards_of(
-            history.by_task, arms.tolist(), tasks=tasks, scalariser=history.scalariser
-        )
+    def _best(self, history: History, rung: Rung, size: int) -> NDArray[np.intp]:
+        """So many of the arms, the best over the tasks that count."""
+        if not rung.counted:
+            return rung.arms
+        arms, tasks = rung.arms.tolist(), rung.counted
+        rewards = rewards_of(history.by_task, arms, tasks=tasks, scalariser=history.scalariser)
         best = sorted(rewards, key=lambda arm: (-round(rewards[arm].mean, TIE_DECIMALS), arm))
         return np.array(sorted(best[:size]), dtype=np.intp)
 
@@ -110,9 +107,40 @@ class Halving:
         return sizes
 
 
-def _affordable(spent: NDArray[np.float64], done: int, seconds: float) -> int:
-    """How many tasks an arm can be told on, for so many expected seconds after the first ``done``;
-    at least one. ``spent[k]`` is the expected duration of the first k."""
-    # What rounding adds to a sum must not cost a task.
-    reach = float(spent[done]) + seconds * (1.0 + 1e-9)
-    return max(int(np.searchsorted(spent, reach, side="right")) - 1, done, 1)
+class _Purse:
+    """What the rungs may spend and have spent, in expected and told seconds."""
+
+    def __init__(self, history: History, order: TaskOrder, share: float) -> None:
+        self._expected = order.seconds
+        self._seconds = history.seconds[:, order.tasks]
+        self._share = share
+        self._everything = len(self._seconds) * float(order.seconds.sum())
+        self._pilot = -1 if order.timed_by is None else order.timed_by
+        self._prepaid, self._spent = 0.0, 0.0
+        if self._pilot >= 0:
+            self._prepaid = self._took(np.array([self._pilot]), 0, len(order.tasks))
+
+    def affordable(self, rung: Rung, part: float) -> int:
+        """How many tasks the arms can be told on for this part of the budget; one more than is
+        done while none counts."""
+        left = part * (self._share * self._everything - self._prepaid) - self._spent
+        pace = slowness(self._seconds[rung.arms, : rung.done], self._expected[: rung.done])
+        each = max(float(pace[rung.arms != self._pilot].sum()), 1e-9)
+        spent = np.concatenate([[0.0], np.cumsum(self._expected)])
+        # What rounding adds to a sum must not cost a task.
+        reach = float(spent[rung.done]) + left / each * (1.0 + 1e-9)
+        tasks = int(np.searchsorted(spent, reach, side="right")) - 1
+        return min(max(tasks, rung.done, 1 if rung.counted else rung.done + 1), len(self._expected))
+
+    def pay(self, rung: Rung, before: int) -> None:
+        """Take note of the tasks after the first ``before`` that the arms were told on."""
+        payers = rung.arms[rung.arms != self._pilot]
+        self._spent += self._took(payers, before, rung.done)
+        if not before and self._pilot >= 0:
+            # All arms were told on these: the pilot may be slower or quicker than they are.
+            pace = slowness(self._seconds[:, : rung.done], self._expected[: rung.done])
+            self._everything *= float(pace.mean())
+
+    def _took(self, arms: NDArray[np.intp], start: int, stop: int) -> float:
+        seconds = self._seconds[arms, start:stop]
+        return float(np.where(np.isnan(seconds), self._expected[start:stop], seconds).sum())

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists, first_best
+from hpc_toolkit.bandit.durations import task_order
+from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists
 from hpc_toolkit.bandit.options import check_count, check_number
-from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals, proposals, task_order
+from hpc_toolkit.bandit.paired import best_row, gaps
+from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.history import History
@@ -33,8 +33,10 @@ class Racing:
 
     The tasks are no random sample, and an arm is looked at after every task, so ``c`` is no
     quantile of a known error: larger is safer and dearer. A failed task of either of two arms
-    leaves their comparison; an arm of which more tasks failed than gave a score drops out. It
-    needs the tasks of the bandit, and compares by the mean over them alone.
+    leaves their comparison; an arm of which more tasks failed than gave a score drops out. A task
+    that compares nothing (``paired.silent_tasks``) is the fault of no arm: it counts in neither k
+    nor K, and the next cheapest one takes its place. It needs the tasks of the bandit, and compares
+    by the mean over them alone.
     """
 
     name: ClassVar[str] = "racing"
@@ -60,38 +62,32 @@ class Racing:
         if order.pilot is not None:
             return pilot_proposals(history, order.pilot, n)
         rung = self._rung(history, order.tasks)
-        if rung.until is None:
-            return []
         reason = f"{len(rung.arms)} arms left after {rung.done} of {len(order.tasks)} tasks"
-        return proposals(history, rung.arms.tolist(), order.tasks[: rung.until], reason, n)
+        return rung.proposals(reason, n)
 
     def finalists(self, history: History) -> Finalists | None:
         order = task_order(history)
         if order.pilot is not None:
             return None
         rung = self._rung(history, order.tasks)
-        if rung.done == 0 or not rung.arms.size:
+        rung.arms = rung.arms[comparable(rung.scores)]
+        if not rung.counted or not rung.arms.size:
             return None
-        tasks = order.tasks[: rung.done]
-        scores = history.scores[rung.arms][:, tasks]
-        return Finalists(tuple(rung.arms.tolist()), tasks, int(rung.arms[leader(scores)]))
+        leader = int(rung.arms[best_row(rung.scores)])
+        return Finalists(tuple(rung.arms.tolist()), rung.counted, leader, rung.dropped)
 
     def _rung(self, history: History, order: tuple[int, ...]) -> Rung:
-        scores, told = history.scores[:, order], history.by_task.told[:, order]
-        arms, done = np.arange(len(scores)), 0
-        for until in self._looks(len(order)):
-            if not told[arms, :until].all():
-                return Rung(arms, done, until)
-            done = until
-            arms = arms[survivors(scores[arms, :until], len(order), self.c)]
-            if len(arms) <= 1:
+        rung, look = Rung(history, order), self.first
+        while len(rung.arms) > 1 or not rung.counted:
+            missing = max(look - len(rung.counted), 1)
+            if rung.done == len(order) or not rung.reach(min(rung.done + missing, len(order))):
                 break
-        return Rung(arms, done, None)
-
-    def _looks(self, tasks: int) -> Iterator[int]:
-        """After how many tasks arms may drop out; the last time after all."""
-        yield from range(self.first, tasks, self.block)
-        yield tasks
+            if len(rung.counted) >= look or rung.done == len(order):
+                if rung.counted:
+                    left = survivors(rung.scores, len(order) - len(rung.dropped), self.c)
+                    rung.arms = rung.arms[left]
+                look = len(rung.counted) + self.block
+        return rung
 
 
 def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray[np.intp]:
@@ -100,30 +96,17 @@ def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray
     ``scores`` has shape (n_arms, k), k >= 1, NaN for a failed task. The leader is always among
     them, unless no arm has a score for half of the tasks.
     """
-    tasks = scores.shape[1]
-    usable = np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= tasks)
+    usable = comparable(scores)
     if not usable.size:
         return usable
-    behind = scores[usable[leader(scores[usable])]] - scores[usable]
-    counts = (~np.isnan(behind)).sum(axis=1)
-    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
-    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
-    sd = np.sqrt(squares / np.maximum(counts - 1, 1))
-    correction = np.sqrt(1.0 - tasks / population)
-    bound = c * correction * sd / np.sqrt(np.maximum(counts, 1))
-    # One common task says nothing of the spread of differences, unless there will be no other.
-    unknown = (counts < 2) & (tasks < population)
+    found = gaps(scores[usable], population)
+    unknown = np.isinf(found.errors)
+    bounds = c * np.where(unknown, 0.0, found.errors)
     # Without the rounding, equal arms would part by what sums leave in the last bit.
-    near = unknown | (np.round(means - bound, TIE_DECIMALS) <= 0.0)
+    near = unknown | (np.round(found.means - bounds, TIE_DECIMALS) <= 0.0)
     return np.asarray(usable[near], np.intp)
 
 
-def leader(scores: NDArray[np.float64]) -> int:
-    """The row of the highest mean; the first of equal ones.
-
-    A missing score counts as the task's mean over the rows, so that nobody leads by having failed
-    on the hard tasks.
-    """
-    known = ~np.isnan(scores)
-    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
-    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))
+def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
+    """The rows with a score of half of the tasks, or of more."""
+    return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.paired import silent_tasks
 from hpc_toolkit.bandit.policy import Proposal
 
 if TYPE_CHECKING:
@@ -15,52 +16,57 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.bandit.history import History
 
-PILOT = 32
-"""Names the random stream that draws the arm which tells how long the tasks take:
-``default_rng([seed, PILOT])``."""
 
+class Rung:
+    """How far a contest of arms has come, worked out from the beginning for every ask."""
 
-class TaskOrder(NamedTuple):
-    """The tasks from the cheapest to the dearest, or the arm to ask for that."""
+    def __init__(self, history: History, order: Sequence[int]) -> None:
+        self._history = history
+        self._order = tuple(order)
+        self.arms: NDArray[np.intp] = np.arange(len(history.table.arms))
+        """Ascending indices of the arms that are left."""
+        self.done = 0
+        """All of these arms were told on the first ``done`` tasks of the order."""
+        self.counted: tuple[int, ...] = ()
+        """Those of them by which arms are compared."""
+        self.dropped: tuple[int, ...] = ()
+        """The others: tasks that gave no scores to compare (see ``paired.silent_tasks``)."""
+        self.until: int | None = None
+        """The tasks, from the first, that the arms are to be told on next; None: it is over."""
 
-    tasks: tuple[int, ...]
-    """Indices of all tasks; ties go to the lower index, tasks of unknown duration come last."""
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Shape (n_arms left, n_tasks counted)."""
+        return self._history.scores[self.arms][:, self.counted]
 
-    seconds: NDArray[np.float64]
-    """Shape (n_tasks,): expected duration of each of ``tasks``, in that order; where nothing is
-    known of any, 1 for each."""
+    def reach(self, until: int) -> bool:
+        """Go to the first ``until`` tasks, or ask for them; False while some are not told.
 
-    pilot: int | None = None
-    """The arm that must be told on all tasks before an order is known; None: it is known."""
+        Which tasks count is decided once, by the arms that are left then. After the last task of
+        all, if none counts, those do on which any arm has a score: nothing better will come.
+        """
+        new = self._order[self.done : until]
+        if not self._history.by_task.told[self.arms][:, new].all():
+            self.until = until
+            return False
+        silent = silent_tasks(self._history.scores[self.arms][:, new]).tolist()
+        self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
+        self.done = until
+        if until == len(self._order) and not self.counted:
+            scored = ~np.isnan(self._history.scores[self.arms]).all(axis=0)
+            self.counted = tuple(task for task in self._order if scored[task])
+        self.dropped = tuple(task for task in self._order[:until] if task not in self.counted)
+        return True
 
-
-class Rung(NamedTuple):
-    """How far a contest of arms has come."""
-
-    arms: NDArray[np.intp]
-    """Ascending indices of the arms that are left."""
-
-    done: int
-    """All of these arms were told on the first ``done`` tasks of the order."""
-
-    until: int | None
-    """The tasks, from the first, that they are to be told on next; None: the contest is over."""
-
-
-def task_order(history: History) -> TaskOrder:
-    """By the expected durations, where the bandit was given one of every task; else by those of
-    one arm that the seed draws, the next one if that gave none at all.
-    """
-    expected = history.tasks.expected
-    if not np.isnan(expected).any():
-        return _ascending(expected)
-    arms = np.random.default_rng([history.seed, PILOT]).permutation(len(history.table.arms))
-    for arm in arms.tolist():
-        if not history.by_task.told[arm].all():
-            return TaskOrder((), np.empty(0), arm)
-        if not np.isnan(history.seconds[arm]).all():
-            return _ascending(history.seconds[arm])
-    return _ascending(np.full(len(expected), np.nan))
+    def proposals(self, reason: str, n: int) -> list[Proposal]:
+        """The first ``n`` pulls of what is asked for; none when it is over."""
+        if self.until is None:
+            return []
+        if self.dropped:
+            names = ", ".join(self._history.tasks.names[task] for task in sorted(self.dropped))
+            reason += f"; left out, without scores to compare: {names}"
+        tasks = self._order[: self.until]
+        return proposals(self._history, self.arms.tolist(), tasks, reason, n)
 
 
 def proposals(
@@ -83,14 +89,3 @@ def pilot_proposals(history: History, pilot: int, n: int) -> list[Proposal]:
     """The pilot on all of its tasks that were not asked; none while it is being evaluated."""
     reason = "tells how long each task takes"
     return proposals(history, [pilot], range(len(history.tasks.names)), reason, n)
-
-
-def _ascending(seconds: NDArray[np.float64]) -> TaskOrder:
-    known = np.where(np.isnan(seconds), np.inf, seconds)
-    order = np.argsort(known, kind="stable")
-    # A task that failed says nothing of how long it takes: as long as the longest.
-    longest = float(np.nanmax(seconds)) if not np.isnan(seconds).all() else 0.0
-    costs = np.where(np.isnan(seconds), longest, seconds)[order]
-    if not costs.any():
-        costs = np.ones(len(costs))
-    return TaskOrder(tuple(order.tolist()), costs)

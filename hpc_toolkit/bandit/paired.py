@@ -1,0 +1,70 @@
+"""Arms compared with the best of them, over the tasks that both have a score of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hpc_toolkit.bandit.history import first_best
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Gaps(NamedTuple):
+    """How far each arm is behind the leader."""
+
+    leader: int
+    """Its row."""
+
+    means: NDArray[np.float64]
+    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks that both have
+    one of; 0 for the leader and where there is no such task."""
+
+    errors: NDArray[np.float64]
+    """Shape (n_arms,): standard error of ``means`` as that of all tasks that there will be: 0 when
+    these are all, infinite while fewer than two tasks tell how differences vary."""
+
+
+def gaps(scores: NDArray[np.float64], population: int, leader: int | None = None) -> Gaps:
+    """Compare arms after k of ``population`` tasks.
+
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` is
+    :func:`best_row` unless given. The error is sd / sqrt(common tasks) * sqrt(1 - k / population):
+    the standard deviation (one degree of freedom less) of the paired differences, and the finite
+    population correction of survey sampling.
+    """
+    done = scores.shape[1]
+    leader = best_row(scores) if leader is None else leader
+    behind = scores[leader] - scores
+    counts = (~np.isnan(behind)).sum(axis=1)
+    means = np.nansum(behind, axis=1) / np.maximum(counts, 1)
+    squares = np.nansum((behind - means[:, None]) ** 2, axis=1)
+    variance = squares / np.maximum(counts - 1, 1) / np.maximum(counts, 1)
+    errors = np.sqrt(variance * (1.0 - done / population))
+    if done < population:
+        errors[counts < 2] = np.inf
+    return Gaps(leader, means, errors)
+
+
+def best_row(scores: NDArray[np.float64]) -> int:
+    """The row of the highest mean; the first of equal ones.
+
+    A missing score counts as the task's mean over the rows, so that nobody leads by having failed
+    on the hard tasks.
+    """
+    known = ~np.isnan(scores)
+    centre = np.nansum(scores, axis=0) / np.maximum(known.sum(axis=0), 1)
+    return first_best(np.where(known, scores - centre, 0.0).mean(axis=1))
+
+
+def silent_tasks(scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Shape (n_tasks,): tasks that compare no arms of shape (n_arms, n_tasks), all told on them,
+    because none has a score, or one of more than two.
+
+    That is the task's fault, for instance of a data set that is not there, and no arm's. The one
+    may have been told earlier, when the task could still be evaluated.
+    """
+    least = 2 if len(scores) > 2 else 1
+    return np.asarray((~np.isnan(scores)).sum(axis=0) < least)

@@ -21,6 +21,7 @@ DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a jou
 LOADING, LOADED = b"l", b"L"  # a context is being loaded, or was: the item's clock starts again
 END = b"e"  # the pass is over; the rest says why: "" (all items), "stopped", "interrupted"
 FAILING = "failing"  # the end of a pass in which too many items failed in a row: ask again
+PREFETCHES = b"a"  # of a workload that was loaded: the rest is "yes" if it can prefetch, or ""
 BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 
 STREAK = 8

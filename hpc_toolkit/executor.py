@@ -21,7 +21,8 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hpc_toolkit.attempts import BROKEN, END, FAILING, LOADED, LOADING, Report
+from hpc_toolkit.ahead import Ahead, prefetch_of
+from hpc_toolkit.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.files import write_all
 from hpc_toolkit.memory import Shrinking
@@ -235,7 +236,7 @@ class _Child:
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
-        self._log_end = 0
+        self._ahead = Ahead()
 
     def serve(self) -> None:
         while header := self._requests.readline():
@@ -259,6 +260,7 @@ class _Child:
                 if pace.over or report.failing:
                     break
                 if self._load(spec, workload, items, report, span):
+                    self._ahead.name(workload, _following(items, span, spec, request))
                     self._run_span(workload, items, span, report, pace)
             how = FAILING if report.failing else "stopped" if report.index < len(items) else ""
             self._send(END, how.encode())
@@ -273,6 +275,7 @@ class _Child:
                 _commands.append(workload)
             self._workloads[spec.name] = workload
             self._send(LOADED)
+            self._send(PREFETCHES, b"yes" if prefetch_of(workload) else b"")
         return self._workloads[spec.name]
 
     def _load(
@@ -289,6 +292,7 @@ class _Child:
         if self._loaded == key:
             return True
         self._loaded, self._context = None, None  # free the old one before the new one is loaded
+        self._ahead.forget()
         self._send(LOADING)
         failure = self._try_load(workload, group, items[span.start : span.stop])
         self._send(LOADED)
@@ -362,6 +366,16 @@ class _Child:
         except BaseException as error:  # noqa: BLE001 - the boundary of the user's code
             return error
         return None
+
+
+def _following(
+    items: list[dict[str, Any]], span: range, spec: StageSpec, request: dict[str, Any]
+) -> Any:
+    """The group to load after that of a span: the next one's, else what the worker means to claim;
+    None if nobody knows."""
+    if spec.group_by is not None and span.stop < len(items):
+        return items[span.stop][spec.group_by]
+    return json.loads(request.get("ahead", "null"))
 
 
 def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:

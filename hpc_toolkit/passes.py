@@ -121,10 +121,16 @@ class PassRunner:
         self.control = PassControl()
         self.on_streak: Callable[[], object] = lambda: None
         """Called when so much failed in a row that this host may be the reason."""
+        self.ahead: Callable[[Assignment], str | None] = lambda _assignment: None
+        """Called for the group to prefetch while a unit runs, by workloads that can or may."""
         self.tally = Tally()
         """Of the pass that runs, or ran last."""
         self.loaded: tuple[str, str | None] = ("", None)
         """Stage and group of the context at hand."""
+        self._prefetches: dict[str, bool] = {}
+        """Stage -> whether its workload has ``prefetch``, as an executor said."""
+        self._told: tuple[str, str | None] = ("", None)
+        """Stage and group that the executor was told to prefetch last."""
 
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
@@ -184,7 +190,12 @@ class PassRunner:
             again = hurt and any((unit.name, item) in hurt for item in left)
             weight = AGAIN_WEIGHT if again else 1
             stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
-            self._request(assignment, left, [items[i - unit.first] for i in left], weight)
+            if self._executor is None:
+                self._executor = Executor(self._stages, self._log_path)
+                self._told = ("", None)
+            request = self._request(assignment, left, weight) | self._hint(assignment)
+            with suppress(BrokenPipeError):  # it died between two passes; to follow it tells that
+                self._executor.start(request, [items[i - unit.first] for i in left])
             how = self._follow(assignment, stream)
             left = left[stream.index :]
             if stream.broken is not None:
@@ -229,12 +240,19 @@ class PassRunner:
                 1 if self.control.hold else max(streak, wire.STREAK)
             )
 
-    def _request(
-        self, assignment: Assignment, left: list[int], items: list[bytes], weight: int
-    ) -> None:
+    def _hint(self, assignment: Assignment) -> dict[str, str]:
+        """The group to prefetch: once, and only to an executor that can or may be able to."""
+        stage = assignment.stage.paths.name
+        group = self.ahead(assignment) if self._prefetches.get(stage, True) else None
+        if group is None or (stage, group) == self._told:
+            return {}
+        self._told = (stage, group)
+        return {"ahead": group}
+
+    def _request(self, assignment: Assignment, left: list[int], weight: int) -> dict[str, Any]:
         stage = assignment.stage
         group = stage.group_of(assignment.unit)
-        request: dict[str, Any] = {
+        return {
             "stage": stage.paths.name,
             "unit": assignment.unit.name,
             "generation": assignment.generation,
@@ -243,10 +261,6 @@ class PassRunner:
             "streak": max(1, (self.control.streak_limit - self.control.streak) // weight),
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
-        if self._executor is None:
-            self._executor = Executor(self._stages, self._log_path)
-        with suppress(BrokenPipeError):  # it died between two passes; following it finds that out
-            self._executor.start(request, items)
 
     def _follow(self, assignment: Assignment, stream: _Stream) -> str:
         """Journal what the executor says until the request is over; how it ended, or ""."""
@@ -351,5 +365,7 @@ class PassRunner:
             stream.loading = False
         elif kind == wire.END:
             stream.end = body.decode()
+        elif kind == wire.PREFETCHES:
+            self._prefetches[stream.lines.stage] = body == b"yes"
         elif kind == wire.BROKEN:
             stream.broken = body.decode()

@@ -43,6 +43,11 @@ class PassLines:
         self._written: list[bytes] = []
         self.tally = Tally()
 
+    @property
+    def stage(self) -> str:
+        """Name of the pass's stage."""
+        return self._assignment.stage.paths.name
+
     def append(self, data: bytes) -> None:
         """Write whole lines of this pass."""
         self._journal.append(data)

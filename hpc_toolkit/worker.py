@@ -155,6 +155,7 @@ class Worker:
             self._view, self._liveness, clock, self._presence.presence, control, self._drain
         )
         self._passes.on_streak = self._host_watch.check
+        self._passes.ahead = self._picker.ahead
         self._counts = [0, 0, 0]
         self._signals = 0
         self._stage: StageView | None = None

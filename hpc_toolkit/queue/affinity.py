@@ -1,9 +1,10 @@
 """Which unit next: a preference, never a requirement.
 
 The group that is loaded comes first; then the longest group that nobody began, by what its kin took
-(:mod:`hpc_toolkit.queue.durations`); then, where items have kinds, a group whose next unit is of
-the earliest kind; then the group with the most left. Units without groups go in their order, each
-worker picking at random among the first few, so that workers seldom race for one name.
+(:mod:`hpc_toolkit.queue.durations`), of several as long one of the worker's own share; then, where
+items have kinds, a group whose next unit is of the earliest kind; then the group with most left.
+Units without groups go in their order, each worker picking at random among the first few, so that
+workers seldom race for one name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class FreshUnits:
 
     Args:
         seed: of its chances.
-        place: (rank, world_size) of the worker; of so many units one is of its own share.
+        place: (rank, world_size) of the worker; of so many units without a group, and of so many
+            groups, one is of its own share.
     """
 
     def __init__(self, seed: str, place: tuple[int, int] = (0, 1)) -> None:
@@ -43,6 +45,8 @@ class FreshUnits:
         self._plain: deque[Unit] = deque()
         self._groups: dict[str, deque[Unit]] = {}
         self._begun: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._ahead: str | None = None
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
         """Take in new units in their order."""
@@ -54,6 +58,7 @@ class FreshUnits:
                 self._added += 1
             else:
                 self._groups.setdefault(key, deque()).append(unit)
+                self._numbers.setdefault(key, len(self._numbers))
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
         """Forget the units that somebody claimed."""
@@ -71,6 +76,20 @@ class FreshUnits:
     def has(self, group: str | None) -> bool:
         """Whether a unit of this group is left; False for no group."""
         return group in self._groups
+
+    def ahead(self, loaded: str | None, weight_of: Callable[[str], float]) -> str | None:
+        """The group to begin when no unit of the loaded one is left; :meth:`choose` keeps to it.
+
+        One of this worker's own share alone: what all workers are as likely to begin, all would
+        prefetch, and one would use. None where there is none, or it is not among the longest.
+        """
+        if self._ahead == loaded or not self._is_fresh(self._ahead):
+            fresh = [key for key in self._groups if key != loaded and self._is_fresh(key)]
+            some = any(map(self._is_own, fresh))
+            longest = self._longest(fresh, weight_of) if some else []
+            own = [key for key in longest if self._is_own(key)]
+            self._ahead = self._random.choice(own) if own else None
+        return self._ahead
 
     def choose(
         self,
@@ -104,21 +123,32 @@ class FreshUnits:
     ) -> Unit:
         if loaded in self._groups:
             key = loaded
+        elif self._ahead is not None and self._is_fresh(self._ahead):
+            key = self._ahead
         else:
-            fresh = [key for key in self._groups if key not in self._begun]
-            fresh = fresh or self._earliest(kind_of)
-            most = [
-                (weight_of(key) * sum(unit.count for unit in self._groups[key]), key)
-                for key in fresh
-            ]
-            longest = max(weight for weight, _ in most)
-            key = self._random.choice([key for weight, key in most if weight == longest])
+            fresh = [key for key in self._groups if self._is_fresh(key)]
+            longest = self._longest(fresh or self._earliest(kind_of), weight_of)
+            own = [key for key in longest if self._is_own(key)] if fresh else []
+            key = self._random.choice(own or longest)
         units = self._groups[key]
         self._begun.add(key)
         unit = units.popleft()
         if not units:
             del self._groups[key]
         return unit
+
+    def _is_fresh(self, key: str | None) -> bool:
+        """Whether nobody began a group, as far as is known."""
+        return key in self._groups and key not in self._begun
+
+    def _is_own(self, key: str) -> bool:
+        return self._numbers[key] % self._world_size == self._rank
+
+    def _longest(self, keys: list[str], weight_of: Callable[[str], float]) -> list[str]:
+        """Those with the most left to do, several where it is as much."""
+        weights = {key: weight_of(key) * sum(u.count for u in self._groups[key]) for key in keys}
+        longest = max(weights.values())
+        return [key for key, weight in weights.items() if weight == longest]
 
     def _earliest(self, kind_of: Callable[[Unit], int]) -> list[str]:
         """The groups whose next unit is of the earliest kind."""

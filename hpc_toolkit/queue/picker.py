@@ -98,6 +98,13 @@ class Picker:
                 self._list_claims()
         return None
 
+    def ahead(self, assignment: Assignment) -> str | None:
+        """Key of the group that this worker means to begin when that of the unit is at its end, as
+        far as it knows without looking; None where others are as likely to begin it."""
+        stage = assignment.stage
+        units = self._fresh[stage.paths.name]
+        return units.ahead(stage.group_of(assignment.unit), stage.durations.precedence)
+
     def _take_in(self, name: str, stage: StageView) -> None:
         if self._shared and stage.complete:
             return  # a retry alone can follow, which the next scan sees

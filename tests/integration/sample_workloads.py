@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,3 +235,48 @@ def wait_for_all(item: Item) -> Item:
             waited += 1
     except ChildProcessError:
         return {"waited": waited}
+
+
+class Prefetching:
+    """Notes what it prefetches and loads. Where it ``waits``, each of ``groups`` groups but the
+    last gives its first result when a prefetch has begun. A prefetch ends as ``how`` says; "last":
+    not before the last group runs, which waits for that."""
+
+    def __init__(self, *, trace: str, groups: int, how: str = "", waits: bool = True) -> None:
+        self._item = {"trace": trace}
+        self._left = groups
+        self._how = how
+        self._waits = waits
+        self._begun = threading.Semaphore(0)
+        self._last = threading.Event()
+
+    def prefetch(self, group: Any) -> None:
+        note(self._item, "prefetch", group)
+        self._begun.release()
+        if self._how == "hang":
+            threading.Event().wait()
+        elif self._how == "last":
+            self._last.wait()
+        elif self._how == "fail":
+            message = f"no\nnetwork for {group}"
+            raise ConnectionError(message)
+
+    def load(self, group: Any) -> Any:
+        note(self._item, "load", group)
+        self._left -= 1
+        return [group]
+
+    def run(self, context: list[Any], items: Iterable[Item]) -> Iterator[Item]:
+        if self._waits and self._left > 0 and len(context) == 1:
+            assert self._begun.acquire(timeout=30), "nothing was prefetched"
+            context.append("waited")
+            self._waits = self._how not in ("hang", "last")  # nothing more will be begun
+        if self._left == 0 and self._how == "last":
+            self._last.set()
+            for thread in threading.enumerate():
+                if thread.name == "prefetch":
+                    thread.join()
+        for item in items:
+            while "gate" in item and not Path(item["gate"]).exists():
+                time.sleep(0.01)
+            yield {"group": context[0]}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import passes
-from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, STREAK, Report
+from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, PREFETCHES, STREAK, Report
 from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
 from hpc_toolkit.passes import Outcome, PassRunner
@@ -60,6 +60,10 @@ class FakeExecutor:
                 self._send(LOADING)
             case "loaded":
                 self._send(LOADED)
+            case "can prefetch":
+                self._send(PREFETCHES, b"yes")
+            case "cannot prefetch":
+                self._send(PREFETCHES)
             case "broken":
                 self._send(BROKEN, b"no module 'x'\tinstall it")
             case end:
@@ -525,3 +529,48 @@ def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> N
 
     assert not stage.requests
     assert [kind for kind, _, _ in stage.journal()] == ["release"]
+
+
+def hints(stage: Stage) -> list[str | None]:
+    return [request.get("ahead") for request in stage.requests]
+
+
+def test_an_executor_that_prefetches_is_told_the_group_ahead_once_per_change(stage: Stage) -> None:
+    ahead = iter(['"b"', '"b"', '"c"'])
+    stage.runner.ahead = lambda _: next(ahead)
+
+    stage.run("can prefetch", "failed", "failed", "failed", "failed", "end")
+    for generation in (2, 3):
+        stage.view.poll_journals()
+        stage.run("failed", "failed", "failed", "failed", "end", generation=generation)
+
+    assert hints(stage) == ['"b"', None, '"c"']
+
+
+def test_an_executor_that_cannot_prefetch_is_told_nothing_more_and_nobody_is_asked(
+    stage: Stage,
+) -> None:
+    asked: list[str] = []
+
+    def ahead(assignment: Assignment) -> str:
+        asked.append(assignment.name)
+        return f'"{len(asked)}"'
+
+    stage.runner.ahead = ahead
+
+    stage.run("cannot prefetch", "failed", "done", "done", "done", "end")
+    stage.view.poll_journals()
+    stage.run("done", "end", generation=2)
+
+    assert hints(stage) == ['"1"', None]
+    assert len(asked) == 1
+
+
+def test_a_new_executor_is_told_anew(stage: Stage) -> None:
+    stage.runner.ahead = lambda _: '"b"'
+
+    stage.run("can prefetch", "done", "die")
+    stage.view.poll_journals()
+    stage.run("done", "done", "done", "end", generation=2)
+
+    assert hints(stage) == ['"b"', '"b"']

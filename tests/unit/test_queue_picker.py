@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment, Picker
+from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -434,3 +435,29 @@ def test_takeover_after_a_retry_finds_the_items_that_it_names(fast_dir: Path) ->
     assert taken(found) == ("000001-0", 2)
     assert found is not None
     assert found.stage.state.pending(found.unit.name) == [0]
+
+
+def test_the_group_ahead_is_told_without_a_look_at_the_filesystem(fast_dir: Path) -> None:
+    picker = grouped_picker(fast_dir / "r")
+    first = picker.fresh(NOTHING)
+    assert first is not None
+
+    with CountedCalls() as counted:
+        told = picker.ahead(first)
+
+    assert counted.calls == []
+    loaded = first.stage.group_of(first.unit)
+    assert {told, loaded} == {'"a"', '"b"'}
+    while loaded == first.stage.group_of(first.unit):
+        found = picker.fresh(("first", loaded))
+        assert found is not None
+        loaded = found.stage.group_of(found.unit)
+    assert loaded == told
+
+
+def test_a_unit_without_a_group_has_none_ahead(fast_dir: Path) -> None:
+    taker = Taker(ToyRun(fast_dir / "r", 4, unit=1))
+    found = taker.fresh()
+    assert found is not None
+
+    assert taker.picker.ahead(found) is None

@@ -546,33 +546,6 @@ def test_prefetching_without_a_cache_reads_every_file_ahead(
     assert sorted(ahead) == ["config.json", "model.safetensors"]
 
 
-def test_reading_ahead_comes_to_the_end_of_a_file(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel's own readahead stops early in a large one."""
-    source = shared(size=3 * 2**20 + 5)
-    monkeypatch.delenv("HPCTK_NODE_CACHE")
-    read: list[int] = []
-    real = os.readv
-
-    def readv(fd: int, buffers: Any) -> int:
-        read.append(real(fd, buffers))
-        return read[-1]
-
-    monkeypatch.setattr(os, "readv", readv)
-
-    prefetch_checkpoint(source.parent, source.name)
-
-    assert sum(read) == sum(path.stat().st_size for path in source.iterdir())
-
-
-def test_reading_ahead_passes_a_fifo_by(fast_dir: Path) -> None:
-    """To open one waits for who writes it, for ever."""
-    os.mkfifo(fast_dir / "model.safetensors")
-
-    prefetch._read_ahead(fast_dir / "model.safetensors")
-
-
 def test_prefetching_what_is_not_there_says_nothing(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

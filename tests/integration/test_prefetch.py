@@ -1,0 +1,115 @@
+"""Prefetch of the group to come, by real workers and executors."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.queue.presence import DRAINING, read_presence
+from tests.integration.realrun import journal_lines, wait_until
+from tests.toyrun import units_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.run import Run
+    from tests.integration.realrun import Hpctk
+
+
+def make(hpctk: Hpctk, groups: int = 4, gate: Path | None = None, **options: Any) -> Run:
+    """Three items for each group."""
+    more = {} if gate is None else {"gate": str(gate)}
+    return hpctk.make(
+        [{"g": f"g{number // 3}", **more} for number in range(3 * groups)],
+        "sample_workloads:Prefetching",
+        options={"trace": str(hpctk.trace), "groups": groups, **options},
+        group_by="g",
+    )
+
+
+def draining(worker: Path) -> bool:
+    """Whether a worker says that it leaves; it may be saying something just now."""
+    found = read_presence(worker)
+    return found is not None and found.state == DRAINING
+
+
+def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: Hpctk) -> None:
+    run = make(hpctk, groups=6)
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    order = hpctk.noted()
+    assert {row["state"] for row in run.results()} == {"done"}
+    assert sorted(words[1] for words in order if words[0] == "load") == [f"g{n}" for n in range(6)]
+    assert [word for word, _ in order] == ["load", *["prefetch", "load"] * 5]
+    assert [group for _, group in order[1::2]] == [group for _, group in order[2::2]]
+
+
+def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
+    run = make(hpctk, groups=10, waits=False)
+
+    assert hpctk("work", "run", "--workers", 3).code == 0
+
+    groups = [words[1] for words in hpctk.noted("prefetch")]
+    assert {row["state"] for row in run.results()} == {"done"}
+    assert len(groups) == len(set(groups)) > 0
+
+
+def test_groups_that_share_a_unit_are_prefetched_in_their_order(hpctk: Hpctk) -> None:
+    with units_of(12):
+        run = make(hpctk)
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    assert len(list(run.paths.stage("items").claims.iterdir())) == 1
+    behind = [[what, f"g{number}"] for number in (1, 2, 3) for what in ("prefetch", "load")]
+    assert hpctk.noted() == [["load", "g0"], *behind]
+
+
+def test_a_prefetch_that_fails_is_a_line_in_the_log_and_no_failure(hpctk: Hpctk) -> None:
+    run = make(hpctk, how="fail")
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    assert {(row["state"], row["attempts"]) for row in run.results()} == {("done", 1)}
+    (log,) = [path.read_text() for path in run.paths.logs.iterdir()]
+    groups = [words[1] for words in hpctk.noted("prefetch")]
+    assert log.splitlines() == [
+        f"hpctk: '{group}' is not prefetched: ConnectionError: no network for {group}"
+        for group in groups
+    ]
+
+
+def test_a_prefetch_that_never_ends_holds_up_neither_results_nor_the_end(hpctk: Hpctk) -> None:
+    run = make(hpctk, how="hang")
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    assert {row["state"] for row in run.results()} == {"done"}
+    assert len(hpctk.noted("prefetch")) == 1, "two at once"
+
+
+def test_a_group_that_is_loaded_already_is_not_prefetched_after_all(hpctk: Hpctk) -> None:
+    make(hpctk, how="last")
+
+    assert hpctk("work", "run", "--workers", 1).code == 0
+
+    assert [words[0] for words in hpctk.noted()] == ["load", "prefetch", "load", "load", "load"]
+
+
+def test_a_worker_that_is_asked_to_leave_does_not_wait_for_a_prefetch(
+    hpctk: Hpctk, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    run = make(hpctk, how="hang", gate=gate)
+    work = hpctk.start("work", "run", "--workers", 1)
+    wait_until(lambda: hpctk.noted("prefetch"), "the prefetch")
+
+    (worker,) = run.paths.workers.glob("*.json")
+
+    work.send(signal.SIGTERM)
+    wait_until(lambda: draining(worker), "the worker's answer")
+    gate.touch()
+
+    assert work.ended().code == 75
+    assert len(journal_lines(run, "done")) == 1

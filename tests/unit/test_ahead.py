@@ -1,0 +1,129 @@
+"""The thread that prefetches: one group at a time, the one named last, and nobody waits for it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.ahead import Ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT_S = 20.0
+
+
+class Gated:
+    """Each call of ``prefetch`` is told of, and returns when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun: queue.Queue[Any] = queue.Queue()
+        self.ended: queue.Queue[Any] = queue.Queue()
+        self.gate = threading.Semaphore(0)
+
+    def prefetch(self, group: Any) -> None:
+        self.begun.put(group)
+        self.gate.acquire()
+        self.ended.put(group)
+        if group == "bad":
+            message = "no such\ncheckpoint"
+            raise SystemExit(message)
+
+
+@pytest.fixture
+def gated() -> Iterator[Gated]:
+    workload = Gated()
+    yield workload
+    workload.gate.release(100)
+    for thread in threading.enumerate():
+        if thread.name == "prefetch":
+            thread.join(LIMIT_S)
+
+
+def test_a_call_that_takes_long_holds_nobody_up_and_the_group_named_last_is_next(
+    gated: Gated,
+) -> None:
+    ahead = Ahead()
+
+    for group in "abc":
+        ahead.name(gated, group)
+        if group == "a":
+            assert gated.begun.get(timeout=LIMIT_S) == "a"
+
+    assert gated.begun.empty(), "two calls at once"
+    gated.gate.release()
+    assert gated.begun.get(timeout=LIMIT_S) == "c"
+
+
+def test_what_is_loaded_meanwhile_is_not_prefetched(gated: Gated) -> None:
+    ahead = Ahead()
+    ahead.name(gated, "a")
+    assert gated.begun.get(timeout=LIMIT_S) == "a"
+    ahead.name(gated, "b")
+
+    ahead.forget()
+    gated.gate.release(2)
+    assert gated.ended.get(timeout=LIMIT_S) == "a"
+    ahead.name(gated, "c")
+
+    assert gated.begun.get(timeout=LIMIT_S) == "c"
+
+
+def test_what_it_raises_is_one_line_and_the_next_group_has_its_turn(
+    gated: Gated, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ahead = Ahead()
+    ahead.name(gated, "bad")
+    assert gated.begun.get(timeout=LIMIT_S) == "bad"
+    ahead.name(gated, "good")
+
+    gated.gate.release()
+
+    assert gated.begun.get(timeout=LIMIT_S) == "good"
+    assert capfd.readouterr().err == (
+        "hpctk: 'bad' is not prefetched: SystemExit: no such checkpoint\n"
+    )
+
+
+def test_where_no_thread_can_be_had_the_work_goes_on(
+    gated: Gated, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    ahead = Ahead()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        ahead.name(gated, "a")
+    assert "'a' is not prefetched: RuntimeError: can't start" in capfd.readouterr().err
+
+    ahead.name(gated, "b")
+
+    assert gated.begun.get(timeout=LIMIT_S) == "b"
+
+
+class WithNumber:
+    """Has an attribute of that name for itself."""
+
+    prefetch = 2
+
+
+@pytest.mark.parametrize(("workload", "group"), [(object(), "a"), (WithNumber(), "a")])
+def test_a_workload_that_cannot_prefetch_gets_no_thread(workload: object, group: str) -> None:
+    before = threading.active_count()
+
+    Ahead().name(workload, group)
+
+    assert threading.active_count() == before
+
+
+def test_no_group_is_nothing_to_prefetch(gated: Gated) -> None:
+    before = threading.active_count()
+
+    Ahead().name(gated, None)
+
+    assert threading.active_count() == before

@@ -61,6 +61,9 @@ class Metric:
     about: str
     """One line with the definition, the options chosen and the range."""
 
+    fewest: int = 1
+    """Rows it takes at least: tokens of every prompt for ``prompt``, else different prompts."""
+
 
 def _lidar(z: Tensor) -> Tensor:
     return lidar(z.movedim(-3, -2))
@@ -94,34 +97,48 @@ METRICS: dict[str, Metric] = {
     ),
     "rankme": Metric("dataset", rankme, "RankMe of the uncentred prompt means: 1..min(n, d)"),
     "anisotropy": Metric(
-        "tokens", anisotropy, "mean cosine between all tokens of all prompts: -1..1"
+        "tokens", anisotropy, "mean cosine between all tokens of all prompts: -1/(n - 1)..1"
     ),
     "curvature": Metric(
-        "prompt", curvature, "mean angle between consecutive token differences, radians: 0..pi"
+        "prompt",
+        curvature,
+        "mean angle between consecutive token differences, radians: 0..pi",
+        fewest=3,
     ),
     "token_angle": Metric(
         "prompt",
         partial(curvature, variant="token-angle"),
         "mean angle between consecutive centred tokens, radians: 0..pi",
+        fewest=2,
     ),
     "alpha_req": Metric(
         "dataset",
         alpha_req,
         "decay of the prompt means' covariance eigenvalues 6 to 100, log-log slope: 0 upwards",
+        fewest=9,
     ),
     "two_nn": Metric(
-        "dataset", two_nn, "TwoNN intrinsic dimension of the prompt means (mle): 0 upwards"
+        "dataset",
+        two_nn,
+        "TwoNN intrinsic dimension of the prompt means (mle): 0 upwards",
+        fewest=3,
     ),
     "lidar": Metric(
-        "views", _lidar, "LiDAR of the views' means, delta 1e-4, as a rank: 1..min(n - 1, d)"
+        "views",
+        _lidar,
+        "LiDAR of the views' means, delta 1e-4, as a rank: 1..min(n - 1, d)",
+        fewest=2,
     ),
     "dime": Metric("views", _dime, "DiME of the first two views (centred, order 1): -log n..log n"),
     "infonce": Metric(
         "views",
         _infonce,
         "SimCLR loss of the first two views (centred, temperature 0.1), low is good: 0 upwards",
+        fewest=2,
     ),
-    "linear_cka": Metric("layers", linear_cka, "linear CKA of two layers' prompt means: 0..1"),
+    "linear_cka": Metric(
+        "layers", linear_cka, "linear CKA of two layers' prompt means: 0..1", fewest=2
+    ),
 }
 """Every metric, by the name it has in results and tables."""
 

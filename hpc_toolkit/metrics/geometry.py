@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 CurvatureVariant = Literal["difference", "difference-abs", "token-angle"]
 """Three published readings of one word: see `curvature`."""
 
-CURVATURE_ROWS = 3
-"""Curvature is the angle between two steps, and two steps need three rows."""
-
 
 def unit_row_sum(z: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Sum of the rows scaled to unit length ``(..., d)``, and how many are not zero ``(...)``.
@@ -83,7 +80,7 @@ def curvature(
     if variant not in ("difference", "difference-abs", "token-angle"):
         msg = f"unknown variant {variant!r}; known: difference, difference-abs, token-angle"
         raise ValueError(msg)
-    needed = CURVATURE_ROWS - (variant == "token-angle")
+    needed = 2 if variant == "token-angle" else 3  # an angle is between two steps, or two rows
     rows = real_rows(z, lengths, fewest=needed)
     mask = row_mask(z, lengths)
     if variant == "token-angle":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
 from hpc_toolkit.metrics import METRICS, STANDARD
-from hpc_toolkit.metrics.geometry import CURVATURE_ROWS
 from hpc_toolkit.workloads.checkpoints import free_cached_memory, load_checkpoint
 from hpc_toolkit.workloads.measuring import MeasuredLayers
 from hpc_toolkit.workloads.onepass import BatchSize, require_final_norm, tokenize
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.workloads.checkpoints import LoadedModel
     from hpc_toolkit.workloads.onepass import FinalNorm
 
-SHORTEST_PROMPT = CURVATURE_ROWS
-"""Fewest tokens of a prompt: the metrics of shorter ones are not defined."""
-
 
 class LayerMetrics:
     """Workload: item ``{"checkpoint", "layer"}`` to ``{"layer", "<metric>": float, ...}``.
+
+    A metric that is not defined for a layer is None, and ``{"undefined": {"<metric>": reason}}``
+    is there as well; with none defined the item fails for good.
 
     Layer 0 is the embeddings and layer L the last block *after* the final norm. The layers between
     are before any final norm (``final_norm: raw``), as transformers returns them, or behind it
@@ -63,13 +63,10 @@ class LayerMetrics:
             view_seed: which augmentations.
 
         Raises:
-            ConfigError: an unknown metric or convention, or a number that is not positive.
+            ConfigError: an unknown metric or convention, no metric, or a number that is not
+                positive.
         """
-        self._metrics = list(STANDARD if metrics is None else metrics)
-        for name in self._metrics:
-            if name not in METRICS:
-                msg = f"metrics: unknown metric {name!r}"
-                raise ConfigError(msg, hint=near_miss(name, list(METRICS)))
+        self._metrics = _require_metrics(STANDARD if metrics is None else metrics)
         self._root = root
         self._prompts = prompts
         if max_prompts is not None:
@@ -81,6 +78,9 @@ class LayerMetrics:
         self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
         self._final_norm = require_final_norm(final_norm)
         self._views = self._require_views(views)
+        if isinstance(view_seed, bool) or not isinstance(view_seed, int):
+            msg = f"view_seed: {view_seed!r} is not an integer"
+            raise ConfigError(msg)
         self._view_seed = view_seed
         self.loads = 0
         """Models loaded so far."""
@@ -95,7 +95,8 @@ class LayerMetrics:
         """Load a checkpoint and run its passes; the model is dropped afterwards.
 
         Raises:
-            PermanentError: the checkpoint or the prompts cannot be used.
+            PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
+                prompts, or longer ones.
         """
         prompts = self._read_prompts()
         loaded = load_checkpoint(self._root, group)
@@ -142,10 +143,12 @@ class LayerMetrics:
 
     def _tokenize(self, loaded: LoadedModel, prompts: list[str]) -> list[list[int]]:
         ids = tokenize(loaded, prompts, self._max_tokens)
-        for row, tokens in enumerate(ids):
-            if len(tokens) < SHORTEST_PROMPT:
-                msg = f"prompt {row + 1} has {len(tokens)} token(s): {prompts[row][:40]!r}"
-                raise PermanentError(msg, hint=f"prompts need at least {SHORTEST_PROMPT} tokens")
+        needs = {name: METRICS[name].fewest for name in self._metrics if _of_tokens(name)}
+        for name, fewest in needs.items():
+            for row, tokens in enumerate(ids):
+                if len(tokens) < fewest:
+                    msg = f"prompt {row + 1} has {len(tokens)} token(s): {prompts[row][:40]!r}"
+                    raise PermanentError(msg, hint=f"{name} needs at least {fewest} of each prompt")
         return ids
 
     def _read_prompts(self) -> list[str]:
@@ -162,4 +165,25 @@ class LayerMetrics:
         if len(prompts) < 2:
             msg = f"{where}: {len(prompts)} prompt(s), at least 2 are needed"
             raise PermanentError(msg)
+        different = len(set(prompts))
+        for name in self._metrics:
+            fewest = METRICS[name].fewest
+            if different < fewest and not _of_tokens(name):
+                msg = f"{where}: {different} different prompt(s), but {name} needs {fewest}"
+                raise PermanentError(msg, hint="leave it out of metrics, or give more prompts")
         return prompts
+
+
+def _require_metrics(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or not names:
+        msg = f"metrics: {names!r} is no list of names"
+        raise ConfigError(msg, hint=f"such as {json.dumps(STANDARD[:2])}")
+    for name in names:
+        if name not in METRICS:
+            msg = f"metrics: unknown metric {name!r}"
+            raise ConfigError(msg, hint=near_miss(name, list(METRICS)))
+    return list(names)
+
+
+def _of_tokens(name: str) -> bool:
+    return METRICS[name].scope in ("prompt", "tokens")

@@ -9,12 +9,12 @@ and for few prompts their states (`KEPT_BYTES`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.metrics import METRICS, masked_mean
 from hpc_toolkit.metrics.geometry import anisotropy_of_sum, unit_row_sum
-from hpc_toolkit.workloads.onepass import BatchSize, forward, layer_count
+from hpc_toolkit.workloads.onepass import BatchSize, Distinct, forward, layer_count
 from hpc_toolkit.workloads.streams import RowStream
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ KEPT_BYTES = 2**29
 """Hidden states of all layers are kept up to this size, and each layer's metrics are computed when
 its item runs. Beyond it, what needs the tokens is computed during the pass, layer by layer."""
 
-SINGULAR = frozenset({"effective_rank", "rankme", "alpha_req"})
+CENTRED = frozenset({"effective_rank", "alpha_req"})
+"""Metrics of the prompt means that depend on nothing but the singular values about the mean."""
+
+SINGULAR = CENTRED | {"rankme"}
 """Metrics of the prompt means that depend on nothing but singular values."""
 
 
@@ -39,6 +42,8 @@ class _Kept:
 
     states: list[Tensor]
     lengths: Tensor
+    times: Tensor
+    """How many of the prompts each text stands for."""
 
     def halves(self) -> list[_Kept]:
         """The same states in two batches, or in this one if it holds one text; copies nothing."""
@@ -46,7 +51,7 @@ class _Kept:
         if middle == 0:
             return [self]
         return [
-            _Kept([state[part] for state in self.states], self.lengths[part])
+            _Kept([state[part] for state in self.states], self.lengths[part], self.times[part])
             for part in (slice(None, middle), slice(middle, None))
         ]
 
@@ -66,38 +71,42 @@ class MeasuredLayers:
     ) -> None:
         """Run the model over the prompts, and over each of their ``views``.
 
+        Prompts of the same tokens go through it once, have the same states, and count as often as
+        they are there.
+
         Raises:
             PermanentError: the model cannot be run on them, or a state is not finite.
         """
+        import torch
+
         self.name = loaded.name
         self.layers = layer_count(loaded)
         self._metrics = list(metrics)
         self._device = loaded.device
-        self._values: dict[int, dict[str, float]] = {}
+        self._values: dict[int, dict[str, Any]] = {}
         self._kept: list[_Kept] = []
         self._sums = [_LayerSums(self._metrics) for _ in range(self.layers)]
+        different = Distinct.of(ids)
+        self._times = torch.tensor(different.at).bincount()
         state_bytes = 4 * self.layers * int(loaded.model.config.hidden_size)
         # Padding fills a batch up to its longest prompt, hence the factor of two.
-        keep = 2 * sum(map(len, ids)) * state_bytes <= KEPT_BYTES
-        forward(
-            loaded, ids, self._keep if keep else self._measure, size=size, final_norm=final_norm
-        )
+        keep = 2 * sum(map(len, different.ids)) * state_bytes <= KEPT_BYTES
+        consume = self._keep if keep else self._measure
+        forward(loaded, different.ids, consume, size=size, final_norm=final_norm)
         self._views: list[list[Tensor]] = [[] for _ in range(self.layers)]
         for view in views:
             self._add_view(loaded, view, size, final_norm)
 
-    def values(self, layer: int) -> dict[str, float]:
+    def values(self, layer: int) -> dict[str, Any]:
         """Every metric of a layer; computed once.
 
+        One that is not defined for the layer is None, and ``undefined`` says by its name why.
+
         Raises:
-            PermanentError: a metric is not defined for these prompts.
+            PermanentError: none of them is defined.
         """
         if layer not in self._values:
-            try:
-                self._values[layer] = self._finished(layer)
-            except ValueError as error:
-                msg = f"{self.name}: layer {layer}: {error}"
-                raise PermanentError(msg) from error
+            self._values[layer] = self._finished(layer)
         return self._values[layer]
 
     def halve(self) -> bool:
@@ -108,11 +117,11 @@ class MeasuredLayers:
 
     def _keep(self, layer: int, states: Tensor, batch: Batch) -> None:
         if layer == 0:
-            self._kept.append(_Kept([], batch.lengths))
+            self._kept.append(_Kept([], batch.lengths, self._times[batch.rows]))
         self._kept[-1].states.append(states)
 
     def _measure(self, layer: int, states: Tensor, batch: Batch) -> None:
-        self._sums[layer].add(states.double(), batch.lengths)
+        self._sums[layer].add(states.double(), batch.lengths, self._times[batch.rows])
 
     def _add_view(
         self, loaded: LoadedModel, ids: list[list[int]], size: BatchSize, final_norm: FinalNorm
@@ -120,37 +129,45 @@ class MeasuredLayers:
         import torch
 
         found: list[Tensor] = []
+        different = Distinct.of(ids)
 
         def pool(layer: int, states: Tensor, batch: Batch) -> None:
             if layer == len(found):
-                found.append(torch.zeros(len(ids), states.shape[-1], dtype=torch.float64))
+                found.append(torch.zeros(len(different.ids), states.shape[-1]).double())
             found[layer][batch.rows] = masked_mean(states.double(), batch.lengths).cpu()
 
-        forward(loaded, ids, pool, size=size, final_norm=final_norm)
+        forward(loaded, different.ids, pool, size=size, final_norm=final_norm)
         for layer, means in zip(self._views, found, strict=True):
-            layer.append(means)
+            layer.append(means[different.at])
 
-    def _finished(self, layer: int) -> dict[str, float]:
+    def _finished(self, layer: int) -> dict[str, Any]:
+        sums = self._complete(layer)
+        values: dict[str, Any] = {}
+        undefined: dict[str, str] = {}
+        for name in self._metrics:
+            try:
+                values[name] = self._value(name, layer, sums)
+            except ValueError as error:
+                values[name], undefined[name] = None, str(error)
+        if len(undefined) == len(values):
+            msg = f"{self.name}: layer {layer}: {next(iter(undefined.values()))}"
+            raise PermanentError(msg)
+        return {**values, "undefined": undefined} if undefined else values
+
+    def _value(self, name: str, layer: int, sums: _LayerSums) -> float:
         import torch
 
-        sums = self._complete(layer)
-        values: dict[str, float] = {}
-        for name in self._metrics:
-            metric = METRICS[name]
-            match metric.scope:
-                case "prompt" | "tokens":
-                    values[name] = sums.of_tokens(name)
-                case "dataset":
-                    values[name] = float(metric.function(sums.rows().to(self._device)))
-                case "views":
-                    views = torch.stack(self._views[layer]).to(self._device)
-                    values[name] = float(metric.function(views))
-                case "layers":
-                    rows, last = sums.rows(), self._rows(self.layers - 1)
-                    values[name] = float(
-                        metric.function(rows.to(self._device), last.to(self._device))
-                    )
-        return values
+        metric = METRICS[name]
+        match metric.scope:
+            case "prompt" | "tokens":
+                return sums.of_tokens(name)
+            case "dataset":
+                given = [sums.rows(centred=name in CENTRED)]
+            case "views":
+                given = [torch.stack(self._views[layer])]
+            case _:  # two layers
+                given = [sums.rows(), self._rows(self.layers - 1)]
+        return float(metric.function(*(one.to(self._device) for one in given)))
 
     def _complete(self, layer: int) -> _LayerSums:
         """The sums over all batches; those over kept ones are taken now, and not kept."""
@@ -158,7 +175,7 @@ class MeasuredLayers:
             return self._sums[layer]
         sums = _LayerSums(self._metrics)
         for batch in self._kept:
-            sums.add(batch.states[layer].double(), batch.lengths)
+            sums.add(batch.states[layer].double(), batch.lengths, batch.times)
         return sums
 
     def _rows(self, layer: int) -> Tensor:
@@ -166,8 +183,13 @@ class MeasuredLayers:
 
         if not self._kept:
             return self._sums[layer].rows()
-        means = [masked_mean(batch.states[layer].double(), batch.lengths) for batch in self._kept]
-        return torch.cat(means).cpu()
+        means = [
+            masked_mean(batch.states[layer].double(), batch.lengths)
+            .cpu()
+            .repeat_interleave(batch.times, dim=0)
+            for batch in self._kept
+        ]
+        return torch.cat(means)
 
 
 class _LayerSums:
@@ -182,19 +204,22 @@ class _LayerSums:
         whole = {name for name in metrics if METRICS[name].scope in ("dataset", "layers")}
         self._rows: RowStream | None = RowStream(whole=not whole <= SINGULAR) if whole else None
 
-    def add(self, states: Tensor, lengths: Tensor) -> None:
+    def add(self, states: Tensor, lengths: Tensor, times: Tensor) -> None:
+        """Take the states of texts, each of which stands for so many prompts."""
         if self._rows is not None:
-            self._rows.add(masked_mean(states, lengths).cpu())
+            self._rows.add(masked_mean(states, lengths).cpu().repeat_interleave(times, dim=0))
+        times = times.to(states.device)
         if self._direct:
             total, count = unit_row_sum(states, lengths)
-            self._directions.append((total.sum(0), count.sum(0)))
+            weighted = total * times.unsqueeze(-1)
+            self._directions.append((weighted.sum(0), (count * times).sum(0)))
         for name, values in self._per_prompt.items():
-            values.append(METRICS[name].function(states, lengths))
+            values.append(METRICS[name].function(states, lengths).repeat_interleave(times))
 
-    def rows(self) -> Tensor:
-        """The prompts' means, or rows that stand for them."""
+    def rows(self, *, centred: bool = False) -> Tensor:
+        """The prompts' means, or rows that stand for them; see `RowStream.rows`."""
         assert self._rows is not None
-        return self._rows.rows()
+        return self._rows.rows(centred=centred)
 
     def of_tokens(self, name: str) -> float:
         import torch

@@ -87,6 +87,27 @@ def require_final_norm(value: object) -> FinalNorm:
     raise ConfigError(msg, hint="paper: every layer behind the model's final norm")
 
 
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Texts, each of the same tokens once.
+
+    A text that is there twice would come out with other last bits each time, since it goes through
+    the model in batches of other widths: rows that ought to be equal would not be.
+    """
+
+    ids: list[list[int]]
+    """The different texts, in the order of their first."""
+
+    at: list[int]
+    """For each text that was given, its position in ``ids``."""
+
+    @classmethod
+    def of(cls, ids: Sequence[list[int]]) -> Distinct:
+        """The different ones among token ids of texts."""
+        found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
+        return cls([list(key) for key in found], [found[tuple(tokens)] for tokens in ids])
+
+
 def layer_count(loaded: LoadedModel) -> int:
     """Number of hidden states: the blocks and the embeddings (layer 0)."""
     return block_count(loaded.model) + 1

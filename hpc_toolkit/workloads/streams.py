@@ -13,8 +13,9 @@ class RowStream:
 
     Up to ``2 (d + 1)`` rows, or where the ``whole`` of them is wanted, `rows` returns them as they
     came. Of more it returns ``d + 1`` others with the same singular values and the same direction
-    of the mean: every metric that reads the singular values alone, of the rows or of the centred
-    rows, has the value of all rows. What compares rows one by one needs the rows.
+    of the mean, or without that, the same singular values about it: a metric that reads these alone
+    has the value of all rows, to what float64 holds of each row beside the mean. What compares rows
+    one by one needs the rows.
 
     The sum of squares about the mean is kept as a triangular factor, never multiplied out: squaring
     would lose half of the digits of the small singular values. Updates as in Chan, Golub & LeVeque
@@ -36,8 +37,12 @@ class RowStream:
         if not self._whole and self._waiting > 2 * (rows.shape[-1] + 1):
             self._fold()
 
-    def rows(self) -> Tensor:
-        """All rows, or those that stand for them."""
+    def rows(self, *, centred: bool = False) -> Tensor:
+        """All rows, or those that stand for them.
+
+        With ``centred``, for what subtracts the mean anyway, those that stand for them have none:
+        to add one and take it off again would cost the digits that it is larger than the spread.
+        """
         import torch
 
         if self._factor is None:
@@ -45,7 +50,9 @@ class RowStream:
         self._fold()
         assert self._mean is not None
         d = len(self._mean)
-        spread = _across_ones(d).to(self._mean.device) @ self._factor
+        spread: Tensor = _across_ones(d).to(self._mean.device) @ self._factor
+        if centred:
+            return spread
         standing: Tensor = spread + (self._count / (d + 1)) ** 0.5 * self._mean
         return standing
 

@@ -22,6 +22,7 @@ from hpc_toolkit.metrics import (
 from hpc_toolkit.workloads import layer_metrics, measuring, onepass, prefetch
 from hpc_toolkit.workloads.checkpoints import load_checkpoint
 from hpc_toolkit.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.workloads.streams import RowStream
 from hpc_toolkit.workloads.views import augment
 from tests.tinymodels import alone, cut
 
@@ -212,6 +213,59 @@ def test_views_depend_on_their_seed_alone(root: str) -> None:
     assert values[0] == values[1] != values[2]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_prompts_that_are_there_twice_have_equal_rows_and_count_twice(
+    root: str, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 2**29 * kept)
+    names = [name for name in METRICS if name not in ("two_nn", "lidar", "dime", "infonce")]
+    again = [*MORE, *MORE[:9], MORE[0]]
+
+    def context(prompts: list[str], size: int, metrics: list[str]) -> Any:
+        return workload(root, prompts=prompts, metrics=metrics, batch_size=size).load(NAME)
+
+    twice, once = context(again, 7, names), context(MORE, 7, ["two_nn", "linear_cka"])
+    alone = context(again, 1, names)  # no two texts in a batch: equal prompts are equal anyhow
+    for layer in range(LAYERS):
+        rows = twice._rows(layer)
+        assert (len(rows), len(set(map(tuple, rows.tolist())))) == (35, 25)
+        assert twice.values(layer) == pytest.approx(alone.values(layer), rel=1e-5)
+    dimensions = context(again, 7, ["two_nn"])
+    assert [dimensions.values(layer) for layer in range(LAYERS)] == [
+        {"two_nn": once.values(layer)["two_nn"]} for layer in range(LAYERS)
+    ]
+
+
+def test_views_of_prompts_that_are_there_twice_are_rows_of_their_own(root: str) -> None:
+    prompts = [*MORE[:10], *MORE[:4]]
+
+    context = workload(root, prompts=prompts, metrics=["infonce"], batch_size=3).load(NAME)
+
+    for view in context._views[2]:
+        assert len(view) == 14
+        assert torch.equal(view[:4], view[10:])
+        assert len(set(map(tuple, view.tolist()))) == 10
+
+
+def test_many_prompts_far_away_are_kept_as_rows_without_their_mean(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "KEPT_BYTES", 0)
+    prompts = [f"{text} {number}" for number in range(8) for text in MORE]  # more than twice 64
+    context = workload(root, prompts=prompts, metrics=["effective_rank"]).load(NAME)
+    asked = []
+    rows = RowStream.rows
+
+    def watched(self: Any, *, centred: bool = False) -> Any:
+        asked.append(centred)
+        return rows(self, centred=centred)
+
+    monkeypatch.setattr(RowStream, "rows", watched)
+    context.values(1)
+
+    assert asked == [True]
+
+
 def test_views_are_not_made_where_nothing_compares_them(root: str) -> None:
     metrics = workload(root, views=5)
 
@@ -305,8 +359,7 @@ def test_a_checkpoint_in_the_nodes_cache_gives_the_same_values(
 
     assert measure(workload(root)) == plain
 
-    (copy,) = (path for path in (tmp_path / "node").iterdir() if path.is_dir())
-    assert (copy / "model.safetensors").is_file()
+    assert len(list((tmp_path / "node").rglob("model.safetensors"))) == 1
 
 
 def test_prompts_are_read_from_a_file_up_to_a_limit(root: str, tmp_path: Path) -> None:
@@ -361,9 +414,45 @@ def test_prompts_that_cannot_be_measured_are_named(root: str, prompts: Any, mess
 
 
 @pytest.mark.parametrize(
+    ("metrics", "prompts", "message"),
+    [
+        (["rankme", "alpha_req"], MORE[:8], "8 different .*, but alpha_req needs 9"),
+        (["alpha_req"], [*MORE[:8], *MORE[:8]], "8 different .*, but alpha_req needs 9"),
+        (["rankme", "two_nn"], PROMPTS[:2], "2 different .*, but two_nn needs 3"),
+        (["linear_cka"], PROMPTS[:1] * 2, "1 different .*, but linear_cka needs 2"),
+    ],
+)
+def test_prompts_too_few_for_a_metric_are_refused_before_a_checkpoint_is_loaded(
+    metrics: list[str], prompts: list[str], message: str
+) -> None:
+    measures = workload("no such root", metrics=metrics, prompts=prompts)
+
+    with pytest.raises(PermanentError, match=message) as caught:
+        measures.load(NAME)
+
+    assert (measures.loads, measures.forwards) == (0, 0)
+    assert "leave it out" in caught.value.hint
+
+
+def test_prompts_are_as_long_as_the_metrics_that_are_asked_for_need(root: str) -> None:
+    short = [*PROMPTS, "a"]
+
+    (value,) = measure(workload(root, prompts=short, metrics=["rankme", "anisotropy"]), [1])
+
+    assert value["rankme"] > 1
+    with pytest.raises(PermanentError, match=r"prompt 6 has 1 token") as caught:
+        workload(root, prompts=short, metrics=["rankme", "token_angle"]).load(NAME)
+    assert caught.value.hint == "token_angle needs at least 2 of each prompt"
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"metrics": ["anisotropi"]}, "unknown metric 'anisotropi'"),
+        ({"metrics": []}, r"metrics: \[\] is no list of names"),
+        ({"metrics": "rankme"}, "metrics: 'rankme' is no list of names"),
+        ({"view_seed": "x"}, "view_seed: 'x' is not an integer"),
+        ({"view_seed": 1.5}, r"view_seed: 1\.5 is not"),
         ({"metrics": ["rankme", "lidar"], "views": 1}, "views: 1, but lidar compares at least 2"),
         ({"final_norm": "cooked"}, "final_norm: 'cooked' is neither raw nor paper"),
         ({"max_batch_tokens": 0}, "max_batch_tokens: 0 is not"),
@@ -409,11 +498,26 @@ def test_weights_that_are_nan_are_permanent_and_name_the_layer(root: str, tmp_pa
         workload(damaged).load(NAME)
 
 
-def test_embeddings_that_are_all_zero_are_permanent_not_nan(root: str, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_defined_is_null_with_its_reason_beside_the_others(
+    root: str, tmp_path: Path
+) -> None:
+    damaged = damage(root, tmp_path, "gpt_neox.embed_in.weight", 0.0)
+
+    (value,) = measure(workload(damaged), [0])
+
+    assert json.loads(json.dumps(value, allow_nan=False)) == value
+    reason = "anisotropy needs at least 2 rows that are not zero, got 0"
+    assert value.pop("undefined") == {"anisotropy": reason}
+    assert value.pop("anisotropy") is None
+    assert set(value) == {"layer", *STANDARD} - {"anisotropy"}
+    assert all(isinstance(one, int | float) for one in value.values())
+
+
+def test_a_layer_of_which_no_metric_is_defined_is_permanent(root: str, tmp_path: Path) -> None:
     damaged = damage(root, tmp_path, "gpt_neox.embed_in.weight", 0.0)
 
     with pytest.raises(PermanentError, match="layer 0: anisotropy needs at least 2 rows"):
-        measure(workload(damaged), [0])
+        measure(workload(damaged, metrics=["anisotropy"]), [0])
 
 
 def test_tokenizer_of_another_model_is_permanent(root: str, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def passing(
     """Bytes of tensors that live at most during a pass, and that its result keeps."""
     loaded = tiny("gpt_neox", blocks, hidden_size=WIDTH, intermediate_size=4 * WIDTH)
     anatomy(loaded.model)
-    ids = [[row * place % 50 for place in range(TOKENS)] for row in range(1, prompts + 1)]
+    ids = [[(row * place + row // 50) % 50 for place in range(TOKENS)] for row in range(prompts)]
+    assert len(set(map(tuple, ids))) == prompts
     size = BatchSize(TEXTS if tokens is None else 10**6, tokens)
     with LiveBytes() as live:
         measured = MeasuredLayers(loaded, ids, metrics, size=size)

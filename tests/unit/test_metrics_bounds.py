@@ -253,3 +253,28 @@ def test_a_metric_of_a_batch_is_that_of_each_alone(name: str) -> None:
     alone = [float(METRICS[name].function(*parts)) for parts in zip(*given, strict=True)]
     assert together.shape == (3,)
     assert together.tolist() == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].fewest > 1])
+def test_a_metric_is_defined_from_its_fewest_rows_on(name: str) -> None:
+    fewest = METRICS[name].fewest
+    draws = np.random.default_rng(5)
+
+    def of(n: int) -> float:
+        shape = (2, n, 30) if METRICS[name].scope == "views" else (n, 30)
+        made = [torch.from_numpy(draws.normal(size=shape)) for _ in plain(name)]
+        return float(METRICS[name].function(*made))
+
+    assert math.isfinite(of(fewest))
+    with pytest.raises(ValueError, match=r"at least|needs|equal"):
+        of(fewest - 1)
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].fewest == 1])
+def test_a_metric_without_a_fewest_is_defined_for_one_row_or_two_tokens(name: str) -> None:
+    n = 2 if METRICS[name].scope == "tokens" else 1
+    made = torch.from_numpy(np.random.default_rng(6).normal(size=(2, n, 5)))
+
+    given = [made] if METRICS[name].scope == "views" else [made[0]]
+
+    assert math.isfinite(float(METRICS[name].function(*given)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.metrics import METRICS, effective_rank, rankme
-from hpc_toolkit.workloads.measuring import SINGULAR
+from hpc_toolkit.workloads.measuring import CENTRED, SINGULAR
 from hpc_toolkit.workloads.streams import RowStream
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def rows(n: int, d: int, *, decay: float = 2, offset: float = 3, seed: int = 0) 
     return scaled
 
 
-def streamed(z: Tensor, part: int, *, whole: bool = False) -> Tensor:
+def streamed(z: Tensor, part: int, *, whole: bool = False, centred: bool = False) -> Tensor:
     stream = RowStream(whole=whole)
     for start in range(0, len(z), part):
         stream.add(z[start : start + part])
-    return stream.rows()
+    return stream.rows(centred=centred)
 
 
 @pytest.mark.parametrize(
@@ -105,3 +105,19 @@ def test_rows_that_are_all_equal_have_no_spread() -> None:
 
     assert float(effective_rank(few, center=True)) == 0
     assert float(rankme(few)) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(CENTRED))
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_metrics_that_centre_have_the_value_of_all_rows_however_far_away(
+    name: str, offset: float
+) -> None:
+    z = rows(2000, 16, decay=6, offset=0) + offset
+
+    few = streamed(z, 37, centred=True)
+
+    about = z - z.mean(0)  # all digits that the rows have
+    assert few.shape == (17, 16)
+    assert float(METRICS[name].function(few)) == pytest.approx(
+        float(METRICS[name].function(about)), rel=1e-3 if offset == 1e6 else 1e-7
+    )

@@ -53,8 +53,8 @@ class Rung:
         self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
         self.done = until
         if until == len(self._order) and not self.counted:
-            scored = ~np.isnan(self._history.scores[self.arms]).all(axis=0)
-            self.counted = tuple(task for task in self._order if scored[task])
+            lacking = np.isnan(self._history.scores[self.arms]).all(axis=0).tolist()
+            self.counted = tuple(task for task in self._order if not lacking[task])
         self.dropped = tuple(task for task in self._order[:until] if task not in self.counted)
         return True
 

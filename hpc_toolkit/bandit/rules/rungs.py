@@ -53,8 +53,9 @@ class Rung:
         self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
         self.done = until
         if until == len(self._order) and not self.counted:
-            lacking = np.isnan(self._history.scores[self.arms]).all(axis=0).tolist()
-            self.counted = tuple(task for task in self._order if not lacking[task])
+            known = ~np.isnan(self._history.scores[self.arms])
+            scored = np.flatnonzero(known.any(axis=0)).tolist()
+            self.counted = tuple(task for task in self._order if task in scored)
         self.dropped = tuple(task for task in self._order[:until] if task not in self.counted)
         return True
 

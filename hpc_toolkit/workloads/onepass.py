@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from hpc_toolkit.errors import ConfigError, PermanentError
 from hpc_toolkit.workloads.architectures import anatomy, block_count, input_of, output_of, through
+from hpc_toolkit.workloads.requirements import require_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -117,7 +118,7 @@ def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list
     """Token ids of each text, cut to ``max_tokens``.
 
     Raises:
-        PermanentError: where a text has no token at all.
+        PermanentError: a text has no token at all, or more than the model takes.
     """
     encoded = loaded.tokenizer(list(texts), truncation=True, max_length=max_tokens)
     ids: list[list[int]] = encoded["input_ids"]
@@ -125,6 +126,7 @@ def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list
         if not tokens:
             msg = f"{loaded.name}: text {row + 1} has no tokens: {texts[row][:40]!r}"
             raise PermanentError(msg)
+    require_positions(loaded, max(map(len, ids), default=0))
     return ids
 
 

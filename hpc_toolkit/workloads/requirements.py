@@ -35,6 +35,37 @@ def require_one_stack(loaded: LoadedModel) -> None:
         raise PermanentError(msg, hint="take a model that is one of the two")
 
 
+def require_positions(loaded: LoadedModel, longest: int) -> None:
+    """A model that takes a text of ``longest`` tokens.
+
+    One that is too long is an error of shapes on a CPU, and on a GPU one that ends the process. A
+    model with rotary positions would go on, with numbers that it was never trained for.
+
+    Raises:
+        PermanentError: it has fewer positions.
+    """
+    positions = _positions(loaded.model)
+    if positions is not None and longest > positions:
+        msg = f"{loaded.name}: it takes {positions} tokens, and the longest text has {longest}"
+        raise PermanentError(msg, hint=f"set max_tokens to {positions} or less, for all models")
+
+
+def _positions(model: Any) -> int | None:
+    """Tokens of the longest text that a model takes; None where no number is known."""
+    from torch.nn import Embedding
+
+    size: object = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(size, int) or size < 1:
+        return None
+    words = model.get_input_embeddings()
+    for module in model.modules():
+        if not isinstance(module, Embedding) or module is words:
+            continue
+        if module.num_embeddings == size and module.padding_idx is not None:
+            return size - module.padding_idx - 1  # RoBERTa and its like count from behind padding
+    return size
+
+
 def require_positive(name: str, value: object) -> int:
     """An option that counts something.
 

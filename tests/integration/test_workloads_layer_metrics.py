@@ -62,23 +62,28 @@ def measure(workload: LayerMetrics, layers: range | list[int] = range(LAYERS)) -
     return list(workload.run(workload.load(NAME), items))
 
 
-def test_values_equal_each_prompt_run_alone_through_the_model(root: str) -> None:
+@pytest.mark.parametrize("again", [0, 3])
+def test_values_equal_each_prompt_run_alone_through_the_model(root: str, again: int) -> None:
     loaded = load_checkpoint(root, NAME)
+    prompts = [*PROMPTS, *PROMPTS[:1] * again]
     states = []
-    for prompt in PROMPTS:
+    for prompt in prompts:
         ids = torch.tensor([loaded.tokenizer(prompt)["input_ids"]])
         with torch.inference_mode():
             states.append(loaded.model(ids, output_hidden_states=True).hidden_states)
 
-    measured = measure(workload(root))
+    measured = measure(workload(root, prompts=prompts))
 
     for layer, value in enumerate(measured):
         tokens = [state[layer][0] for state in states]
         means = torch.stack([t.double().mean(0) for t in tokens])
         entropies = [matrix_entropy(t, center=True, normalize="max") for t in tokens]
         assert value["layer"] == layer
-        assert value["prompt_entropy"] == pytest.approx(float(sum(entropies)) / 5, rel=1e-5)
-        assert value["curvature"] == pytest.approx(sum(map(float, map(curvature, tokens))) / 5)
+        assert value["prompt_entropy"] == pytest.approx(
+            float(sum(entropies)) / len(prompts), rel=1e-5
+        )
+        angles = sum(map(float, map(curvature, tokens)))
+        assert value["curvature"] == pytest.approx(angles / len(prompts))
         assert value["anisotropy"] == pytest.approx(float(anisotropy(torch.cat(tokens))), abs=1e-5)
         rank = float(effective_rank(means, center=True))
         assert value["effective_rank"] == pytest.approx(rank, rel=1e-5)

@@ -108,7 +108,7 @@ def test_rows_that_are_all_equal_have_no_spread() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CENTRED))
-@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e7])
 def test_metrics_that_centre_have_the_value_of_all_rows_however_far_away(
     name: str, offset: float
 ) -> None:
@@ -119,5 +119,5 @@ def test_metrics_that_centre_have_the_value_of_all_rows_however_far_away(
     about = z - z.mean(0)  # all digits that the rows have
     assert few.shape == (17, 16)
     assert float(METRICS[name].function(few)) == pytest.approx(
-        float(METRICS[name].function(about)), rel=1e-3 if offset == 1e6 else 1e-7
+        float(METRICS[name].function(about)), rel=1e-5 if offset == 1e7 else 1e-10
     )

@@ -26,29 +26,44 @@ class Ahead:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next: tuple[Callable[[Any], object], Any] | None = None
-        self._runs = False
+        self._open = self._runs = False
 
-    def name(self, workload: object, group: Any) -> None:
+    def open(self) -> None:
+        """Begin to call: when a group was loaded, since two threads that import torch and the like
+        for the first time may find modules half made."""
+        with self._lock:
+            self._open = True
+            self._start()
+
+    def name(self, workload: object, group: Any, *, loads: Any = None) -> None:
         """Have a group prefetched as soon as the call before has returned, instead of one that was
-        named and not begun; nothing for None, or where the workload cannot."""
+        named and not begun.
+
+        Args:
+            workload: nothing is done where it has no ``prefetch``.
+            group: None if nobody knows which comes next.
+            loads: the group that is loaded now, for which it is too late.
+        """
         prefetch = prefetch_of(workload)
-        if prefetch is None or group is None:
+        if prefetch is None:
             return
         with self._lock:
-            self._next = prefetch, group
-            if self._runs:
-                return
-            self._runs = True
+            if group is not None:
+                self._next = prefetch, group
+            elif self._next is not None and self._next[1] == loads:
+                self._next = None
+            self._start()
+
+    def _start(self) -> None:
+        if self._runs or self._next is None or not self._open:
+            return
+        self._runs = True
         try:
             threading.Thread(target=self._call, name="prefetch", daemon=True).start()
         except RuntimeError as error:  # no thread can be had now
             self._runs = False
+            (_, group), self._next = self._next, None
             _warn(group, error)
-
-    def forget(self) -> None:
-        """Leave out what was named and not begun: it is being loaded now, or never will be."""
-        with self._lock:
-            self._next = None
 
     def _call(self) -> None:
         while True:

@@ -259,8 +259,10 @@ class _Child:
             for span in _spans(items, spec.group_by):
                 if pace.over or report.failing:
                     break
+                # Before the load, which may be most of what is done for a group.
+                loads, following = _groups(items, span, spec.group_by, request)
+                self._ahead.name(workload, following, loads=loads)
                 if self._load(spec, workload, items, report, span):
-                    self._ahead.name(workload, _following(items, span, spec, request))
                     self._run_span(workload, items, span, report, pace)
             how = FAILING if report.failing else "stopped" if report.index < len(items) else ""
             self._send(END, how.encode())
@@ -292,7 +294,6 @@ class _Child:
         if self._loaded == key:
             return True
         self._loaded, self._context = None, None  # free the old one before the new one is loaded
-        self._ahead.forget()
         self._send(LOADING)
         failure = self._try_load(workload, group, items[span.start : span.stop])
         self._send(LOADED)
@@ -302,6 +303,7 @@ class _Child:
                 report.failure(failure)
             return False
         self._loaded = key
+        self._ahead.open()
         return True
 
     def _try_load(
@@ -368,14 +370,16 @@ class _Child:
         return None
 
 
-def _following(
-    items: list[dict[str, Any]], span: range, spec: StageSpec, request: dict[str, Any]
-) -> Any:
-    """The group to load after that of a span: the next one's, else what the worker means to claim;
-    None if nobody knows."""
-    if spec.group_by is not None and span.stop < len(items):
-        return items[span.stop][spec.group_by]
-    return json.loads(request.get("ahead", "null"))
+def _groups(
+    items: list[dict[str, Any]], span: range, group_by: str | None, request: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The group of a span, and the one to load after it: the next one's, else what the worker means
+    to claim. None for no group, and where nobody knows."""
+    if group_by is None:
+        return None, None
+    if span.stop < len(items):
+        return items[span.start][group_by], items[span.stop][group_by]
+    return items[span.start][group_by], json.loads(request.get("ahead", "null"))
 
 
 def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:

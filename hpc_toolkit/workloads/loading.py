@@ -29,10 +29,11 @@ _imported: dict[str, tuple[int, int] | None] = {}
 class Workload(Protocol):
     """What an executor runs.
 
-    It may have ``prefetch(group)`` besides: a hint, called from another thread while items run, for
-    the group that is likely to be loaded next, one call at a time. It should bring nearer what
-    :meth:`load` reads, and nothing into the memory of a GPU. No :meth:`load` waits for it or has to
-    follow it, nothing waits for its end, and what it raises is a line in the log.
+    It may have ``prefetch(group)`` besides: a hint, called from another thread while a group is
+    loaded and its items run, for the group that is likely to be loaded next, one call at a time. It
+    should bring nearer what :meth:`load` reads, and nothing into the memory of a GPU. No
+    :meth:`load` waits for it or has to follow it, nothing waits for its end, and what it raises is
+    a line in the log.
 
     It may have ``on_oom(context, items)`` besides, to go on where CUDA or the host ran out of
     memory: True or another context to run ``items`` again, smaller; False to fail the first of

@@ -27,6 +27,21 @@ def make(hpctk: Hpctk, groups: int = 4, gate: Path | None = None, **options: Any
     )
 
 
+def loads(hpctk: Hpctk) -> list[str]:
+    """The groups in the order in which they were loaded."""
+    return [group for _, group in hpctk.noted("load")]
+
+
+def in_order(hpctk: Hpctk) -> None:
+    """Every group but the first was prefetched, once, before it was loaded, and none before the
+    first was."""
+    noted = hpctk.noted()
+    assert noted[0] == ["load", loads(hpctk)[0]]
+    assert [group for _, group in hpctk.noted("prefetch")] == loads(hpctk)[1:]
+    for group in loads(hpctk)[1:]:
+        assert noted.index(["prefetch", group]) < noted.index(["load", group])
+
+
 def draining(worker: Path) -> bool:
     """Whether a worker says that it leaves; it may be saying something just now."""
     found = read_presence(worker)
@@ -38,11 +53,9 @@ def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: 
 
     assert hpctk("work", "run", "--workers", 1).code == 0
 
-    order = hpctk.noted()
     assert {row["state"] for row in run.results()} == {"done"}
-    assert sorted(words[1] for words in order if words[0] == "load") == [f"g{n}" for n in range(6)]
-    assert [word for word, _ in order] == ["load", *["prefetch", "load"] * 5]
-    assert [group for _, group in order[1::2]] == [group for _, group in order[2::2]]
+    assert sorted(loads(hpctk)) == [f"g{number}" for number in range(6)]
+    in_order(hpctk)
 
 
 def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
@@ -62,8 +75,8 @@ def test_groups_that_share_a_unit_are_prefetched_in_their_order(hpctk: Hpctk) ->
     assert hpctk("work", "run", "--workers", 1).code == 0
 
     assert len(list(run.paths.stage("items").claims.iterdir())) == 1
-    behind = [[what, f"g{number}"] for number in (1, 2, 3) for what in ("prefetch", "load")]
-    assert hpctk.noted() == [["load", "g0"], *behind]
+    assert loads(hpctk) == ["g0", "g1", "g2", "g3"]
+    in_order(hpctk)
 
 
 def test_a_prefetch_that_fails_is_a_line_in_the_log_and_no_failure(hpctk: Hpctk) -> None:
@@ -94,7 +107,8 @@ def test_a_group_that_is_loaded_already_is_not_prefetched_after_all(hpctk: Hpctk
 
     assert hpctk("work", "run", "--workers", 1).code == 0
 
-    assert [words[0] for words in hpctk.noted()] == ["load", "prefetch", "load", "load", "load"]
+    assert [words[1] for words in hpctk.noted("prefetch")] == loads(hpctk)[1:2]
+    assert len(loads(hpctk)) == 4
 
 
 def test_a_worker_that_is_asked_to_leave_does_not_wait_for_a_prefetch(

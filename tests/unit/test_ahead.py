@@ -33,20 +33,29 @@ class Gated:
             raise SystemExit(message)
 
 
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def opened() -> Ahead:
+    ahead = Ahead()
+    ahead.open()
+    return ahead
+
+
 @pytest.fixture
 def gated() -> Iterator[Gated]:
     workload = Gated()
     yield workload
     workload.gate.release(100)
-    for thread in threading.enumerate():
-        if thread.name == "prefetch":
-            thread.join(LIMIT_S)
+    for thread in threads():
+        thread.join(LIMIT_S)
 
 
 def test_a_call_that_takes_long_holds_nobody_up_and_the_group_named_last_is_next(
     gated: Gated,
 ) -> None:
-    ahead = Ahead()
+    ahead = opened()
 
     for group in "abc":
         ahead.name(gated, group)
@@ -58,13 +67,24 @@ def test_a_call_that_takes_long_holds_nobody_up_and_the_group_named_last_is_next
     assert gated.begun.get(timeout=LIMIT_S) == "c"
 
 
-def test_what_is_loaded_meanwhile_is_not_prefetched(gated: Gated) -> None:
+def test_nothing_is_prefetched_before_a_group_was_loaded(gated: Gated) -> None:
     ahead = Ahead()
+
+    ahead.name(gated, "a")
+    ahead.name(gated, "b")
+    assert not threads()
+
+    ahead.open()
+    assert gated.begun.get(timeout=LIMIT_S) == "b"
+
+
+def test_what_is_loaded_meanwhile_is_not_prefetched(gated: Gated) -> None:
+    ahead = opened()
     ahead.name(gated, "a")
     assert gated.begun.get(timeout=LIMIT_S) == "a"
     ahead.name(gated, "b")
 
-    ahead.forget()
+    ahead.name(gated, None, loads="b")
     gated.gate.release(2)
     assert gated.ended.get(timeout=LIMIT_S) == "a"
     ahead.name(gated, "c")
@@ -72,10 +92,23 @@ def test_what_is_loaded_meanwhile_is_not_prefetched(gated: Gated) -> None:
     assert gated.begun.get(timeout=LIMIT_S) == "c"
 
 
+def test_what_was_named_is_kept_where_nothing_new_is_known(gated: Gated) -> None:
+    """With each further unit of the group that is loaded."""
+    ahead = opened()
+    ahead.name(gated, "a")
+    assert gated.begun.get(timeout=LIMIT_S) == "a"
+    ahead.name(gated, "b")
+
+    ahead.name(gated, None, loads="loaded")
+    gated.gate.release()
+
+    assert gated.begun.get(timeout=LIMIT_S) == "b"
+
+
 def test_what_it_raises_is_one_line_and_the_next_group_has_its_turn(
     gated: Gated, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ahead = Ahead()
+    ahead = opened()
     ahead.name(gated, "bad")
     assert gated.begun.get(timeout=LIMIT_S) == "bad"
     ahead.name(gated, "good")
@@ -95,7 +128,7 @@ def test_where_no_thread_can_be_had_the_work_goes_on(
         message = "can't start new thread"
         raise RuntimeError(message)
 
-    ahead = Ahead()
+    ahead = opened()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         ahead.name(gated, "a")
@@ -114,16 +147,12 @@ class WithNumber:
 
 @pytest.mark.parametrize(("workload", "group"), [(object(), "a"), (WithNumber(), "a")])
 def test_a_workload_that_cannot_prefetch_gets_no_thread(workload: object, group: str) -> None:
-    before = threading.active_count()
+    opened().name(workload, group)
 
-    Ahead().name(workload, group)
-
-    assert threading.active_count() == before
+    assert not threads()
 
 
 def test_no_group_is_nothing_to_prefetch(gated: Gated) -> None:
-    before = threading.active_count()
+    opened().name(gated, None)
 
-    Ahead().name(gated, None)
-
-    assert threading.active_count() == before
+    assert not threads()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.files import read_fresh
 from hpc_toolkit.layout import StageSpec, WorkloadSpec
-from hpc_toolkit.tomltable import Key, convert, count, flag, text, word, wrong
+from hpc_toolkit.searchtable import ROUNDS, WINDOW, Search, search_table
+from hpc_toolkit.tomltable import Key, convert, count, text, word, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,28 +58,14 @@ class Work:
     """Items of the prepare stage."""
     names: tuple[str, ...] = ()
     """Evaluation tasks of the tasks stage."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Kind of each of them, for a mean over kinds; empty: not given."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Expected duration of each of them; empty: not given."""
     max_attempts: int = 3
     """An item that failed so often is failed."""
     timeout_s: float | None = None
     """Seconds that one item may take."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """How the bandit searches."""
-
-    policy: str = "gp-ucb"
-    """Name of the policy."""
-    budget: int
-    """Arms to evaluate."""
-    pending: int = 1
-    """Arms under evaluation at once. The n-th decision rests on the results of the first
-    n - pending arms, whichever of the others are back already: so the sequence of arms does not
-    depend on the speed of workers."""
-    exhaustive: bool = False
-    """Evaluate all other arms afterwards, to know how far the search got."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Options of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +127,15 @@ class Campaign:
         """
         table = _given(record)
         for name in {PREPARE, METRICS, TASKS} & table.keys():
-            table[name] = _given(table[name], "items", "names")
+            table[name] = _given(table[name], "items", "names", "kinds", "seconds")
+        # Before there were rounds, nothing said how asks follow each other.
+        if "search" in table:
+            table["search"] = {"asks": WINDOW, **_given(table["search"])}
         return parse_campaign(table, file)
+
+    def asked_in(self, asks: str | None) -> Campaign:
+        """With ``search.asks`` as it is here, else this."""
+        return replace(self, search=replace(self.search, asks=self.search.asks or asks or ROUNDS))
 
 
 def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
@@ -224,7 +218,7 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
             "prepare": ("prepare", _work("items")),
             "metrics": ("metrics", _work()),
             "tasks": ("tasks", _work("names")),
-            "search": ("search", _search),
+            "search": ("search", search_table),
         },
         file,
     )
@@ -234,8 +228,9 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
     if len(set(arms)) < len(arms):
         message = f"{file}: models: two arms have one name"
         raise ConfigError(message, hint="give every model a name and every step once")
-    if campaign.search.budget > len(arms):
-        message = f"{file}: search.budget: {campaign.search.budget}, but there are {len(arms)} arms"
+    budget = campaign.search.budget
+    if budget is not None and budget > len(arms):
+        message = f"{file}: search.budget: {budget}, but there are {len(arms)} arms"
         raise ConfigError(message, hint=f"at most {len(arms)}")
     return campaign
 
@@ -307,7 +302,15 @@ def _items(value: object, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def _work(required: str = "") -> Callable[[Any, str], Work]:
-    extra: dict[str, Key] = {"items": ("items", _items), "names": ("names", _names)}
+    extra: dict[str, dict[str, Key]] = {
+        "": {},
+        "items": {"items": ("items", _items)},
+        "names": {
+            "names": ("names", _names),
+            "kinds": ("kinds", _by_task(word)),
+            "seconds": ("seconds", _by_task(_positive)),
+        },
+    }
 
     def convert_work(value: object, where: str) -> Work:
         keys: dict[str, Key] = {
@@ -315,29 +318,35 @@ def _work(required: str = "") -> Callable[[Any, str], Work]:
             "options": ("options", _table),
             "max_attempts": ("max_attempts", count),
             "timeout_s": ("timeout_s", _positive),
-            **{name: key for name, key in extra.items() if name == required},
+            **extra[required],
         }
         fields = convert(_table(value, where), keys, where)
         _require(fields, ("workload", *([required] if required else [])), where)
+        for key in {"kinds", "seconds"} & fields.keys():
+            _complete(fields[key], fields["names"], f"{where}: {key}")
         return Work(**fields)
 
     return convert_work
 
 
-def _search(value: object, where: str) -> Search:
-    fields = convert(
-        _table(value, where),
-        {
-            "policy": ("policy", word),
-            "budget": ("budget", count),
-            "pending": ("pending", count),
-            "exhaustive": ("exhaustive", flag),
-            "options": ("options", _table),
-        },
-        where,
-    )
-    _require(fields, ("budget",), where)
-    return Search(**fields)
+def _by_task(convert_one: Callable[[Any, str], Any]) -> Callable[[Any, str], dict[str, Any]]:
+    def convert_all(value: object, where: str) -> dict[str, Any]:
+        table = _table(value, where)
+        return {task: convert_one(one, f"{where}.{task}") for task, one in table.items()}
+
+    return convert_all
+
+
+def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+    """Refuse a table that has not each of the tasks, or another."""
+    for task in given:
+        if task not in names:
+            message = f"{where}: unknown task {task!r}"
+            raise ConfigError(message, hint=near_miss(task, list(names)))
+    for task in names:
+        if task not in given:
+            message = f"{where}: the task {task!r} is missing"
+            raise ConfigError(message, hint="give one for every task of names, or leave it out")
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

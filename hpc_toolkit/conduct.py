@@ -9,98 +9,47 @@ arms is the same.
 from __future__ import annotations
 
 import json
-import math
 import time
-from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit import Observation
 from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign
+from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.files import is_local, replace_file
 from hpc_toolkit.gather import gather, unit_rows
 from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.items import Item, encode_segment
-from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.queue.units import MAX_UNIT
+from hpc_toolkit.search import (
+    CampaignSearch,
+    expected_seconds,
+    make_arms,
+    metric_columns,
+    policy_of,
+)
 from hpc_toolkit.tables import check_rows
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit import Policy
+    from collections.abc import Collection, Sequence
+
+    from hpc_toolkit.bandit import Pull
+    from hpc_toolkit.decisions import MetricColumns
     from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
 
-SEARCH, EXHAUSTIVE = "search", "exhaustive"
-"""Why arms were asked: the policy chose them, or all that were left."""
-_UNIT_SIZES = {SEARCH: 1, EXHAUSTIVE: 4}
-# One evaluation task may take as long as all others of its arm, and the next decision waits for it.
-# Nothing waits for a part of those that were left, and there are many of them.
+_ITEMS_A_UNIT = 1000
+"""A unit of the tasks stage takes one item for so many of its segment."""
 
 
-def make_arms(campaign: Campaign) -> ArmTable:
-    """The campaign's arms with their geometry as features."""
-    return ArmTable(
-        arms=tuple(
-            Arm(
-                id=arm.id,
-                group=arm.checkpoint,
-                features=geometry_features(
-                    size=arm.model.size, step=arm.step, layer=arm.layer, layers=arm.model.layers
-                ),
-            )
-            for arm in campaign.arms()
-        ),
-        feature_names=GEOMETRY_NAMES,
-    )
-
-
-@dataclass(slots=True)
-class Decisions:
-    """What the log of the tasks stage says was asked and told, in order."""
-
-    asked: list[str] = field(default_factory=list)
-    """Arms that the policy chose, in order."""
-    told: list[str] = field(default_factory=list)
-    """Arms whose result a later ask rests on, in order."""
-    observations: dict[str, Observation] = field(default_factory=dict)
-    """By arm, as they were told."""
-    entries: int = 0
-    """Segments read."""
-    exhausted: bool = False
-    """Whether all other arms were asked as well."""
-
-    @property
-    def waiting(self) -> list[str]:
-        """Arms that were asked and not told, oldest first."""
-        return self.asked[len(self.told) :]
-
-
-def read_decisions(segments: list[Segment]) -> list[dict[str, Any]]:
-    """The decision of every segment, in order.
+def arm_of(item: Item) -> str:
+    """The arm of an item of the tasks stage.
 
     Raises:
-        RunError: one is damaged.
+        RunError: it names none, or no task of it.
     """
-    found = []
-    for segment in segments:
-        one = segment.decision
-        if one is None:
-            continue
-        lists = (one.get("arms"), one.get("tells"))
-        if "why" not in one or not all(isinstance(each, list) for each in lists):
-            raise damaged(segment.path, "line 1: its decision says no arms, tells or why")
-        found.append(one)
-    return found
-
-
-def arm_of(row: dict[str, Any]) -> str:
-    """The arm of a row of the tasks stage.
-
-    Raises:
-        RunError: its item names none, or no task of it.
-    """
-    item = row["item"]
     try:
         _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
     except KeyError as error:
@@ -109,42 +58,51 @@ def arm_of(row: dict[str, Any]) -> str:
     return arm
 
 
+def unit_size(items: int) -> int:
+    """Most items of a unit of a segment of so many: few, because one may take as long as all
+    others of its arm; but a name on disk for each of a hundred thousand would be too many."""
+    return min(MAX_UNIT, max(1, items // _ITEMS_A_UNIT))
+
+
 class Conductor:
     """Runs the stages of one campaign to their end; restartable at any point."""
 
     def __init__(self, run: Run, campaign: Campaign) -> None:
+        policy_of(campaign, make_arms(campaign))  # so that what cannot be made is told at once
         self._run = run
         self._view: RunView = run.view
         self._campaign = campaign
-        self._arms = make_arms(campaign)
         self._facts = {arm.id: arm for arm in campaign.arms()}
-        self._policy: Policy = make_policy(
-            campaign.search.policy, self._arms, campaign.seed, **campaign.search.options
-        )
         self._stage: StageView = self._view.stages[TASKS]
         self._follower = Follower(self._view, local=is_local(run.paths.root))
-        self._decisions = Decisions()
+        self._decided: dict[int, Decision] = {}
+        self._units: dict[int, dict[str, set[str]]] = {}
+        self._search: CampaignSearch
+        self._metrics: MetricColumns | None = None
+        self._searched_s = 0.0
+        self._since = 0.0
 
     def run(self) -> None:
         """Conduct all stages.
 
         Raises:
             TryAgainLaterError: another conduct decides.
+            ConfigError: the metrics that the search is to use were not measured.
             RunError: a stage failed, or the policy does not give its recorded asks again.
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))
-        self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
-        self._replay()
-        self._search()
-        if self._campaign.search.exhaustive:
-            self._exhaust()
+        rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
+        self._replay(rows)
+        # Who sealed the log had made the last decision.
+        if not self._stage.log.sealed:
+            self._decide()
         self._stage.log.seal()
         self._wait(self._stage)
         gather(self._view, TASKS)
         self._write_trials()
 
-    def _finish(self, name: str, items: list[Item]) -> None:
+    def _finish(self, name: str, items: list[Item]) -> list[dict[str, Any]]:
         """Have a stage's items in its log, wait until they are finished, publish their table."""
         stage = self._view.stages[name]
         stage.poll_log()
@@ -159,8 +117,9 @@ class Conductor:
         if failed and name == PREPARE:
             message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
             raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
+        return rows
 
-    def _wait(self, stage: StageView, units: list[str] | None = None) -> None:
+    def _wait(self, stage: StageView, units: Collection[str] | None = None) -> None:
         """Wait until these units have no pending item, or until a stage that is sealed has none."""
         while True:
             pause_s = self._follower.look(stage, stage.state.open if units is None else units)
@@ -168,135 +127,164 @@ class Conductor:
                 return
             time.sleep(pause_s)
 
-    def _replay(self) -> None:
+    def _replay(self, rows: list[dict[str, Any]]) -> None:
         """Take in every recorded decision, and check that it is the one made from what was told."""
         self._stage.poll_log()
-        for decision in read_decisions(list(self._stage.log.segments.values())):
-            self._take_tells(decision["tells"])
-            if decision["why"] == EXHAUSTIVE:
-                self._decisions.exhausted = True
-            else:
-                self._check(decision["arms"])
-                self._decisions.asked += decision["arms"]
-            self._decisions.entries += 1
+        decisions = self._recorded()
+        if self._campaign.search.metrics:
+            first = decisions[0].metrics if decisions else None
+            self._metrics = first or metric_columns(self._campaign, rows)
+        self._search = CampaignSearch(self._campaign, make_arms(self._campaign, self._metrics))
+        for decision in decisions:
+            self._search.tell(decision.tells)
+            if decision.why != EXHAUSTIVE:
+                self._check(decision)
+            self._search.take(decision)
+            self._searched_s = decision.wall_s
+        self._since = monotonic()
 
-    def _take_tells(self, tells: list[dict[str, Any]]) -> None:
-        for record in tells:
-            observation = Observation.from_json(record)
-            self._policy.tell(observation)
-            self._decisions.told.append(observation.arm)
-            self._decisions.observations[observation.arm] = observation
+    def _recorded(self) -> list[Decision]:
+        """All decisions of the log as far as it was read."""
+        for entry in self._decision_entries():
+            if entry not in self._decided:
+                self._decided[entry] = read_decision(self._stage.log.segments[entry])
+        return list(self._decided.values())
 
-    def _check(self, arms: list[str]) -> None:
-        again = self._ask(len(arms))
-        if again != arms:
+    def _decision_entries(self) -> list[int]:
+        segments = self._stage.log.segments
+        return [entry for entry, segment in segments.items() if segment.decision is not None]
+
+    def _check(self, decision: Decision) -> None:
+        again = self._search.again(len(decision.pulls))
+        if tuple(again) != decision.pulls:
             message = (
-                f"decision {len(self._decisions.asked)} was {arms}; the policy says {again} now"
+                f"decision {len(self._search.decisions.asked)} was {_said(decision.pulls)}; "
+                f"the policy says {_said(again)} now"
             )
             raise RunError(
                 message, hint="go on with the version and the settings that began this campaign"
             )
 
-    def _ask(self, number: int) -> list[str]:
-        proposals = self._policy.ask(number, pending=self._decisions.waiting)
-        return [proposal.arm for proposal in proposals]
-
-    def _search(self) -> None:
-        search = self._campaign.search
-        while not self._decisions.exhausted:
-            asked, waiting = len(self._decisions.asked), self._decisions.waiting
-            number = min(search.pending if asked == 0 else 1, search.budget - asked)
-            if number <= 0:
-                return
-            tells = []
-            if len(waiting) >= search.pending:
-                # Only the oldest, though others may be back: a decision must not rest on speed.
-                tells.append(self._result_of(waiting[0]))
-            self._take_tells([observation.to_json() for observation in tells])
-            arms = self._ask(number)
-            if not arms:
-                return
-            self._add(SEARCH, arms, tells)
-            self._decisions.asked += arms
+    def _decide(self) -> None:
+        """Search, and then ask for all that is left if the campaign wants that."""
+        decisions = self._search.decisions
+        while not decisions.exhausted:
+            pulls = self._search.advance(self._results_of, self._wall_s)
+            if not pulls:
+                break
+            self._add(SEARCH, pulls)
+        if self._campaign.search.exhaustive and not decisions.exhausted:
+            self._exhaust()
 
     def _exhaust(self) -> None:
-        asked = set(self._decisions.asked)
-        left = [arm for arm in self._arms.ids if arm not in asked]
-        if left and not self._decisions.exhausted:
-            tells = [self._result_of(arm) for arm in self._decisions.waiting]
-            self._take_tells([observation.to_json() for observation in tells])
-            self._add(EXHAUSTIVE, left, tells)
-        self._decisions.exhausted = True
+        decisions = self._search.decisions
+        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
+        if not left:
+            return
+        told = self._results_of(decisions.waiting)
+        if told is not None:
+            self._search.tell(told)
+            self._add(EXHAUSTIVE, left)
 
-    def _add(self, why: str, arms: list[str], tells: list[Observation]) -> None:
-        """Write a decision with its tells into the log, and with it the items of its arms."""
-        decision = {
-            "why": why,
-            "number": self._decisions.entries + 1,
-            "arms": arms,
-            "tells": [observation.to_json() for observation in tells],
-        }
-        items = [
-            {**self._facts[arm].item(), "task": task}
-            for arm in arms
-            for task in self._longest_first()
-        ]
-        lines = encode_segment(
-            items,
-            group_by=self._stage.spec.group_by,
-            decision=decision,
-            unit_size=_UNIT_SIZES[why],
-            kinds=[item["task"] for item in items],
+    def _wall_s(self) -> float:
+        return self._searched_s + monotonic() - self._since
+
+    def _add(self, why: str, pulls: Sequence[Pull]) -> None:
+        """Write a decision with its tells into the log, and with it the items of its pulls."""
+        number = self._search.decisions.entries + 1
+        decision = Decision(
+            why=why,
+            number=number,
+            pulls=tuple(pulls),
+            tells=tuple(self._search.fresh),
+            wall_s=self._wall_s(),
+            metrics=self._metrics if number == 1 else None,
         )
+        lines = self._encode(decision)
         # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
         # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
         # a retry for instance, changes nothing that this ask rests on.
         self._refuse_rival()
         while not self._stage.log.add_segment(lines):
             self._refuse_rival()
-        self._decisions.entries += 1
+        self._search.take(decision)
         self._write_trials()
 
-    def _longest_first(self) -> list[str]:
-        """The tasks in the order in which workers should begin them, by what the arms told so far;
-        those of which nothing is known come first, as they were given."""
-        seconds: dict[str, list[float]] = {task: [] for task in self._campaign.tasks.names}
-        for observation in self._decisions.observations.values():
-            for task in seconds.keys() & observation.seconds.keys():
-                seconds[task].append(observation.seconds[task])
-        means = {task: sum(n) / len(n) if n else math.inf for task, n in seconds.items()}
-        return sorted(seconds, key=lambda task: -means[task])
+    def _encode(self, decision: Decision) -> list[bytes]:
+        """The segment of a decision; longest tasks first, as they were given where none is known to
+        be longer."""
+        seconds = expected_seconds(self._campaign, self._search.decisions.told)
+        order = sorted(seconds, key=lambda task: -seconds[task])
+        items = [
+            {**self._facts[pull.arm].item(), "task": task}
+            for pull in decision.pulls
+            for task in order
+            if not pull.tasks or task in pull.tasks
+        ]
+        return encode_segment(
+            items,
+            group_by=self._stage.spec.group_by,
+            decision=decision.to_json(),
+            unit_size=unit_size(len(items)),
+            kinds=[item["task"] for item in items],
+        )
 
     def _refuse_rival(self) -> None:
-        found = read_decisions(list(self._stage.log.segments.values()))
-        if len(found) > self._decisions.entries:
+        if len(self._decision_entries()) > self._search.decisions.entries:
             # Whoever was frozen while it wrote may have put back what was there before.
             self._write_trials()
             message = f"another conduct decides for {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
 
-    def _result_of(self, arm: str) -> Observation:
-        """Wait for all tasks of an arm."""
-        entry = next(
-            number
-            for number, segment in self._stage.log.segments.items()
-            if segment.decision is not None and arm in segment.decision["arms"]
-        )
-        units = [unit.name for unit in self._stage.log.segments[entry].units]
-        self._wait(self._stage, units)
+    def _results_of(self, pulls: Sequence[Pull]) -> list[Observation] | None:
+        """Wait for all tasks of some pulls; None where another conduct ended the search."""
+        numbers, entries = self._search.decisions.numbers, self._decision_entries()
+        places = [(pull, entries[numbers[pull] - 1]) for pull in pulls]
+        units = {entry: set[str]() for _, entry in places}
+        for pull, entry in places:
+            units[entry] |= self._units_of(entry)[pull.arm]
+        self._wait(self._stage, set().union(*units.values()))
         # A rival's table may say that they are finished before we see a line of their results.
         self._refuse_rival()
-        rows = [row for _, row in unit_rows(self._view, self._stage, entry) if arm_of(row) == arm]
-        return observe(arm, rows)
+        if self._stage.log.sealed:
+            return None
+        rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        for entry, names in units.items():
+            for _, row in unit_rows(self._view, self._stage, entry, names):
+                rows.setdefault((entry, arm_of(row["item"])), []).append(row)
+        return [observe(pull.arm, rows.get((entry, pull.arm), [])) for pull, entry in places]
+
+    def _units_of(self, entry: int) -> dict[str, set[str]]:
+        """The names of the units of a segment that hold items of an arm, by arm."""
+        if entry not in self._units:
+            segment = self._stage.log.segments[entry]
+            self._units[entry] = _units_by_arm(segment)
+        return self._units[entry]
 
     def _write_trials(self) -> None:
         """A copy of asks and tells for people; never read back."""
         lines = []
-        for decision in read_decisions(list(self._stage.log.segments.values())):
-            lines += [{"type": "tell", **tell} for tell in decision["tells"]]
-            lines.append({"type": "ask", "why": decision["why"], "arms": decision["arms"]})
+        for decision in self._recorded():
+            record = decision.to_json()
+            lines += [{"type": "tell", **tell} for tell in record["tells"]]
+            shown = {key: record[key] for key in ("why", "arms", "tasks") if key in record}
+            lines.append({"type": "ask", **shown})
         path = self._run.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
+
+
+def _units_by_arm(segment: Segment) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for position, line in enumerate(segment.items()):
+        name = segment.unit_of(position).name
+        found.setdefault(arm_of(json.loads(line)), set()).add(name)
+    return found
+
+
+def _said(pulls: Sequence[Pull]) -> str:
+    """For people: the arms, and what of them if not all."""
+    shown = [f"{arm} on {', '.join(tasks)}" if tasks else arm for arm, tasks in pulls[:4]]
+    return "; ".join(shown) + (f"; and {len(pulls) - 4} more" if len(pulls) > 4 else "")
 
 
 def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:

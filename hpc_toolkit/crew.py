@@ -11,13 +11,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.campaign import Campaign, changed_keys, read_settings
+from hpc_toolkit.campaign import TASKS, Campaign, changed_keys, read_settings
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.files import replace_file
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.provenance import collect_provenance
 from hpc_toolkit.run import Run, check_stage, create_run
+from hpc_toolkit.search import try_search
+from hpc_toolkit.searchtable import BUDGETS, ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,19 +29,26 @@ if TYPE_CHECKING:
 
 _LIVES = 5
 """Conduct is started again so often when it is killed."""
-_UPDATABLE = {"search.budget"}
 _ANOTHER_CONDUCT = 75
 _RIVAL_S = 10.0
 
 
-def make_campaign_run(root: Path, campaign: Campaign, path: tuple[str, ...]) -> Run:
+def make_campaign_run(
+    root: Path, campaign: Campaign, path: tuple[str, ...], file: str = "campaign"
+) -> Run:
     """Make the run of a campaign; its stages are filled by conduct.
 
     Args:
         root: the run directory, which must not exist.
         campaign: what to do.
         path: directories in which its workloads are looked for.
+        file: what errors call the settings.
+
+    Raises:
+        ConfigError: the search cannot work.
     """
+    campaign = campaign.asked_in(ROUNDS)
+    try_search(campaign, file)
     stages = campaign.stages(path)
     for stage in stages:
         check_stage(stage)
@@ -64,27 +73,41 @@ def campaign_of(run: Run) -> Campaign:
     return read_settings(run.paths, run.manifest.campaign)
 
 
-def resume_campaign(run: Run, campaign: Campaign, *, update: bool) -> None:
-    """Check that ``campaign`` is the one of an existing run, or take over its new budget.
+def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:
+    """Check that ``campaign`` is the one of an existing run, or take over what may change.
+
+    What ends the search may change until it is over, other keys of the search until its first
+    decision. ``file`` is what errors call the settings.
 
     Raises:
         ConfigError: lists the settings that changed.
     """
-    changed = changed_keys(campaign_of(run).to_json(), campaign.to_json())
+    known = campaign_of(run)
+    campaign = campaign.asked_in(known.search.asks)
+    changed = changed_keys(known.to_json(), campaign.to_json())
     if not changed:
         return
-    listed = ", ".join(changed)
-    message = f"{run.root} was made with other settings: {listed}"
-    if not set(changed) <= _UPDATABLE:
-        hint = f"only {', '.join(sorted(_UPDATABLE))} can change; give --run another directory"
-        raise ConfigError(message, hint=hint)
+    message = f"{run.root} was made with other settings: {', '.join(changed)}"
+    allowed = _changeable(run)
+    if not all(key.startswith(allowed) for key in changed):
+        listed = ", ".join(sorted(f"{key}*" if key.endswith(".") else key for key in allowed))
+        hint = f"only {listed} can change now" if allowed else "the search is over"
+        raise ConfigError(message, hint=f"{hint}; give --run another directory")
     if not update:
         raise ConfigError(message, hint="--update takes it over")
-    stage = run.view.stages["tasks"]
+    try_search(campaign, file)
+    replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
+
+
+def _changeable(run: Run) -> tuple[str, ...]:
+    """Beginnings of the settings that may change in this run now."""
+    stage = run.view.stages[TASKS]
     stage.poll_log()
     if stage.log.sealed:
-        raise ConfigError(message, hint="the search is over; give --run another directory")
-    replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
+        return ()
+    if any(segment.decision is not None for segment in stage.log.segments.values()):
+        return tuple(f"search.{key}" for key in BUDGETS)
+    return ("search.",)
 
 
 class Crew:

@@ -17,7 +17,7 @@ from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from hpc_toolkit.journal import Pass
@@ -158,11 +158,16 @@ def _compute(paths: RunPaths, stage: StageView) -> dict[Place, Row]:
     return rows
 
 
-def unit_rows(view: RunView, stage: StageView, entry: int) -> Iterator[tuple[int, Row]]:
-    """Provisional (position, row) of the finished items of one segment, by R8 and R11."""
+def unit_rows(
+    view: RunView, stage: StageView, entry: int, names: Collection[str]
+) -> Iterator[tuple[int, Row]]:
+    """Provisional (position, row) of the finished items of some units of a segment, by R8 and R11.
+
+    ``names`` are those of the units.
+    """
     reader = _LineReader(view.paths)
     segment = stage.log.segments[entry]
-    for unit in segment.units:
+    for unit in [unit for unit in segment.units if unit.name in names]:
         yield from _unit_rows(reader, stage, segment, stage.state.units[unit.name])
 
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import make_policy
-from hpc_toolkit.campaign import TASKS, Campaign
-from hpc_toolkit.conduct import EXHAUSTIVE, arm_of, make_arms, observe, read_decisions
+from hpc_toolkit.bandit.results import ResultArrays
+from hpc_toolkit.bandit.reward import rewards_of
+from hpc_toolkit.campaign import METRICS, TASKS, Campaign
+from hpc_toolkit.conduct import arm_of, observe
+from hpc_toolkit.decisions import EXHAUSTIVE, read_decisions
 from hpc_toolkit.gather import gather
+from hpc_toolkit.search import CampaignSearch, make_arms, make_tasks, policy_of
 from hpc_toolkit.tables import check_rows
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit import Observation, Recommendation
+    from collections.abc import Iterable, Sequence
+
+    from hpc_toolkit.bandit import ArmTable, Observation, Pull, Recommendation
+    from hpc_toolkit.bandit.reward import Reward
+    from hpc_toolkit.decisions import Decision
     from hpc_toolkit.queue.view import RunView
+
+Rows = dict[str, dict[str, dict[str, Any]]]
+"""Finished rows of the tasks stage by arm and task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +34,7 @@ class Found:
 
     arm: str
     score: float
-    """Mean over its tasks."""
+    """Its reward: the mean over its tasks, or what else the scalariser makes of them."""
     stderr: float | None
     """Standard error of ``score``; None if unknown."""
 
@@ -32,24 +44,44 @@ class Summary:
     """The outcome of a search."""
 
     policy: str
+    scalariser: str
+    """How the scores of several tasks became one reward."""
+    ended: str | None
+    """Why the search asked for nothing more; None: it goes on."""
     arms: int
     """All arms of the campaign."""
     evaluated: int
-    """Arms that the policy chose and that have results."""
+    """Arms that the policy chose and that have results, if not of all tasks."""
+    evaluations: int
+    """Evaluations that the search made: of an arm on a task."""
+    all_evaluations: int
+    """Those that all arms on all tasks would be."""
+    gpu_s: float
+    """What those of the search took, in seconds of one worker."""
     best: Found
-    """The best of those."""
+    """The best of the evaluated arms, by the policy."""
+    tasks: list[str]
+    """What it was compared on; fewer than all tasks where the policy needed no more."""
     ties: list[str]
     """Other evaluated arms that noise cannot tell from it (2 combined standard errors)."""
     last_layer: Found | None
-    """The best last layer among all arms with results, the policy's or not."""
+    """The best last layer over the same tasks, among all arms with results of these, the policy's
+    or not."""
     exhaustive: Found | None
-    """The best of all arms; None unless all were evaluated."""
+    """The best of all arms over all tasks; None unless all were evaluated."""
     exhaustive_ties: list[str]
     """Other arms that noise cannot tell from ``exhaustive``."""
+    verified: Found | None
+    """``best`` among all arms over all tasks; None unless all were evaluated."""
+    exhaustive_gpu_s: float | None
+    """What all evaluations took together; None unless all were made."""
     sequence: list[str]
-    """The policy's arms in the order in which they were asked."""
+    """The policy's arms in the order in which they were first asked for."""
     failed_tasks: int
-    """Tasks without a score."""
+    """Evaluations without a score."""
+    same_metrics: list[list[str]]
+    """Checkpoints whose layers all have exactly equal metrics: probably the same weights, which
+    published series have had under two names."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -59,42 +91,159 @@ class Summary:
 def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     """Sum up what is finished so far; None while no arm has a result."""
     stage = view.stages[TASKS]
-    rows = gather(view, TASKS, partial=True).rows
-    check_rows(rows)
-    decisions = read_decisions(list(stage.log.segments.values()))
-    chosen = [arm for one in decisions if one["why"] != EXHAUSTIVE for arm in one["arms"]]
-    by_arm: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_arm.setdefault(arm_of(row), []).append(row)
-    whole = len(campaign.tasks.names)
-    observed = {arm: observe(arm, found) for arm, found in by_arm.items() if len(found) == whole}
-    searched = _best(campaign, [observed[arm] for arm in chosen if arm in observed])
-    if searched is None:
+    rows = _rows(view)
+    decisions = read_decisions(stage.log.segments.values())
+    metrics = decisions[0].metrics if decisions else None
+    arms = make_arms(campaign, metrics)
+    pulls = [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
+    names = campaign.tasks.names
+    searched = {
+        pull: [rows[pull.arm][task] for task in pull.tasks or names]
+        for pull in pulls
+        if rows.get(pull.arm, {}).keys() >= set(pull.tasks or names)
+    }
+    judge = policy_of(campaign, arms)
+    for pull, found in searched.items():
+        judge.tell(observe(pull.arm, found))
+    best = judge.best()
+    if best is None:
         return None
-    last = {arm.id for arm in campaign.arms() if arm.is_last_layer}
-    baseline = _best(campaign, [one for arm, one in observed.items() if arm in last])
-    total = sum(1 for _ in campaign.arms())
-    everything = _best(campaign, list(observed.values())) if len(observed) == total else None
+    over = [name for name in names if name in {*best.tasks, *best.failed}]
+    last = [arm.id for arm in campaign.arms() if arm.is_last_layer]
+    baseline = _rewards(campaign, arms, rows, last, over)
+    whole = len(arms.arms) * len(names) == sum(len(found) for found in rows.values())
+    everything = _best_of_all(campaign, arms, rows) if whole else None
+    verified = _rewards(campaign, arms, rows, arms.ids, names).get(best.arm) if whole else None
+    chosen = list(dict.fromkeys(pull.arm for pull in pulls))
     return Summary(
         policy=campaign.search.policy,
-        arms=total,
-        evaluated=sum(arm in observed for arm in chosen),
-        best=_found(searched),
-        ties=list(searched.ties),
-        last_layer=_found(baseline) if baseline is not None else None,
+        scalariser=best.scalariser,
+        ended=_ended(campaign, arms, decisions, rows, sealed=stage.log.sealed),
+        arms=len(arms.arms),
+        evaluated=len({pull.arm for pull in searched}),
+        evaluations=sum(map(len, searched.values())),
+        all_evaluations=len(arms.arms) * len(names),
+        gpu_s=math.fsum(row["seconds"] for found in searched.values() for row in found),
+        best=_found(best),
+        tasks=over,
+        ties=list(best.ties),
+        last_layer=_highest(baseline),
         exhaustive=_found(everything) if everything is not None else None,
         exhaustive_ties=list(everything.ties) if everything is not None else [],
+        verified=None if verified is None else _scored(best.arm, verified),
+        exhaustive_gpu_s=_seconds(rows) if whole else None,
         sequence=chosen,
-        failed_tasks=sum(len(one.failed) for one in observed.values()),
+        failed_tasks=sum(
+            _failed(row) for arm in rows.values() if len(arm) == len(names) for row in arm.values()
+        ),
+        same_metrics=_same_metrics(view, campaign),
     )
 
 
-def _best(campaign: Campaign, observations: list[Observation]) -> Recommendation | None:
-    judge = make_policy("random", make_arms(campaign), 0)
-    for observation in observations:
-        judge.tell(observation)
+def _rows(view: RunView) -> Rows:
+    rows = gather(view, TASKS, partial=True).rows
+    check_rows(rows)
+    found: Rows = {}
+    for row in rows:
+        found.setdefault(arm_of(row["item"]), {})[row["item"]["task"]] = row
+    return found
+
+
+def _seconds(rows: Rows) -> float:
+    return math.fsum(row["seconds"] for found in rows.values() for row in found.values())
+
+
+def _failed(row: dict[str, Any]) -> bool:
+    return row["state"] != "done" or "score" not in row["value"]
+
+
+def _best_of_all(campaign: Campaign, arms: ArmTable, rows: Rows) -> Recommendation | None:
+    judge = make_policy(
+        "random", arms, 0, tasks=make_tasks(campaign), scalariser=campaign.search.scalariser
+    )
+    for arm, found in rows.items():
+        judge.tell(observe(arm, list(found.values())))
     return judge.best()
+
+
+def _rewards(
+    campaign: Campaign, arms: ArmTable, rows: Rows, among: Sequence[str], tasks: Iterable[str]
+) -> dict[str, Reward]:
+    """The rewards over some tasks of those arms that have rows of each."""
+    results, known, wanted = ResultArrays(len(arms.arms), make_tasks(campaign)), [], set(tasks)
+    for arm in among:
+        if rows.get(arm, {}).keys() >= wanted:
+            results.take(arms.index(arm), observe(arm, list(rows[arm].values())))
+            known.append(arms.index(arm))
+    columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
+    rewards = rewards_of(
+        results.results(), known, tasks=columns, scalariser=campaign.search.scalariser
+    )
+    return {arms.ids[index]: reward for index, reward in rewards.items()}
+
+
+def _highest(rewards: dict[str, Reward]) -> Found | None:
+    if not rewards:
+        return None
+    arm = max(rewards, key=lambda one: rewards[one].mean)
+    return _scored(arm, rewards[arm])
+
+
+def _scored(arm: str, reward: Reward) -> Found:
+    return Found(arm=arm, score=reward.mean, stderr=reward.stderr)
 
 
 def _found(recommendation: Recommendation) -> Found:
     return Found(arm=recommendation.arm, score=recommendation.mean, stderr=recommendation.stderr)
+
+
+def _ended(
+    campaign: Campaign, arms: ArmTable, decisions: list[Decision], rows: Rows, *, sealed: bool
+) -> str | None:
+    """Why the search ended, by the steps that conduct takes."""
+    search = CampaignSearch(campaign, arms)
+    last_s, over = 0.0, sealed
+    for decision in decisions:
+        if decision.why == EXHAUSTIVE:
+            over = True
+            break
+        search.tell(decision.tells)
+        search.take(decision)
+        last_s = decision.wall_s
+
+    def results_of(pulls: Sequence[Pull]) -> list[Observation] | None:
+        found = []
+        for pull in pulls:
+            wanted = pull.tasks or campaign.tasks.names
+            if not rows.get(pull.arm, {}).keys() >= set(wanted):
+                return None
+            found.append(observe(pull.arm, [rows[pull.arm][task] for task in wanted]))
+        return found
+
+    search.advance(results_of, lambda: last_s)
+    if search.ended is None and over:
+        # What has passed since the last decision is written nowhere.
+        hours = campaign.search.wall_hours
+        return "its end was decided" if hours is None else f"{hours:.4g} hours have passed"
+    return search.ended
+
+
+def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
+    """Checkpoints that are alike in all that was measured of all their layers."""
+    layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
+    for row in gather(view, METRICS, partial=True).rows:
+        # Whole numbers, such as counts, may well agree.
+        numbers = sorted(
+            (name, value)
+            for name, value in (row["value"] or {}).items()
+            if isinstance(value, float) and not value.is_integer()
+        )
+        if numbers:
+            layers.setdefault(row["item"]["checkpoint"], {})[row["item"]["layer"]] = numbers
+    alike: dict[str, list[str]] = {}
+    counts = {arm.checkpoint: arm.model.layers + 1 for arm in campaign.arms()}
+    for checkpoint, count in counts.items():
+        found = layers.get(checkpoint, {})
+        if len(found) == count:
+            alike.setdefault(repr(sorted(found.items())), []).append(checkpoint)
+    return [group for group in alike.values() if len(group) > 1]

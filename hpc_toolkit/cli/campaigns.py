@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.summary import Found, Summary
 
 _PANEL = "Campaigns"
+_MEAN = "mean over tasks"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +36,7 @@ def run_campaign(
         str | None, typer.Option("--run", metavar="RUN", help="Directory; by default runs/<name>.")
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Take over a changed budget of an existing run.")
+        bool, typer.Option("--update", help="Take over changed settings of the search.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +44,7 @@ def run_campaign(
     from hpc_toolkit.campaign import read_campaign
     from hpc_toolkit.cli.reading import status_lines
     from hpc_toolkit.cli.working import check_code
-    from hpc_toolkit.crew import resume_campaign
+    from hpc_toolkit.crew import campaign_of, resume_campaign
     from hpc_toolkit.run import Run
     from hpc_toolkit.summary import summarize
 
@@ -51,12 +52,12 @@ def run_campaign(
     root = Path(run) if run is not None else Path("runs") / wanted.name
     if root.exists():
         found = Run.open(root)
-        resume_campaign(found, wanted, update=update)
+        resume_campaign(found, wanted, update=update, file=str(campaign))
         check_code(found, strict=False)
     else:
         found = make_run(root, campaign, wanted)
     code = _work(found, workers)
-    summary = summarize(found.view, wanted)
+    summary = summarize(found.view, campaign_of(found))
     if not as_json:
         print("\n".join(map(printable, status_lines(found.status()))))
     if summary is not None:
@@ -72,7 +73,7 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
     from hpc_toolkit.crew import make_campaign_run
 
     path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
-    return make_campaign_run(root, campaign, tuple(path))
+    return make_campaign_run(root, campaign, tuple(path), str(file))
 
 
 def _work(run: Run, workers: int | None) -> int:
@@ -91,10 +92,15 @@ def _work(run: Run, workers: int | None) -> int:
 
 def summary_lines(summary: Summary) -> list[str]:
     """A campaign's outcome as people read it."""
+    spent = f"{summary.evaluations} of {summary.all_evaluations} evaluations"
     lines = [
-        f"policy          {summary.policy}: {summary.evaluated} of {summary.arms} arms evaluated",
-        f"best arm        {_line(summary.best)}",
+        f"policy          {summary.policy}: {summary.evaluated} of {summary.arms} arms, {spent}"
     ]
+    if summary.ended is not None:
+        lines.append(f"  ended         {summary.ended}")
+    if summary.scalariser != _MEAN:
+        lines.append(f"  rewards       {summary.scalariser}")
+    lines.append(f"best arm        {_line(summary.best)}{_partly(summary)}")
     if summary.ties:
         shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
         lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
@@ -102,12 +108,15 @@ def summary_lines(summary: Summary) -> list[str]:
         gain = summary.best.score - summary.last_layer.score
         lines.append(f"best last layer {_line(summary.last_layer)}: {gain:+.4f} against it")
     if summary.exhaustive is not None:
-        behind = summary.exhaustive.score - summary.best.score
+        own = summary.verified or summary.best
+        behind = summary.exhaustive.score - own.score
         lines.append(f"exhaustive best {_line(summary.exhaustive)}: {behind:.4f} behind it")
-        rank = _standing(summary)
-        lines.append(f"  the search    {rank}")
+        lines.append(f"  the search    {_standing(summary)}")
     if summary.failed_tasks:
         lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
+    for alike in summary.same_metrics:
+        shown = ", ".join(alike[:4]) + (", ..." if len(alike) > 4 else "")
+        lines.append(f"warning         equal metrics of all layers, so the same weights? {shown}")
     return lines
 
 
@@ -116,13 +125,23 @@ def _line(found: Found) -> str:
     return f"{found.arm}  {found.score:.4f}{spread}"
 
 
+def _partly(summary: Summary) -> str:
+    tasks = summary.all_evaluations // summary.arms
+    return f" over {len(summary.tasks)} of {tasks} tasks" if len(summary.tasks) < tasks else ""
+
+
 def _standing(summary: Summary) -> str:
     assert summary.exhaustive is not None
     if summary.best.arm == summary.exhaustive.arm:
-        return f"found it with {summary.evaluated / summary.arms:.0%} of the evaluations"
-    if summary.best.arm in summary.exhaustive_ties:
-        return "found an arm that noise cannot tell from it"
-    return "found a lesser arm"
+        found = "found it"
+    elif summary.best.arm in summary.exhaustive_ties:
+        found = "found an arm that noise cannot tell from it"
+    else:
+        found = "found a lesser arm"
+    share = f"{summary.evaluations / summary.all_evaluations:.0%} of the evaluations"
+    if summary.exhaustive_gpu_s:
+        share += f" and {summary.gpu_s / summary.exhaustive_gpu_s:.0%} of their time"
+    return f"{found} with {share}"
 
 
 def conduct(

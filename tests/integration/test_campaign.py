@@ -48,6 +48,7 @@ names = ["a", "b", "c"]
 policy = "gp-ucb"
 budget = 14
 pending = 3
+asks = "window"
 """
 ARMS = 4 * 5 + 4 * 7
 

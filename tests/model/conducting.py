@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pytest
 
 import hpc_toolkit.conduct
-from hpc_toolkit.bandit import Observation, Proposal, make_policy
+import hpc_toolkit.search
+from hpc_toolkit.bandit import Observation, Proposal, Pull, make_policy
+from hpc_toolkit.bandit.registry import round_options
 from hpc_toolkit.campaign import METRICS, TASKS
 from hpc_toolkit.conduct import Conductor
 from hpc_toolkit.errors import HpcToolkitError
@@ -28,9 +30,9 @@ from hpc_toolkit.queue.view import RunView
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.bandit import ArmTable, Policy
+    from hpc_toolkit.bandit import ArmTable, Policy, StopRules
     from hpc_toolkit.campaign import Campaign
     from hpc_toolkit.layout import Manifest
     from hpc_toolkit.run import Run
@@ -116,26 +118,38 @@ class Steered:
 
     name = "steered"
 
-    def __init__(self, arms: ArmTable) -> None:
+    def __init__(self, arms: ArmTable, stop: StopRules | None) -> None:
         self._arms = arms
+        self._budget = None if stop is None else stop.pulls
         self._told: dict[str, Observation] = {}
 
     def tell(self, observation: Observation) -> None:
         known = self._told.setdefault(observation.arm, observation)
         assert known == observation, "an arm is told another result"
 
-    def ask(self, n: int, pending: Sequence[str] = ()) -> list[Proposal]:
-        free = [arm for arm in self._arms.ids if arm not in self._told and arm not in pending]
+    def ask(self, n: int, pending: Sequence[Pull] = ()) -> list[Proposal]:
+        taken = {*self._told, *(pull.arm for pull in pending)}
+        free = [arm for arm in self._arms.ids if arm not in taken]
         scores = [score for told in self._told.values() for score in told.scores.values()]
         chosen = free if 2 * sum(scores) >= len(scores) else free[::-1]
         return [Proposal(arm, None, "steered") for arm in chosen[:n]]
 
+    def stop(self, pending: Sequence[Pull] = (), *, wall_s: float = 0.0) -> str | None:
+        assert wall_s == 0.0
+        spent = len({*self._told, *(pull.arm for pull in pending)})
+        return None if self._budget is None or spent < self._budget else "the budget"
 
-def policy_of(name: str, arms: ArmTable, seed: int, **options: Any) -> Policy:
+
+def made_policy(name: str, arms: ArmTable, seed: int, **options: Any) -> Policy:
     """``steered``, or a real one."""
     if name == Steered.name:
-        return cast("Policy", Steered(arms))
+        return cast("Policy", Steered(arms, options.get("stop")))
     return make_policy(name, arms, seed, **options)
+
+
+def options_of(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Of the policy of the tests there are none."""
+    return dict(options) if name == Steered.name else round_options(name, options, size)
 
 
 class _Conducted(Conductor):
@@ -144,10 +158,10 @@ class _Conducted(Conductor):
     files: _Files
     replayed = 0
 
-    def _replay(self) -> None:
+    def _replay(self, rows: list[dict[str, Any]]) -> None:
         self.files.deciding = True
-        super()._replay()
-        self.replayed = self._decisions.entries
+        super()._replay(rows)
+        self.replayed = self._search.decisions.entries
 
 
 class _Files(Disk):
@@ -252,9 +266,10 @@ def play(
             halt = Halt("end", code=error.exit_code, error=error.message)
         except OSError as error:  # as the command line has it
             halt = Halt("end", code=75, error=str(error))
-        decisions, found = conductor._decisions, conductor._stage.log.segments
+        search, found = getattr(conductor, "_search", None), conductor._stage.log.segments
+        decisions = None if search is None else (search.decisions, search.fresh)
         halt = halt._replace(
-            asked=tuple(decisions.asked),
+            asked=tuple(pull.arm for pull in search.decisions.asked) if search else (),
             mine=conductor.replayed + disk.asks,
             met=sum(segment.decision is not None for segment in found.values()),
             seen=tuple(sorted(disk.seen)),
@@ -300,7 +315,9 @@ def conducts_at_hand() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCTK_FILESYSTEM", "local")
         patch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=sleep))
-        patch.setattr(hpc_toolkit.conduct, "make_policy", policy_of)
+        patch.setattr(hpc_toolkit.conduct, "monotonic", lambda: 0.0)
+        patch.setattr(hpc_toolkit.search, "make_policy", made_policy)
+        patch.setattr(hpc_toolkit.search, "round_options", options_of)
         patch.setattr(log, "_TRIES", 2)
         patch.setattr(log, "_PAUSE_S", 0.0)
         yield

@@ -11,20 +11,22 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_toolkit.bandit import Observation
-from hpc_toolkit.campaign import METRICS, TASKS, Campaign, Model, Search, Work
-from hpc_toolkit.conduct import SEARCH, make_arms
+from hpc_toolkit.bandit import Observation, Pull
+from hpc_toolkit.campaign import METRICS, TASKS, Campaign, Model, Work
+from hpc_toolkit.decisions import SEARCH
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import SEALED
+from hpc_toolkit.search import make_arms
+from hpc_toolkit.searchtable import ROUNDS, WINDOW, Search
 from tests.model.conducting import (
     SCORES,
     Answer,
     Halt,
     Result,
     decisions_in,
+    made_policy,
     play,
-    policy_of,
 )
 from tests.model.memorydisk import ROOT, Content
 
@@ -61,6 +63,7 @@ class World:
     policy: str = "steered"
     budget: int = 2
     pending: int = 1
+    asks: str = WINDOW
     tasks: int = 1
     """Items of each ask."""
     exhaustive: bool = False
@@ -84,6 +87,7 @@ class World:
                 policy=self.policy,
                 budget=self.budget,
                 pending=self.pending,
+                asks=self.asks,
                 exhaustive=self.exhaustive,
             ),
         )
@@ -321,7 +325,7 @@ class Checks:
 
     def _checked(self, log: tuple[Entry, ...]) -> list[str]:
         search = self._model.campaign.search
-        policy = policy_of(search.policy, self._arms, self._model.campaign.seed)
+        policy = made_policy(search.policy, self._arms, self._model.campaign.seed)
         asked: list[str] = []
         told: list[str] = []
         decisions = decisions_in([data for target, data in log if target.startswith("items/")])
@@ -332,8 +336,11 @@ class Checks:
             for tell in decision["tells"]:
                 policy.tell(Observation.from_json(tell))
             if decision["why"] == SEARCH:
+                early = search.asks == ROUNDS and told != asked
+                assert not early, f"R14: ask {number} comes before the end of a round"
                 count = len(decision["arms"])
-                again = [one.arm for one in policy.ask(count, pending=asked[len(told) :])]
+                pending = [Pull(arm) for arm in asked[len(told) :]]
+                again = [one.arm for one in policy.ask(count, pending=pending)]
                 assert decision["arms"] == again, (
                     f"R14: ask {number} is {decision['arms']}, its tells say {again}"
                 )
@@ -343,7 +350,7 @@ class Checks:
             waiting = len(asked) - len(told)
             assert waiting <= search.pending or decision["why"] != SEARCH, "R14: too many asks"
         searched = [arm for one in decisions if one["why"] == SEARCH for arm in one["arms"]]
-        assert len(searched) <= search.budget, "R14: more asks than the budget"
+        assert len(searched) <= self._model.world.budget, "R14: more asks than the budget"
         return asked
 
     def state(self, state: State) -> None:

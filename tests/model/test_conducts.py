@@ -10,7 +10,10 @@ from __future__ import annotations
 import pytest
 
 from hpc_toolkit import files
-from hpc_toolkit.conduct import Conductor, Decisions
+from hpc_toolkit.conduct import Conductor
+from hpc_toolkit.decisions import Decisions
+from hpc_toolkit.search import CampaignSearch
+from hpc_toolkit.searchtable import ROUNDS
 from tests.model.conducting import conducts_at_hand
 from tests.model.conducts import Checks, Conducts, World
 from tests.model.memorydisk import memory_instead_of_files
@@ -30,6 +33,8 @@ SMALL = {
         checkpoints=1, conducts=1, budget=1, exhaustive=True, evils={"crash": 1}
     ),
     "no other arm is left": World(checkpoints=1, conducts=1, exhaustive=True, evils={"crash": 1}),
+    "rounds of two": World(conducts=1, pending=2, budget=3, asks=ROUNDS, evils={"crash": 1}),
+    "two conducts in rounds": World(pending=2, asks=ROUNDS),
 }
 
 LARGE = {
@@ -44,6 +49,9 @@ LARGE = {
     "two conducts, three asks, two at once": World(policy="ucb1", budget=3, pending=2),
     "two conducts, three asks, one after the other": World(policy="ucb1", budget=3),
     "three conducts, two asks": World(conducts=3),
+    "two conducts, rounds of two, then what is left": World(
+        policy="ucb1", budget=3, pending=2, asks=ROUNDS, exhaustive=True
+    ),
     "three conducts, one killed": World(conducts=3, budget=1, evils={"crash": 1, "lost": 1}),
 }
 
@@ -79,15 +87,15 @@ def test_r14_in_every_state_of_a_larger_campaign_each_ask_is_made_once(name: str
 TWO = SMALL["two conducts"]
 AGAIN = SMALL["an item has two results"]
 FROM_RESULTS = """self._follower.look(self._stage, [])
-        for tell in decision["tells"]:
-            arm = self._facts[tell["arm"]]
+        for tell in decision.tells:
             rows = [
                 row
                 for entry in self._stage.log.segments
-                for _, row in unit_rows(self._view, self._stage, entry)
-                if (row["item"]["checkpoint"], row["item"]["layer"]) == (arm.checkpoint, arm.layer)
+                for names in [set(self._stage.state.units)]
+                for _, row in unit_rows(self._view, self._stage, entry, names)
+                if arm_of(row["item"]) == tell.arm
             ]
-            self._take_tells([observe(arm.id, rows).to_json()] if rows else [tell])"""
+            self._search.tell([observe(tell.arm, rows)] if rows else [tell])"""
 MISTAKES = [
     (
         "asked twice|is called another|rival's ask",
@@ -105,8 +113,8 @@ MISTAKES = [
         Mistake(
             "an ask that was read while waiting is no rival's",
             Conductor,
-            "if len(found) > self._decisions.entries:",
-            "if len(found) > self._stage.log.length:",
+            "> self._search.decisions.entries:",
+            "> self._stage.log.length:",
         ),
     ),
     (
@@ -115,23 +123,32 @@ MISTAKES = [
         Mistake(
             "a table without its journals is a result",
             Conductor,
-            "self._wait(self._stage, units)\n"
             "    # A rival's table may say that they are finished before we see a line of their "
             "results.\n"
-            "    self._refuse_rival()",
-            "self._wait(self._stage, units)",
+            "    self._refuse_rival()\n"
+            "    if self._stage.log.sealed:\n"
+            "        return None\n",
+            "",
         ),
     ),
     (
         "neither a score",
-        SMALL["no other arm is left"],
+        TWO,
         Mistake(
-            "results are read that no ask rests on",
+            "results of a search that another has ended are looked for",
             Conductor,
-            "if left and not self._decisions.exhausted:",
-            "for arm in self._decisions.waiting if not left else ():\n"
-            "        self._result_of(arm)\n"
-            "    if left and not self._decisions.exhausted:",
+            "if self._stage.log.sealed:\n        return None",
+            "if False:\n        return None",
+        ),
+    ),
+    (
+        "comes before the end of a round",
+        SMALL["rounds of two"],
+        Mistake(
+            "a round begins when the last one's oldest arm is told",
+            CampaignSearch,
+            "if self._together:\n        return waiting",
+            "if self._together:\n        return waiting[:1]",
         ),
     ),
     (
@@ -149,11 +166,13 @@ MISTAKES = [
         AGAIN,
         Mistake(
             "an ask is decided before its tells are taken in",
-            Conductor,
-            "self._take_tells([observation.to_json() for observation in tells])\n"
-            "        arms = self._ask(number)",
-            "arms = self._ask(number)\n"
-            "        self._take_tells([observation.to_json() for observation in tells])",
+            CampaignSearch,
+            "self.tell(found)\n        waiting = self.decisions.waiting",
+            "early = self._pulls(ask_within(self._policy, 1, self.decisions.waiting))\n"
+            "        self.tell(found)\n"
+            "        waiting = self.decisions.waiting\n"
+            "        if early:\n"
+            "            return early",
         ),
     ),
     (
@@ -162,8 +181,8 @@ MISTAKES = [
         Mistake(
             "tells are not written",
             Conductor,
-            '"tells": [observation.to_json() for observation in tells],',
-            '"tells": [],',
+            "tells=tuple(self._search.fresh),",
+            "tells=(),",
         ),
     ),
     (
@@ -172,7 +191,7 @@ MISTAKES = [
         Mistake(
             "a restart takes the results and not what was told",
             Conductor,
-            'self._take_tells(decision["tells"])',
+            "self._search.tell(decision.tells)",
             FROM_RESULTS,
         ),
     ),
@@ -191,9 +210,9 @@ MISTAKES = [
         World(conducts=1, pending=2, budget=3),
         Mistake(
             "whoever is back first is told",
-            Conductor,
-            "tells.append(self._result_of(waiting[0]))",
-            "tells.append(self._result_of(waiting[-1]))",
+            CampaignSearch,
+            "return waiting[:1] if len(waiting) >= self._search.pending else []",
+            "return waiting[-1:] if len(waiting) >= self._search.pending else []",
         ),
     ),
     (

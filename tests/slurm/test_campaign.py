@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.conduct import SEARCH, read_decisions
+from hpc_toolkit.decisions import SEARCH, read_decisions
 from hpc_toolkit.gather import NotCompleteError
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
@@ -41,9 +41,9 @@ class Searched:
             return cls([], 0)
         stage = Run.open(run).view.stages["tasks"]
         stage.poll_log()
-        decisions = read_decisions(list(stage.log.segments.values()))
-        asked = [arm for one in decisions if one["why"] == SEARCH for arm in one["arms"]]
-        return cls(asked, sum(len(one["tells"]) for one in decisions))
+        decisions = read_decisions(stage.log.segments.values())
+        asked = [pull.arm for one in decisions if one.why == SEARCH for pull in one.pulls]
+        return cls(asked, sum(len(one.tells) for one in decisions))
 
 
 def arms_at_work(run: Path) -> set[tuple[str, int]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import hpc_toolkit.conduct
 from hpc_toolkit.campaign import parse_campaign
-from hpc_toolkit.conduct import Conductor
+from hpc_toolkit.conduct import Conductor, unit_size
 from hpc_toolkit.crew import make_campaign_run
+from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyWorker
 
@@ -31,7 +32,7 @@ CAMPAIGN = parse_campaign(
         "models": [{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
         "metrics": {"workload": NOOP},
         "tasks": {"workload": NOOP, "names": list(SECONDS)},
-        "search": {"policy": "ucb1", "budget": 4, "pending": 2},
+        "search": {"policy": "ucb1", "budget": 4, "pending": 2, "asks": "window"},
     },
     "toy.toml",
 )
@@ -76,10 +77,16 @@ def conduct(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> 
     return list(view.stages["tasks"].log.segments.values())
 
 
-def test_asks_are_claimed_task_by_task_and_what_is_left_by_four(
+def test_asks_are_claimed_task_by_task_until_they_are_thousands() -> None:
+    """A unit of a task that takes half of its arm's time, and of more, would hold the others up."""
+    assert [unit_size(items) for items in (1, 640, 1999)] == [1, 1, 1]
+    assert [unit_size(items) for items in (2000, 15_552, 10**6)] == [2, 15, MAX_UNIT]
+
+
+def test_segments_of_conduct_are_cut_by_their_number_of_items(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit of a task that takes half of its arm's time, and of more, would hold the others up."""
+    monkeypatch.setattr(hpc_toolkit.conduct, "_ITEMS_A_UNIT", 60)
     names = tuple(f"t{number}" for number in range(30))
     campaign = replace(
         CAMPAIGN,
@@ -90,7 +97,8 @@ def test_asks_are_claimed_task_by_task_and_what_is_left_by_four(
 
     first, second, rest = conduct(fast_dir / "r", campaign, monkeypatch)
 
-    assert [unit.count for unit in first.units] == [1] * 5 * 30
+    assert max(unit.count for unit in first.units) == 2
+    assert sum(unit.count for unit in first.units) == 5 * 30
     assert [unit.count for unit in second.units] == [1] * 30
     assert max(unit.count for unit in rest.units) == 4
     assert sum(unit.count for unit in rest.units) == 9 * 30

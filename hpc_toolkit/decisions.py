@@ -1,0 +1,155 @@
+"""What the log of the tasks stage says was asked and told: the journal of conduct (rule R14)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit import Observation, Pull
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.queue.log import damaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hpc_toolkit.queue.items import Segment
+
+SEARCH, EXHAUSTIVE = "search", "exhaustive"
+"""Why arms were asked: the policy chose them, or all that were left."""
+
+MetricColumns = dict[str, list[float | None]]
+"""Metrics that are features: one value for each arm, in their order; None where it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One ask, with what it rests on beyond those before; the header of its segment holds it."""
+
+    why: str
+    """:data:`SEARCH` or :data:`EXHAUSTIVE`."""
+    number: int
+    """From 1."""
+    pulls: tuple[Pull, ...]
+    """What was asked; one without tasks is of all tasks."""
+    tells: tuple[Observation, ...] = ()
+    """Results that were taken in since the decision before, in the order of their asks."""
+    wall_s: float = 0.0
+    """Seconds for which conducts had searched by then; 0 where an older version did not say."""
+    metrics: MetricColumns | None = None
+    """In the first decision of a search that uses metrics: theirs, as the table had them then.
+    A later table may have more, and would give other asks."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values. ``tasks`` is left out where every pull is of all tasks."""
+        record: dict[str, Any] = {
+            "why": self.why,
+            "number": self.number,
+            "arms": [pull.arm for pull in self.pulls],
+            "tells": [observation.to_json() for observation in self.tells],
+            "wall_s": round(self.wall_s, 3),
+        }
+        if any(pull.tasks for pull in self.pulls):
+            record["tasks"] = [list(pull.tasks) for pull in self.pulls]
+        if self.metrics is not None:
+            record["metrics"] = self.metrics
+        return record
+
+
+def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
+    """The decision of every segment, in order.
+
+    Raises:
+        RunError: one is damaged; names the file.
+    """
+    return [read_decision(segment) for segment in segments if segment.decision is not None]
+
+
+def read_decision(segment: Segment) -> Decision:
+    """The decision of a segment that has one.
+
+    Raises:
+        RunError: as :func:`read_decisions` does.
+    """
+    assert segment.decision is not None
+    path, record = segment.path, segment.decision
+    if "why" not in record or not all(
+        isinstance(record.get(key), list) for key in ("arms", "tells")
+    ):
+        raise damaged(path, "line 1: its decision says no arms, tells or why")
+    arms, tasks = record["arms"], record.get("tasks")
+    if tasks is None:
+        tasks = [[]] * len(arms)
+    if not (
+        all(isinstance(arm, str) for arm in arms)
+        and isinstance(tasks, list)
+        and len(tasks) == len(arms)
+        and all(isinstance(some, list) and all(isinstance(t, str) for t in some) for some in tasks)
+    ):
+        raise damaged(path, "line 1: the tasks of its decision are not those of its arms")
+    wall_s, metrics = record.get("wall_s", 0.0), record.get("metrics")
+    if not (isinstance(wall_s, int | float) and wall_s >= 0):
+        raise damaged(path, f"line 1: wall_s of its decision is {str(wall_s)[:50]}")
+    if not (metrics is None or _are_columns(metrics)):
+        raise damaged(path, "line 1: the metrics of its decision are no columns of numbers")
+    try:
+        tells = tuple(Observation.from_json(tell) for tell in record["tells"])
+    except (ConfigError, TypeError) as error:
+        raise damaged(path, f"line 1: a tell of its decision: {error}") from error
+    return Decision(
+        why=record["why"],
+        number=record.get("number", 0),
+        pulls=tuple(Pull(arm, tuple(some)) for arm, some in zip(arms, tasks, strict=True)),
+        tells=tells,
+        wall_s=float(wall_s),
+        metrics=metrics,
+    )
+
+
+def _are_columns(metrics: object) -> bool:
+    return isinstance(metrics, dict) and all(
+        isinstance(column, list)
+        and all(value is None or isinstance(value, int | float) for value in column)
+        for column in metrics.values()
+    )
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What was asked and told so far, in order."""
+
+    asked: list[Pull] = field(default_factory=list)
+    """What the policy asked for."""
+    numbers: dict[Pull, int] = field(default_factory=dict)
+    """The decision, from 1, that asked for each of ``asked``."""
+    told: list[Observation] = field(default_factory=list)
+    """What came back of the first of ``asked``, in their order."""
+    entries: int = 0
+    """Decisions read or made."""
+    exhausted: bool = False
+    """Whether all that was left was asked as well."""
+
+    @property
+    def waiting(self) -> list[Pull]:
+        """What was asked and not told, oldest first."""
+        return self.asked[len(self.told) :]
+
+    def take(self, decision: Decision) -> None:
+        """Take in the asks of the next decision; its tells are told one by one."""
+        self.entries += 1
+        if decision.why == EXHAUSTIVE:
+            self.exhausted = True
+            return
+        self.asked += decision.pulls
+        self.numbers |= dict.fromkeys(decision.pulls, self.entries)
+
+
+def left_over(asked: Iterable[Pull], arms: Sequence[str], tasks: Sequence[str]) -> list[Pull]:
+    """All that was not asked; arms that lack most tasks first, then in their order."""
+    taken = {(pull.arm, task) for pull in asked for task in pull.tasks or tasks}
+    left = []
+    for arm in arms:
+        missing = tuple(task for task in tasks if (arm, task) not in taken)
+        if missing:
+            left.append(Pull(arm, () if len(missing) == len(tasks) else missing))
+    # The first says in which order tasks should begin, so it should have all that are left.
+    return sorted(left, key=lambda pull: -len(pull.tasks or tasks))

@@ -1,0 +1,153 @@
+"""Campaigns whose items somebody does whenever conduct waits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import hpc_toolkit.conduct
+from hpc_toolkit.campaign import parse_campaign
+from hpc_toolkit.conduct import Conductor
+from hpc_toolkit.crew import make_campaign_run
+from hpc_toolkit.decisions import read_decisions
+from hpc_toolkit.run import Run
+from tests.toyrun import ToyWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+    from hpc_toolkit.campaign import Campaign
+    from hpc_toolkit.decisions import Decision
+
+NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+SECONDS = {"a": 1.0, "b": 2.0, "c": 30.0}
+"""The tasks, and what each takes."""
+
+Value = dict[str, Any] | None
+"""What an item gives; None: it fails."""
+
+
+def toy(search: dict[str, Any], **more: Any) -> Campaign:
+    """Twenty arms of two models on three tasks."""
+    table: dict[str, Any] = {
+        "name": "toy",
+        "seed": 3,
+        "models": [
+            {"name": "s", "layers": 3, "size": 1000, "steps": [0, 4, 16]},
+            {"name": "m", "layers": 3, "size": 3000, "steps": [4, 16]},
+        ],
+        "metrics": {"workload": NOOP},
+        "tasks": {"workload": NOOP, "names": list(SECONDS), **more.pop("tasks", {})},
+        "search": search,
+    }
+    return parse_campaign({**table, **more}, "toy.toml")
+
+
+def score(item: dict[str, Any]) -> float:
+    """Best at layer 2 and the latest step of the larger model."""
+    step = int(item["checkpoint"].rpartition("step")[2])
+    digest = hashlib.sha256(json.dumps(item, sort_keys=True).encode()).hexdigest()
+    noise = int(digest[:8], 16) / 2**32
+    larger = bool(item["checkpoint"].startswith("m/"))
+    near: float = 1 - (item["layer"] - 2) ** 2 / 20
+    return near + 0.05 * math.sqrt(step) + 0.01 * larger + 0.02 * noise
+
+
+def value_of(item: dict[str, Any]) -> Value:
+    """Of items of both stages."""
+    if "task" in item:
+        return {"score": score(item), "stderr": 0.01}
+    step = int(item["checkpoint"].rpartition("step")[2])
+    return {"entropy": (item["layer"] - 2) ** 2 / 4, "rank": step / 4, "of": "all"}
+
+
+def work(root: Path, value: Callable[[dict[str, Any]], Value] = value_of) -> None:
+    """Do everything that is there, as one more worker."""
+    run = Run.open(root)
+    view = run.view
+    view.poll_claims()
+    view.poll()
+    worker = ToyWorker(run.paths, f"w{len(list(run.paths.journals.iterdir())):03d}-{os.getpid()}")
+    for name, stage in view.stages.items():
+        for unit in sorted(stage.state.open):
+            generation = stage.claims.generation(unit) + 1
+            assert stage.claims.create(unit, generation, worker.name)
+            worker.begin(unit, generation)
+            worker.unit = f"{name}/{unit}"
+            where = stage.unit(unit)
+            lines = stage.log.segments[where.entry].lines(where)
+            for position, line in zip(where.items, lines, strict=True):
+                item = json.loads(line)
+                found = value(item)
+                seconds = SECONDS.get(item.get("task"), 1.0)
+                if found is None:
+                    worker.attempt(position, "permanent", seconds=seconds)
+                else:
+                    worker.attempt(position, value=found, seconds=seconds)
+            worker.release()
+    worker.finish()
+
+
+class Stopped(BaseException):
+    """A conduct that is killed where it waits."""
+
+
+class Played:
+    """One campaign; workers do all that is there each time that conduct waits."""
+
+    def __init__(
+        self,
+        root: Path,
+        campaign: Campaign,
+        patch: pytest.MonkeyPatch,
+        value: Callable[[dict[str, Any]], Value] = value_of,
+    ) -> None:
+        self.root = root
+        self.campaign = campaign
+        self._value = value
+        self._waits = 0
+        self.clock = 0.0
+        """What the clock of conducts says."""
+        self.waits_s = 0.0
+        """What each wait takes."""
+        self.dies_after: int | None = None
+        """Waits that the next conduct survives."""
+        make_campaign_run(root, campaign, ())
+        patch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=self._sleep))
+        patch.setattr(hpc_toolkit.conduct, "monotonic", lambda: self.clock)
+
+    def _sleep(self, _seconds: float) -> None:
+        self._waits += 1
+        self.clock += self.waits_s
+        if self.dies_after is not None and self._waits > self.dies_after:
+            raise Stopped
+        work(self.root, self._value)
+
+    def conduct(self, campaign: Campaign | None = None) -> list[Decision]:
+        """Conduct to the end; all decisions."""
+        self._waits = 0
+        Conductor(Run.open(self.root), campaign or self.campaign).run()
+        return self.decisions()
+
+    def killed(self, after: int) -> bool:
+        """Conduct until it has waited so often; False if it came to its end before."""
+        self.dies_after = after
+        try:
+            self.conduct()
+        except Stopped:
+            return True
+        finally:
+            self.dies_after = None
+        return False
+
+    def decisions(self) -> list[Decision]:
+        stage = Run.open(self.root).view.stages["tasks"]
+        stage.poll_log()
+        return read_decisions(stage.log.segments.values())

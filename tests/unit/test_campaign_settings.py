@@ -1,0 +1,219 @@
+"""The settings of a campaign: what is refused, when, and what may change later."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.campaign import Campaign, parse_campaign, read_settings
+from hpc_toolkit.crew import campaign_of, make_campaign_run, resume_campaign
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.run import Run
+from hpc_toolkit.search import try_search
+from tests.unit.playedcampaign import NOOP, Played, toy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUDGET = {"budget": 6, "pending": 2}
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ({}, "search: nothing says when the search ends"),
+        ({"policy": "random"}, "search: nothing says when the search ends"),
+        ({"budget": 0}, "search: budget: 0 is not a whole number"),
+        ({"budget": 21}, "search.budget: 21, but there are 20 arms"),
+        ({"evaluations": 2.5}, "search: evaluations: 2.5 is not a whole number from 1"),
+        ({"evaluations": True}, "search: evaluations: True is not"),
+        ({"gpu_hours": 0}, "search: gpu_hours: 0 is not a positive number of hours"),
+        ({"gpu_hours": float("inf")}, "search: gpu_hours: inf is not"),
+        ({"wall_hours": "1"}, "search: wall_hours: '1' is not a positive number of hours"),
+        ({"win_probability": 1.5}, "search: win_probability: 1.5 is not a probability"),
+        ({**BUDGET, "asks": "round"}, "search: asks: 'round'"),
+        ({**BUDGET, "metrics": ["a", "a"]}, r"search: metrics: \['a', 'a'\] is not a list of diff"),
+        ({**BUDGET, "scalarizer": "mean"}, "search: unknown key 'scalarizer'"),
+        ({**BUDGET, "group_pulls": 1}, "search: group_pulls: 1 is not true or false"),
+    ],
+)
+def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
+        toy(search)
+
+
+def test_near_misses_are_named() -> None:
+    with pytest.raises(ConfigError) as asks:
+        toy({**BUDGET, "asks": "windows"})
+    with pytest.raises(ConfigError) as key:
+        toy({**BUDGET, "gpu_hour": 1})
+
+    assert asks.value.hint == "did you mean 'window'?"
+    assert key.value.hint == "did you mean 'gpu_hours'?"
+
+
+@pytest.mark.parametrize("policy", ["racing", "halving"])
+def test_policies_that_end_by_themselves_need_no_budget(policy: str) -> None:
+    assert toy({"policy": policy}).search.budget is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "says"),
+    [
+        ({"kinds": {"a": "sts", "b": "sts"}}, "tasks: kinds: the task 'c' is missing"),
+        ({"seconds": {"a": 1, "b": 1, "c": 1, "d": 1}}, "tasks: seconds: unknown task 'd'"),
+        ({"seconds": {"a": 1, "b": 1, "c": 0}}, r"tasks: seconds\.c: 0 is not a positive number"),
+        ({"kinds": {"a": "sts", "b": "sts", "c": 1}}, r"tasks: kinds\.c: 1 is not a name"),
+        ({"kinds": ["sts"]}, "tasks: kinds: .* is not a table"),
+    ],
+)
+def test_tables_by_task_must_name_each_task_and_no_other(tasks: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
+        toy(BUDGET, tasks=tasks)
+
+
+def test_only_tasks_have_kinds() -> None:
+    with pytest.raises(ConfigError, match=r"toy\.toml: metrics: unknown key 'kinds'"):
+        toy(BUDGET, metrics={"workload": NOOP, "kinds": {}})
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ({**BUDGET, "policy": "gp-uct"}, "search: policy: unknown policy 'gp-uct'"),
+        ({"budget": 6, "policy": "x", "asks": "window"}, "search: policy: unknown policy 'x'"),
+        ({**BUDGET, "scalariser": "median"}, "search: scalariser: unknown scalariser 'median'"),
+        ({**BUDGET, "scalariser": "mean-kind"}, "search: scalariser: .* needs the kind of every"),
+        ({**BUDGET, "options": {"bet": 2}}, "search: options: policy 'gp-ucb' has no option 'bet'"),
+        ({**BUDGET, "options": {"beta": "x"}}, "search: options: gp-ucb: beta is 'x'"),
+        ({**BUDGET, "options": {"features": "metrics"}}, "search: options: the arms have no metri"),
+        ({"policy": "racing", "group_pulls": True}, "search: group_pulls: policy 'racing' asks"),
+        ({"policy": "racing", "scalariser": "mean-z"}, "search: scalariser: policy 'racing' comp"),
+        ({**BUDGET, "metrics": ["entropy"]}, "search: metrics: nothing uses them"),
+    ],
+)
+def test_searches_that_cannot_work_are_refused_before_anything_runs(
+    search: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
+        make_campaign_run(tmp_path / "r", toy(search), (), "toy.toml")
+    assert not (tmp_path / "r").exists()
+
+
+def test_searches_that_can_work_are_not_refused() -> None:
+    uses = {"metrics": ["entropy"], "options": {"features": "metrics"}}
+    try_search(toy({**BUDGET, **uses}), "toy.toml")
+    try_search(toy({**BUDGET, "policy": "gp-ei", "group_pulls": True}), "toy.toml")
+    kinds = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
+    try_search(toy({**BUDGET, "scalariser": "mean-kind"}, tasks=kinds), "toy.toml")
+
+
+def test_settings_survive_json(tmp_path: Path) -> None:
+    search = {
+        "policy": "gp-ei",
+        "evaluations": 30,
+        "gpu_hours": 2,
+        "wall_hours": 1.5,
+        "win_probability": 0.05,
+        "pending": 3,
+        "asks": "window",
+        "scalariser": "mean-kind",
+        "metrics": ["entropy"],
+        "options": {"features": "all"},
+    }
+    seconds = {"a": 1.0, "b": 2.0, "c": 3.0}
+    campaign = toy(search, tasks={"kinds": dict.fromkeys("abc", "sts"), "seconds": seconds})
+
+    run = make_campaign_run(tmp_path / "r", campaign, ())
+
+    assert campaign_of(Run.open(run.root)) == campaign
+
+
+def test_new_campaigns_ask_in_rounds_and_older_ones_over_a_window(tmp_path: Path) -> None:
+    run = make_campaign_run(tmp_path / "r", toy(BUDGET), ())
+    assert campaign_of(run).search.asks == "rounds"
+    record = json.loads((run.root / "run.json").read_bytes())["campaign"]
+    for key in ("asks", "evaluations", "metrics", "scalariser", "group_pulls"):
+        del record["search"][key]
+    for key in ("kinds", "seconds"):
+        del record["tasks"][key]
+
+    assert read_settings(run.paths, record).search.asks == "window"
+
+
+def test_file_that_does_not_say_how_asks_follow_takes_the_run_up_as_it_is(tmp_path: Path) -> None:
+    window = toy({**BUDGET, "asks": "window"})
+    run = make_campaign_run(tmp_path / "r", window, ())
+
+    resume_campaign(run, toy(BUDGET), update=False)
+    with pytest.raises(ConfigError, match=r"other settings: search\.asks"):
+        resume_campaign(run, toy({**BUDGET, "asks": "rounds"}), update=False)
+
+
+METRIC = {"metrics": ["entropi"], "options": {"features": "all", "initial": 2}}
+
+
+def test_search_may_change_until_its_first_decision(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slip that is found after the metrics were measured does not cost them."""
+    played = Played(fast_dir / "r", toy({**BUDGET, **METRIC}), monkeypatch)
+    with pytest.raises(ConfigError, match=r"search\.metrics: no arm has a metric 'entropi'") as one:
+        played.conduct()
+    assert "did you mean 'entropy'?" in str(one.value.hint)
+    run = Run.open(played.root)
+    mended = toy({**BUDGET, **METRIC, "metrics": ["entropy"]})
+
+    with pytest.raises(ConfigError, match=r"other settings: search\.metrics\s") as refused:
+        resume_campaign(run, mended, update=False)
+    assert refused.value.hint == "--update takes it over"
+    with pytest.raises(ConfigError, match=r"toy.toml: search: options: .* no option 'x'"):
+        resume_campaign(run, toy({**BUDGET, "options": {"x": 1}}), update=True, file="toy.toml")
+    resume_campaign(run, mended, update=True)
+
+    assert campaign_of(Run.open(played.root)) == mended.asked_in("rounds")
+    assert len(played.conduct(campaign_of(run))) == 3
+
+
+def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy(BUDGET), monkeypatch)
+    assert played.killed(2)
+    run = Run.open(played.root)
+    longer = toy({"budget": 8, "pending": 2, "gpu_hours": 5, "win_probability": 0.01})
+
+    with pytest.raises(ConfigError, match=r"settings: search\.pending") as refused:
+        resume_campaign(run, toy({**BUDGET, "pending": 3}), update=True)
+    assert str(refused.value.hint).startswith(
+        "only search.budget, search.evaluations, search.gpu_hours, search.wall_hours, "
+        "search.win_probability can change now"
+    )
+    resume_campaign(run, longer, update=True)
+
+    assert len(played.conduct(campaign_of(run))) == 4
+    with pytest.raises(ConfigError, match=r"settings: search\.budget") as over:
+        resume_campaign(run, toy(BUDGET), update=True)
+    assert str(over.value.hint).startswith("the search is over")
+
+
+def test_other_settings_never_change(tmp_path: Path) -> None:
+    run = make_campaign_run(tmp_path / "r", toy(BUDGET), ())
+
+    other = toy(BUDGET, seed=4, metrics={"workload": NOOP, "max_attempts": 2})
+    with pytest.raises(
+        ConfigError, match=r"other settings: metrics\.max_attempts, seed\s"
+    ) as refused:
+        resume_campaign(run, other, update=True)
+    assert str(refused.value.hint).startswith("only search.* can change now")
+
+
+def test_settings_that_are_no_table_are_refused() -> None:
+    table = {"name": "toy", "models": [], "search": 3}
+
+    with pytest.raises(ConfigError, match=r"toy\.toml: search: 3 is not a table"):
+        parse_campaign({"search": 3}, "toy.toml")
+    with pytest.raises(AttributeError):
+        Campaign.from_json(table)

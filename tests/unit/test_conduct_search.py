@@ -1,0 +1,276 @@
+"""Asks of a campaign: their sequence, in rounds and over a window, killed and gone on with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hpc_toolkit.conduct
+from hpc_toolkit.bandit import Pull
+from hpc_toolkit.campaign import Campaign
+from hpc_toolkit.conduct import Conductor, arm_of
+from hpc_toolkit.crew import make_campaign_run
+from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.run import Run
+from tests.integration.toy_campaign import score as toy_score
+from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ALL = tuple(SECONDS)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "rounds": {"policy": "gp-ucb", "budget": 9, "pending": 3},
+    "window": {"policy": "gp-ucb", "budget": 9, "pending": 3, "asks": "window"},
+    "racing": {"policy": "racing", "options": {"first": 2}},
+    "halving": {"policy": "halving", "options": {"share": 0.3}, "exhaustive": True},
+    "group pulls": {"policy": "gp-ei", "budget": 7, "pending": 3, "group_pulls": True},
+    "metrics": {
+        "policy": "gp-ucb",
+        "budget": 8,
+        "pending": 2,
+        "metrics": ["entropy", "rank"],
+        "options": {"features": "all", "initial": 3},
+    },
+    "kinds": {"policy": "ucb1", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
+    "probability": {"policy": "gp-ucb", "win_probability": 0.2, "pending": 2, "asks": "window"},
+    "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
+}
+KINDS = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
+
+
+def made(name: str) -> Campaign:
+    return toy(FAMILIES[name], tasks=KINDS if name == "kinds" else {})
+
+
+def asks(decisions: Sequence[Decision]) -> list[tuple[str, tuple[Pull, ...], tuple[str, ...]]]:
+    """What is the same however a campaign went."""
+    return [
+        (one.why, one.pulls, tuple(json.dumps(tell.to_json()) for tell in one.tells))
+        for one in decisions
+    ]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sequence_is_the_same_wherever_conduct_is_killed_and_nothing_is_asked_twice(
+    name: str, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = Played(fast_dir / "calm", made(name), monkeypatch).conduct()
+    killed = Played(fast_dir / "killed", made(name), monkeypatch)
+    times = 0
+    while killed.killed(1):
+        times += 1
+
+    assert times > 0
+    assert asks(killed.decisions()) == asks(calm)
+    assert len(calm) > 1
+    assert Run.open(killed.root).status().complete
+    asked = [(pull.arm, t) for one in calm for pull in one.pulls for t in pull.tasks or ALL]
+    rows = Run.open(killed.root).results(stage="tasks")
+    assert sorted((arm_of(row["item"]), row["item"]["task"]) for row in rows) == sorted(asked)
+    assert len(set(asked)) == len(asked)
+    if FAMILIES[name].get("exhaustive"):
+        assert len(asked) == 20 * 3
+
+
+def test_rounds_tell_all_that_was_asked_before_the_next_ask(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = Played(fast_dir / "r", made("rounds"), monkeypatch).conduct()
+
+    assert [len(one.pulls) for one in decisions] == [3, 3, 3]
+    for before, after in itertools.pairwise(decisions):
+        assert [tell.arm for tell in after.tells] == [pull.arm for pull in before.pulls]
+
+
+def test_rounds_larger_than_the_opening_are_an_opening(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight at once, three by a model of nothing would be worth less than eight far apart."""
+    found = {}
+    for pending, asks_in in [(8, "rounds"), (8, "window"), (4, "rounds")]:
+        search = {"policy": "gp-ucb", "budget": 9, "pending": pending, "asks": asks_in}
+        root = fast_dir / f"{pending}-{asks_in}"
+        decisions = Played(root, toy(search), monkeypatch).conduct()
+        found[pending, asks_in] = [pull.arm for one in decisions for pull in one.pulls]
+    # The first eight are space-filling either way; the ninth is the first that a model may choose.
+    assert found[8, "rounds"][:8] == found[8, "window"][:8]
+    assert found[4, "rounds"][:4] == found[8, "rounds"][:4]
+
+
+def test_window_asks_for_one_when_the_oldest_is_told(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = Played(fast_dir / "r", made("window"), monkeypatch).conduct()
+
+    assert [len(one.pulls) for one in decisions] == [3] + [1] * 6
+    order = [pull.arm for one in decisions for pull in one.pulls]
+    told = [tell.arm for one in decisions for tell in one.tells]
+    assert told == order[: len(told)]
+    assert [len(one.tells) for one in decisions] == [0] + [1] * 6
+
+
+def test_race_asks_for_a_rung_at_once_and_says_of_which_tasks(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy(FAMILIES["racing"], tasks={"seconds": SECONDS})
+    decisions = Played(fast_dir / "r", campaign, monkeypatch).conduct()
+
+    assert len(decisions[0].pulls) == 20
+    assert {pull.tasks for pull in decisions[0].pulls} == {("a", "b")}
+    assert decisions[0].to_json()["tasks"] == [["a", "b"]] * 20
+    assert {pull.tasks for pull in decisions[1].pulls} == {("c",)}
+    assert len(decisions[1].pulls) < 20
+
+
+def test_race_of_unknown_durations_begins_with_one_whole_arm(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = Played(fast_dir / "r", made("racing"), monkeypatch).conduct()
+
+    assert [pull.tasks for pull in first.pulls] == [()]
+    assert "tasks" not in first.to_json()
+
+
+def test_tasks_that_are_left_begin_with_the_longest(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy({**FAMILIES["racing"], "exhaustive": True}, tasks={"seconds": SECONDS})
+    Played(fast_dir / "r", campaign, monkeypatch).conduct()
+    stage = Run.open(fast_dir / "r").view.stages["tasks"]
+    stage.poll_log()
+
+    for segment in stage.log.segments.values():
+        tasks = [json.loads(line)["task"] for line in segment.items()]
+        kinds = [segment.kind_of(unit) for unit in segment.units]
+        longest = sorted(set(tasks), key=lambda task: -SECONDS[task])
+        assert [longest[kind] for kind in kinds] == [tasks[unit.first] for unit in segment.units]
+
+
+def test_left_over_is_what_nobody_asked_for_and_those_that_lack_most_come_first() -> None:
+    asked = [Pull("x", ("a",)), Pull("y"), Pull("x", ("c",))]
+
+    assert left_over(asked, ["x", "y", "z"], ALL) == [Pull("z"), Pull("x", ("b",))]
+
+
+def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features that come later would give other asks than those that are recorded."""
+
+    def gaps(item: dict[str, Any]) -> Value:
+        broken = "task" not in item and item["checkpoint"] == "m/step16"
+        return None if broken else value_of(item)
+
+    calm = Played(fast_dir / "calm", made("metrics"), monkeypatch, gaps).conduct()
+    lifted = Played(fast_dir / "lifted", made("metrics"), monkeypatch, gaps)
+    assert lifted.killed(3)
+    so_far = len(lifted.decisions())
+    assert 0 < so_far < len(calm)
+    assert Run.open(lifted.root).retry() == 4
+    work(lifted.root)
+
+    assert asks(lifted.conduct()) == asks(calm)
+    columns = calm[0].metrics
+    assert columns is not None
+    assert columns["rank"].count(None) == 4
+    assert [one.metrics for one in calm[1:]] == [None] * (len(calm) - 1)
+    # With the metrics that are there now, the search would be another one.
+    assert asks(Played(fast_dir / "whole", made("metrics"), monkeypatch).conduct()) != asks(calm)
+
+
+def test_wall_hours_add_up_over_conducts_and_end_the_search(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy({"policy": "random", "wall_hours": 1.0, "pending": 2})
+    played = Played(fast_dir / "r", campaign, monkeypatch)
+    played.waits_s = 900.0
+    assert played.killed(4)
+    before = played.decisions()
+    played.clock = 0.0  # another machine
+
+    decisions = played.conduct()
+
+    assert decisions[: len(before)] == before
+    assert [one.wall_s for one in decisions] == [0.0, 900.0, 1800.0, 2700.0]
+    assert played.conduct() == decisions, "one that is started again asks for more"
+
+
+def test_conduct_asks_for_nothing_behind_the_seal(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was decided that the hours have passed; who is started then has no hour behind it."""
+    campaign = toy({"policy": "random", "wall_hours": 1.0, "pending": 2})
+    played = Played(fast_dir / "r", campaign, monkeypatch)
+    played.waits_s = 3600.0
+    played.conduct()
+    assert len(played.decisions()) == 1
+
+    assert len(played.conduct()) == 1
+
+
+def test_replay_of_a_damaged_sequence_is_refused_and_says_what_differs(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy(FAMILIES["racing"], tasks={"seconds": SECONDS})
+    played = Played(fast_dir / "r", campaign, monkeypatch)
+    assert played.killed(2)
+
+    with pytest.raises(RunError, match=r"was s/step0/layer0 on a, b; .* and 16 more; the policy"):
+        played.conduct(toy({**FAMILIES["racing"], "options": {"first": 3}}))
+
+
+RECORDED = json.loads((Path(__file__).parent / "recorded_window.json").read_bytes())
+"""What the version before rounds wrote: the settings in run.json, and its decisions."""
+
+
+def begun_before(root: Path, decisions: int) -> Run:
+    """A run of that version after so many decisions."""
+    make_campaign_run(root, Campaign.from_json(RECORDED["campaign"]), ())
+    manifest = json.loads((root / "run.json").read_bytes())
+    manifest["campaign"] = RECORDED["campaign"]
+    (root / "run.json").write_text(json.dumps(manifest))
+    run = Run.open(root)
+    log = run.view.stages["tasks"].log
+    for decision in RECORDED["decisions"][:decisions]:
+        items = []
+        for arm in decision["arms"]:
+            checkpoint, _, layer = arm.rpartition("/layer")
+            items += [{"checkpoint": checkpoint, "layer": int(layer), "task": t} for t in "ab"]
+        assert log.add_segment(encode_segment(items, group_by="checkpoint", decision=decision))
+    return run
+
+
+def value_then(item: dict[str, Any]) -> Value:
+    """The scores of the recorded campaign."""
+    if "task" not in item or (item["task"] == "b" and item["checkpoint"] == "s/step1"):
+        return {}
+    found = toy_score(item["checkpoint"], item["layer"], item["task"])
+    return {"score": round(found, 4), "stderr": 0.01}
+
+
+@pytest.mark.parametrize("decisions", [0, 1, 5, 10, 11])
+def test_campaign_that_an_older_version_began_goes_on_as_it_would_have(
+    decisions: int, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fast_dir / "r"
+    begun_before(root, decisions)
+    sleep = SimpleNamespace(sleep=lambda _: work(root, value_then))
+    monkeypatch.setattr(hpc_toolkit.conduct, "time", sleep)
+    monkeypatch.setitem(SECONDS, "b", 1.0)
+
+    Conductor(Run.open(root), Campaign.from_json(RECORDED["campaign"])).run()
+
+    stage = Run.open(root).view.stages["tasks"]
+    stage.poll_log()
+    found = [one.to_json() for one in read_decisions(stage.log.segments.values())]
+    assert [one["arms"] for one in found] == [one["arms"] for one in RECORDED["decisions"]]
+    assert [one["tells"] for one in found] == [one["tells"] for one in RECORDED["decisions"]]
+    assert {one["why"] for one in found} == {SEARCH, EXHAUSTIVE}

@@ -1,0 +1,84 @@
+"""Decisions in the headers of segments: both shapes, and what is damaged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.bandit import Observation, Pull
+from hpc_toolkit.decisions import SEARCH, Decision, Decisions, read_decisions
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.items import Segment, encode_segment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TELL = Observation("x", scores={"a": 0.5}, seconds={"a": 2.0}, failed=("b",))
+
+
+def segment(path: Path, decision: dict[str, Any] | None) -> Segment:
+    path.write_bytes(b"".join(encode_segment([{"task": "a"}], group_by=None, decision=decision)))
+    return Segment(path, 1)
+
+
+def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
+    whole = Decision(why=SEARCH, number=1, pulls=(Pull("x"), Pull("y")))
+    parts = Decision(
+        why=SEARCH,
+        number=2,
+        pulls=(Pull("x", ("c",)), Pull("z")),
+        tells=(TELL,),
+        wall_s=12.5,
+        metrics={"entropy": [0.5, None]},
+    )
+    written = [segment(tmp_path / str(n), one.to_json()) for n, one in enumerate([whole, parts])]
+
+    assert read_decisions([segment(tmp_path / "2", None), *written]) == [whole, parts]
+    assert "tasks" not in whole.to_json()
+    assert parts.to_json()["tasks"] == [["c"], []]
+
+
+def test_decisions_of_before_parts_are_read(tmp_path: Path) -> None:
+    old = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [TELL.to_json()]}
+
+    (found,) = read_decisions([segment(tmp_path / "1", old)])
+
+    assert found == Decision(why=SEARCH, number=1, pulls=(Pull("x"),), tells=(TELL,))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"arms": None}, "says no arms, tells or why"),
+        ({"tells": {}}, "says no arms, tells or why"),
+        ({"arms": [1]}, "the tasks of its decision are not those of its arms"),
+        ({"tasks": [["a"], ["b"]]}, "the tasks of its decision are not those of its arms"),
+        ({"tasks": ["a"]}, "the tasks of its decision are not those of its arms"),
+        ({"tasks": [[1]]}, "the tasks of its decision are not those of its arms"),
+        ({"wall_s": -1}, "wall_s of its decision is -1"),
+        ({"wall_s": "long"}, "wall_s of its decision is long"),
+        ({"metrics": [1]}, "the metrics of its decision are no columns of numbers"),
+        ({"metrics": {"m": ["1"]}}, "the metrics of its decision are no columns of numbers"),
+        ({"tells": [3]}, "a tell of its decision: not an observation"),
+        ({"tells": [{"arm": "x"}]}, "a tell of its decision: not an observation"),
+        ({"tells": [{**TELL.to_json(), "scores": {"a": "b"}}]}, "a tell of its decision: arm 'x'"),
+    ],
+)
+def test_damaged_decisions_are_refused_with_their_file(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    decision = {"why": SEARCH, "number": 1, "arms": ["x"], "tells": [], **change}
+
+    with pytest.raises(RunError, match=f"000007.jsonl is damaged: line 1: .*{says}"):
+        read_decisions([segment(tmp_path / "000007.jsonl", decision)])
+
+
+def test_what_waits_is_what_was_asked_and_not_told() -> None:
+    decisions = Decisions()
+    decisions.take(Decision(why=SEARCH, number=1, pulls=(Pull("x", ("a",)), Pull("y"))))
+    decisions.told.append(TELL)
+    decisions.take(Decision(why=SEARCH, number=2, pulls=(Pull("x", ("c",)),)))
+
+    assert decisions.waiting == [Pull("y"), Pull("x", ("c",))]
+    assert decisions.numbers == {Pull("x", ("a",)): 1, Pull("y"): 1, Pull("x", ("c",)): 2}

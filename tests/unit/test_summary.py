@@ -1,0 +1,197 @@
+"""What a campaign's summary says, and its lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.cli.campaigns import summary_lines
+from hpc_toolkit.run import Run
+from hpc_toolkit.summary import Summary, summarize
+from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+    from hpc_toolkit.campaign import Campaign
+
+ARMS = [
+    (f"{model}/step{step}", layer)
+    for model, steps in (("s", (0, 4, 16)), ("m", (4, 16)))
+    for step in steps
+    for layer in range(4)
+]
+EACH_S = sum(SECONDS.values())
+
+
+def outcome(
+    root: Path,
+    campaign: Campaign,
+    patch: pytest.MonkeyPatch,
+    value: Callable[[dict[str, Any]], Value] = value_of,
+) -> Summary:
+    Played(root, campaign, patch, value).conduct()
+    found = summarize(Run.open(root).view, campaign)
+    assert found is not None
+    return found
+
+
+def mean(arm: tuple[str, int]) -> float:
+    scores = [score({"checkpoint": arm[0], "layer": arm[1], "task": t}) for t in SECONDS]
+    return sum(scores) / len(scores)
+
+
+def test_summary_of_a_search_by_arms(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = {"policy": "gp-ucb", "budget": 6, "pending": 3, "exhaustive": True}
+    found = outcome(fast_dir / "r", toy(search), monkeypatch)
+    best = max(ARMS, key=mean)
+
+    assert (found.evaluated, found.arms) == (6, 20)
+    assert (found.evaluations, found.all_evaluations) == (18, 60)
+    assert found.gpu_s == 6 * EACH_S
+    assert found.exhaustive_gpu_s == 20 * EACH_S
+    assert found.exhaustive is not None
+    assert found.exhaustive.arm == f"{best[0]}/layer{best[1]}"
+    assert found.verified == found.best
+    assert found.tasks == ["a", "b", "c"]
+    assert found.last_layer is not None
+    assert found.last_layer.arm == "m/step16/layer3"
+    assert found.ended == "asked for 6 arms, the budget is 6"
+    assert len(found.sequence) == 6
+    lines = "\n".join(summary_lines(found))
+    assert "gp-ucb: 6 of 20 arms, 18 of 60 evaluations\n  ended         asked for 6" in lines
+    assert "with 30% of the evaluations and 30% of their time" in lines
+    assert "rewards" not in lines
+    assert " over " not in lines
+
+
+def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"seconds": SECONDS}
+    search = {"policy": "racing", "options": {"first": 2, "c": 0.0}}
+    found = outcome(fast_dir / "r", toy(search, tasks=seconds), monkeypatch)
+
+    assert found.tasks == ["a", "b"]
+    assert (found.evaluated, found.evaluations) == (20, 40)
+    assert found.gpu_s == 20 * 3.0
+    assert found.best.arm == "m/step16/layer2"
+    # Over the same two tasks, though nothing was evaluated on all.
+    assert found.last_layer is not None
+    parts = [score({"checkpoint": "m/step16", "layer": 3, "task": task}) for task in "ab"]
+    assert found.last_layer.score == sum(parts) / 2
+    assert found.exhaustive is None
+    assert found.ended == "the policy asked for nothing more"
+    assert "layer2  1.2" in summary_lines(found)[2]
+    assert summary_lines(found)[2].endswith(" over 2 of 3 tasks")
+
+
+def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last_task_turns_it(item: dict[str, Any]) -> Value:
+        other = item.get("task") == "c" and (item["checkpoint"], item["layer"]) == ("s/step0", 0)
+        return {"score": 9.0} if other else value_of(item)
+
+    search = {"policy": "racing", "options": {"first": 2, "c": 0.0}, "exhaustive": True}
+    campaign = toy(search, tasks={"seconds": SECONDS})
+    found = outcome(fast_dir / "r", campaign, monkeypatch, last_task_turns_it)
+
+    assert found.best.arm == "m/step16/layer2"
+    assert found.verified is not None
+    assert found.verified.arm == found.best.arm
+    assert abs(found.verified.score - mean(("m/step16", 2))) < 1e-12
+    assert found.best.score != found.verified.score
+    assert found.exhaustive is not None
+    assert found.exhaustive.arm == "s/step0/layer0"
+    behind = found.exhaustive.score - found.verified.score
+    lines = "\n".join(summary_lines(found))
+    assert f"{behind:.4f} behind it" in lines
+    assert "found a lesser arm with 67% of the evaluations and 9% of their time" in lines
+
+
+def test_summary_names_the_scalariser_and_what_failed(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(item: dict[str, Any]) -> Value:
+        return None if item.get("task") == "b" else value_of(item)
+
+    kinds = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
+    search = {"policy": "random", "budget": 4, "scalariser": "mean-kind", "pending": 2}
+    found = outcome(fast_dir / "r", toy(search, tasks=kinds), monkeypatch, broken)
+
+    lines = summary_lines(found)
+    assert found.failed_tasks == 4
+    assert found.tasks == ["a", "b", "c"]
+    assert "  rewards       mean over kinds of tasks" in lines
+    assert "failed tasks    4, left out of the means" in lines
+
+
+def test_summary_says_why_searches_end(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(name: str, **search: Any) -> str | None:
+        campaign = toy({"policy": "random", "pending": 2, **search})
+        return outcome(fast_dir / name, campaign, monkeypatch).ended
+
+    assert ended("e", evaluations=7) == "asked for 9 evaluations, the budget is 7"
+    assert ended("g", gpu_hours=0.05) == "198 GPU seconds asked for, the budget is 180"
+    assert ended("a", budget=20) == "asked for 20 arms, the budget is 20"
+    assert ended("l", policy="last-layer", budget=9) == "the policy asked for nothing more"
+
+
+def test_hours_that_passed_after_the_last_decision_are_the_reason(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy({"policy": "random", "wall_hours": 0.5, "pending": 2})
+    played = Played(fast_dir / "r", campaign, monkeypatch)
+    played.waits_s = 1000.0
+    played.conduct()
+    found = summarize(Run.open(played.root).view, campaign)
+
+    assert found is not None
+    assert found.ended == "0.5 hours have passed"
+
+
+def test_search_that_goes_on_has_no_end(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    campaign = toy({"policy": "gp-ucb", "budget": 6, "pending": 2})
+    played = Played(fast_dir / "r", campaign, monkeypatch)
+    assert played.killed(1)
+    assert summarize(Run.open(played.root).view, campaign) is None
+    assert played.killed(1)
+    found = summarize(Run.open(played.root).view, campaign)
+
+    assert found is not None
+    assert found.ended is None
+    assert (found.evaluated, len(found.sequence)) == (2, 4)
+    assert "ended" not in "\n".join(summary_lines(found))
+
+
+def test_checkpoints_with_equal_metrics_are_named(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(item: dict[str, Any]) -> Value:
+        if "task" in item:
+            return value_of(item)
+        same = item["checkpoint"] in ("s/step4", "m/step16")
+        name = "same" if same else item["checkpoint"]
+        layer_alone = item["checkpoint"] == "m/step4" and item["layer"]
+        number = score({"checkpoint": "s/step4" if layer_alone else f"{name}/step1", "layer": 1})
+        return {"entropy": number, "rows": 100, "whole": 3.0}
+
+    campaign = toy({"policy": "random", "budget": 2, "pending": 2})
+    found = outcome(fast_dir / "r", campaign, monkeypatch, copied)
+
+    assert found.same_metrics == [["s/step4", "m/step16"]]
+    assert summary_lines(found)[-1].endswith("the same weights? s/step4, m/step16")
+
+
+def test_whole_numbers_that_agree_are_no_sign_of_equal_weights(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counts(item: dict[str, Any]) -> Value:
+        return value_of(item) if "task" in item else {"prompts": 100, "length": 4.0}
+
+    campaign = toy({"policy": "random", "budget": 2, "pending": 2})
+
+    assert outcome(fast_dir / "r", campaign, monkeypatch, counts).same_metrics == []

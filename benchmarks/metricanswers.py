@@ -54,6 +54,9 @@ def known_answers() -> Iterator[Answer]:
     apart = torch.eye(6, 20).unsqueeze(1).expand(6, 4, 20)
     yield "LiDAR", "6 orthonormal means, no scatter", "5", 5.0, float(ours.lidar(apart))
     yield "DiME", "orthonormal views", "0", 0.0, float(ours.dime(eye, eye))
+    pair = torch.eye(2)[[0, 0, 1]]  # an order that splits it gives entropy log 3
+    split = float(ours.dime(pair, pair, permutations=1, seed=0))
+    yield "DiME", "one pair of three rows, split", "2/3 log 2", 2 / 3 * math.log(2), split
     loss = math.log1p(14 * math.exp(-10))
     yield (
         "InfoNCE",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.workloads.onepass import Batch, BatchSize, forward, layer_count, tokenize
+from hpc_toolkit.workloads.onepass import (
+    Batch,
+    BatchSize,
+    Distinct,
+    forward,
+    layer_count,
+    tokenize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,18 +83,23 @@ def pooled(
     size: BatchSize,
     final_norm: FinalNorm = "raw",
 ) -> list[np.ndarray]:
-    """The mean over each text's tokens, float32 ``(len(ids), d)`` a layer, from one pass."""
+    """The mean over each text's tokens, float32 ``(len(ids), d)`` a layer, from one pass.
+
+    Texts of the same tokens have the same row, to the last bit.
+    """
     import numpy as np
 
+    different = Distinct.of(ids)
     layers: list[np.ndarray] = []
 
     def pool(layer: int, states: Tensor, batch: Batch) -> None:
         if layer == len(layers):
-            layers.append(np.zeros((len(ids), states.shape[-1]), dtype=np.float32))
+            layers.append(np.zeros((len(different.ids), states.shape[-1]), np.float32))
         layers[layer][batch.rows] = mean_pool(states, batch.lengths).cpu().numpy()
 
-    forward(loaded, ids, pool, size=size, final_norm=final_norm)
-    return layers
+    forward(loaded, different.ids, pool, size=size, final_norm=final_norm)
+    repeated = len(different.ids) < len(ids)
+    return [rows[different.at] for rows in layers] if repeated else layers
 
 
 def mean_pool(states: Tensor, lengths: Tensor) -> Tensor:

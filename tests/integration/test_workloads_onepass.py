@@ -44,6 +44,19 @@ def passed(
     return layers
 
 
+def test_texts_of_the_same_tokens_have_the_same_row_to_the_last_bit(loaded: LoadedModel) -> None:
+    texts = [[(7 * row + place) % 50 for place in range(3 + row % 9)] for row in range(40)]
+    again = [*texts, *texts[:30], texts[0]]
+
+    layers = pooled(loaded, again, size=BatchSize(7))
+
+    once = pooled(loaded, texts, size=BatchSize(7))
+    for rows, expected in zip(layers, once, strict=True):
+        assert rows.shape == (71, WIDTH)
+        assert rows[:40].tolist() == expected.tolist()
+        assert rows[40:].tolist() == [*expected[:30].tolist(), expected[0].tolist()]
+
+
 def largest(a: list[Any], b: list[Any]) -> float:
     return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
 

@@ -166,6 +166,19 @@ def test_dime_of_orthonormal_views_is_zero_since_no_order_is_nearer() -> None:
     assert float(dime(torch.eye(6), torch.eye(6))) == pytest.approx(0, abs=1e-12)
 
 
+def test_dime_of_a_pair_that_an_order_splits_is_exact() -> None:
+    # Rows 0 and 1 are equal in both views; the order 2, 0, 1 sets the second view's pair apart.
+    z = torch.eye(2)[[0, 0, 1]]
+    assert np.random.default_rng([0]).permutation(3).tolist() == [2, 0, 1]
+    assert np.random.default_rng([1]).permutation(3).tolist() == [0, 1, 2]
+
+    apart, together = math.log(3), math.log(3) - 2 / 3 * math.log(2)
+
+    split = float(dime(z, z, permutations=1, seed=0))
+    assert split == pytest.approx(apart - together, abs=1e-15)
+    assert float(dime(z, z, permutations=1, seed=1)) == pytest.approx(0, abs=1e-15)
+
+
 def test_dime_of_two_pairs_is_what_their_blocks_give() -> None:
     # Rows 0, 1 and rows 2, 3 are equal, in both views: K o K = K, entropy log 2. A permutation that
     # splits the pairs, as two of three do, makes K1 o P K2 P^T the identity, entropy log 4.

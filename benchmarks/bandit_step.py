@@ -5,9 +5,11 @@
 A step of this project is the time between two asks of a campaign that runs one arm at a time: the
 policy is told and asked, 32 items are published, claimed, run and journaled, and conduct sees them
 all. A step of Dask is ``client.map`` and ``client.gather`` of 32 functions on a LocalCluster of 8
-processes, which keeps nothing on disk and asks no policy. A step of submitit is an array of 8 jobs,
-each of four no-ops, by its LocalExecutor, which starts a process for each job, and with ``--slurm``
-on the Slurm that sbatch finds, such as that of ``hpctk lab``; few steps are shown.
+processes, which keeps nothing on disk. A step of submitit is an array of 8 jobs, each of four
+no-ops, by its LocalExecutor, which starts a process for each job, and with ``--slurm`` on the
+Slurm that sbatch finds, such as that of ``hpctk lab``; few steps are shown. Neither asks a policy,
+so what this one takes for as many asks and tells of as many scores is a row of its own, measured
+in one process: it is within the first row, and adds to the others.
 The systems take turns, ``--rounds`` times; the first step of each turn warms up and is left out.
 
 ``--write`` puts the table into benchmarks/results.md.
@@ -31,6 +33,7 @@ from arguments import number, number_or_none, parser
 from resultsfile import facts, table, write_section
 
 WORKERS, TASKS = 8, 32
+LAYERS, SCHEDULE = 24, (0, 1, 4, 16)
 SUBMITIT_STEPS = 3
 TITLE = "One step of a bandit"
 PEERS = Path(__file__).parent.parent / ".venv" / "peers" / "bin" / "python"
@@ -86,11 +89,13 @@ def main() -> None:
     given.add_argument("--peer-python", type=Path, default=PEERS, help="with distributed")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
-    found: dict[str, list[float]] = {f"this project, {options.policy}": [], "Dask": []}
+    alone = f"{options.policy} alone: ask, tell"
+    found: dict[str, list[float]] = {f"this project, {options.policy}": [], alone: [], "Dask": []}
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as scratch:
             ours = campaign_steps(Path(scratch), options.steps, options.policy)
             found[f"this project, {options.policy}"] += ours
+        found[alone] += policy_steps(options.steps, options.policy)
         if has_dask(options.peer_python):
             with tempfile.TemporaryDirectory() as scratch:
                 found["Dask"] += dask_steps(Path(scratch), options.steps, options.peer_python)
@@ -119,12 +124,38 @@ def late(took: list[float]) -> float:
     return sorted(took)[(9 * len(took) - 1) // 10]
 
 
+def policy_steps(steps: int, name: str) -> list[float]:
+    """Seconds of asks and tells of a policy over the arms of the campaign, without any queue."""
+    from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
+    from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+
+    names = [f"t{task}" for task in range(TASKS)]
+    arms = []
+    for step in SCHEDULE:
+        for layer in range(LAYERS + 1):
+            features = geometry_features(size=1000, step=step, layer=layer, layers=LAYERS)
+            arms.append(Arm(f"step{step}/layer{layer}", f"step{step}", features))
+    table = ArmTable(tuple(arms), GEOMETRY_NAMES)
+    policy = make_policy(name, table, seed=0, tasks=TaskSet(tuple(names)))
+    took = []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        for proposal in policy.ask(1):
+            score = table.index(proposal.arm) % (LAYERS + 1) / LAYERS
+            policy.tell(
+                Observation(proposal.arm, dict.fromkeys(names, score), dict.fromkeys(names, 0.01))
+            )
+        took.append(time.perf_counter() - began)
+    return took[1:]
+
+
 def campaign_steps(root: Path, steps: int, policy: str) -> list[float]:
     """Seconds between the asks of a campaign that evaluates one arm at a time."""
     (root / "steps.py").write_text(WORKLOAD)
     names = ", ".join(f'"t{task}"' for task in range(TASKS))
     (root / "campaign.toml").write_text(
-        'name = "steps"\n[[models]]\nname = "s"\nlayers = 24\nsize = 1000\nsteps = [0, 1, 4, 16]\n'
+        f'name = "steps"\n[[models]]\nname = "s"\nlayers = {LAYERS}\nsize = 1000\n'
+        f"steps = {list(SCHEDULE)}\n"
         '[metrics]\nworkload = "steps:Layers"\n'
         f'[tasks]\nworkload = "steps:Tasks"\nnames = [{names}]\n'
         f'[search]\npolicy = "{policy}"\nbudget = {steps + 2}\npending = 1\n'

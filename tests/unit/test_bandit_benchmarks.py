@@ -81,5 +81,8 @@ def test_a_step_is_measured_where_dask_is_not_installed() -> None:
     )
 
     rows = rows_of(ended.stdout.splitlines())
-    assert [row[:2] for row in rows] == [["this project, gp-ucb", "3"]]
+    assert [row[:2] for row in rows] == [
+        ["this project, gp-ucb", "3"],
+        ["gp-ucb alone: ask, tell", "3"],
+    ]
     assert float(rows[0][2].removesuffix(" ms").replace(",", "")) > 0

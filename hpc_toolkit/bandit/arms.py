@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+METRIC_PREFIX = "metric:"
+"""Begins the names of measured features, and of no other."""
+
 LARGEST_FEATURE = 1e100
 """Squares of larger values overflow when a column is standardised."""
 
@@ -67,7 +70,8 @@ class Standardised:
 class ArmTable:
     """All arms of one bandit. An arm's index is its place in ``arms``, everywhere in this package.
 
-    Raises ConfigError for an empty table, duplicate ids, ragged or infinite features.
+    Raises ConfigError for an empty table, duplicate ids, ragged or infinite features, and for a
+    feature that is called as a metric and is none.
     """
 
     arms: tuple[Arm, ...]
@@ -76,12 +80,16 @@ class ArmTable:
     feature_names: tuple[str, ...]
     """Unique names of the columns of ``features``."""
 
+    metrics: int = 0
+    """How many of the last features are metrics (see ``features.with_metrics``)."""
+
     def __post_init__(self) -> None:
         if not self.arms:
             message = "the arm table is empty"
             raise ConfigError(message, hint="give at least one arm")
         _refuse_repeats("arm id", self.ids)
         _refuse_repeats("feature name", self.feature_names)
+        _check_metrics(self.feature_names, self.metrics)
         for arm in self.arms:
             _check_arm(arm, self.feature_names)
 
@@ -151,7 +159,7 @@ class ArmTable:
         except (KeyError, TypeError, ValueError) as error:
             message = f"not an arm table: {type(error).__name__}: {error}"
             raise ConfigError(message, hint="expected the value of ArmTable.to_json()") from error
-        return cls(arms, names)
+        return cls(arms, names, sum(str(name).startswith(METRIC_PREFIX) for name in names))
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
@@ -171,6 +179,14 @@ def _refuse_repeats(what: str, words: Iterable[object]) -> None:
         if count > 1:
             message = f"{what} {word!r} occurs {count} times"
             raise ConfigError(message, hint=f"every {what} must be unique")
+
+
+def _check_metrics(names: tuple[str, ...], metrics: int) -> None:
+    for place, name in enumerate(names):
+        if name.startswith(METRIC_PREFIX) and place < len(names) - metrics:
+            message = f"feature {name!r} is called as a metric"
+            hint = f"metrics are added by with_metrics; no other name begins with {METRIC_PREFIX!r}"
+            raise ConfigError(message, hint=hint)
 
 
 def _check_arm(arm: Arm, names: tuple[str, ...]) -> None:

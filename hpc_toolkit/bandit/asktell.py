@@ -137,7 +137,7 @@ class AskTell:
         }
 
     def _history(self, pending: Sequence[str | Pull]) -> History:
-        pulls = [pull if isinstance(pull, Pull) else Pull(pull) for pull in pending]
+        pulls = [Pull.of(pull) for pull in pending]
         indices = [self._arms.index(pull.arm) for pull in pulls]
         results = self._arrays.results(zip(indices, pulls, strict=True))
         if self._tasks is None:

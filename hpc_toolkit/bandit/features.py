@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.bandit.arms import ArmTable
+from hpc_toolkit.bandit.arms import METRIC_PREFIX, ArmTable
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-
-METRIC_PREFIX = "metric:"
-"""Begins the names of measured features, and of no other."""
 
 MOST_GAPS = 0.5
 """A metric that more than this share of the arms lacks says too little, and is left out."""
@@ -50,7 +47,7 @@ def with_metrics(
         replace(arm, features=(*arm.features, *(column[index] for column in columns.values())))
         for index, arm in enumerate(table.arms)
     ]
-    return ArmTable(tuple(arms), (*table.feature_names, *columns))
+    return ArmTable(tuple(arms), (*table.feature_names, *columns), table.metrics + len(columns))
 
 
 def columns_of(table: ArmTable, wanted: str) -> tuple[int, ...]:

@@ -21,11 +21,15 @@ def check_number(
         raise ConfigError(message, hint=hint)
 
 
-def check_count(rule: str, option: str, value: object, *, low: int, hint: str) -> None:
-    """Raises ConfigError for anything but a whole number from ``low``."""
+def checked_count(rule: str, option: str, value: object, *, low: int, hint: str) -> int:
+    """The value as an integer, also where it is written as 5.0.
+
+    Raises ConfigError for anything but a whole number from ``low``.
+    """
     if not _is_number(value) or not low <= value < math.inf or value % 1:
         message = f"{rule}: {option} is {value!r}"
         raise ConfigError(message, hint=hint)
+    return int(value)
 
 
 def check_word(rule: str, option: str, value: object, known: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,20 +27,36 @@ class Pull(NamedTuple):
     tasks: tuple[str, ...] = ()
     """Names of tasks; empty means every task that the arm was not asked for before."""
 
+    @classmethod
+    def of(cls, value: object) -> Pull:
+        """From an arm's id, or from an arm and its tasks as a pull, a tuple or JSON has them.
+
+        Raises ConfigError for anything else.
+        """
+        if isinstance(value, str):
+            return cls(value)
+        match value:
+            case [str(arm), [*tasks]]:
+                names = tuple(task for task in tasks if isinstance(task, str))
+                if len(names) == len(tasks):
+                    return cls(arm, names)
+        message = f"{value!r} is no pull"
+        raise ConfigError(message, hint="give an arm's id, or its id and a list of tasks")
+
 
 @dataclass(frozen=True)
 class TaskSet:
     """The evaluation tasks of a bandit. A task's index is its place in ``names``.
 
     Raises ConfigError for a name that is empty or repeated, for other numbers of durations or
-    kinds than names, and for a duration that is negative or infinite.
+    kinds than names, and for a duration that is no number, negative or infinite.
     """
 
     names: tuple[str, ...]
     """The order is part of the set: it breaks ties."""
 
     seconds: tuple[float, ...] = ()
-    """Expected duration of each on one worker; NaN, or an empty tuple: not known."""
+    """Expected duration of each on one worker; NaN or None, or an empty tuple: not known."""
 
     kinds: tuple[str, ...] = ()
     """Kind of each, for instance clustering; needed by the scalariser ``mean-kind`` alone."""
@@ -59,7 +76,7 @@ class TaskSet:
             if given and len(given) != len(self.names):
                 message = f"{len(given)} {what} for {len(self.names)} tasks"
                 raise ConfigError(message, hint=f"give one for each of: {', '.join(self.names)}")
-        object.__setattr__(self, "seconds", tuple(float(number) for number in self.seconds))
+        object.__setattr__(self, "seconds", tuple(map(_seconds, self.names, self.seconds)))
         for name, number in zip(self.names, self.seconds, strict=bool(self.seconds)):
             if number < 0 or math.isinf(number):
                 message = f"task {name!r}: an expected duration of {number} seconds"
@@ -94,3 +111,12 @@ class TaskSet:
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {name: index for index, name in enumerate(self.names)}
+
+
+def _seconds(task: str, given: object) -> float:
+    if given is None:
+        return math.nan
+    if isinstance(given, bool) or not isinstance(given, Real):
+        message = f"task {task!r}: an expected duration of {given!r}"
+        raise ConfigError(message, hint="a number of seconds, or NaN where it is not known")
+    return float(given)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
 from hpc_toolkit.bandit.rules import RULES
+from hpc_toolkit.bandit.rules.baselines import LastLayer, last_layers
 from hpc_toolkit.bandit.rules.halving import Halving
 from hpc_toolkit.bandit.rules.racing import Racing
 from hpc_toolkit.bandit.scalarise import check_scalariser
@@ -67,6 +68,9 @@ def make_policy(
             hint = near_miss(option, known) if known else "it has no options"
             raise ConfigError(message, hint=hint)
     rule = rule_type(**options)
+    if isinstance(rule, LastLayer):
+        # A table that tells no depth is refused here, and not by the first ask.
+        last_layers(arms)
     return AskTell(
         arms, rule, seed, tasks=tasks, scalariser=scalariser, group_pulls=group_pulls, stop=stop
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.odds import win_odds
-from hpc_toolkit.bandit.options import check_count, check_number
+from hpc_toolkit.bandit.options import check_number, checked_count
 from hpc_toolkit.bandit.spending import seconds_spent
 from hpc_toolkit.errors import ConfigError
 
@@ -49,7 +49,8 @@ class StopRules:
     def __post_init__(self) -> None:
         for name in ("pulls", "evaluations"):
             if (count := getattr(self, name)) is not None:
-                check_count("stop", name, count, low=0, hint="a whole number, 0 or more")
+                count = checked_count("stop", name, count, low=0, hint="a whole number, 0 or more")
+                object.__setattr__(self, name, count)
         for name in ("gpu_s", "wall_s"):
             if (seconds := getattr(self, name)) is not None:
                 check_number("stop", name, seconds, low=0, hint="seconds, 0 or more")

@@ -345,6 +345,57 @@ def test_tell_of_another_result_of_a_task_is_refused_and_changes_nothing(
     assert policy.state_dict() == before
 
 
+def test_task_set_takes_none_for_a_duration_that_is_not_known() -> None:
+    tasks = TaskSet(("a", "b"), seconds=(None, 2))  # type: ignore[arg-type]
+
+    assert np.array_equal(tasks.seconds, (np.nan, 2.0), equal_nan=True)
+    assert TaskSet(**tasks.to_json()).to_json() == tasks.to_json()
+
+
+@pytest.mark.parametrize("pull", [["s0/l0", ["quick", "slow"]], ("s0/l0", ("quick", "slow"))])
+def test_pending_may_be_given_as_json_has_it(pull: Any) -> None:
+    policy = make_policy("halving", grid(1, 2), 0, tasks=TASKS, share=1.0)
+
+    expected = policy.ask(2, [Pull("s0/l0", ("quick", "slow"))])
+
+    assert policy.ask(2, [pull]) == expected
+    assert policy.ask(2) != expected
+
+
+@pytest.mark.parametrize(
+    "pull", [7, None, ("s0/l0",), ("s0/l0", "quick"), (0, ("quick",)), ("s0/l0", [1]), {"arm": 1}]
+)
+def test_pending_that_is_no_pull_is_refused(pull: Any) -> None:
+    policy = make_policy("random", grid(1, 2), 0, tasks=TASKS)
+
+    with pytest.raises(ConfigError, match="is no pull"):
+        policy.ask(1, [pull])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("racing", {"first": 3.0, "block": 1.0}),
+        ("gp-ucb", {"initial": 5.0}),
+        ("linucb", {"degree": 2.0, "initial": np.float64(5)}),
+    ],
+)
+def test_whole_numbers_may_be_given_as_floats(name: str, options: dict[str, Any]) -> None:
+    """As a command line or a TOML file may have them."""
+    table = grid(4, 3)
+    policies = [make_policy(name, table, 1, tasks=TASKS, **given) for given in (options, {})]
+    asked: list[Any] = []
+    for policy in policies:
+        for _ in range(6):
+            for proposal in policy.ask(2):
+                seen = whole(table, proposal.arm)
+                policy.tell(part(seen, proposal.tasks or TASKS.names))
+                asked.append(proposal)
+
+    assert asked[: len(asked) // 2] == asked[len(asked) // 2 :]
+    assert json.dumps(policies[0].state_dict()) == json.dumps(policies[1].state_dict())
+
+
 def test_task_that_is_not_in_the_set_is_refused_with_the_nearest() -> None:
     policy = make_policy("random", grid(1, 1), 0, tasks=TASKS)
 
@@ -385,6 +436,8 @@ def test_group_pulls_take_all_arms_of_the_group_of_the_arm_that_the_rule_chooses
         ({"names": ("a", "b"), "kinds": ("x", "y", "z")}, "3 kinds for 2 tasks"),
         ({"names": ("a",), "seconds": (-1.0,)}, "an expected duration of -1.0 seconds"),
         ({"names": ("a",), "seconds": (np.inf,)}, "an expected duration of inf seconds"),
+        ({"names": ("a",), "seconds": ("1",)}, "an expected duration of '1'"),
+        ({"names": ("a",), "seconds": (True,)}, "an expected duration of True"),
     ],
 )
 def test_task_set_with_an_unusable_value_is_refused(given: dict[str, Any], claim: str) -> None:

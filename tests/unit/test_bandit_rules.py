@@ -103,7 +103,7 @@ def test_last_layer_without_a_depth_is_refused() -> None:
     table = table_of({"p/a": (1.0,)}, "width")
 
     with pytest.raises(ConfigError, match="last-layer needs a feature named 'relative_depth' or"):
-        make_policy("last-layer", table, 0).ask(1)
+        make_policy("last-layer", table, 0)
 
 
 def lever_table(levers: int, arms: int) -> ArmTable:

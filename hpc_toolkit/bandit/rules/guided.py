@@ -10,7 +10,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.features import FEATURES, columns
 from hpc_toolkit.bandit.history import first_best
-from hpc_toolkit.bandit.options import check_count, check_word
+from hpc_toolkit.bandit.options import check_word, checked_count
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.rules.initial import space_filling_order
 
@@ -34,7 +34,8 @@ class Guided(ABC):
 
     def __post_init__(self) -> None:
         hint = "a whole number, 1 or more; 5 is usual"
-        check_count(self.name, "initial", self.initial, low=1, hint=hint)
+        initial = checked_count(self.name, "initial", self.initial, low=1, hint=hint)
+        object.__setattr__(self, "initial", initial)
         check_word(self.name, "features", self.features, FEATURES)
 
     def choose(self, history: History, n: int) -> list[Proposal]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.draws import Stream, drawn
-from hpc_toolkit.bandit.options import check_count, check_number
+from hpc_toolkit.bandit.options import check_number, checked_count
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.ridge import Ridge, design
 from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
@@ -38,7 +38,8 @@ class LinearRule(Guided):
 
     def __post_init__(self) -> None:
         Guided.__post_init__(self)
-        check_count(self.name, "degree", self.degree, low=1, hint="1 or 2")
+        degree = checked_count(self.name, "degree", self.degree, low=1, hint="1 or 2")
+        object.__setattr__(self, "degree", degree)
         check_number(self.name, "degree", self.degree, low=1, high=2, hint="1 or 2")
         hint = "a number, 0.000001 or more; 1 is usual"
         check_number(self.name, "ridge", self.ridge, low=1e-6, hint=hint)

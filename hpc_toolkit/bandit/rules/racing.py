@@ -9,7 +9,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.durations import task_order
 from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists
-from hpc_toolkit.bandit.options import check_count, check_number
+from hpc_toolkit.bandit.options import check_number, checked_count
 from hpc_toolkit.bandit.paired import best_row, gaps
 from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals
 
@@ -53,9 +53,11 @@ class Racing:
     def __post_init__(self) -> None:
         check_number(self.name, "c", self.c, low=0, hint="a number, 0 or more; 2.5 is usual")
         hint = "a whole number, 2 or more; 3 is usual"
-        check_count(self.name, "first", self.first, low=2, hint=hint)
+        first = checked_count(self.name, "first", self.first, low=2, hint=hint)
+        object.__setattr__(self, "first", first)
         hint = "a whole number, 1 or more; 1 is usual"
-        check_count(self.name, "block", self.block, low=1, hint=hint)
+        block = checked_count(self.name, "block", self.block, low=1, hint=hint)
+        object.__setattr__(self, "block", block)
 
     def choose(self, history: History, n: int) -> list[Proposal]:
         order = task_order(history)

@@ -121,8 +121,10 @@ class Conductor:
 
     def _wait(self, stage: StageView, units: Collection[str] | None = None) -> None:
         """Wait until these units have no pending item, or until a stage that is sealed has none."""
+        began = monotonic()
         while True:
-            pause_s = self._follower.look(stage, stage.state.open if units is None else units)
+            wanted = stage.state.open if units is None else units
+            pause_s = self._follower.look(stage, wanted, monotonic() - began)
             if stage.complete if units is None else stage.state.open.isdisjoint(units):
                 return
             time.sleep(pause_s)

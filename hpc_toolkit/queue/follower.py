@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
 
 _LOOK_S = 1.0
+_FIRST_LOCAL_S = 0.004
 _MOST_OWNERS = 100
 _LEAST_OTHERS = 4
 
@@ -35,12 +36,17 @@ class Follower:
         self._moving: set[str] = set()
         self._others: list[str] = []
 
-    def look(self, stage: StageView, units: Collection[str]) -> float:
-        """Read what is new of these units of a stage; seconds until the next look should follow."""
+    def look(self, stage: StageView, units: Collection[str], waited_s: float = 0.0) -> float:
+        """Read what is new of these units of a stage; seconds until the next look should follow.
+
+        ``waited_s`` is how long they have been waited for.
+        """
         self._looks += 1
         if self._local or self._looks == 1:
             self._view.poll()
-            return LOOK_LOCAL_S if self._local else _LOOK_S
+            # Short tasks should not wait as long again for being seen.
+            soon_s = max(_FIRST_LOCAL_S, waited_s / 2)
+            return min(LOOK_LOCAL_S, soon_s) if self._local else _LOOK_S
         stage.poll_log(hinted=bool(self._others))
         stage.claims.refresh()
         asked = 3 + self._read_holders(stage.holders(units))

@@ -164,5 +164,22 @@ def test_on_a_filesystem_of_this_machine_everything_is_read_at_short_times(fast_
     for worker in waiting.workers:
         finish(worker, tell=False)
 
-    assert waiting.look() == LOOK_LOCAL_S
+    assert waiting.look() <= LOOK_LOCAL_S
     assert not waiting.left
+
+
+def test_here_short_waits_are_looked_at_more_often_than_long_ones(fast_dir: Path) -> None:
+    waiting = Waiting(fast_dir, local=True)
+
+    def pause_s(waited_s: float) -> float:
+        return waiting.follower.look(waiting.stage, waiting.units, waited_s)
+
+    assert pause_s(0.0) == 0.004
+    assert pause_s(0.03) == 0.015
+    assert pause_s(600.0) == LOOK_LOCAL_S
+
+
+def test_elsewhere_a_short_wait_is_looked_at_no_more_often(waiting: Waiting) -> None:
+    waiting.look()
+
+    assert waiting.follower.look(waiting.stage, waiting.units, 0.0) >= 1.0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from hpc_toolkit.queue.presence import DRAINING, read_presence
 from tests.integration.realrun import journal_lines, wait_until
 from tests.toyrun import units_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.run import Run
     from tests.integration.realrun import Hpctk
 
@@ -58,6 +63,45 @@ def test_each_group_but_the_first_is_prefetched_once_before_it_is_loaded(hpctk: 
     in_order(hpctk)
 
 
+_ANSWERS = """
+import os, sys
+from pathlib import Path
+from hpc_toolkit.executor import Executor
+from hpc_toolkit.processes import readable
+from hpc_toolkit.run import Run
+stage = Run.open("run").manifest.stages[0]
+executor = Executor({stage.name: stage}, Path("log"))
+request = {"stage": stage.name, "unit": "u", "generation": 1, "positions": [0], "deadline": None}
+executor.start({**request, "streak": 8, "expected_s": 0.0}, [sys.argv[1].encode()])
+said = b""
+while not said.endswith(b"e\\n"):
+    assert executor.results in readable(executor.results, executor.ended, timeout_s=30), said
+    said += os.read(executor.results, 4096)
+executor.end()
+print([line for line in said.decode().splitlines() if line[0] == "a"])
+"""
+
+
+@pytest.mark.parametrize(("workload", "answer"), [("Grouped", "a"), ("Prefetching", "ayes")])
+def test_an_executor_says_whether_its_workload_prefetches(
+    hpctk: Hpctk, workload: str, answer: str
+) -> None:
+    options = {"trace": str(hpctk.trace), "groups": 1} if workload == "Prefetching" else {}
+    hpctk.make([{"g": "a"}], f"sample_workloads:{workload}", options=options, group_by="g")
+    item = json.dumps({"g": "a", "id": 0, "trace": str(hpctk.trace)})
+
+    ended = subprocess.run(
+        [sys.executable, "-c", _ANSWERS, item],
+        cwd=hpctk.cwd,
+        env=hpctk.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ended.stdout == f"{[answer]}\n"
+
+
 def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
     run = make(hpctk, groups=10, waits=False)
 
@@ -65,7 +109,7 @@ def test_no_two_workers_prefetch_the_same_group(hpctk: Hpctk) -> None:
 
     groups = [words[1] for words in hpctk.noted("prefetch")]
     assert {row["state"] for row in run.results()} == {"done"}
-    assert len(groups) == len(set(groups)) > 0
+    assert len(groups) == len(set(groups))
 
 
 def test_groups_that_share_a_unit_are_prefetched_in_their_order(hpctk: Hpctk) -> None:
@@ -127,3 +171,16 @@ def test_a_worker_that_is_asked_to_leave_does_not_wait_for_a_prefetch(
 
     assert work.ended().code == 75
     assert len(journal_lines(run, "done")) == 1
+
+
+def test_the_benchmark_has_a_line_with_and_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+
+    lines = importlib.import_module("prefetch").compare(tmp_path, 3, 1, 0.01, 1)
+
+    about, _, _, _, without, with_it = lines
+    assert about.startswith("3 checkpoints of 1 MB, 0.01 s of waiting for each, one worker")
+    assert without.startswith("| without prefetch | 0.")
+    assert with_it.startswith("| with prefetch | 0.")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hpc_toolkit.workloads import prefetch
 from hpc_toolkit.workloads.prefetch import prefetch_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_files_of_a_checkpoint_are_read_to_their_end(
@@ -38,8 +38,14 @@ def test_files_of_a_checkpoint_are_read_to_their_end(
     assert sum(sizes) == 2 + 3 * 2**20 + 5
 
 
-def test_a_fifo_in_the_place_of_a_file_is_passed_by(fast_dir: Path) -> None:
-    """To open one waits for who writes it, for ever."""
-    os.mkfifo(fast_dir / "model.safetensors")
-
-    prefetch._read_ahead(fast_dir / "model.safetensors")
+@pytest.mark.parametrize("held", [False, True])
+def test_a_fifo_in_the_place_of_a_file_is_passed_by(fast_dir: Path, held: bool) -> None:
+    """To open one waits for who writes it, for ever; to read one for what is written."""
+    path = fast_dir / "model.safetensors"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR) if held else None
+    try:
+        prefetch._read_ahead(path)
+    finally:
+        if writer is not None:
+            os.close(writer)

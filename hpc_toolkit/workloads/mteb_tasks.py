@@ -14,13 +14,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.workloads.embedded import EmbeddedTexts
 from hpc_toolkit.workloads.mteb_results import main_error, model_of, plain
 from hpc_toolkit.workloads.requirements import require_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     import numpy as np
 
@@ -34,19 +34,37 @@ class MtebTasks(EmbeddedTexts):
     """Workload: item ``{"checkpoint", "layer", "task"}`` to the main score of an mteb task.
 
     ``task`` is a name that mteb knows, or ``module:Class`` of an ``AbsTask`` of one's own, looked
-    for where the run was made. The value is ``{"score", "stderr", "n", "metric", "kind", "mteb"}``:
-    ``score`` is the mean of mteb's main score over splits and subsets, ``stderr`` its standard
-    error over mteb's own repetitions (None where mteb repeats nothing), ``n`` the texts that were
-    embedded, training texts included, and ``mteb`` the result as mteb writes it.
+    for where the run was made; the option ``own_tasks`` names the modules, since to import one is
+    to run it, and items may come from others than the one who chose the workload.
+
+    The value is ``{"score", "stderr", "n", "metric", "kind", "mteb"}``: ``score`` is the mean of
+    mteb's main score over splits and subsets, ``stderr`` its standard error over mteb's own
+    repetitions (None where mteb repeats nothing), ``n`` the texts that were embedded, training
+    texts included, and ``mteb`` the result as mteb writes it.
 
     A task is made and loaded anew for each item, because mteb draws its samples from a state that
     the task keeps: so a score does not depend on what ran before. The texts' embeddings are shared
     by all layers of the checkpoint. Embeddings are not centred and no prompts are added.
     """
 
-    def __init__(self, *, max_tokens: int = MAX_TOKENS, **options: Any) -> None:
-        """The options are those of `EmbeddedTexts`."""
+    def __init__(
+        self, *, max_tokens: int = MAX_TOKENS, own_tasks: Collection[str] = (), **options: Any
+    ) -> None:
+        """Options of the workload.
+
+        Args:
+            max_tokens: longer texts are cut.
+            own_tasks: modules whose classes an item may name; none by default.
+            options: those of `EmbeddedTexts`.
+
+        Raises:
+            ConfigError: an option that cannot be.
+        """
         super().__init__(max_tokens=max_tokens, **options)
+        if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
+            msg = f"own_tasks: {own_tasks!r} is no list of modules"
+            raise ConfigError(msg, hint='such as ["headlines"]')
+        self._own_tasks = frozenset(own_tasks)
 
     def load(self, group: str) -> SharedEmbeddings:
         """Load a checkpoint.
@@ -68,7 +86,7 @@ class MtebTasks(EmbeddedTexts):
         """
         for item in items:
             layer = require_layer(item, context.layers, context.name)
-            yield _evaluate(item.get("task"), LayerEncoder(context, layer))
+            yield _evaluate(item.get("task"), LayerEncoder(context, layer), self._own_tasks)
 
 
 class LayerEncoder:
@@ -109,7 +127,7 @@ class LayerEncoder:
         return pairwise_cos_sim(first, second)
 
 
-def _evaluate(name: object, encoder: LayerEncoder) -> dict[str, Any]:
+def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> dict[str, Any]:
     import datasets
     import mteb
 
@@ -117,7 +135,7 @@ def _evaluate(name: object, encoder: LayerEncoder) -> dict[str, Any]:
         # Of superseded tasks and undefined precisions, hundreds for each layer.
         warnings.simplefilter("ignore")
         datasets.disable_progress_bars()
-        task = _make_task(name)
+        task = _make_task(name, modules)
         _load_data(task, name)
         result = mteb.evaluate(
             encoder,
@@ -155,14 +173,16 @@ def _import_mteb() -> None:
         raise WorkloadError(msg, hint="pip install 'hpc-toolkit[mteb]'") from error
 
 
-def _make_task(name: object) -> Any:
+def _make_task(name: object, modules: Collection[str]) -> Any:
     import mteb
-    from mteb.abstasks import AbsTask
 
     if not isinstance(name, str) or not name:
         msg = f"task {name!r} is not the name of a task"
         raise PermanentError(msg, hint="such as STSBenchmark, or module:Class")
     module, colon, attribute = name.partition(":")
+    if colon and module not in modules:
+        msg = f"task {name!r}: module {module!r} is not among the workload's own_tasks"
+        raise PermanentError(msg, hint="whoever makes the run names the modules of tasks there")
     if colon:
         task = _own_class(name, module, attribute)()
     else:
@@ -173,9 +193,6 @@ def _make_task(name: object) -> Any:
             msg = f"mteb has no task {name!r}"
             hint = f"did you mean {near}" if near else "mteb.get_tasks() lists them"
             raise PermanentError(msg, hint=hint) from None
-    if not isinstance(task, AbsTask):
-        msg = f"task {name!r} is not an mteb AbsTask but {type(task).__name__}"
-        raise PermanentError(msg)
     if "text" not in task.metadata.modalities or len(task.metadata.modalities) > 1:
         msg = f"task {name!r} is about {', '.join(task.metadata.modalities)}, and models read text"
         raise PermanentError(msg)
@@ -183,6 +200,8 @@ def _make_task(name: object) -> Any:
 
 
 def _own_class(name: str, module: str, attribute: str) -> Any:
+    from mteb.abstasks import AbsTask
+
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
@@ -191,8 +210,9 @@ def _own_class(name: str, module: str, attribute: str) -> Any:
     except AttributeError as error:
         msg = f"task {name!r}: module {module!r} has no {attribute!r}"
         raise PermanentError(msg) from error
-    if not isinstance(found, type):
-        msg = f"task {name!r} is not a class but {type(found).__name__}"
+    if not isinstance(found, type) or not issubclass(found, AbsTask):
+        what = getattr(found, "__name__", type(found).__name__)
+        msg = f"task {name!r} is not a class of mteb's AbsTask but {what}"
         raise PermanentError(msg)
     return found
 

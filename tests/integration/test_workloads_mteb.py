@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
 from hpc_toolkit.workloads import mteb_tasks
 from hpc_toolkit.workloads.corpora import evaluation_articles
 from hpc_toolkit.workloads.layer_metrics import LayerMetrics
@@ -44,6 +44,7 @@ MOCKS = {
     "MockSummarizationTask": "Summarization",
 }
 OWN = "headlines_of_the_guide:HeadlineTopic"
+MODULES = ["headlines_of_the_guide", "mteb.mocks", "nowhere", __name__]
 
 
 def minilm() -> Path:
@@ -61,7 +62,10 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     blocks = read_blocks(REPOSITORY / "docs/how-to/tasks.md")
     text = next(block.text for block in blocks if block.file == "headlines.py")
     (directory / "headlines_of_the_guide.py").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
+    pytest.importorskip("sklearn.linear_model")  # whose threads are limited only once it is there
+    # Sums as small as these gain nothing from a second thread, and wait for it on a busy machine.
+    limited = pytest.importorskip("threadpoolctl").threadpool_limits(1)
+    with limited, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MTEB_CACHE", str(directory / "cache"))
         patch.syspath_prepend(directory)
         yield
@@ -70,7 +74,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tasks() -> MtebTasks:
-    return MtebTasks(root=str(minilm()))
+    return MtebTasks(root=str(minilm()), own_tasks=MODULES)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +125,7 @@ def test_score_is_the_one_that_mteb_gives_a_naive_encoder(
     import mteb
 
     headlines: Any = importlib.import_module("headlines_of_the_guide")
-    few = evaluation_articles()[::10]
+    few = evaluation_articles()[::20]
     monkeypatch.setattr(headlines, "evaluation_articles", lambda: few)
 
     task = headlines.HeadlineTopic()
@@ -206,6 +210,11 @@ def test_results_are_read_by_mteb_itself(
         assert found.evaluation_time is not None
 
 
+class Bomb:
+    def __init__(self) -> None:
+        raise AssertionError("made before it was asked what it is")  # noqa: EM101
+
+
 @pytest.mark.parametrize(
     ("task", "message", "hint"),
     [
@@ -213,8 +222,10 @@ def test_results_are_read_by_mteb_itself(
         ("mteb.mocks:MockImageClassificationTask", "is about image, and models read text", ""),
         ("mteb.mocks:Nope", "module 'mteb.mocks' has no 'Nope'", ""),
         ("nowhere:Task", "there is no module 'nowhere'", "where the run was made"),
-        ("json:JSONDecoder", "is not an mteb AbsTask but JSONDecoder", ""),
-        ("json:dumps", "is not a class but function", ""),
+        (f"{__name__}:Bomb", "is not a class of mteb's AbsTask but Bomb", ""),
+        (f"{__name__}:value_of", "is not a class of mteb's AbsTask but value_of", ""),
+        ("unasked:Task", "module 'unasked' is not among the workload's own_tasks", "makes the run"),
+        ("json:JSONDecoder", "module 'json' is not among the workload's own_tasks", ""),
         (None, "task None is not the name", "module:Class"),
     ],
 )
@@ -225,6 +236,24 @@ def test_task_that_cannot_run_is_a_permanent_failure_that_says_why(
         value_of(tasks, context, task)
 
     assert hint in caught.value.hint
+
+
+def test_module_that_nobody_named_is_not_imported(
+    tasks: MtebTasks, context: SharedEmbeddings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unasked.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(PermanentError, match="module 'unasked' is not among"):
+        value_of(tasks, context, "unasked:Task")
+
+    assert "unasked" not in sys.modules
+
+
+@pytest.mark.parametrize("modules", ["headlines", [3]])
+def test_own_tasks_are_a_list_of_modules(modules: Any) -> None:
+    with pytest.raises(ConfigError, match=r"own_tasks: .* is no list of modules"):
+        MtebTasks(own_tasks=modules)
 
 
 def test_data_set_that_is_not_here_is_permanent_only_where_offline_on_purpose(

@@ -10,7 +10,7 @@ import pytest
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.workloads.onepass import tokenize
 from hpc_toolkit.workloads.requirements import require_positions
-from tests.tinymodels import alone, tiny
+from tests.tinymodels import VOCABULARY, alone, tiny
 
 if TYPE_CHECKING:
     from hpc_toolkit.workloads.checkpoints import LoadedModel
@@ -62,6 +62,13 @@ def test_model_that_tells_no_number_of_positions_is_taken() -> None:
     loaded = tiny("llama", max_position_embeddings=-1)
 
     require_positions(loaded, 10**6)
+
+
+def test_words_are_not_taken_for_positions() -> None:
+    loaded = tiny("llama", max_position_embeddings=VOCABULARY)
+    assert loaded.model.get_input_embeddings().padding_idx == 0
+
+    require_positions(loaded, VOCABULARY)
 
 
 def test_text_that_is_too_long_for_the_model_is_refused_before_the_pass() -> None:

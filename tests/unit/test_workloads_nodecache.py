@@ -476,6 +476,61 @@ def test_those_who_wait_for_one_that_stands_still_read_from_the_share(
     assert "could not be acquired" in warned()[0]
 
 
+def test_a_copy_that_lacks_files_is_left_to_those_who_read_it(shared: Shared) -> None:
+    source = shared()
+
+    with local_copy(source) as copy:
+        (copy / "config.json").unlink()
+        assert copy_of(source) == source
+        assert (copy / "model.safetensors").is_file()
+
+    assert copy_of(source) == copy
+
+
+def test_half_made_copies_make_room_before_whole_ones(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500")
+    whole, half = copy_of(shared("step1")), copy_of(shared("step2"))
+    half.rename(half.with_name(f".{half.name}"))
+
+    made = copy_of(shared("step3"))
+
+    assert copies(node) == {whole.name, made.name}
+
+
+def test_a_disk_that_gives_nothing_back_takes_no_copy(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_of(shared("step1"))
+    usage = type("Usage", (), {"free": 1500, "total": 10_000})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    source = shared("step2")
+
+    assert copy_of(source) == source
+
+
+def test_a_copy_with_other_sizes_than_were_listed_is_not_kept(
+    shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = shared()
+    real = files.write_new
+    monkeypatch.setattr(
+        files, "write_new", lambda path, chunks: real(path, [b"".join(chunks)[:-1]])
+    )
+
+    assert copy_of(source) == source
+    assert copies(node) == set()
+
+
+def test_a_checkpoint_under_two_names_is_copied_once(shared: Shared) -> None:
+    source = shared()
+    link = source.with_name("latest")
+    link.symlink_to(source)
+
+    assert copy_of(link) == copy_of(source) != source
+
+
 def test_local_links_to_shared_files_are_copied(
     shared: Shared, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,12 @@ def _copied(directory: Path, stack: contextlib.ExitStack) -> Path | None:
         return None
     size = os.environ.get("HPCTK_NODE_CACHE_SIZE")
     limit = parse_size(size, where="HPCTK_NODE_CACHE_SIZE") if size else None
-    return NodeCopies(_home_below(Path(root)), limit).pinned_copy(directory, listed, stack)
+    try:
+        home = _home_below(Path(root))
+    except OSError as error:
+        msg = f"HPCTK_NODE_CACHE: {root} cannot be used: {error.strerror}"
+        raise ConfigError(msg) from error
+    return NodeCopies(home, limit).pinned_copy(directory, listed, stack)
 
 
 @functools.lru_cache(maxsize=256)

@@ -65,8 +65,8 @@ class NodeCopies:
     """
 
     def __init__(self, home: Path, limit: int | None = None) -> None:
-        """``limit`` is what the copies may take together, in bytes; without it, a tenth of the disk
-        is left free.
+        """``limit`` is what the copies may take together, in bytes, as far as the disk has room;
+        without it, a tenth of the disk is left free.
         """
         self._home = home
         self._limit = limit
@@ -134,11 +134,12 @@ class NodeCopies:
 
     def _room(self, entries: list[_Entry]) -> float:
         """Bytes that one more copy may take now."""
-        if self._limit is not None:
-            return self._limit - sum(entry.size for entry in entries)
         disk = shutil.disk_usage(self._home)
         coming = sum(max(0, one.size - _written(one.path)) for one in entries if one.half_made)
-        return disk.free - coming - _LEFT_FREE * disk.total
+        if self._limit is None:
+            return disk.free - coming - _LEFT_FREE * disk.total
+        taken = sum(entry.size for entry in entries)
+        return min(self._limit - taken, disk.free - coming)
 
     def _turn(self, key: str, aside: Path) -> AcquireReturnProxy[BaseFileLock]:
         """The lock of a copy, held, as soon as whoever makes it is done.

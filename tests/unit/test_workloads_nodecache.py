@@ -309,8 +309,8 @@ def test_files_that_change_while_they_are_copied_are_not_kept(
         ("copies of another", r".*/hpctk-checkpoints-1 is not a directory that you alone own"),
         ("a link", r".*/hpctk-checkpoints-1 is not a directory that you alone own"),
         ("not a cache", r".*/hpctk-checkpoints-1 has no CACHEDIR.TAG"),
-        ("a file", r".* is not copied to this node: \[Errno 17\] File exists"),
-        ("below a file", r".* is not copied to this node: \[Errno 20\] Not a directory"),
+        ("a file", r"HPCTK_NODE_CACHE: .*/node cannot be used: File exists"),
+        ("below a file", r"HPCTK_NODE_CACHE: .*/node/cache cannot be used: Not a directory"),
         ("no size", r"HPCTK_NODE_CACHE_SIZE: 'much'"),
     ],
 )
@@ -325,12 +325,11 @@ def test_a_cache_that_cannot_be_used_costs_a_warning_and_not_the_work(
 ) -> None:
     break_cache(broken, node, fast_dir, monkeypatch)
     monkeypatch.chdir(fast_dir)
-    source = shared()
+    sources = [shared(f"step{number}") for number in range(3)]
     before = sorted(fast_dir.rglob("*"))
 
-    for _ in range(3):
-        with local_copy(source) as copy:
-            assert copy == source
+    for source in sources:
+        assert copy_of(source) == source
 
     (said,) = warned()
     assert re.match(why, said)
@@ -508,6 +507,18 @@ def test_a_disk_that_gives_nothing_back_takes_no_copy(
     source = shared("step2")
 
     assert copy_of(source) == source
+
+
+def test_a_limit_beyond_the_disk_fills_no_disk(
+    shared: Shared, copied: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1G")
+    usage = type("Usage", (), {"free": 1000, "total": 10_000})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    source = shared()
+
+    assert copy_of(source) == source
+    assert copied == []
 
 
 def test_a_copy_with_other_sizes_than_were_listed_is_not_kept(

@@ -27,12 +27,9 @@ def test_streams_of_a_seed_share_no_numbers_whatever_follows_theirs() -> None:
 
 
 def test_generators_of_the_package_name_their_stream() -> None:
-    """All but the order of ``random``, whose searches are recorded. A made-up table and a
-    comparison have their own seed."""
+    """All but the order of ``random``, whose searches are recorded."""
     unnamed = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "bench" in path.parts:
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("default_rng"):
                 words = ast.unparse(node.args[0])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable
+from hpc_toolkit.bandit.draws import Stream
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.policy import Observation
 from hpc_toolkit.errors import ConfigError
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.pulls import TaskSet
-
-PARTS = 7
-"""Names the random stream that draws parts of a table: ``default_rng([seed, PARTS])``."""
 
 
 LARGEST = 1e100
@@ -116,7 +114,7 @@ class ScoreTable:
             if not 1 <= wanted <= there:
                 message = f"a part of {wanted} of {there} {what}"
                 raise ConfigError(message, hint=f"draw 1 to {there} {what}")
-        rng = np.random.default_rng([seed, PARTS])
+        rng = np.random.default_rng([seed, Stream.PARTS])
         rows = np.sort(rng.permutation(len(self.arms.arms))[:arms])
         columns = np.sort(rng.permutation(len(self.tasks.names))[:tasks])
         return self.part([int(i) for i in rows], [int(j) for j in columns])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.draws import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64],
     if not member.any():
         member = np.arange(len(clusters))
     members = int(member.max()) + 1
-    rng = np.random.default_rng([seed])
+    rng = np.random.default_rng([seed, Stream.BOOTSTRAP])
     counts = rng.multinomial(members, np.full(members, 1.0 / members), size=RESAMPLES)
     return member, counts
 

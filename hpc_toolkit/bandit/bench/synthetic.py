@@ -10,6 +10,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
+from hpc_toolkit.bandit.draws import Stream
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.bandit.pulls import TaskSet
 from hpc_toolkit.errors import ConfigError
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 NOISE_STDERR = 0.002
 """Standard error of a score: about that of a mean over 32 text embedding tasks."""
-
-TASKS = 8
-"""Names the random stream of tasks: ``default_rng([seed, TASKS])``."""
 
 RIPPLE = 0.004
 """Standard deviation of what a trained layer has of its own, at every step."""
@@ -88,7 +86,7 @@ def surface(
     if not sizes or not steps or len(sizes) != len(layers):
         message = f"{len(sizes)} sizes, {len(layers)} numbers of layers, {len(steps)} steps"
         raise ConfigError(message, hint="give one number of layers per size, and at least one step")
-    rng = np.random.default_rng([seed])
+    rng = np.random.default_rng([seed, Stream.SURFACE])
     peak, gain = rng.uniform(0.70, 0.80), rng.uniform(0.065, 0.080)
     arms: list[Arm] = []
     truth: list[NDArray[np.float64]] = []
@@ -122,7 +120,7 @@ def score_table(seed: int, tasks: int = 32) -> ScoreTable:
         message = f"{tasks} tasks"
         raise ConfigError(message, hint="give at least 2, so that they can differ")
     made = surface(seed, SIZES, STEPS, BLOCKS)
-    rng = np.random.default_rng([seed, TASKS])
+    rng = np.random.default_rng([seed, Stream.MADE_TASKS])
     shared = made.truth - made.truth.mean()
     _, step, depth = made.table.features.T
     step = step / step.max()

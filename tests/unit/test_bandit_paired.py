@@ -45,11 +45,13 @@ def test_gaps_are_those_of_plain_loops(scores: np.ndarray, more: int, data: st.D
             assert error == 0.0
 
 
-def test_leader_is_not_the_arm_that_failed_on_the_hard_task() -> None:
-    scores = np.array([[0.9, math.nan, 0.9], [0.95, 0.2, 0.95]])
+def test_leader_neither_wins_nor_loses_by_the_task_that_it_failed_on() -> None:
+    hard = np.array([[0.9, math.nan, 0.9], [0.95, 0.2, 0.95]])
+    easy = np.array([[0.9, math.nan], [0.5, 0.9]])
 
-    assert best_row(scores) == 1
-    assert gaps(scores, 5).leader == 1
+    assert best_row(hard) == 1
+    assert gaps(hard, 5).leader == 1
+    assert best_row(easy) == 0
 
 
 def test_tasks_are_silent_with_fewer_than_two_scores_of_three_arms_or_none_of_two() -> None:

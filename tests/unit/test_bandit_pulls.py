@@ -277,15 +277,15 @@ def test_best_prefers_arms_told_on_all_tasks_and_says_what_its_mean_is_over() ->
 
 def test_best_of_partly_told_arms_counts_scores_and_no_failures() -> None:
     policy = make_policy("random", grid(1, 4), 0, tasks=TASKS)
-    policy.tell(Observation("s0/l0", {"quick": 0.5, "short": 0.6}))
+    policy.tell(Observation("s0/l2", {"quick": 0.5, "short": 0.6}))
     policy.tell(Observation("s0/l1", failed=("quick", "short", "slow")))
     lost = ("slow", "short", "middle")
-    policy.tell(Observation("s0/l2", {"quick": 0.9, "long": 0.9}, failed=lost))
+    policy.tell(Observation("s0/l0", {"quick": 0.9, "long": 0.9}, failed=lost))
 
     best = policy.best()
 
     assert best is not None
-    assert (best.arm, best.tasks, best.ties) == ("s0/l0", ("quick", "short"), ())
+    assert (best.arm, best.tasks, best.ties) == ("s0/l2", ("quick", "short"), ())
 
 
 def test_best_compares_partly_told_arms_over_tasks_that_all_of_them_have() -> None:

@@ -270,6 +270,23 @@ def test_racing_counts_only_tasks_that_compare_arms_as_done_and_to_come(seed: in
     assert [len(tasks) - 1 for tasks in asked] == ran
 
 
+def test_racing_asks_at_once_for_as_many_tasks_as_were_lost() -> None:
+    scores = np.arange(12.0)[:, None] + np.zeros((12, 8))
+    scores[:, :2] = math.nan
+    policy = make_policy("racing", arms(12), 0, tasks=TaskSet(names(8), (1.0,) * 8), first=3)
+
+    rounds = []
+    for _ in range(2):
+        asked = policy.ask(99)
+        rounds.append(asked[0].tasks)
+        for proposal in asked:
+            row = dict(zip(names(8), scores[int(proposal.arm[1:])], strict=True))
+            policy.tell(told(proposal.arm, proposal.tasks, row))
+
+    assert rounds == [("t0", "t1", "t2"), ("t3", "t4")]
+    assert policy.ask(99) == []
+
+
 def test_racing_before_its_first_look_names_the_leader_of_arms_that_have_most_scores() -> None:
     """a0 is far ahead on the one task that it has, of three that count."""
     nan = math.nan
@@ -405,9 +422,11 @@ def test_halving_heeds_how_long_the_arms_that_are_left_really_take(slow: float) 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_halving_keeps_its_budget_where_one_arm_tells_the_durations(seed: int) -> None:
-    """The pilot included, however much slower or quicker it is than the others."""
+    """The pilot included, however much slower or quicker it is than the others, and also where
+    the first tasks, which took no time, fail on all but it."""
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=(60, 1)) + 0.1 * rng.normal(size=(60, 24))
+    pilot, lost = pilots(seed, 60)[0], 2 * (seed % 2)
     seconds = rng.lognormal(sigma=0.6, size=(60, 1)) * np.geomspace(1, 100, 24)
     policy = make_policy("halving", arms(60), seed, tasks=TaskSet(names(24)), share=0.1)
     spent = 0.0
@@ -416,11 +435,46 @@ def test_halving_keeps_its_budget_where_one_arm_tells_the_durations(seed: int) -
             arm = int(proposal.arm[1:])
             took = {task: float(seconds[arm, int(task[1:])]) for task in proposal.tasks}
             row = {task: float(scores[arm, int(task[1:])]) for task in proposal.tasks}
+            if arm != pilot:
+                for task in set(names(lost)) & set(row):
+                    row[task], took[task] = math.nan, 0.0
+            seen = told(proposal.arm, proposal.tasks, row)
             spent += math.fsum(took.values())
-            policy.tell(Observation(proposal.arm, row, seconds=took))
+            policy.tell(Observation(seen.arm, seen.scores, {}, took, seen.failed))
 
     budget = 0.1 * float(seconds.sum())
     assert 0.7 * budget < spent <= budget * (1.0 + 1e-9)
+
+
+def test_halving_pays_for_the_evaluations_of_the_pilot_once() -> None:
+    """4 arms on 10 tasks of a second, 20 s: the pilot takes 10; of the 5 s of the first rung the
+    three others take 3, and in the second the 7 s left are those of the pilot's only rival."""
+    order = pilots(0, 4)
+    scores = np.zeros((4, 10))
+    scores[order[:2]] = [[2.0], [1.0]]
+    policy = make_policy("halving", arms(4), 0, tasks=TaskSet(names(10)), share=0.5)
+    asked: dict[str, int] = {}
+    while proposals := policy.ask(99):
+        for proposal in proposals:
+            row = dict.fromkeys(proposal.tasks, float(scores[int(proposal.arm[1:]), 0]))
+            policy.tell(Observation(proposal.arm, row, {}, dict.fromkeys(row, 1.0)))
+            asked[proposal.arm] = asked.get(proposal.arm, 0) + len(row)
+
+    assert [asked[f"a{arm}"] for arm in order] == [10, 8, 1, 1]
+
+
+def test_halving_takes_another_task_for_one_that_failed_on_all_arms_and_took_no_time() -> None:
+    """8 arms and 60 s: the first of three rungs has 20 s, two tasks of a second for each."""
+    policy = make_policy("halving", arms(8), 0, tasks=TaskSet(names(10), (1.0,) * 10), share=0.75)
+
+    first = policy.ask(99)
+    for proposal in first:
+        score = float(proposal.arm[1:])
+        seconds = {"t0": 0.0, "t1": 1.0}
+        policy.tell(Observation(proposal.arm, {"t1": score}, {}, seconds, ("t0",)))
+
+    assert [proposal.tasks for proposal in first] == [("t0", "t1")] * 8
+    assert [proposal.tasks for proposal in policy.ask(99)] == [("t2",)] * 8
 
 
 def test_halving_with_the_budget_for_everything_ends_on_all_tasks() -> None:

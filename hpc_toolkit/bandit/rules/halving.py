@@ -111,11 +111,12 @@ class _Purse:
     """What the rungs may spend and have spent, in expected and told seconds."""
 
     def __init__(self, history: History, order: TaskOrder, share: float) -> None:
-        self._expected = order.seconds
+        self._tasks, self._expected = order.tasks, order.seconds
         self._seconds = history.seconds[:, order.tasks]
         self._share = share
         self._everything = len(self._seconds) * float(order.seconds.sum())
         self._pilot = -1 if order.timed_by is None else order.timed_by
+        self._corrected = self._pilot < 0
         self._prepaid, self._spent = 0.0, 0.0
         if self._pilot >= 0:
             self._prepaid = self._took(np.array([self._pilot]), 0, len(order.tasks))
@@ -124,7 +125,7 @@ class _Purse:
         """How many tasks the arms can be told on for this part of the budget; one more than is
         done while none counts."""
         left = part * (self._share * self._everything - self._prepaid) - self._spent
-        pace = slowness(self._seconds[rung.arms, : rung.done], self._expected[: rung.done])
+        pace = self._pace(rung)[rung.arms]
         each = max(float(pace[rung.arms != self._pilot].sum()), 1e-9)
         spent = np.concatenate([[0.0], np.cumsum(self._expected)])
         # What rounding adds to a sum must not cost a task.
@@ -136,10 +137,15 @@ class _Purse:
         """Take note of the tasks after the first ``before`` that the arms were told on."""
         payers = rung.arms[rung.arms != self._pilot]
         self._spent += self._took(payers, before, rung.done)
-        if not before and self._pilot >= 0:
+        if rung.counted and not self._corrected:
             # All arms were told on these: the pilot may be slower or quicker than they are.
-            pace = slowness(self._seconds[:, : rung.done], self._expected[: rung.done])
-            self._everything *= float(pace.mean())
+            self._everything *= float(self._pace(rung).mean())
+            self._corrected = True
+
+    def _pace(self, rung: Rung) -> NDArray[np.float64]:
+        """How slow every arm was, not looking at tasks that ended at once because they failed."""
+        counted = [place for place, task in enumerate(self._tasks) if task in rung.counted]
+        return slowness(self._seconds[:, counted], self._expected[counted])
 
     def _took(self, arms: NDArray[np.intp], start: int, stop: int) -> float:
         seconds = self._seconds[arms, start:stop]

@@ -42,8 +42,7 @@ class Rung:
     def reach(self, until: int) -> bool:
         """Go to the first ``until`` tasks, or ask for them; False while some are not told.
 
-        Which tasks count is decided once, by the arms that are left then. After the last task of
-        all, if none counts, those do on which any arm has a score: nothing better will come.
+        Which tasks count is decided once, by the arms that are left then.
         """
         new = self._order[self.done : until]
         if not self._history.by_task.told[self.arms][:, new].all():
@@ -52,11 +51,7 @@ class Rung:
         silent = silent_tasks(self._history.scores[self.arms][:, new]).tolist()
         self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
         self.done = until
-        if until == len(self._order) and not self.counted:
-            known = ~np.isnan(self._history.scores[self.arms])
-            scored = np.flatnonzero(known.any(axis=0)).tolist()
-            self.counted = tuple(task for task in self._order if task in scored)
-        self.dropped = tuple(task for task in self._order[:until] if task not in self.counted)
+        self.dropped += tuple(task for task, lost in zip(new, silent, strict=True) if lost)
         return True
 
     def proposals(self, reason: str, n: int) -> list[Proposal]:

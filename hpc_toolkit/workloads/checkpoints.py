@@ -142,7 +142,7 @@ def _download(name: str, revision: str) -> Path:
 
     try:
         directory = fetch(*SETTINGS, *WEIGHTS)
-        if not any(directory.glob("*.safetensors")):
+        if not all((directory / one).is_file() for one in weight_names(directory)):
             directory = fetch(*SETTINGS, *PICKLED_WEIGHTS)
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         msg = f"{name}@{revision}: the hub has no such revision: {_first_line(error)}"

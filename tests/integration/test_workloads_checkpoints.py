@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,14 @@ def test_weights_cut_short_anywhere_are_permanent(root: Path, keep: float) -> No
     assert "half-written" in caught.value.hint
 
 
+def test_weights_cut_short_are_not_excused_by_pickled_ones_beside_them(root: Path) -> None:
+    (root / NAME / "pytorch_model.bin").write_bytes(b"pickled")
+    os.truncate(root / NAME / "model.safetensors", 5)
+
+    with pytest.raises(PermanentError, match=r"model\.safetensors: not a whole"):
+        verify(root / NAME)
+
+
 def test_weights_with_bytes_too_many_are_permanent(root: Path) -> None:
     with (root / NAME / "model.safetensors").open("ab") as file:
         file.write(b"x")
@@ -159,7 +168,7 @@ def test_hub_checkpoint_is_asked_for_by_name_and_revision(
 def test_hub_revision_without_weights_is_permanent(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (root / NAME / "model.safetensors").unlink()
+    (root / NAME / "model.safetensors").rename(root / NAME / "adapter_model.safetensors")
     calls = fake_hub(monkeypatch, lambda: str(root / NAME))
 
     with pytest.raises(PermanentError, match="weights are missing"):

@@ -51,6 +51,21 @@ pending = 3
 asks = "window"
 """
 ARMS = 4 * 5 + 4 * 7
+WINDOW = CAMPAIGN.partition("[search]")[2]
+SEARCHES = {
+    "window": WINDOW,
+    "rounds": 'policy = "gp-ucb"\nbudget = 14\npending = 3\n',
+    "racing": 'policy = "racing"\noptions = { first = 2 }\n',
+    "group pulls": 'policy = "gp-ei"\nevaluations = 40\npending = 4\ngroup_pulls = true\n',
+    "metrics": """
+policy = "gp-ts"
+budget = 10
+pending = 3
+metrics = ["entropy"]
+options = { features = "all" }
+""",
+}
+"""What stands below ``[search]``. Halving asks by how long things took, which is never the same."""
 
 
 @pytest.fixture
@@ -139,25 +154,64 @@ def test_campaign_run_again_does_nothing_and_says_the_same(campaign: Path) -> No
 def test_campaign_sequence_does_not_depend_on_workers_or_kills(
     campaign: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    calm = run(campaign, workers=1)
     other = tmp_path_factory.mktemp("killed")
+    calm = run(campaign, workers=1)
+    monkeypatch.setenv("TOY_SLOWEST_S", "0.15")
+    check_kills(campaign, other, calm, (0, 1, 3, 4, 7, 10, 13))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "search",
+    [
+        "racing",
+        *[pytest.param(name, marks=pytest.mark.soak) for name in SEARCHES if name != "racing"],
+    ],
+)
+def test_sequence_of_any_search_does_not_depend_on_workers_or_kills(
+    search: str,
+    campaign: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    monkeypatch.setenv("TOY_SLOWEST_S", "0.02")
+    # A race whose tasks have no durations orders them by those that it measures.
+    seconds = 'names = ["a", "b", "c"]\nseconds = { a = 1, b = 2, c = 3 }'
+    text = CAMPAIGN.replace(WINDOW, "\n" + SEARCHES[search])
+    campaign.write_text(text.replace('names = ["a", "b", "c"]', seconds))
+    other = tmp_path_factory.mktemp("killed")
+    check_kills(campaign, other, run(campaign, workers=1), (1, 2))
+
+
+def check_kills(
+    campaign: Path, other: Path, calm: dict[str, Any], entries: tuple[int, ...]
+) -> None:
+    """A campaign whose processes are all killed once its log has so many entries, each time that
+    it is begun again, against the same one left alone."""
     for name in ("toy.toml", "toy_campaign.py"):
         (other / name).write_bytes((campaign.parent / name).read_bytes())
-    monkeypatch.setenv("TOY_SLOWEST_S", "0.15")
     kills = 0
-    for entries in (0, 1, 3, 4, 7, 10, 13):
+    for number in entries:
         process = command(other / "toy.toml", "run", "toy.toml", "--workers", "3")
         limit = time.monotonic() + 60
-        while asked(other) < entries and process.poll() is None and time.monotonic() < limit:
+        while asked(other) < number and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.01)
         kills += process.poll() is None
         kill_everything(process, other)
 
     summary = run(other / "toy.toml")
 
-    assert kills >= 6
+    assert kills >= min(6, len(entries))
+    assert asks_in(other) == asks_in(campaign.parent)
     assert summary["sequence"] == calm["sequence"]
     assert summary["best"] == calm["best"]
+    assert summary["ended"] == calm["ended"]
+
+
+def asks_in(root: Path) -> list[dict[str, Any]]:
+    """What the policy asked for, of which tasks."""
+    lines = (root / "runs/toy/bandit/trials.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["type"] == "ask"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@
 A GPT-NeoX of the size of Pythia 410m with random weights is written to a temporary directory,
 loaded and measured as the metrics stage does, on the GPU and, over fewer prompts, on the CPU.
 Prompts are random tokens of one length. Without a GPU nothing is measured unless --device says cpu;
-with --tiny the model is small enough for a test.
+with --tiny the model is small enough for a test. --write leaves what a GPU gave as it is unless a
+GPU gives something else, and says that none was at hand where nothing is written yet.
 
 load      from the files, which the page cache holds, to the device
 forward   one pass that hands each layer's states to nobody
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resultsfile import facts, table, write_section
+from resultsfile import RESULTS, facts, table, write_section
 
 from hpc_toolkit.metrics import METRICS, STANDARD
 from hpc_toolkit.workloads import measuring
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     import torch
 
 TITLE = "The metrics stage on a GPU"
+
+ABSENT = (
+    "Not run on a GPU yet: torch saw none on the machine of the other sections. "
+    "`python benchmarks/cuda.py --write` where there is one replaces this."
+)
 
 
 @dataclass(frozen=True)
@@ -69,13 +75,22 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a model of three narrow blocks")
     parser.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     chosen = parser.parse_args()
-    if chosen.device == "cuda" and not torch.cuda.is_available():
+    on_gpu = chosen.device == "cuda" and torch.cuda.is_available()
+    if chosen.write and not on_gpu:
+        write_absence(RESULTS)
+    if chosen.device == "cuda" and not on_gpu:
         sys.exit("error: torch sees no GPU here\nhint: --device cpu --tiny shows that this runs")
     shape = TINY if chosen.tiny else PYTHIA_410M
     lines = [facts(), "", *measured(shape, torch.device(chosen.device))]
     print("\n".join(lines))
-    if chosen.write:
+    if chosen.write and on_gpu:
         write_section(TITLE, lines)
+
+
+def write_absence(path: Path) -> None:
+    """Say that no GPU was at hand, unless the section is there: a GPU may have given it."""
+    if f"## {TITLE}\n" not in path.read_text(encoding="utf-8"):
+        write_section(TITLE, [ABSENT], path)
 
 
 def measured(shape: Shape, device: torch.device) -> list[str]:

@@ -50,6 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
     "albert": {**_USUAL, "embedding_size": 8},
+    "clip_text_model": _USUAL,
 }
 """Keyword arguments of a configuration, by ``model_type``."""
 

@@ -187,7 +187,8 @@ def _run(
     }
     if not found.blocks:
         output = loaded.model(**inputs, output_hidden_states=True)
-        for layer, states in enumerate(output.hidden_states):
+        # Some models leave their final norm out of the last of their hidden states.
+        for layer, states in enumerate((*output.hidden_states[:-1], output.last_hidden_state)):
             hand_on(layer, states)
         return
     handles = [

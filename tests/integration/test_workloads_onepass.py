@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.workloads.architectures import anatomy
+from hpc_toolkit.workloads import onepass
+from hpc_toolkit.workloads.architectures import Anatomy, anatomy
 from hpc_toolkit.workloads.embeddings import pooled
 from hpc_toolkit.workloads.onepass import BatchSize, forward
 from tests.tinymodels import BLOCKS, SETTINGS, TEXTS, WIDTH, alone, cut, tiny
@@ -108,6 +109,25 @@ def test_the_two_conventions_differ_below_the_last_layer_of_a_model_that_norms_a
         assert differences == [0] * (BLOCKS + 1)
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_the_last_layer_is_behind_a_final_norm_that_the_model_leaves_out_of_its_hidden_states(
+    monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    loaded = tiny("clip_text_model")
+    if not found:
+        monkeypatch.setattr(onepass, "anatomy", lambda _: Anatomy((), None))
+
+    layers = passed(loaded)
+
+    assert largest(layers[-1], [alone(loaded, ids) for ids in TEXTS]) <= 1e-6
+    for row, ids in enumerate(TEXTS):
+        with torch.inference_mode():
+            states = loaded.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        below = [layer[row] for layer in layers[:-1]]
+        assert largest(below, [each[0] for each in states[:-1]]) <= 1e-6
+        assert largest([layers[-1][row]], [states[-1][0]]) > 0.1
+
+
 def test_blocks_and_what_follows_them_are_found(loaded: LoadedModel) -> None:
     found = anatomy(loaded.model)
 
@@ -181,7 +201,7 @@ def hooks(loaded: LoadedModel) -> list[Any]:
 
 
 def test_kinds_of_models_are_all_looked_at() -> None:
-    assert {*NORMED, *WITHIN, "albert"} == set(SETTINGS)
+    assert {*NORMED, *WITHIN, "albert", "clip_text_model"} == set(SETTINGS)
 
 
 def test_batches_hold_at_most_so_many_tokens_with_their_padding() -> None:

@@ -426,7 +426,7 @@ def test_halving_keeps_its_budget_where_one_arm_tells_the_durations(seed: int) -
     the first tasks, which took no time, fail on all but it."""
     rng = np.random.default_rng(seed)
     scores = rng.normal(size=(60, 1)) + 0.1 * rng.normal(size=(60, 24))
-    pilot, lost = pilots(seed, 60)[0], 2 * (seed % 2)
+    pilot, lost = pilots(seed, 60)[0], 12 * (seed % 2)
     seconds = rng.lognormal(sigma=0.6, size=(60, 1)) * np.geomspace(1, 100, 24)
     policy = make_policy("halving", arms(60), seed, tasks=TaskSet(names(24)), share=0.1)
     spent = 0.0

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmb]?)", re.IGNORECASE)
 _STEP = re.compile(r"step([0-9]{1,15})")
-_MOST = 1e15
-"""A layer or a step above this is a mistake."""
-
 _FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _KEYS = ("size", "revision", "layer")
 _ENDINGS = (".csv", ".csv.gz", ".parquet")
@@ -73,16 +70,8 @@ class _Cells:
             return ""
         return str(cell).strip()
 
-    def number(
-        self,
-        row: int,
-        name: str,
-        *,
-        low: float = -LARGEST,
-        high: float = LARGEST,
-        gaps: bool = False,
-    ) -> float:
-        """A cell as a finite number in these bounds; NaN for a gap where that is allowed."""
+    def number(self, row: int, name: str, *, low: float = -LARGEST, gaps: bool = False) -> float:
+        """A cell as a number of ``low`` to LARGEST; NaN for a gap where that is allowed."""
         text = self.text(row, name)
         try:
             number = float(text) if text else math.nan
@@ -90,11 +79,11 @@ class _Cells:
             raise self.fault(row, name, "is not a number", "write a plain number") from None
         if math.isnan(number) and gaps:
             return math.nan
-        if not low <= number <= high:
+        if not low <= number <= LARGEST:
             if math.isnan(number):
                 hint = "give it, or leave out the arm's row or such columns of all tasks"
                 raise self.fault(row, name, "is missing", hint)
-            hint = f"give a number of {low:g} to {high:g}"
+            hint = f"give a number of {low:g} to {LARGEST:g}"
             raise self.fault(row, name, "is out of range", hint)
         return number
 
@@ -195,7 +184,7 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 def _arms(cells: _Cells) -> ArmTable:
     rows = range(len(cells.lines))
-    layers = [int(cells.number(row, "layer", low=0.0, high=_MOST)) for row in rows]
+    layers = [int(cells.number(row, "layer", low=0.0)) for row in rows]
     families = [cells.text(row, "family") for row in rows]
     models = [(family, cells.text(row, "size")) for row, family in enumerate(families)]
     blocks: dict[tuple[str, str], int] = {}
@@ -237,7 +226,7 @@ def _size(cells: _Cells, row: int) -> float | None:
 def _step(cells: _Cells, row: int) -> int | None:
     """The training step of a row; None where its column says that it is not known."""
     if "step" in cells.columns:
-        number = cells.number(row, "step", low=0.0, high=_MOST, gaps=True)
+        number = cells.number(row, "step", low=0.0, gaps=True)
         return None if math.isnan(number) else int(number)
     revision = cells.text(row, "revision")
     if revision == "main":

@@ -160,14 +160,8 @@ def test_campaign_sequence_does_not_depend_on_workers_or_kills(
     check_kills(campaign, other, calm, (0, 1, 3, 4, 7, 10, 13))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "search",
-    [
-        "racing",
-        *[pytest.param(name, marks=pytest.mark.soak) for name in SEARCHES if name != "racing"],
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("search", SEARCHES)
 def test_sequence_of_any_search_does_not_depend_on_workers_or_kills(
     search: str,
     campaign: Path,

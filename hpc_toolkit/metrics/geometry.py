@@ -29,7 +29,7 @@ def anisotropy_of_sum(total: Tensor, count: Tensor) -> Tensor:
     Raises:
         ValueError: for fewer than two rows that are not zero: there is no pair to compare.
     """
-    if int(count.min()) < 2:
+    if bool((count < 2).any()):
         msg = f"anisotropy needs at least 2 rows that are not zero, got {int(count.min())}"
         raise ValueError(msg)
     n = count.double()

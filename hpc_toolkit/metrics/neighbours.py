@@ -55,7 +55,6 @@ def two_nn(
         ValueError: fewer than three different rows, neighbours that are all at equal distances,
             an unknown method, a share that is none, or nothing left to fit.
     """
-    import torch
 
     if method not in ("mle", "linear"):
         msg = f"unknown method {method!r}; known: mle, linear"
@@ -66,10 +65,10 @@ def two_nn(
             raise ValueError(msg)
     rows, _ = scaled(real_rows(z, fewest=FEWEST_ROWS))
     each = [
-        _dimension(_neighbours(one, tolerance), method, discard)
+        float(_dimension(_neighbours(one, tolerance), method, discard))
         for one in rows.reshape(-1, *rows.shape[-2:])
     ]
-    return torch.stack(each).reshape(rows.shape[:-2])
+    return rows.new_tensor(each).reshape(rows.shape[:-2])
 
 
 def _neighbours(rows: Tensor, tolerance: float) -> Tensor:

@@ -43,9 +43,11 @@ def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int =
     number = torch.arange(1, s.shape[-1] + 1, dtype=s.dtype, device=s.device)
     there = s > s[..., :1] * (max(z.shape[-2:]) * _EPS)
     used = there & (number >= first) & (number <= last)
-    fewest = int(used.sum(-1).min())
-    if fewest < _POINTS:
-        msg = f"alpha-ReQ needs {_POINTS} eigenvalues from number {first} on, got {fewest}"
+    counts = used.sum(-1)
+    if bool((counts < _POINTS).any()):
+        msg = (
+            f"alpha-ReQ needs {_POINTS} eigenvalues from number {first} on, got {int(counts.min())}"
+        )
         raise ValueError(msg)
     x = number.log()
     y = 2 * s.where(used, s * 0 + 1).log()  # eigenvalues of the covariance, up to a factor

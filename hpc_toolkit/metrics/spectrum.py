@@ -45,7 +45,7 @@ def matrix_entropy(
     al. 2025, arXiv 2502.02013.
 
     Raises:
-        ValueError: for a negative order, a NaN, an unknown normalisation or an empty matrix.
+        ValueError: a negative order, an unknown normalisation, or an unusable matrix or lengths.
     """
     if not alpha >= 0:
         msg = f"the order of an entropy is at least 0, got {alpha!r}"

@@ -243,6 +243,13 @@ def test_a_metric_of_another_type_is_that_of_the_same_numbers_in_float64(
 
 
 @pytest.mark.parametrize("name", METRICS)
+def test_a_batch_of_none_has_no_values(name: str) -> None:
+    given = [one.unsqueeze(0)[:0] for one in plain(name)]
+
+    assert METRICS[name].function(*given).shape == (0,)
+
+
+@pytest.mark.parametrize("name", METRICS)
 def test_a_metric_of_a_batch_is_that_of_each_alone(name: str) -> None:
     draws = np.random.default_rng(4)
     shape = (3, 2, 12, 9) if METRICS[name].scope == "views" else (3, 12, 9)

@@ -1,0 +1,57 @@
+"""The guide's table of metrics is `METRICS`, column for column."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpc_toolkit import metrics
+from hpc_toolkit.metrics import METRICS, STANDARD
+
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
+
+GIVEN = {
+    "prompt": "tokens of each prompt",
+    "tokens": "all tokens of all prompts",
+    "dataset": "prompt means",
+    "views": "means of",
+    "layers": "means of two layers",
+}
+
+
+def rows() -> dict[str, list[str]]:
+    """The cells behind each name, those of ``the same`` filled in."""
+    text = GUIDE.read_text(encoding="utf-8")
+    table = text.partition("| name in results |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    found: dict[str, list[str]] = {}
+    last: list[str] = []
+    for name, *others in cells[2:]:
+        last = [a if b == "the same" else b for a, b in zip(last or others, others, strict=True)]
+        found[name.strip("`")] = last
+    return found
+
+
+def test_the_guide_has_every_metric_in_order_and_the_standard_ones_first() -> None:
+    names = list(rows())
+
+    assert names == list(METRICS)
+    assert set(names[: len(STANDARD)]) == set(STANDARD)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_guide_says_what_a_metric_is_given_and_its_range(name: str) -> None:
+    function, given, told, cost = rows()[name]
+
+    (called,) = re.findall(r"^`(\w+)`", function)
+    assert called in metrics.__all__
+    assert given.startswith(GIVEN[METRICS[name].scope])
+    assert told.startswith(METRICS[name].about.rpartition(": ")[2].replace("..", " to "))
+    assert set(re.findall(r"[a-z]\w*", cost)) <= {"n", "d", "q", "d1", "d2", "min", "max"}
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].fewest > 3])
+def test_the_guide_says_how_many_prompts_a_metric_takes(name: str) -> None:
+    assert f"at least {METRICS[name].fewest} prompts" in GUIDE.read_text(encoding="utf-8")

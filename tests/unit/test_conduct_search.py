@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hpc_toolkit.conduct
+import hpc_toolkit.search
 from hpc_toolkit.bandit import Pull
+from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.campaign import Campaign
 from hpc_toolkit.conduct import Conductor, arm_of
 from hpc_toolkit.crew import make_campaign_run
@@ -19,6 +21,7 @@ from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.run import Run
+from hpc_toolkit.search import make_arms, policy_of
 from tests.integration.toy_campaign import score as toy_score
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
 
@@ -90,19 +93,37 @@ def test_rounds_tell_all_that_was_asked_before_the_next_ask(
         assert [tell.arm for tell in after.tells] == [pull.arm for pull in before.pulls]
 
 
-def test_rounds_larger_than_the_opening_are_an_opening(
+@pytest.mark.parametrize(
+    ("more", "initial"),
+    [
+        ({"pending": 8}, 8),
+        ({"pending": 3}, 5),
+        ({"pending": 8, "asks": "window"}, 5),
+        ({"pending": 8, "options": {"initial": 2}}, 2),
+    ],
+)
+def test_opening_of_a_policy_is_a_whole_round(more: dict[str, Any], initial: int) -> None:
+    campaign = toy({"policy": "gp-ucb", "budget": 9, **more})
+
+    assert policy_of(campaign, make_arms(campaign)).state_dict()["options"]["initial"] == initial
+
+
+def test_race_over_a_window_is_not_asked_after_each_result(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of eight at once, three by a model of nothing would be worth less than eight far apart."""
-    found = {}
-    for pending, asks_in in [(8, "rounds"), (8, "window"), (4, "rounds")]:
-        search = {"policy": "gp-ucb", "budget": 9, "pending": pending, "asks": asks_in}
-        root = fast_dir / f"{pending}-{asks_in}"
-        decisions = Played(root, toy(search), monkeypatch).conduct()
-        found[pending, asks_in] = [pull.arm for one in decisions for pull in one.pulls]
-    # The first eight are space-filling either way; the ninth is the first that a model may choose.
-    assert found[8, "rounds"][:8] == found[8, "window"][:8]
-    assert found[4, "rounds"][:4] == found[8, "rounds"][:4]
+    """An ask of a race of thousands of arms takes a tenth of a second, and none answers before the
+    last of a rung."""
+    asked: list[int] = []
+
+    def counted(policy: Any, n: int, pending: Any) -> Any:
+        asked.append(n)
+        return ask_within(policy, n, pending)
+
+    monkeypatch.setattr(hpc_toolkit.search, "ask_within", counted)
+    campaign = toy({**FAMILIES["racing"], "asks": "window"}, tasks={"seconds": SECONDS})
+    decisions = Played(fast_dir / "r", campaign, monkeypatch).conduct()
+
+    assert asked == [20] * (len(decisions) + 1)
 
 
 def test_window_asks_for_one_when_the_oldest_is_told(

@@ -68,3 +68,8 @@ def test_time_is_told_for_each_metric_and_for_what_is_published(
     assert rows[0][1:] == ["published", "2.00", "4.00", "2.0", "5e-01"]
     assert rows[1][1] == "by definition"
     assert rows[2][1:5] == ["published", "2.0", "4.0", "2.0"]
+
+    ways[1] = ("lidar", lambda layer: 1.0, lambda layer: 8.0)
+    assert (
+        "together 3.0 ms against 12.0 ms a layer, 4.0 times; LiDAR alone 1.00" in benchmark.wide()
+    )

@@ -61,8 +61,8 @@ REMARK = """\
 All at once: what one pass replaced, which keeps the hidden states of every prompt; resident sets
 show it roughly, tests count it by tensor. Layer by layer: the model loaded anew for each layer and
 cut off there; the differences are from that, one prompt at a time. Models cut off cost half of a
-whole one on average, so where the forward pass is all, the ratio is (L + 1) / 2 for L blocks, 3.5 on
-MiniLM, and more where loading counts."""
+whole one on average, so where the forward pass is all, the ratio is (L + 1) / 2 for L blocks, 3.5
+on MiniLM, and more where loading counts."""
 
 Values = Sequence[dict[str, float] | np.ndarray]
 Way = Callable[[Path, list[list[int]]], tuple[int, Values]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,3 +51,23 @@ def test_a_fifo_in_the_place_of_a_file_is_passed_by(fast_dir: Path, held: bool) 
     finally:
         if writer is not None:
             os.close(writer)
+
+
+_PREFETCH = """
+import sys
+from hpc_toolkit.workloads.prefetch import prefetch_checkpoint
+prefetch_checkpoint(sys.argv[1], "step1")
+print({"torch", "transformers", "numpy"} & set(sys.modules))
+"""
+
+
+def test_to_prefetch_a_directory_imports_no_torch(fast_dir: Path) -> None:
+    """A second thread must not import it while the first one does."""
+    (fast_dir / "step1").mkdir()
+    (fast_dir / "step1" / "config.json").write_text("{}")
+    (fast_dir / "step1" / "model.safetensors").write_bytes(b"")
+
+    argv = [sys.executable, "-c", _PREFETCH, str(fast_dir)]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "set()\n"

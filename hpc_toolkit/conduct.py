@@ -94,9 +94,7 @@ class Conductor:
             self._finish(PREPARE, list(self._campaign.prepare.items))
         rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
         self._replay(rows)
-        # Who sealed the log had made the last decision.
-        if not self._stage.log.sealed:
-            self._decide()
+        self._decide()
         self._stage.log.seal()
         self._wait(self._stage)
         gather(self._view, TASKS)
@@ -239,7 +237,7 @@ class Conductor:
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
 
     def _results_of(self, pulls: Sequence[Pull]) -> list[Observation] | None:
-        """Wait for all tasks of some pulls; None where another conduct ended the search."""
+        """Wait for all tasks of some pulls; None where the log is sealed, so the search is over."""
         numbers, entries = self._search.decisions.numbers, self._decision_entries()
         places = [(pull, entries[numbers[pull] - 1]) for pull in pulls]
         units = {entry: set[str]() for _, entry in places}

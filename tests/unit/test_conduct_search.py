@@ -21,7 +21,7 @@ from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.run import Run
-from hpc_toolkit.search import make_arms, policy_of
+from hpc_toolkit.search import make_arms, metric_columns, policy_of
 from tests.integration.toy_campaign import score as toy_score
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
 
@@ -45,6 +45,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "kinds": {"policy": "ucb1", "evaluations": 20, "scalariser": "mean-kind", "pending": 2},
     "probability": {"policy": "gp-ucb", "win_probability": 0.2, "pending": 2, "asks": "window"},
     "hours": {"policy": "random", "gpu_hours": 0.1, "pending": 3},
+    "till nothing is left": {
+        "policy": "last-layer",
+        "evaluations": 1000,
+        "pending": 2,
+        "asks": "window",
+    },
 }
 KINDS = {"kinds": {"a": "sts", "b": "sts", "c": "retrieval"}}
 
@@ -207,6 +213,22 @@ def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
     assert asks(Played(fast_dir / "whole", made("metrics"), monkeypatch).conduct()) != asks(calm)
 
 
+def test_what_is_no_number_of_a_metric_is_a_gap() -> None:
+    campaign = toy(FAMILIES["metrics"])
+    rows: list[dict[str, Any]] = [
+        {"item": arm.item(), "value": {"entropy": 0.5, "rank": 1}} for arm in campaign.arms()
+    ]
+    strange = [True, "0.5", None, 1e101, 10**400, [0.5]]
+    for row, value in zip(rows, strange, strict=False):
+        row["value"]["rank"] = value
+    rows[6]["value"] = None
+    rows.append({"item": {"checkpoint": "s/step99", "layer": 0}, "value": {"entropy": 1.0}})
+
+    columns = metric_columns(campaign, rows)
+
+    assert columns == {"entropy": [0.5] * 6 + [None] + [0.5] * 13, "rank": [None] * 7 + [1] * 13}
+
+
 def test_wall_hours_add_up_over_conducts_and_end_the_search(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,8 +266,10 @@ def test_replay_of_a_damaged_sequence_is_refused_and_says_what_differs(
     played = Played(fast_dir / "r", campaign, monkeypatch)
     assert played.killed(2)
 
+    whole = toy({**FAMILIES["racing"], "options": {"first": 3}}, tasks={"seconds": SECONDS})
+
     with pytest.raises(RunError, match=r"was s/step0/layer0 on a, b; .* and 16 more; the policy"):
-        played.conduct(toy({**FAMILIES["racing"], "options": {"first": 3}}))
+        played.conduct(whole)
 
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_window.json").read_bytes())

@@ -18,7 +18,8 @@ from hpc_toolkit.campaign import Campaign
 from hpc_toolkit.conduct import Conductor, arm_of
 from hpc_toolkit.crew import make_campaign_run
 from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.gather import unit_rows
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.run import Run
 from hpc_toolkit.search import make_arms, metric_columns, policy_of
@@ -142,6 +143,22 @@ def test_window_asks_for_one_when_the_oldest_is_told(
     told = [tell.arm for one in decisions for tell in one.tells]
     assert told == order[: len(told)]
     assert [len(one.tells) for one in decisions] == [0] + [1] * 6
+
+
+def test_results_of_a_pull_are_read_and_no_others(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(*words: Any) -> Any:
+        rows = list(unit_rows(*words))
+        read.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(hpc_toolkit.conduct, "unit_rows", counted)
+    decisions = Played(fast_dir / "r", made("window"), monkeypatch).conduct()
+
+    assert read == [3] * len(decisions)
 
 
 def test_race_asks_for_a_rung_at_once_and_says_of_which_tasks(
@@ -270,6 +287,16 @@ def test_replay_of_a_damaged_sequence_is_refused_and_says_what_differs(
 
     with pytest.raises(RunError, match=r"was s/step0/layer0 on a, b; .* and 16 more; the policy"):
         played.conduct(whole)
+
+
+def test_policy_that_is_gone_is_told_before_anything_is_measured(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(fast_dir / "r", toy(FAMILIES["rounds"]), monkeypatch)
+
+    with pytest.raises(ConfigError, match="unknown policy 'gone'"):
+        played.conduct(toy({**FAMILIES["rounds"], "policy": "gone"}))
+    assert Run.open(played.root).status().stages["metrics"].total == 0
 
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_window.json").read_bytes())

@@ -140,6 +140,18 @@ def test_summary_says_why_searches_end(fast_dir: Path, monkeypatch: pytest.Monke
     assert ended("l", policy="last-layer", budget=9) == "the policy asked for nothing more"
 
 
+def test_reason_is_that_of_the_moment_and_not_of_what_was_evaluated_afterwards(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = {"policy": "gp-ucb", "win_probability": 0.2, "pending": 4, "asks": "window"}
+    alone = outcome(fast_dir / "a", toy(search), monkeypatch)
+    followed = outcome(fast_dir / "f", toy({**search, "exhaustive": True}), monkeypatch)
+
+    assert alone.ended is not None
+    assert alone.ended.startswith("no other arm is the best with a probability above")
+    assert followed.ended == alone.ended
+
+
 def test_hours_that_passed_after_the_last_decision_are_the_reason(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +196,19 @@ def test_checkpoints_with_equal_metrics_are_named(
 
     assert found.same_metrics == [["s/step4", "m/step16"]]
     assert summary_lines(found)[-1].endswith("the same weights? s/step4, m/step16")
+
+
+def test_checkpoints_that_lack_a_layer_are_not_compared(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(item: dict[str, Any]) -> Value:
+        if "task" in item:
+            return value_of(item)
+        return None if item["layer"] else {"entropy": 0.25}
+
+    campaign = toy({"policy": "random", "budget": 2, "pending": 2})
+
+    assert outcome(fast_dir / "r", campaign, monkeypatch, broken).same_metrics == []
 
 
 def test_whole_numbers_that_agree_are_no_sign_of_equal_weights(

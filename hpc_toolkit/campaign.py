@@ -8,17 +8,18 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.files import read_fresh
 from hpc_toolkit.layout import StageSpec, WorkloadSpec
 from hpc_toolkit.searchtable import ROUNDS, WINDOW, Search, search_table
-from hpc_toolkit.tomltable import Key, convert, count, text, word, wrong
+from hpc_toolkit.tomltable import convert, count, text, word, wrong
+from hpc_toolkit.worktable import Work, a_table, positive, require, work_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from hpc_toolkit.layout import RunPaths
@@ -44,28 +45,6 @@ class Model:
 
     def checkpoint_at(self, step: int) -> str:
         return self.checkpoint.replace("{name}", self.name).replace("{step}", str(step))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The workload of one stage."""
-
-    workload: str
-    """``module:name``."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of a class workload."""
-    items: tuple[dict[str, Any], ...] = ()
-    """Items of the prepare stage."""
-    names: tuple[str, ...] = ()
-    """Evaluation tasks of the tasks stage."""
-    kinds: dict[str, str] = field(default_factory=dict)
-    """Kind of each of them, for a mean over kinds; empty: not given."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Expected duration of each of them; empty: not given."""
-    max_attempts: int = 3
-    """An item that failed so often is failed."""
-    timeout_s: float | None = None
-    """Seconds that one item may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +194,14 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
             "name": ("name", word),
             "seed": ("seed", _seed),
             "models": ("models", _models),
-            "prepare": ("prepare", _work("items")),
-            "metrics": ("metrics", _work()),
-            "tasks": ("tasks", _work("names")),
+            "prepare": ("prepare", work_table("items")),
+            "metrics": ("metrics", work_table()),
+            "tasks": ("tasks", work_table("names")),
             "search": ("search", search_table),
         },
         file,
     )
-    _require(fields, ("name", "models", "metrics", "tasks", "search"), file)
+    require(fields, ("name", "models", "metrics", "tasks", "search"), file)
     campaign = Campaign(**{"seed": 0, **fields})
     arms = [arm.id for arm in campaign.arms()]
     if len(set(arms)) < len(arms):
@@ -233,13 +212,6 @@ def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
         message = f"{file}: search.budget: {budget}, but there are {len(arms)} arms"
         raise ConfigError(message, hint=f"at most {len(arms)}")
     return campaign
-
-
-def _require(fields: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    for name in names:
-        if name not in fields:
-            message = f"{where}: the key {name!r} is missing"
-            raise ConfigError(message, hint="docs/how-to/campaign.md shows a whole file")
 
 
 def _seed(value: object, where: str) -> int:
@@ -255,31 +227,19 @@ def _models(value: object, where: str) -> tuple[Model, ...]:
     for index, table in enumerate(value):
         place = f"{where}[{index}]"
         fields = convert(
-            _table(table, place),
+            a_table(table, place),
             {
                 "name": ("name", word),
                 "layers": ("layers", count),
-                "size": ("size", _positive),
+                "size": ("size", positive),
                 "steps": ("steps", _steps),
                 "checkpoint": ("checkpoint", text),
             },
             place,
         )
-        _require(fields, ("name", "layers", "size", "steps"), place)
+        require(fields, ("name", "layers", "size", "steps"), place)
         models.append(Model(**fields))
     return tuple(models)
-
-
-def _table(value: object, where: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise wrong(where, value, "a table")
-
-
-def _positive(value: object, where: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
-        return value
-    raise wrong(where, value, "a positive number")
 
 
 def _steps(value: object, where: str) -> tuple[int, ...]:
@@ -287,66 +247,6 @@ def _steps(value: object, where: str) -> tuple[int, ...]:
     if good and isinstance(value, list) and all(step >= 0 for step in value):
         return tuple(value)
     raise wrong(where, value, "a list of training steps from 0")
-
-
-def _names(value: object, where: str) -> tuple[str, ...]:
-    if isinstance(value, list) and value and len(set(map(str, value))) == len(value):
-        return tuple(word(name, where) for name in value)
-    raise wrong(where, value, "a list of different names")
-
-
-def _items(value: object, where: str) -> tuple[dict[str, Any], ...]:
-    if isinstance(value, list) and value:
-        return tuple(_table(item, where) for item in value)
-    raise wrong(where, value, "a list of tables")
-
-
-def _work(required: str = "") -> Callable[[Any, str], Work]:
-    extra: dict[str, dict[str, Key]] = {
-        "": {},
-        "items": {"items": ("items", _items)},
-        "names": {
-            "names": ("names", _names),
-            "kinds": ("kinds", _by_task(word)),
-            "seconds": ("seconds", _by_task(_positive)),
-        },
-    }
-
-    def convert_work(value: object, where: str) -> Work:
-        keys: dict[str, Key] = {
-            "workload": ("workload", text),
-            "options": ("options", _table),
-            "max_attempts": ("max_attempts", count),
-            "timeout_s": ("timeout_s", _positive),
-            **extra[required],
-        }
-        fields = convert(_table(value, where), keys, where)
-        _require(fields, ("workload", *([required] if required else [])), where)
-        for key in {"kinds", "seconds"} & fields.keys():
-            _complete(fields[key], fields["names"], f"{where}: {key}")
-        return Work(**fields)
-
-    return convert_work
-
-
-def _by_task(convert_one: Callable[[Any, str], Any]) -> Callable[[Any, str], dict[str, Any]]:
-    def convert_all(value: object, where: str) -> dict[str, Any]:
-        table = _table(value, where)
-        return {task: convert_one(one, f"{where}.{task}") for task, one in table.items()}
-
-    return convert_all
-
-
-def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    """Refuse a table that has not each of the tasks, or another."""
-    for task in given:
-        if task not in names:
-            message = f"{where}: unknown task {task!r}"
-            raise ConfigError(message, hint=near_miss(task, list(names)))
-    for task in names:
-        if task not in given:
-            message = f"{where}: the task {task!r} is missing"
-            raise ConfigError(message, hint="give one for every task of names, or leave it out")
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

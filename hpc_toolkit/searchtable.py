@@ -7,6 +7,7 @@ from typing import Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.tomltable import convert, count, flag, word, wrong
+from hpc_toolkit.worktable import a_table
 
 ROUNDS, WINDOW = "rounds", "window"
 """How asks follow each other: ``asks`` of the table."""
@@ -60,10 +61,8 @@ def search_table(value: object, where: str) -> Search:
     Raises:
         ConfigError: names the key.
     """
-    if not isinstance(value, dict):
-        raise wrong(where, value, "a table")
     fields = convert(
-        value,
+        a_table(value, where),
         {
             "policy": ("policy", word),
             "budget": ("budget", count),
@@ -77,7 +76,7 @@ def search_table(value: object, where: str) -> Search:
             "scalariser": ("scalariser", word),
             "group_pulls": ("group_pulls", flag),
             "metrics": ("metrics", _metrics),
-            "options": ("options", _options),
+            "options": ("options", a_table),
         },
         where,
     )
@@ -124,9 +123,3 @@ def _metrics(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, list) and len(set(map(str, value))) == len(value):
         return tuple(word(name, where) for name in value)
     raise wrong(where, value, "a list of different names")
-
-
-def _options(value: object, where: str) -> dict[str, Any]:
-    if isinstance(value, dict):
-        return value
-    raise wrong(where, value, "a table")

@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
     {"ahead", "allowlist", "attempts", "files", "quantities"},
     {"environment"},
     {"bandit", "journal", "layout", "metrics", "slurm", "tomltable"},
+    {"worktable"},
     {"searchtable"},
     {"campaign", "clusters", "lab", "preflight", "queue", "workloads"},
     {"decisions", "executor", "explain", "gather", "passlines", "render", "safety"},

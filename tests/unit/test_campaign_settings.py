@@ -65,6 +65,7 @@ def test_policies_that_end_by_themselves_need_no_budget(policy: str) -> None:
         ({"kinds": {"a": "sts", "b": "sts"}}, "tasks: kinds: the task 'c' is missing"),
         ({"seconds": {"a": 1, "b": 1, "c": 1, "d": 1}}, "tasks: seconds: unknown task 'd'"),
         ({"seconds": {"a": 1, "b": 1, "c": 0}}, r"tasks: seconds\.c: 0 is not a positive number"),
+        ({"seconds": {"a": 1, "b": 1, "c": 10**400}}, r"tasks: seconds\.c: 1000.* is not a posit"),
         ({"kinds": {"a": "sts", "b": "sts", "c": 1}}, r"tasks: kinds\.c: 1 is not a name"),
         ({"kinds": ["sts"]}, "tasks: kinds: .* is not a table"),
     ],

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Observation
+from hpc_toolkit.bandit.policy import number
 from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign
 from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
 from hpc_toolkit.errors import RunError, TryAgainLaterError
@@ -288,17 +289,27 @@ def _said(pulls: Sequence[Pull]) -> str:
 
 
 def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
-    """What an arm's rows of the tasks stage tell a policy."""
+    """What an arm's rows of the tasks stage tell a policy; without a score a task has failed."""
     scores, stderrs, seconds, failed = {}, {}, {}, []
     for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
         task = row["item"]["task"]
-        if row["state"] != "done" or "score" not in row["value"]:
+        score = score_of(row)
+        seconds[task] = row["seconds"]  # failures are paid for as well
+        if score is None:
             failed.append(task)
             continue
-        scores[task] = row["value"]["score"]
-        seconds[task] = row["seconds"]
-        if row["value"].get("stderr") is not None:
-            stderrs[task] = row["value"]["stderr"]
+        scores[task] = score
+        stderr = number(row["value"].get("stderr"))
+        if stderr is not None and stderr >= 0:
+            stderrs[task] = stderr
     return Observation(
         arm=arm, scores=scores, stderrs=stderrs, seconds=seconds, failed=tuple(failed)
     )
+
+
+def score_of(row: dict[str, Any]) -> float | None:
+    """The score of a row of the tasks stage; None where its task gave no number.
+
+    A result that is done is never run again: what cannot be read as a score must end no search.
+    """
+    return number(row["value"].get("score")) if row["state"] == "done" else None

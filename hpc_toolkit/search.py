@@ -242,7 +242,7 @@ def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[st
     says; infinite where nothing is known."""
     seconds: dict[str, list[float]] = {task: [] for task in campaign.tasks.names}
     for observation in told:
-        for task in seconds.keys() & observation.seconds.keys():
+        for task in seconds.keys() & observation.seconds.keys() & observation.scores.keys():
             seconds[task].append(observation.seconds[task])
     given = campaign.tasks.seconds
     return {

@@ -15,6 +15,9 @@ ROUNDS, WINDOW = "rounds", "window"
 BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours", "win_probability")
 """The keys that end a search; they change no ask."""
 
+NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "group_pulls", "stop")
+"""What every policy is made with; keys of the file say it, and options of a policy cannot."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
@@ -76,7 +79,7 @@ def search_table(value: object, where: str) -> Search:
             "scalariser": ("scalariser", word),
             "group_pulls": ("group_pulls", flag),
             "metrics": ("metrics", _metrics),
-            "options": ("options", a_table),
+            "options": ("options", _options),
         },
         where,
     )
@@ -117,6 +120,15 @@ def _asks(value: object, where: str) -> str:
         return value
     message = f"{where}: {str(value)[:200]!r}"
     raise ConfigError(message, hint=near_miss(str(value), [ROUNDS, WINDOW]))
+
+
+def _options(value: object, where: str) -> dict[str, Any]:
+    table = a_table(value, where)
+    for name in table:
+        if name in NO_OPTIONS:
+            message = f"{where}.{name}: not an option of a policy"
+            raise ConfigError(message, hint="docs/how-to/campaign.md says which key it is, if any")
+    return table
 
 
 def _metrics(value: object, where: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.bandit.results import ResultArrays
 from hpc_toolkit.bandit.reward import rewards_of
+from hpc_toolkit.bandit.scalarise import WORDS
 from hpc_toolkit.campaign import METRICS, TASKS, Campaign
-from hpc_toolkit.conduct import arm_of, observe
+from hpc_toolkit.conduct import arm_of, observe, score_of
 from hpc_toolkit.decisions import EXHAUSTIVE, read_decisions
 from hpc_toolkit.gather import gather
 from hpc_toolkit.search import CampaignSearch, make_arms, make_tasks, policy_of
@@ -58,8 +60,9 @@ class Summary:
     """Those that all arms on all tasks would be."""
     gpu_s: float
     """What those of the search took, in seconds of one worker."""
-    best: Found
-    """The best of the evaluated arms, by the policy."""
+    best: Found | None
+    """The best of the evaluated arms, by the policy; None where the search is over and no arm has
+    a reward."""
     tasks: list[str]
     """What it was compared on; fewer than all tasks where the policy needed no more."""
     ties: list[str]
@@ -79,6 +82,8 @@ class Summary:
     """The policy's arms in the order in which they were first asked for."""
     failed_tasks: int
     """Evaluations without a score."""
+    failure: str | None
+    """What the first of those gave in its place."""
     same_metrics: list[list[str]]
     """Checkpoints whose layers all have exactly equal metrics: probably the same weights, which
     published series have had under two names."""
@@ -89,7 +94,7 @@ class Summary:
 
 
 def summarize(view: RunView, campaign: Campaign) -> Summary | None:
-    """Sum up what is finished so far; None while no arm has a result."""
+    """Sum up what is finished so far; None while no arm has a reward and the search goes on."""
     stage = view.stages[TASKS]
     rows = _rows(view)
     decisions = read_decisions(stage.log.segments.values())
@@ -106,36 +111,45 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     for pull, found in searched.items():
         judge.tell(observe(pull.arm, found))
     best = judge.best()
-    if best is None:
+    if best is None and not stage.log.sealed:
         return None
-    over = [name for name in names if name in {*best.tasks, *best.failed}]
+    compared = {*best.tasks, *best.failed} if best is not None else names
+    over = [name for name in names if name in compared]
     last = [arm.id for arm in campaign.arms() if arm.is_last_layer]
     baseline = _rewards(campaign, arms, rows, last, over)
     whole = len(arms.arms) * len(names) == sum(len(found) for found in rows.values())
     everything = _best_of_all(campaign, arms, rows) if whole else None
-    verified = _rewards(campaign, arms, rows, arms.ids, names).get(best.arm) if whole else None
+    verified = (
+        _rewards(campaign, arms, rows, arms.ids, names).get(best.arm) if whole and best else None
+    )
+    failures = [
+        row
+        for arm in rows.values()
+        if len(arm) == len(names)
+        for row in arm.values()
+        if score_of(row) is None
+    ]
     chosen = list(dict.fromkeys(pull.arm for pull in pulls))
     return Summary(
         policy=campaign.search.policy,
-        scalariser=best.scalariser,
+        scalariser=WORDS[campaign.search.scalariser],
         ended=_ended(campaign, arms, decisions, rows, sealed=stage.log.sealed),
         arms=len(arms.arms),
         evaluated=len({pull.arm for pull in searched}),
         evaluations=sum(map(len, searched.values())),
         all_evaluations=len(arms.arms) * len(names),
         gpu_s=math.fsum(row["seconds"] for found in searched.values() for row in found),
-        best=_found(best),
+        best=_found(best) if best is not None else None,
         tasks=over,
-        ties=list(best.ties),
+        ties=list(best.ties) if best is not None else [],
         last_layer=_highest(baseline),
         exhaustive=_found(everything) if everything is not None else None,
         exhaustive_ties=list(everything.ties) if everything is not None else [],
-        verified=None if verified is None else _scored(best.arm, verified),
+        verified=_scored(best.arm, verified) if best and verified else None,
         exhaustive_gpu_s=_seconds(rows) if whole else None,
         sequence=chosen,
-        failed_tasks=sum(
-            _failed(row) for arm in rows.values() if len(arm) == len(names) for row in arm.values()
-        ),
+        failed_tasks=len(failures),
+        failure=_said(failures[0]) if failures else None,
         same_metrics=_same_metrics(view, campaign),
     )
 
@@ -153,8 +167,10 @@ def _seconds(rows: Rows) -> float:
     return math.fsum(row["seconds"] for found in rows.values() for row in found.values())
 
 
-def _failed(row: dict[str, Any]) -> bool:
-    return row["state"] != "done" or "score" not in row["value"]
+def _said(row: dict[str, Any]) -> str:
+    """For people: what an evaluation gave that is no score."""
+    gave = row["error"] if row["state"] != "done" else json.dumps(row["value"])
+    return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
 
 
 def _best_of_all(campaign: Campaign, arms: ArmTable, rows: Rows) -> Recommendation | None:

@@ -113,6 +113,6 @@ def a_table(value: object, where: str) -> dict[str, Any]:
 
 def positive(value: object, where: str) -> float:
     """A positive number, which a float holds."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e100:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= 1e30:
         return value
     raise wrong(where, value, "a positive number")

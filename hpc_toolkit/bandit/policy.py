@@ -184,16 +184,24 @@ class Policy(Protocol):
         """Become the policy that wrote ``state``; ConfigError if it had other arms or options."""
 
 
+def number(value: object) -> float | None:
+    """A value as a number that an observation may hold; None if it is not one."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    # NaN is not below anything.
+    return found if abs(found) <= LARGEST_NUMBER else None
+
+
 def _finite_numbers(where: str, given: Mapping[str, object]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for task in sorted(given):
-        number = given[task]
-        if isinstance(number, bool) or not isinstance(number, Real):
-            message = f"{where}[{task!r}] is {number!r}, not a number"
-            raise ConfigError(message)
-        numbers[task] = float(number)
-        # Written so that NaN is refused too.
-        if not abs(numbers[task]) <= LARGEST_NUMBER:
-            message = f"{where}[{task!r}] is {number!r}"
+        found = number(given[task])
+        if found is None:
+            message = f"{where}[{task!r}] is {given[task]!r}, not a number up to {LARGEST_NUMBER:g}"
             raise ConfigError(message, hint="a task without a finite score has failed")
+        numbers[task] = found
     return numbers

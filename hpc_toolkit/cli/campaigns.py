@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PANEL = "Campaigns"
 _MEAN = "mean over tasks"
+_NO_BEST = "best arm        none: no arm has a reward"
 
 
 def register(app: typer.Typer) -> None:
@@ -100,23 +101,29 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"  ended         {summary.ended}")
     if summary.scalariser != _MEAN:
         lines.append(f"  rewards       {summary.scalariser}")
-    lines.append(f"best arm        {_line(summary.best)}{_partly(summary)}")
+    lines += _best_lines(summary, summary.best) if summary.best else [_NO_BEST]
+    if summary.failed_tasks:
+        lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
+        lines.append(f"  the first     {summary.failure}")
+    for alike in summary.same_metrics:
+        shown = ", ".join(alike[:4]) + (", ..." if len(alike) > 4 else "")
+        lines.append(f"warning         equal metrics of all layers, so the same weights? {shown}")
+    return lines
+
+
+def _best_lines(summary: Summary, best: Found) -> list[str]:
+    lines = [f"best arm        {_line(best)}{_partly(summary)}"]
     if summary.ties:
         shown = ", ".join(summary.ties[:4]) + (", ..." if len(summary.ties) > 4 else "")
         lines.append(f"  ties          {len(summary.ties)} that noise cannot tell from it: {shown}")
     if summary.last_layer is not None:
-        gain = summary.best.score - summary.last_layer.score
+        gain = best.score - summary.last_layer.score
         lines.append(f"best last layer {_line(summary.last_layer)}: {gain:+.4f} against it")
     if summary.exhaustive is not None:
-        own = summary.verified or summary.best
+        own = summary.verified or best
         behind = summary.exhaustive.score - own.score
         lines.append(f"exhaustive best {_line(summary.exhaustive)}: {behind:.4f} behind it")
-        lines.append(f"  the search    {_standing(summary)}")
-    if summary.failed_tasks:
-        lines.append(f"failed tasks    {summary.failed_tasks}, left out of the means")
-    for alike in summary.same_metrics:
-        shown = ", ".join(alike[:4]) + (", ..." if len(alike) > 4 else "")
-        lines.append(f"warning         equal metrics of all layers, so the same weights? {shown}")
+        lines.append(f"  the search    {_standing(summary, best, summary.exhaustive)}")
     return lines
 
 
@@ -130,11 +137,10 @@ def _partly(summary: Summary) -> str:
     return f" over {len(summary.tasks)} of {tasks} tasks" if len(summary.tasks) < tasks else ""
 
 
-def _standing(summary: Summary) -> str:
-    assert summary.exhaustive is not None
-    if summary.best.arm == summary.exhaustive.arm:
+def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
+    if best.arm == exhaustive.arm:
         found = "found it"
-    elif summary.best.arm in summary.exhaustive_ties:
+    elif best.arm in summary.exhaustive_ties:
         found = "found an arm that noise cannot tell from it"
     else:
         found = "found a lesser arm"

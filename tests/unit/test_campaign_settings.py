@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.campaign import Campaign, parse_campaign, read_settings
 from hpc_toolkit.crew import campaign_of, make_campaign_run, resume_campaign
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from hpc_toolkit.search import try_search
+from hpc_toolkit.searchtable import NO_OPTIONS
 from tests.unit.playedcampaign import NOOP, Played, toy
 
 if TYPE_CHECKING:
@@ -37,11 +40,19 @@ BUDGET = {"budget": 6, "pending": 2}
         ({**BUDGET, "metrics": ["a", "a"]}, r"search: metrics: \['a', 'a'\] is not a list of diff"),
         ({**BUDGET, "scalarizer": "mean"}, "search: unknown key 'scalarizer'"),
         ({**BUDGET, "group_pulls": 1}, "search: group_pulls: 1 is not true or false"),
+        ({**BUDGET, "options": {"seed": 1}}, "search: options.seed: not an option of a policy"),
+        ({**BUDGET, "options": {"group_pulls": True}}, "search: options.group_pulls: not an opt"),
     ],
 )
 def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
         toy(search)
+
+
+def test_what_a_policy_is_made_with_is_none_of_its_options() -> None:
+    made_with = set(signature(make_policy).parameters)
+
+    assert made_with == {*NO_OPTIONS, "options"}
 
 
 def test_near_misses_are_named() -> None:
@@ -66,6 +77,7 @@ def test_policies_that_end_by_themselves_need_no_budget(policy: str) -> None:
         ({"seconds": {"a": 1, "b": 1, "c": 1, "d": 1}}, "tasks: seconds: unknown task 'd'"),
         ({"seconds": {"a": 1, "b": 1, "c": 0}}, r"tasks: seconds\.c: 0 is not a positive number"),
         ({"seconds": {"a": 1, "b": 1, "c": 10**400}}, r"tasks: seconds\.c: 1000.* is not a posit"),
+        ({"seconds": {"a": 1, "b": 1, "c": 1e-320}}, r"tasks: seconds\.c: 1e-320 is not a posit"),
         ({"kinds": {"a": "sts", "b": "sts", "c": 1}}, r"tasks: kinds\.c: 1 is not a name"),
         ({"kinds": ["sts"]}, "tasks: kinds: .* is not a table"),
     ],

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from hpc_toolkit.cli.campaigns import summary_lines
 from hpc_toolkit.run import Run
-from hpc_toolkit.summary import Summary, summarize
+from hpc_toolkit.summary import Found, Summary, summarize
 from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pytest
 
     from hpc_toolkit.campaign import Campaign
 
@@ -36,6 +36,11 @@ def outcome(
     found = summarize(Run.open(root).view, campaign)
     assert found is not None
     return found
+
+
+def best_of(found: Summary) -> Found:
+    assert found.best is not None
+    return found.best
 
 
 def mean(arm: tuple[str, int]) -> float:
@@ -77,7 +82,7 @@ def test_summary_of_a_race_is_of_the_tasks_that_it_needed(
     assert found.tasks == ["a", "b"]
     assert (found.evaluated, found.evaluations) == (20, 40)
     assert found.gpu_s == 20 * 3.0
-    assert found.best.arm == "m/step16/layer2"
+    assert best_of(found).arm == "m/step16/layer2"
     # Over the same two tasks, though nothing was evaluated on all.
     assert found.last_layer is not None
     parts = [score({"checkpoint": "m/step16", "layer": 3, "task": task}) for task in "ab"]
@@ -99,11 +104,11 @@ def test_what_a_race_found_is_compared_with_all_arms_over_all_tasks(
     campaign = toy(search, tasks={"seconds": SECONDS})
     found = outcome(fast_dir / "r", campaign, monkeypatch, last_task_turns_it)
 
-    assert found.best.arm == "m/step16/layer2"
+    assert best_of(found).arm == "m/step16/layer2"
     assert found.verified is not None
-    assert found.verified.arm == found.best.arm
+    assert found.verified.arm == best_of(found).arm
     assert abs(found.verified.score - mean(("m/step16", 2))) < 1e-12
-    assert found.best.score != found.verified.score
+    assert best_of(found).score != found.verified.score
     assert found.exhaustive is not None
     assert found.exhaustive.arm == "s/step0/layer0"
     behind = found.exhaustive.score - found.verified.score
@@ -220,3 +225,53 @@ def test_whole_numbers_that_agree_are_no_sign_of_equal_weights(
     campaign = toy({"policy": "random", "budget": 2, "pending": 2})
 
     assert outcome(fast_dir / "r", campaign, monkeypatch, counts).same_metrics == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{"score": None}, {"score": "high"}, {"score": True}, {"score": 1e200}, {"x": 1}]
+)
+def test_a_result_whose_score_is_no_number_is_a_failed_task(
+    bad: dict[str, Any], fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(item: dict[str, Any]) -> Value:
+        return bad if item.get("task") == "b" and item["layer"] == 1 else value_of(item)
+
+    search = {"policy": "gp-ucb", "budget": 20, "pending": 5}
+
+    found = outcome(fast_dir / "r", toy(search), monkeypatch, value)
+
+    assert found.evaluations == 60
+    assert found.failed_tasks == 5
+
+
+@pytest.mark.parametrize("bad", [-1, "x", None, 1e200])
+def test_a_standard_error_that_is_none_is_left_out(
+    bad: object, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(item: dict[str, Any]) -> Value:
+        return {"score": score(item), "stderr": bad}
+
+    search = {"policy": "random", "budget": 4, "pending": 2}
+
+    found = outcome(fast_dir / "r", toy(search), monkeypatch, value)
+
+    assert found.failed_tasks == 0
+    assert found.best is not None
+    assert found.best.stderr is None
+
+
+def test_evaluations_that_fail_count_towards_a_budget_of_gpu_hours(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = {"policy": "random", "gpu_hours": 3 * EACH_S / 3600, "pending": 1}
+
+    found = outcome(fast_dir / "r", toy(search), monkeypatch, lambda item: {"x": item["layer"]})
+
+    assert found.evaluations == 9
+    assert found.best is None
+    assert summary_lines(found)[-3:] == [
+        "best arm        none: no arm has a reward",
+        "failed tasks    9, left out of the means",
+        f"  the first     {found.failure}",
+    ]
+    assert str(found.failure).endswith('on a: {"x": 0}')

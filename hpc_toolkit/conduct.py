@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Observation
 from hpc_toolkit.bandit.policy import number
-from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign
+from hpc_toolkit.campaign import METRICS, PREPARE, TASKS, Campaign, read_settings
 from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.files import is_local, replace_file
@@ -25,10 +25,12 @@ from hpc_toolkit.queue.items import Item, encode_segment
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.search import (
     CampaignSearch,
+    as_decided,
     expected_seconds,
     make_arms,
     metric_columns,
     policy_of,
+    recorded_search,
 )
 from hpc_toolkit.tables import check_rows
 
@@ -95,7 +97,9 @@ class Conductor:
             self._finish(PREPARE, list(self._campaign.prepare.items))
         rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
         self._replay(rows)
-        self._decide()
+        # Who sealed the log had made the last decision.
+        if not self._stage.log.sealed:
+            self._decide()
         self._stage.log.seal()
         self._wait(self._stage)
         gather(self._view, TASKS)
@@ -132,6 +136,9 @@ class Conductor:
         """Take in every recorded decision, and check that it is the one made from what was told."""
         self._stage.poll_log()
         decisions = self._recorded()
+        # The stages before may have taken days, in which somebody thought better of it.
+        updated = read_settings(self._run.paths, self._campaign.asked_in(None).to_json())
+        self._campaign = as_decided(updated, decisions)
         if self._campaign.search.metrics:
             first = decisions[0].metrics if decisions else None
             self._metrics = first or metric_columns(self._campaign, rows)
@@ -159,7 +166,7 @@ class Conductor:
         again = self._search.again(len(decision.pulls))
         if tuple(again) != decision.pulls:
             message = (
-                f"decision {len(self._search.decisions.asked)} was {_said(decision.pulls)}; "
+                f"decision {decision.number} was {_said(decision.pulls)}; "
                 f"the policy says {_said(again)} now"
             )
             raise RunError(
@@ -200,14 +207,18 @@ class Conductor:
             tells=tuple(self._search.fresh),
             wall_s=self._wall_s(),
             metrics=self._metrics if number == 1 else None,
+            search=recorded_search(self._campaign) if number == 1 else None,
         )
         lines = self._encode(decision)
         # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
         # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
         # a retry for instance, changes nothing that this ask rests on.
         self._refuse_rival()
-        while not self._stage.log.add_segment(lines):
+        while not (self._stage.log.sealed or self._stage.log.add_segment(lines)):
             self._refuse_rival()
+        if self._stage.log.sealed:
+            message = f"another conduct ended the search of {self._run.root}"
+            raise TryAgainLaterError(message, hint="one is enough; this one has ended")
         self._search.take(decision)
         self._write_trials()
 

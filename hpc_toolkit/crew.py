@@ -12,19 +12,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign import TASKS, Campaign, changed_keys, read_settings
+from hpc_toolkit.decisions import read_decisions
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.files import replace_file
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.processes import die_with_parent
 from hpc_toolkit.provenance import collect_provenance
 from hpc_toolkit.run import Run, check_stage, create_run
-from hpc_toolkit.search import try_search
+from hpc_toolkit.search import as_decided, try_search
 from hpc_toolkit.searchtable import BUDGETS, ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hpc_toolkit.decisions import Decision
     from hpc_toolkit.worker import WorkerOptions
 
 _LIVES = 5
@@ -82,13 +84,16 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     Raises:
         ConfigError: lists the settings that changed.
     """
-    known = campaign_of(run)
+    stage = run.view.stages[TASKS]
+    stage.poll_log()
+    decisions = read_decisions(stage.log.segments.values())
+    known = as_decided(campaign_of(run), decisions)
     campaign = campaign.asked_in(known.search.asks)
     changed = changed_keys(known.to_json(), campaign.to_json())
     if not changed:
         return
     message = f"{run.root} was made with other settings: {', '.join(changed)}"
-    allowed = _changeable(run)
+    allowed = _changeable(decisions, sealed=stage.log.sealed)
     if not all(key.startswith(allowed) for key in changed):
         listed = ", ".join(sorted(f"{key}*" if key.endswith(".") else key for key in allowed))
         hint = f"only {listed} can change now" if allowed else "the search is over"
@@ -99,15 +104,11 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
     replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
 
 
-def _changeable(run: Run) -> tuple[str, ...]:
-    """Beginnings of the settings that may change in this run now."""
-    stage = run.view.stages[TASKS]
-    stage.poll_log()
-    if stage.log.sealed:
+def _changeable(decisions: list[Decision], *, sealed: bool) -> tuple[str, ...]:
+    """Beginnings of the settings that may change after these decisions."""
+    if sealed:
         return ()
-    if any(segment.decision is not None for segment in stage.log.segments.values()):
-        return tuple(f"search.{key}" for key in BUDGETS)
-    return ("search.",)
+    return tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
 
 
 class Crew:

@@ -38,6 +38,9 @@ class Decision:
     metrics: MetricColumns | None = None
     """In the first decision of a search that uses metrics: theirs, as the table had them then.
     A later table may have more, and would give other asks."""
+    search: dict[str, Any] | None = None
+    """In the first decision: the keys of [search] that asks depend on. What it was made with holds
+    from then on, whatever the settings say; None where an older version did not say."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values. ``tasks`` is left out where every pull is of all tasks."""
@@ -52,6 +55,8 @@ class Decision:
             record["tasks"] = [list(pull.tasks) for pull in self.pulls]
         if self.metrics is not None:
             record["metrics"] = self.metrics
+        if self.search is not None:
+            record["search"] = self.search
         return record
 
 
@@ -91,6 +96,9 @@ def read_decision(segment: Segment) -> Decision:
         raise damaged(path, f"line 1: wall_s of its decision is {str(wall_s)[:50]}")
     if not (metrics is None or _are_columns(metrics)):
         raise damaged(path, "line 1: the metrics of its decision are no columns of numbers")
+    search = record.get("search")
+    if not (search is None or isinstance(search, dict)):
+        raise damaged(path, "line 1: the search of its decision is no table")
     try:
         tells = tuple(Observation.from_json(tell) for tell in record["tells"])
     except (ConfigError, TypeError) as error:
@@ -102,6 +110,7 @@ def read_decision(segment: Segment) -> Decision:
         tells=tells,
         wall_s=float(wall_s),
         metrics=metrics,
+        search=search,
     )
 
 

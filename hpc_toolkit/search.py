@@ -6,6 +6,7 @@ Nothing here waits or writes: conduct and the summary go through the same steps.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, make_policy
@@ -16,6 +17,7 @@ from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.decisions import Decision, Decisions, MetricColumns
 from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.searchtable import BUDGETS, search_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +53,30 @@ def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTa
         for index, arm in enumerate(table.ids)
     }
     return with_metrics(table, rows, list(metrics))
+
+
+def recorded_search(campaign: Campaign) -> dict[str, Any]:
+    """What the first decision keeps of the settings: keys of [search] that asks depend on."""
+    table = asdict(campaign.search)
+    return {key: one for key, one in table.items() if key not in BUDGETS and one is not None}
+
+
+def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
+    """The campaign with the search that its first decision was made with, and its own ends.
+
+    Raises:
+        RunError: that decision says no search.
+    """
+    first = decisions[0].search if decisions else None
+    if first is None:
+        return campaign
+    ends = {key: getattr(campaign.search, key) for key in BUDGETS}
+    given = {key: one for key, one in ends.items() if one is not None}
+    try:
+        return replace(campaign, search=search_table({**first, **given}, "search"))
+    except ConfigError as error:
+        message = f"the first decision of stage 'tasks' is damaged: {error.message}"
+        raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
 
 
 def make_tasks(campaign: Campaign) -> TaskSet:

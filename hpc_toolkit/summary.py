@@ -15,7 +15,7 @@ from hpc_toolkit.campaign import METRICS, TASKS, Campaign
 from hpc_toolkit.conduct import arm_of, observe, score_of
 from hpc_toolkit.decisions import EXHAUSTIVE, read_decisions
 from hpc_toolkit.gather import gather
-from hpc_toolkit.search import CampaignSearch, make_arms, make_tasks, policy_of
+from hpc_toolkit.search import CampaignSearch, as_decided, make_arms, make_tasks, policy_of
 from hpc_toolkit.tables import check_rows
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     stage = view.stages[TASKS]
     rows = _rows(view)
     decisions = read_decisions(stage.log.segments.values())
+    campaign = as_decided(campaign, decisions)
     metrics = decisions[0].metrics if decisions else None
     arms = make_arms(campaign, metrics)
     pulls = [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]

@@ -16,13 +16,14 @@ from hpc_toolkit.bandit import Pull
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.campaign import Campaign
 from hpc_toolkit.conduct import Conductor, arm_of
-from hpc_toolkit.crew import make_campaign_run
+from hpc_toolkit.crew import make_campaign_run, resume_campaign
 from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
-from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.errors import ConfigError, RunError, TryAgainLaterError
 from hpc_toolkit.gather import unit_rows
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.run import Run
 from hpc_toolkit.search import make_arms, metric_columns, policy_of
+from hpc_toolkit.summary import summarize
 from tests.integration.toy_campaign import score as toy_score
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
 
@@ -283,10 +284,68 @@ def test_replay_of_a_damaged_sequence_is_refused_and_says_what_differs(
     played = Played(fast_dir / "r", campaign, monkeypatch)
     assert played.killed(2)
 
-    whole = toy({**FAMILIES["racing"], "options": {"first": 3}}, tasks={"seconds": SECONDS})
+    other = toy(FAMILIES["racing"], tasks={"seconds": {"a": 30.0, "b": 2.0, "c": 1.0}})
 
-    with pytest.raises(RunError, match=r"was s/step0/layer0 on a, b; .* and 16 more; the policy"):
-        played.conduct(whole)
+    says = r"decision 1 was s/step0/layer0 on a, b; .* and 16 more; the policy"
+    with pytest.raises(RunError, match=says):
+        played.conduct(other)
+
+
+def test_settings_that_change_while_the_metrics_are_measured_are_those_of_the_search(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = fast_dir / "r"
+
+    def value(item: dict[str, Any]) -> Value:
+        if "task" not in item:
+            resume_campaign(Run.open(root), made("window"), update=True)
+        return value_of(item)
+
+    played = Played(root, made("rounds"), monkeypatch, value)
+
+    decisions = played.conduct()
+
+    calm = Played(fast_dir / "calm", made("window"), monkeypatch).conduct()
+    assert asks(decisions) == asks(calm)
+
+
+def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings may be replaced in the moment in which the first decision is made."""
+    calm = Played(fast_dir / "calm", made("rounds"), monkeypatch).conduct()
+    played = Played(fast_dir / "r", made("rounds"), monkeypatch)
+    assert played.killed(2)
+    run = Run.open(played.root)
+
+    assert asks(played.conduct(made("window"))) == asks(calm)
+    with pytest.raises(ConfigError, match=r"other settings: search\.asks"):
+        resume_campaign(run, made("window"), update=True)
+    resume_campaign(run, made("rounds"), update=False)
+    found = summarize(run.view, made("window"))
+    assert found is not None
+    assert found.ended == "asked for 9 arms, the budget is 9"
+
+
+def test_a_conduct_that_is_late_for_the_seal_leaves_without_a_failure(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen in its ask, and by another one's settings the hours had passed."""
+    search = {"policy": "random", "wall_hours": 1.0, "pending": 2}
+    played = Played(fast_dir / "r", toy(search), monkeypatch)
+    played.waits_s = 1.0
+    assert played.killed(4)
+    late = Conductor(Run.open(played.root), toy(search))
+    encode = late._encode
+
+    def frozen(decision: Decision) -> list[bytes]:
+        played.conduct(toy({**search, "wall_hours": 1e-6}))
+        return encode(decision)
+
+    monkeypatch.setattr(late, "_encode", frozen)
+
+    with pytest.raises(TryAgainLaterError, match="another conduct ended the search"):
+        late.run()
 
 
 def test_policy_that_is_gone_is_told_before_anything_is_measured(

@@ -214,9 +214,11 @@ class Conductor:
         # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
         # a retry for instance, changes nothing that this ask rests on.
         self._refuse_rival()
-        while not (self._stage.log.sealed or self._stage.log.add_segment(lines)):
+        while not self._stage.log.sealed:
+            if self._stage.log.add_segment(lines):
+                break
             self._refuse_rival()
-        if self._stage.log.sealed:
+        else:
             message = f"another conduct ended the search of {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
         self._search.take(decision)

@@ -103,8 +103,8 @@ MISTAKES = [
         Mistake(
             "who loses the race asks again",
             Conductor,
-            "while not self._stage.log.add_segment(lines):\n        self._refuse_rival()",
-            "while not self._stage.log.add_segment(lines):\n        pass",
+            "            break\n        self._refuse_rival()",
+            "            break",
         ),
     ),
     (

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, make_policy
-from hpc_toolkit.bandit.arms import LARGEST_FEATURE
+from hpc_toolkit.bandit.arms import LARGEST_FEATURE, METRIC_PREFIX
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
@@ -73,7 +73,7 @@ def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
     ends = {key: getattr(campaign.search, key) for key in BUDGETS}
     given = {key: one for key, one in ends.items() if one is not None}
     try:
-        return replace(campaign, search=search_table({**first, **given}, "search"))
+        return replace(campaign, search=search_table({**first, **given}, "search", ends=False))
     except ConfigError as error:
         message = f"the first decision of stage 'tasks' is damaged: {error.message}"
         raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
@@ -93,7 +93,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
     """The metrics that the search uses, from the rows of the metrics stage.
 
     Raises:
-        ConfigError: no row has one of them.
+        ConfigError: no row has one of them, or most have not.
     """
     table = make_arms(campaign)
     found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
@@ -102,13 +102,21 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
         if arm in found and row["value"] is not None:
             numbers = {name: value for name, value in row["value"].items() if _is_number(value)}
             found[arm].update(numbers)
+    mend = "mend search.metrics, and 'hpctk run FILE --update' takes it over"
     try:
-        with_metrics(table, found, campaign.search.metrics)
+        used = with_metrics(table, found, campaign.search.metrics).feature_names
     except ConfigError as error:
-        hint = f"{error.hint}; mend search.metrics, and 'hpctk run FILE --update' takes it over"
         message = f"search.metrics: {error.message}"
-        raise ConfigError(message, hint=hint) from error
-    return {name: [found[arm].get(name) for arm in table.ids] for name in campaign.search.metrics}
+        raise ConfigError(message, hint=f"{error.hint}; {mend}") from error
+    columns = {
+        name: [found[arm].get(name) for arm in table.ids] for name in campaign.search.metrics
+    }
+    for name, column in columns.items():
+        if METRIC_PREFIX + name not in used:
+            known = sum(value is not None for value in column)
+            message = f"search.metrics: only {known} of {len(column)} arms have {name!r}"
+            raise ConfigError(message, hint=f"retry the metrics stage, or {mend}")
+    return columns
 
 
 def _is_number(value: object) -> bool:

@@ -58,8 +58,8 @@ class Search:
         return self.asks != WINDOW
 
 
-def search_table(value: object, where: str) -> Search:
-    """From TOML.
+def search_table(value: object, where: str, *, ends: bool = True) -> Search:
+    """From TOML; without ``ends`` nothing needs to say when the search ends.
 
     Raises:
         ConfigError: names the key.
@@ -84,7 +84,8 @@ def search_table(value: object, where: str) -> Search:
         where,
     )
     search = Search(**fields)
-    if all(getattr(search, name) is None for name in BUDGETS) and not _ends_by_itself(search):
+    endless = all(getattr(search, name) is None for name in BUDGETS)
+    if ends and endless and not _ends_by_itself(search):
         message = f"{where}: nothing says when the search ends"
         raise ConfigError(message, hint=f"give one of: {', '.join(BUDGETS)}")
     return search

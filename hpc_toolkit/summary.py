@@ -241,7 +241,8 @@ def _ended(
     if search.ended is None and over:
         # What has passed since the last decision is written nowhere.
         hours = campaign.search.wall_hours
-        return "its end was decided" if hours is None else f"{hours:.4g} hours have passed"
+        end = "its end was decided"
+        return end if hours is None else f"{end}: {hours:.4g} hours, or a budget of then"
     return search.ended
 
 

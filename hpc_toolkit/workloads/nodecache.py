@@ -24,7 +24,7 @@ from hpc_toolkit import files
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.quantities import parse_size
 from hpc_toolkit.workloads.checkpointfiles import checkpoint_files
-from hpc_toolkit.workloads.nodecopies import NodeCopies
+from hpc_toolkit.workloads.nodecopies import NodeCopies, is_name_of_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +100,8 @@ def _home_below(root: Path) -> Path:
     _require_private(home, home.lstat(), stat.S_IWOTH | stat.S_IWGRP)
     names = os.listdir(home)
     if _MARKER not in names:
-        if names:
+        # What clears temporary files takes the marker first: the copies are touched, and it is not.
+        if not all(map(is_name_of_ours, names)):
             msg = f"HPCTK_NODE_CACHE: {home} has no {_MARKER}, so what is in it is not a cache's"
             raise ConfigError(msg, hint="name another directory")
         (home / _MARKER).write_bytes(_SIGNATURE)

@@ -24,9 +24,15 @@ if TYPE_CHECKING:
     from hpc_toolkit.workloads.checkpointfiles import CheckpointFile
 
 _NAME = re.compile(r"\.?([0-9a-f]{32})-([0-9]+)")
+_LOCK = re.compile(r"lock|[0-9a-f]{32}(\.[0-9a-f]{16}\.pin|\.lock)")
 _CHUNK = 2**24
 _LEFT_FREE = 0.1  # of the disk, where no limit is given
 _PATIENCE_S = 60.0
+
+
+def is_name_of_ours(name: str) -> bool:
+    """Whether it has one of the forms that `NodeCopies` gives."""
+    return any(form.fullmatch(name) for form in (_NAME, _LOCK))
 
 
 @dataclass(frozen=True, slots=True)

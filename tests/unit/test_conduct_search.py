@@ -247,6 +247,20 @@ def test_what_is_no_number_of_a_metric_is_a_gap() -> None:
     assert columns == {"entropy": [0.5] * 6 + [None] + [0.5] * 13, "rank": [None] * 7 + [1] * 13}
 
 
+def test_a_metric_that_most_arms_lack_is_refused_and_not_left_out() -> None:
+    campaign = made("metrics")
+    rows = [
+        {"item": arm.item(), "value": {"entropy": 0.5, "rank": 1.0 if place < 9 else None}}
+        for place, arm in enumerate(campaign.arms())
+    ]
+
+    with pytest.raises(ConfigError, match=r"search\.metrics: only 9 of 20 arms have 'rank'"):
+        metric_columns(campaign, rows)
+
+    rows[9]["value"]["rank"] = 2.0
+    assert metric_columns(campaign, rows)["rank"] == [1.0] * 9 + [2.0] + [None] * 10
+
+
 def test_wall_hours_add_up_over_conducts_and_end_the_search(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +336,7 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     with pytest.raises(ConfigError, match=r"other settings: search\.asks"):
         resume_campaign(run, made("window"), update=True)
     resume_campaign(run, made("rounds"), update=False)
+    assert summarize(run.view, made("racing")) is not None, "settings that say no end"
     found = summarize(run.view, made("window"))
     assert found is not None
     assert found.ended == "asked for 9 arms, the budget is 9"

@@ -167,7 +167,7 @@ def test_hours_that_passed_after_the_last_decision_are_the_reason(
     found = summarize(Run.open(played.root).view, campaign)
 
     assert found is not None
-    assert found.ended == "0.5 hours have passed"
+    assert found.ended == "its end was decided: 0.5 hours, or a budget of then"
 
 
 def test_search_that_goes_on_has_no_end(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

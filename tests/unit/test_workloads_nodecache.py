@@ -337,6 +337,22 @@ def test_a_cache_that_cannot_be_used_costs_a_warning_and_not_the_work(
     assert made <= {node.parent, fast_dir / "shared" / "cache"}
 
 
+def test_a_cache_whose_marker_was_cleared_away_is_used_and_marked_again(
+    shared: Shared, node: Path, warned: Warned
+) -> None:
+    """What clears temporary files takes those first that nobody touches."""
+    source = shared()
+    copy_of(source)
+    before = copies(node)
+    (node / "CACHEDIR.TAG").unlink()
+
+    assert copy_of(source) != source
+
+    assert copies(node) == before
+    assert (node / "CACHEDIR.TAG").is_file()
+    assert not warned()
+
+
 def break_cache(broken: str, node: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = node.parent
     named = {

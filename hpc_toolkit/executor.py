@@ -374,9 +374,11 @@ def _groups(
     items: list[dict[str, Any]], span: range, group_by: str | None, request: dict[str, Any]
 ) -> tuple[Any, Any]:
     """The group of a span, and the one to load after it: the next one's, else what the worker means
-    to claim. None for no group, and where nobody knows."""
+    to claim. None for no group, where nobody knows, and where nothing is to be prefetched."""
     if group_by is None:
         return None, None
+    if not request.get("prefetch", True):
+        return items[span.start][group_by], None
     if span.stop < len(items):
         return items[span.start][group_by], items[span.stop][group_by]
     return items[span.start][group_by], json.loads(request.get("ahead", "null"))

@@ -129,8 +129,12 @@ class PassRunner:
         """Stage and group of the context at hand."""
         self._prefetches: dict[str, bool] = {}
         """Stage -> whether its workload has ``prefetch``, as an executor said."""
-        self._told: tuple[str, str | None] = ("", None)
-        """Stage and group that the executor was told to prefetch last."""
+        self._told: set[tuple[str, str]] = set()
+        """Stages and groups that the executor was told to prefetch."""
+        self._killing: set[tuple[str, str]] = set()
+        """Those whose prefetch may have killed an executor."""
+        self._lost_in = ("", "")
+        """Stage and unit in which an executor died last: within a unit it prefetches untold."""
 
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
@@ -192,7 +196,7 @@ class PassRunner:
             stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
             if self._executor is None:
                 self._executor = Executor(self._stages, self._log_path)
-                self._told = ("", None)
+                self._told = set()
             request = self._request(assignment, left, weight) | self._hint(assignment)
             with suppress(BrokenPipeError):  # it died between two passes; to follow it tells that
                 self._executor.start(request, [items[i - unit.first] for i in left])
@@ -211,6 +215,8 @@ class PassRunner:
                     return Outcome.HELD if self._only_held else Outcome.STOPPED
             elif left and how != "again":
                 lines.executor_died(left, how, worker=self._worker, host=self._host)
+                self._killing |= self._told
+                self._lost_in = assignment.stage.paths.name, unit.name
                 self.control.streak += DEATH_WEIGHT
                 self._look_at_streak()
                 return Outcome.HELD if self._only_held else Outcome.DIED
@@ -240,13 +246,16 @@ class PassRunner:
                 1 if self.control.hold else max(streak, wire.STREAK)
             )
 
-    def _hint(self, assignment: Assignment) -> dict[str, str]:
-        """The group to prefetch: once, and only to an executor that can or may be able to."""
+    def _hint(self, assignment: Assignment) -> dict[str, Any]:
+        """The group to prefetch: once, and only to an executor that can or may be able to. Nothing
+        where one died, so that the items are not blamed for a prefetch again."""
         stage = assignment.stage.paths.name
+        if self._lost_in == (stage, assignment.unit.name):
+            return {"prefetch": False}
         group = self.ahead(assignment) if self._prefetches.get(stage, True) else None
-        if group is None or (stage, group) == self._told:
+        if group is None or (stage, group) in self._told | self._killing:
             return {}
-        self._told = (stage, group)
+        self._told.add((stage, group))
         return {"ahead": group}
 
     def _request(self, assignment: Assignment, left: list[int], weight: int) -> dict[str, Any]:

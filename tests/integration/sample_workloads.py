@@ -240,7 +240,8 @@ def wait_for_all(item: Item) -> Item:
 class Prefetching:
     """Notes what it prefetches and loads. Where it ``waits``, each of ``groups`` groups but the
     last gives its first result when a prefetch has begun. A prefetch ends as ``how`` says; "last":
-    not before the last group runs, which waits for that."""
+    not before the last group runs, which waits for that; "kill": with its process, before any
+    result of the items beside it."""
 
     def __init__(self, *, trace: str, groups: int, how: str = "", waits: bool = True) -> None:
         self._item = {"trace": trace}
@@ -257,6 +258,8 @@ class Prefetching:
             threading.Event().wait()
         elif self._how == "last":
             self._last.wait()
+        elif self._how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif self._how == "fail":
             message = f"no\nnetwork for {group}"
             raise ConnectionError(message)
@@ -271,7 +274,7 @@ class Prefetching:
             assert self._begun.acquire(timeout=30), "nothing was prefetched"
             context.append("waited")
             self._waits = self._how not in ("hang", "last")  # nothing more will be begun
-        if self._left == 0 and self._how == "last":
+        if (self._left == 0 and self._how == "last") or self._how == "kill":
             self._last.set()
             for thread in threading.enumerate():
                 if thread.name == "prefetch":

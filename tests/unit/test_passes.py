@@ -123,12 +123,16 @@ class Stage:
             self._executor.act(what)
 
     def run(
-        self, *script: Act, generation: int = 1, died: tuple[str, Verdict] | None = None
+        self,
+        *script: Act,
+        unit: str = "000001-0",
+        generation: int = 1,
+        died: tuple[str, Verdict] | None = None,
     ) -> Outcome:
         stage = self.view.stages["items"]
-        assert stage.claims.create("000001-0", generation, "me")
+        assert stage.claims.create(unit, generation, "me")
         self.script = list(script)
-        assignment = Assignment(stage, stage.unit("000001-0"), generation, died)
+        assignment = Assignment(stage, stage.unit(unit), generation, died)
         outcome = self.runner.run(assignment)
         assert not self.script, "the worker did not wait for the whole script"
         return outcome
@@ -566,11 +570,52 @@ def test_an_executor_that_cannot_prefetch_is_told_nothing_more_and_nobody_is_ask
     assert len(asked) == 1
 
 
-def test_a_new_executor_is_told_anew(stage: Stage) -> None:
+def test_what_may_have_killed_an_executor_is_named_to_no_other(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
+    ahead = iter(['"b"', '"c"', '"b"', '"c"', '"d"'])
+    stage.runner.ahead = lambda _: next(ahead)
+    stage.run("can prefetch", "failed", "failed", "failed", "failed", "end")
+    stage.view.poll_journals()
+    stage.run("failed", "die", generation=2)
+
+    for generation in (1, 2, 3):
+        stage.view.poll_journals()
+        script = ("failed", "failed", "failed", "failed", "end")
+        stage.run(*script, unit="000001-4", generation=generation)
+
+    assert hints(stage) == ['"b"', '"c"', None, None, '"d"']
+    stage.close()
+
+
+def test_a_unit_in_which_an_executor_died_is_run_without_any_prefetch(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the groups within a unit the executor prefetches one after the other, untold."""
+    stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
+    ahead = iter(['"b"', '"c"', '"d"'])
+    stage.runner.ahead = lambda _: next(ahead)
+    stage.run("can prefetch", "failed", "die")
+
+    for generation in (2, 3):
+        stage.view.poll_journals()
+        stage.run("failed", "failed", "failed", "failed", "end", generation=generation)
+    stage.run("done", "done", "done", "done", "end", unit="000001-4")
+
+    allowed = [request.get("prefetch", True) for request in stage.requests]
+    assert allowed == [True, False, False, True]
+    assert hints(stage) == ['"b"', None, None, '"c"']
+    stage.close()
+
+
+def test_what_a_timeout_cut_short_is_named_anew(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
     stage.runner.ahead = lambda _: '"b"'
 
-    stage.run("can prefetch", "done", "die")
-    stage.view.poll_journals()
-    stage.run("done", "done", "done", "end", generation=2)
+    stage.run("can prefetch", "done", lambda: stage.clock.advance(11.0), "done", "done", "end")
 
     assert hints(stage) == ['"b"', '"b"']
+    stage.close()

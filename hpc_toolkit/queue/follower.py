@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
-from hpc_toolkit.queue.pacing import LOOK_LOCAL_S, READINGS_PER_S
+from hpc_toolkit.queue.pacing import READINGS_PER_S, pause_local_s
 from hpc_toolkit.queue.presence import read_presence
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
 
 _LOOK_S = 1.0
-_FIRST_LOCAL_S = 0.004
 _MOST_OWNERS = 100
 _LEAST_OTHERS = 4
 
@@ -44,9 +43,7 @@ class Follower:
         self._looks += 1
         if self._local or self._looks == 1:
             self._view.poll()
-            # Short tasks should not wait as long again for being seen.
-            soon_s = max(_FIRST_LOCAL_S, waited_s / 2)
-            return min(LOOK_LOCAL_S, soon_s) if self._local else _LOOK_S
+            return pause_local_s(waited_s) if self._local else _LOOK_S
         stage.poll_log(hinted=bool(self._others))
         stage.claims.refresh()
         asked = 3 + self._read_holders(stage.holders(units))

@@ -30,12 +30,13 @@ PER_LOOK = 2
 """Operations of a look at one worker: its file, and its lock."""
 
 LOOK_LOCAL_S = 0.05
-"""Seconds between two looks on a filesystem of this machine."""
+"""Seconds between two looks on a filesystem of this machine, at most."""
 AT_START = 2048
 """Journals that all workers of a job that starts again read together,"""
 _LEAST_AT_START = 8
 """or each of them, where there are many."""
 
+_FIRST_LOCAL_S = 0.004
 _TICK_S = 1.0
 _POLL_SHARED_S = 1.0
 _SCAN_FIRST_S = 0.03
@@ -49,6 +50,14 @@ _DUTY_PER_S = 15.0
 _SHIFT_S = 3600.0
 _WATCH_LOCAL_S = 0.5
 _WATCH_SHARED_S = 30.0
+
+
+def pause_local_s(waited_s: float) -> float:
+    """Seconds until the next look on a filesystem of this machine, after so long a wait.
+
+    What takes a moment is not waited for as long again, and long waits cost little.
+    """
+    return min(LOOK_LOCAL_S, max(_FIRST_LOCAL_S, waited_s / 2))
 
 
 class Pacing:
@@ -70,6 +79,7 @@ class Pacing:
         self._scan_s = _SCAN_FIRST_S
         self._scan_at = float("-inf")
         self._busy = True
+        self._waits_since = now
         self._operations = 0
         self.on_duty = False
         """Whether it is one of those who scan often."""
@@ -88,9 +98,9 @@ class Pacing:
     @property
     def wait_s(self) -> float:
         """How long to sleep when there is nothing to do; the heart beats in between."""
-        if self.local:
-            return min(LOOK_LOCAL_S, self._scan_s)
         now = self._clock.monotonic()
+        if self.local:
+            return pause_local_s(now - self._waits_since)
         return min(_TICK_S, max(0.001, min(self._poll_at, self._scan_at) - now))
 
     def worked(self) -> None:
@@ -105,6 +115,8 @@ class Pacing:
         self._began = self._clock.monotonic()
         if not self.local and (self._busy or self._began >= self._shift_ends):
             self._begin_shift()
+        if self._busy:
+            self._waits_since = self._began
         self._busy = False
         return self._began >= self._scan_at
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
@@ -166,6 +168,35 @@ def test_a_local_worker_waits_a_twentieth_of_a_second_and_scans_twice_a_second()
 
     assert one.polls == 40
     assert 5 <= one.scans <= 8
+
+
+def looks_of(pacing: Pacing, clock: ManualClock, seconds: float) -> list[float]:
+    """When a worker that finds nothing looks, from now on."""
+    began = clock.monotonic()
+    looks = []
+    while clock.monotonic() - began < seconds:
+        looks.append(clock.monotonic() - began)
+        if pacing.scan_due():
+            pacing.scanned(found=False, operations=1)
+        clock.advance(pacing.wait_s)
+    return looks
+
+
+def test_a_local_worker_that_worked_a_moment_ago_looks_soon_and_then_more_seldom() -> None:
+    """Of the next step of a campaign, which follows soon, a pause is a large part."""
+    clock = ManualClock()
+    pacing = Waiting(clock, 0, 8, local=True).pacing
+
+    for _ in range(2):
+        looks = looks_of(pacing, clock, 60.0)
+        soon = [at for at in looks if at < 0.1]
+        later = [at for at in looks if at >= 0.1]
+        assert looks[1] == pytest.approx(0.004)
+        assert len(soon) < 12
+        assert all(after - at <= max(0.004, at / 2) + 1e-6 for at, after in pairwise(soon))
+        assert all(after - at == pytest.approx(0.05) for at, after in pairwise(later))
+        clock.advance(60.0)
+        pacing.worked()
 
 
 def test_a_local_scan_takes_a_twentieth_of_the_time_but_for_the_first_after_work() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+
 from typing import TYPE_CHECKING, TypeGuard
 
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
@@ -15,8 +17,8 @@ def check_number(
     rule: str, option: str, value: object, *, low: float, high: float = math.inf, hint: str
 ) -> None:
     """Raises ConfigError for anything but a finite number from ``low`` to ``high``."""
-    # Written so that NaN is refused too.
-    if not _is_number(value) or not low <= value <= high or math.isinf(value):
+    # Written so that NaN is refused too; of whole numbers not all are floats.
+    if not _is_number(value) or not low <= value <= min(high, LARGEST_NUMBER):
         message = f"{rule}: {option} is {value!r}"
         raise ConfigError(message, hint=hint)
 

@@ -206,6 +206,7 @@ def test_make_policy_unusable_seed_is_refused(seed: Any) -> None:
         ({"beta": -1}, "beta is -1"),
         ({"beta": math.nan}, "beta is nan"),
         ({"beta": math.inf}, "beta is inf"),
+        ({"beta": 10**400}, "beta is 1000"),
         ({"beta": "2"}, "beta is '2'"),
         ({"initial": 0}, "initial is 0"),
         ({"initial": 2.5}, "initial is 2.5"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-
 from typing import TYPE_CHECKING, TypeGuard
 
 from hpc_toolkit.bandit.policy import LARGEST_NUMBER

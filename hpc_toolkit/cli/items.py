@@ -87,6 +87,7 @@ def pythia(
     chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
     items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=checkpoint)
     sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)
+    sys.stdout.flush()  # warnings follow the items also where both go to one pipe
     if not deduped:
         for line in suspects(chosen_sizes, chosen_steps):
             print(f"warning: {line}", file=sys.stderr)

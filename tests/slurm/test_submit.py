@@ -217,10 +217,15 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     run = desk.init()
     own = desk.cwd / "own.sbatch"
     own.write_text(
-        "#!/bin/bash\n#SBATCH --mem=1G --nodelist=n3 --no-requeue --output=own.out\nsleep 300\n"
+        "#!/bin/bash\n#SBATCH --mem=1G --nodelist=n3 --no-requeue --output=own.out\n"
+        "touch began\nexec sleep 300\n"
     )
     (job,) = desk.submit(own, "--run", run)
-    desk.lab.wait_for(job, "RUNNING")
+    # Slurm may miss what a script starts in the moment in which it is killed.
+    deadline = time.monotonic() + 30
+    while not (desk.cwd / "began").exists():
+        assert time.monotonic() < deadline, desk.lab.scontrol("show", "job", job)
+        time.sleep(0.1)
     desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
     desk.lab.wait_for(job, "NODE_FAIL")
 

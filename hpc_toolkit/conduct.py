@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
 
+_TRIALS_S = 1.0
+"""Between two copies for people; short steps need not wait for each."""
 _ITEMS_A_UNIT = 1000
 """A unit of the tasks stage takes one item for so many of its segment."""
 
@@ -84,6 +86,7 @@ class Conductor:
         self._metrics: MetricColumns | None = None
         self._searched_s = 0.0
         self._since = 0.0
+        self._trials_at = -_TRIALS_S
 
     def run(self) -> None:
         """Conduct all stages.
@@ -222,7 +225,8 @@ class Conductor:
             message = f"another conduct ended the search of {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
         self._search.take(decision)
-        self._write_trials()
+        if monotonic() >= self._trials_at + _TRIALS_S:
+            self._write_trials()
 
     def _encode(self, decision: Decision) -> list[bytes]:
         """The segment of a decision; longest tasks first, as they were given where none is known to
@@ -283,6 +287,7 @@ class Conductor:
             lines += [{"type": "tell", **tell} for tell in record["tells"]]
             shown = {key: record[key] for key in ("why", "arms", "tasks") if key in record}
             lines.append({"type": "ask", **shown})
+        self._trials_at = monotonic()
         path = self._run.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
 

@@ -53,6 +53,8 @@ class AskTell:
         self._stop = stop
         self._tells: dict[int, Observation] = {}
         self._arrays = ResultArrays(len(arms.arms), tasks)
+        self._rewards: dict[int, Reward] | None = None
+        """Of the arms that are whole; they change with tells alone."""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,7 @@ class AskTell:
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._arrays.take(index, observation)
+        self._rewards = None
 
     def best(self) -> Recommendation | None:
         history = self._history(())
@@ -123,7 +126,7 @@ class AskTell:
         loaded = AskTell(self._arms, self._rule, self._seed, tasks=self._tasks)
         for record in state["tells"]:
             loaded.tell(Observation.from_json(record))
-        self._tells, self._arrays = loaded._tells, loaded._arrays
+        self._tells, self._arrays, self._rewards = loaded._tells, loaded._arrays, None
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -147,7 +150,9 @@ class AskTell:
         else:
             whole = np.flatnonzero(results.told.all(axis=1)).tolist()
             waiting = set(np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist())
-        rewards = rewards_of(results, whole, scalariser=self._scalariser)
+        if self._rewards is None:
+            self._rewards = rewards_of(results, whole, scalariser=self._scalariser)
+        rewards = self._rewards
         return History(
             table=self._arms,
             seed=self._seed,

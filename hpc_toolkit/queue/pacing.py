@@ -57,7 +57,7 @@ def pause_local_s(waited_s: float) -> float:
 
     What takes a moment is not waited for as long again, and long waits cost little.
     """
-    return min(LOOK_LOCAL_S, max(_FIRST_LOCAL_S, waited_s / 2))
+    return min(LOOK_LOCAL_S, max(_FIRST_LOCAL_S, waited_s / 4))
 
 
 class Pacing:
@@ -108,7 +108,8 @@ class Pacing:
         self._scan_s = _SCAN_FIRST_S
         self._busy = True
         if self.local:
-            self._scan_at = float("-inf")
+            # A scan reads what all wrote, and more may follow before it ends.
+            self._scan_at = self._clock.monotonic() + _SCAN_FIRST_S
 
     def scan_due(self) -> bool:
         """Whether to scan for units to take over; :meth:`scanned` must follow where it is."""

@@ -175,7 +175,7 @@ def test_here_short_waits_are_looked_at_more_often_than_long_ones(fast_dir: Path
         return waiting.follower.look(waiting.stage, waiting.units, waited_s)
 
     assert pause_s(0.0) == 0.004
-    assert pause_s(0.03) == 0.015
+    assert pause_s(0.06) == 0.015
     assert pause_s(600.0) == LOOK_LOCAL_S
 
 

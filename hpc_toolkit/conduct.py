@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.run import Run
 
-_TRIALS_S = 1.0
-"""Between two copies for people; short steps need not wait for each."""
+_SHORT_S = 0.1
+"""A wait that ends sooner need not take the time of a copy for people."""
 _ITEMS_A_UNIT = 1000
 """A unit of the tasks stage takes one item for so many of its segment."""
 
@@ -86,7 +86,8 @@ class Conductor:
         self._metrics: MetricColumns | None = None
         self._searched_s = 0.0
         self._since = 0.0
-        self._trials_at = -_TRIALS_S
+        self._untold = False
+        """Whether there are asks that the copy for people lacks."""
 
     def run(self) -> None:
         """Conduct all stages.
@@ -133,6 +134,8 @@ class Conductor:
             pause_s = self._follower.look(stage, wanted, monotonic() - began)
             if stage.complete if units is None else stage.state.open.isdisjoint(units):
                 return
+            if self._untold and monotonic() >= began + _SHORT_S:
+                self._write_trials()
             time.sleep(pause_s)
 
     def _replay(self, rows: list[dict[str, Any]]) -> None:
@@ -225,8 +228,7 @@ class Conductor:
             message = f"another conduct ended the search of {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
         self._search.take(decision)
-        if monotonic() >= self._trials_at + _TRIALS_S:
-            self._write_trials()
+        self._untold = True
 
     def _encode(self, decision: Decision) -> list[bytes]:
         """The segment of a decision; longest tasks first, as they were given where none is known to
@@ -287,7 +289,7 @@ class Conductor:
             lines += [{"type": "tell", **tell} for tell in record["tells"]]
             shown = {key: record[key] for key in ("why", "arms", "tasks") if key in record}
             lines.append({"type": "ask", **shown})
-        self._trials_at = monotonic()
+        self._untold = False
         path = self._run.paths.trials
         replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
 

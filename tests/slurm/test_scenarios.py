@@ -337,11 +337,13 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
 
 def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> None:
     """Two long items keep two ranks; the other ranks leave when they waited for long enough."""
-    sleeps = [*([0.1] * 30), 25.0, 25.0]
-    lines = [json.dumps({"checkpoint": n, "layer": 0, "seconds": s}) for n, s in enumerate(sleeps)]
+    go = rehearsal.cwd / "go"
+    # However long the ranks take to start: the two end when the others have left.
+    waits = [*(["no"] * 30), "long", "long"]
+    lines = [json.dumps({"checkpoint": n, "layer": 0, "wait": w}) for n, w in enumerate(waits)]
     (rehearsal.cwd / "items.jsonl").write_text("\n".join(lines))
-    sleep = "hpc_toolkit.workloads.synthetic:Sleep"
-    rehearsal.hpctk("init", rehearsal.run, "--workload", sleep, "--items", "items.jsonl")
+    command = f"test {{wait}} = no || until test -e {go}; do sleep 0.2; done"
+    rehearsal.hpctk("init", rehearsal.run, "--command", command, "--items", "items.jsonl")
     (rehearsal.cwd / "clusters").mkdir()
     (rehearsal.cwd / "clusters" / "lab.toml").write_text("shrink_jobs = true\n")
     script = rehearsal.render(nodes=8, ntasks_per_node=2, idle_exit="3s")
@@ -354,8 +356,9 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     def nodes() -> int:
         return int(rehearsal.call("squeue", "-h", f"--jobs={job}", "--format=%D", "-t", "all"))
 
-    wait_until(lambda: 0 < nodes() <= 3, "nodes that are given back", limit_s=60)
+    wait_until(lambda: 0 < nodes() <= 3, "nodes that are given back", limit_s=90)
     running = rehearsal.state(job)
+    go.touch()
     rehearsal.wait_for_end(job, limit_s=100)
     found = rehearsal.measure()
     MEASURED.append(f"nodes given back: of 8 kept {nodes()} while two long items ran")

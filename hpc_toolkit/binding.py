@@ -1,0 +1,1 @@
+"""The CPUs, memory and GPUs of each of several workers of a node."""

@@ -1,0 +1,1 @@
+"""What a training script needs of torch.distributed."""

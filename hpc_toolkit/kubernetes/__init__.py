@@ -1,0 +1,1 @@
+"""Work as Kubernetes manifests, built as data."""

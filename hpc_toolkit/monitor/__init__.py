@@ -1,0 +1,1 @@
+"""What CPUs, GPUs and network do beside ranks."""

@@ -1,0 +1,1 @@
+"""What the rest of a run would take."""

@@ -1,0 +1,1 @@
+"""One training on several numbers of ranks, measured and compared."""

@@ -1,0 +1,1 @@
+"""A run's items and results as one file."""

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_toolkit.bandit.pulls import TaskSet
-from hpc_toolkit.bandit.results import ResultArrays
 from hpc_toolkit.bandit.scalarise import SCALARISERS, weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.bandit.history import TaskResults
-    from hpc_toolkit.bandit.policy import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +56,6 @@ def rewards_of(
         stderr = None if slopes is None else _stderr(stderrs[row], slopes[row], known[index])
         found[int(arms[index])] = Reward(float(means[row]), stderr)
     return found
-
-
-def mean_reward(observation: Observation) -> Reward | None:
-    """The mean over the tasks of one observation, or None when more than half of them failed."""
-    arrays = ResultArrays(1, TaskSet(tuple(sorted({*observation.scores, *observation.failed}))))
-    arrays.take(0, observation)
-    return rewards_of(arrays.results(), [0]).get(0)
 
 
 def _stderr(stderrs: np.ndarray, slopes: np.ndarray, known: np.ndarray) -> float | None:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
+from hpc_toolkit.bandit.pulls import TaskSet
 from hpc_toolkit.bandit.registry import round_options
-from hpc_toolkit.bandit.reward import Reward, mean_reward
+from hpc_toolkit.bandit.results import ResultArrays
+from hpc_toolkit.bandit.reward import Reward, rewards_of
 from hpc_toolkit.errors import ConfigError
 
 ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abcdef")), ("layer",))
@@ -18,6 +20,13 @@ ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abc
 def told(arm: str, score: float, stderr: float | None = None) -> Observation:
     stderrs = {} if stderr is None else {"task": stderr}
     return Observation(arm, {"task": score}, stderrs)
+
+
+def mean_reward(observation: Observation) -> Reward | None:
+    """The mean over the tasks of one observation."""
+    arrays = ResultArrays(1, TaskSet(tuple(sorted({*observation.scores, *observation.failed}))))
+    arrays.take(0, observation)
+    return rewards_of(arrays.results(), [0]).get(0)
 
 
 def test_reward_is_the_mean_over_tasks_and_its_standard_error() -> None:

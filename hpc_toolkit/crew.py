@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker import WorkerOptions
 
 _LIVES = 5
-"""Conduct is started again so often when it is killed."""
+"""Conduct is started again so often when it is killed, each time soon after its start."""
+_LONG_LIFE_S = 600.0
+"""Whoever lived so long before it was killed has all lives again: a search takes days."""
 _ANOTHER_CONDUCT = 75
 _RIVAL_S = 10.0
 
@@ -160,6 +162,8 @@ class Crew:
         if self._conduct is None or self._conduct.poll() is None:
             return False
         code = self._conduct.returncode
+        if time.monotonic() > self._started_at + _LONG_LIFE_S:
+            self._lives = _LIVES
         if code < 0 and self._lives > 0:
             self._lives -= 1
             self._start()

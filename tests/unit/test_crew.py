@@ -82,3 +82,32 @@ def test_conduct_that_fails_among_the_workers_makes_them_leave(root: Path, told:
     with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code 3"):
         crew(root, drained).work(1, WorkerOptions())
     assert told == [signal.SIGTERM]
+
+
+def test_conduct_that_is_killed_again_and_again_is_given_up_unless_it_lived_long(
+    tmp_path: Path, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, starts = tmp_path / "conduct", tmp_path / "starts"
+    program.write_text(f"#!/bin/sh\necho >> {starts}\nkill -9 $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    def drained(tick: Callable[[], None]) -> int:
+        while not told:
+            tick()
+            if starts.exists() and len(starts.read_text()) >= long_lives:
+                monkeypatch.setattr("hpc_toolkit.crew._LONG_LIFE_S", 600.0)
+        return EXIT_LEFT
+
+    long_lives = 1000
+    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code -9"):
+        crew(tmp_path, drained).work(1, WorkerOptions())
+    assert len(starts.read_text()) == 6
+
+    starts.unlink()
+    told.clear()
+    long_lives = 10
+    monkeypatch.setattr("hpc_toolkit.crew._LONG_LIFE_S", -1.0)
+    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code -9"):
+        crew(tmp_path, drained).work(1, WorkerOptions())
+    assert len(starts.read_text()) >= 14

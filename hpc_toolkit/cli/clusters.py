@@ -203,6 +203,10 @@ def _limits(partition: dict[str, Any]) -> str:
         "gpus_per_node": lambda n: f"{n} {gpu} a node",
         "cpus_per_node": lambda n: f"{n} CPUs a node",
         "mem_per_node_mib": lambda mib: f"{format_mem(mib)} a node",
+        "price_per_node_hour": lambda price: f"{price:g} an hour of a node",
+        "price_per_gpu_hour": lambda price: f"{price:g} an hour of a GPU",
+        "watts_per_node": lambda watts: f"{watts:g} W a node",
+        "watts_per_gpu": lambda watts: f"{watts:g} W a GPU",
     }
     shown = [f(partition[key]) for key, f in said.items() if partition[key] is not None]
     return ", ".join([*shown, *(["only for some"] if partition["restricted"] else [])])

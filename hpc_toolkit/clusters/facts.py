@@ -50,6 +50,14 @@ class Partition:
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have, in MiB."""
+    price_per_node_hour: float | None = None
+    """What an hour of a node there costs."""
+    price_per_gpu_hour: float | None = None
+    """What an hour of a GPU there costs."""
+    watts_per_node: float | None = None
+    """Power of a node there that works, its GPUs left out."""
+    watts_per_gpu: float | None = None
+    """Power of a GPU there that works."""
     restricted: bool = False
     """Whether only some may use it; it is never chosen, only taken where a job names it."""
 
@@ -91,6 +99,16 @@ class Cluster:
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have, in MiB."""
+    price_per_node_hour: float | None = None
+    """What an hour of a node costs, in the currency; added to the price of its GPUs."""
+    price_per_gpu_hour: float | None = None
+    """What an hour of a GPU costs, in the currency."""
+    watts_per_node: float | None = None
+    """Power of a node that works, in watts, its GPUs left out."""
+    watts_per_gpu: float | None = None
+    """Power of a GPU that works, in watts."""
+    currency: str = ""
+    """In what prices are told, such as USD, or SU for units of an allocation."""
     mem_style: MemStyle = "mem"
     """The option in which this site wants memory asked for; "none" where it sets memory itself."""
     max_walltime_s: int | None = None

@@ -28,6 +28,9 @@ GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
 ContainerRuntime = Literal["apptainer", "pyxis"]
 
+MAX_AMOUNT = 1_000_000
+"""No hour costs more, and no node takes more watts."""
+
 MEMORY_OPTIONS = ("mem", "mem_per_cpu", "mem_per_gpu")
 """Options of which sbatch takes one."""
 
@@ -130,6 +133,15 @@ class Option:
         return text
 
 
+def amount(value: object, where: str) -> float:
+    """A price or a power: a number from 0 to MAX_AMOUNT, with or without a fraction."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise t.wrong(where, value, "a number")
+    if 0 <= value <= MAX_AMOUNT:  # false for nan
+        return float(value)
+    raise t.wrong(where, value, f"a number from 0 to {MAX_AMOUNT}")
+
+
 def cpus_per_task(value: object, where: str) -> int:
     """CPUs of a rank."""
     found = t.count(value, where)
@@ -225,6 +237,10 @@ NODE_KEYS: dict[str, t.Key] = {
     "gpu_type": ("gpu_type", t.word),
     "cpus_per_node": ("cpus_per_node", t.count),
     "mem_per_node": ("mem_per_node_mib", t.mem),
+    "price_per_node_hour": ("price_per_node_hour", amount),
+    "price_per_gpu_hour": ("price_per_gpu_hour", amount),
+    "watts_per_node": ("watts_per_node", amount),
+    "watts_per_gpu": ("watts_per_gpu", amount),
 }
 """What a partition may state for itself."""
 
@@ -242,6 +258,7 @@ KEYS: dict[str, t.Key] = {
     "verified": ("verified", t.flag),
     "identify": ("identify", identify),
     **NODE_KEYS,
+    "currency": ("currency", t.word),
     "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
     "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
     "account_required": ("account_required", t.flag),

@@ -87,6 +87,7 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     ),
     t.texts: _TEXTS,
     t.pairs: _PAIRS,
+    keys.amount: {"type": "number", "minimum": 0, "maximum": keys.MAX_AMOUNT},
     keys.cpus_per_task: {
         "type": "integer",
         **dict(zip(("minimum", "maximum"), COUNTS["cpus_per_task"], strict=True)),

@@ -198,12 +198,17 @@ def check_module(name: object, where: str) -> None:
     check_match(name, _MODULE, "a module's name such as cuda/12.4", where)
 
 
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name may hold what others must not read."""
+    return bool(_SECRET.search(name))
+
+
 def check_variable(name: str, value: str, where: str) -> None:
     """Raise RenderError for a variable that is not the user's to set, or that holds a secret."""
     check_match(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
     if name.startswith(_OURS + _OF_BASH) or name in _SHELL_VARIABLES:
         raise refusal(where, name, "a name that neither Slurm, the shell nor this script sets")
-    if _SECRET.search(name):
+    if looks_secret(name):
         msg = f"{where}: {name} looks like a secret, and others may read the script"
         raise RenderError(msg, hint="export it before sbatch, or read it from a private file")
     check_match(value, _VALUE, "a value of printable characters", f"{where} {name}")

@@ -129,12 +129,13 @@ def _of_request(
 ) -> "Submission":
     from dataclasses import replace
 
+    from hpc_toolkit.render.kinds import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_request
 
     kind = template or DEFAULT_TEMPLATE
     run = None
-    if kind != "command":
+    if kind not in PROGRAMS:
         run = open_run(given.get("run"))
         _check_template(template, run)
         if given.get("chdir"):

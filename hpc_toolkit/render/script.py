@@ -18,7 +18,7 @@ from hpc_toolkit import __version__
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.render.directives import complete, directive_text, directives
 from hpc_toolkit.render.file import sha256, sign
-from hpc_toolkit.render.rules import option
+from hpc_toolkit.render.kinds import check_template
 from hpc_toolkit.render.spec import command_line, spec_json
 from hpc_toolkit.render.surroundings import surroundings
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".sbatch.j2"
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
-
-
-_OF_QUEUES = ("run", "idle_exit", "lease")
 
 
 class _Marked(str):
@@ -56,7 +53,7 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     if template not in template_names():
         msg = f"no template is called {template!r}"
         raise RenderError(msg, hint=near_miss(template, template_names()))
-    _check_template(spec, template)
+    check_template(spec, template)
     full = complete(spec, cluster)
     options = directives(full, cluster)
     request = spec_json(spec, template=template, cluster=cluster.name)
@@ -82,27 +79,6 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         "around": surroundings(full, cluster, options),
     }
     return sign(_environment().get_template(template + _SUFFIX).render(values))
-
-
-def _check_template(spec: ScriptSpec, template: str) -> None:
-    """Refuse what the template would leave out of the script, and what it cannot do without."""
-    if template == "command" and not spec.command:
-        msg = "the template command needs a program"
-        hint = "write it after --: hpctk render command --nodes 2 -- python train.py"
-        raise RenderError(msg, hint=hint)
-    if spec.command and template != "command":
-        msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
-        raise RenderError(msg, hint="the template command runs any program")
-    of_queues = [name for name in _OF_QUEUES if getattr(spec, name) is not None]
-    if template == "command" and of_queues:
-        msg = f"{option(of_queues[0])}: the template command works on no run"
-        raise RenderError(msg, hint="name it among the program's arguments, or leave it out")
-    if template == "array" and spec.array is None:
-        msg = "--array: the template array needs it"
-        raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
-    if spec.array is not None and template not in {"array", "command"}:
-        msg = f"--array: the template {template} is one job"
-        raise RenderError(msg, hint="the templates array and command can be arrays")
 
 
 def _lineage(file: str) -> list[str]:

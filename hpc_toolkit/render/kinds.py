@@ -1,0 +1,70 @@
+"""The templates by what they start, and which options each of them takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.render.rules import asked, option
+
+if TYPE_CHECKING:
+    from hpc_toolkit.render.spec import ScriptSpec
+
+TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
+"""Templates that start the ranks of a training script."""
+
+PROGRAMS = ("command", *TRAININGS)
+"""Templates that start a program of the user's, and work on no run."""
+
+ARRAYS = ("array", "command")
+"""Templates that can be job arrays."""
+
+_OF_QUEUES = ("run", "idle_exit", "lease")
+_OF_TRAININGS = (
+    *("launch", "run_dir", "nproc_per_node", "rank_restarts", "backend", "stage", "stage_dir"),
+    *("cpu_bind", "mem_bind", "distribution", "hint"),
+)
+_EXAMPLE = {
+    "command": "hpctk render command --nodes 2 -- python train.py",
+    "train-cpu": "hpctk render train-cpu -- trees.py --depth 6",
+    "train-single-gpu": "hpctk render train-single-gpu -- train.py --lr 1",
+    "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
+    "train-multi-node": "hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py",
+}
+
+
+def check_template(spec: ScriptSpec, template: str) -> None:
+    """Refuse what the template would leave out of the script, and what it cannot do without."""
+    given = asked(spec)
+    if template in PROGRAMS:
+        _check_program(spec, template, given)
+    elif spec.command:
+        msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
+        raise RenderError(msg, hint="the template command runs any program")
+    if template not in TRAININGS:
+        _refuse(given, _OF_TRAININGS, f"the template {template} starts no training", "train-...")
+    if template == "array" and spec.array is None:
+        msg = "--array: the template array needs it"
+        raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
+    if spec.array is not None and template not in ARRAYS:
+        msg = f"--array: the template {template} is one job"
+        raise RenderError(msg, hint="the templates array and command can be arrays")
+
+
+def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
+    if not spec.command:
+        what = "a program" if template == "command" else "a training script"
+        msg = f"the template {template} needs {what}"
+        raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
+    why = f"the template {template} works on no run"
+    for name in _OF_QUEUES:
+        if name in given:
+            msg = f"{option(name)}: {why}"
+            raise RenderError(msg, hint="name it among the program's arguments, or leave it out")
+
+
+def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str, instead: str) -> None:
+    for name in names:
+        if name in given:
+            msg = f"{option(name)}: {why}"
+            raise RenderError(msg, hint=f"leave it out, or render {instead}")

@@ -1,0 +1,260 @@
+"""What the monitor writes. No GPU is needed: a class of this file stands for NVIDIA's library."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.monitor import Monitor, read_recordings, summarise, watching
+from hpc_toolkit.monitor import gpus as gpus_module
+from hpc_toolkit.monitor import sampler as sampler_module
+from hpc_toolkit.monitor.infiniband import read_ports
+from hpc_toolkit.monitor.recorder import record
+from hpc_toolkit.monitor.sampler import Sampler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Told:
+    """An answer with fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+class FakeNvml:
+    """Stands for pynvml on a host with two GPUs, of which the second tells no power."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        """The library's own."""
+
+    def __init__(self, *, absent: bool = False) -> None:
+        self.absent = absent
+        self.shut = 0
+        self.watts = 100_000
+
+    def __getattr__(self, name: str) -> Any:
+        """``nvmlDeviceGetName`` is ``get_name``."""
+        words = re.findall("[A-Z]+(?![a-z])|[A-Z][a-z]+", name.replace("Device", ""))
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+        return getattr(self, "_".join(words).lower())
+
+    def init(self) -> None:
+        if self.absent:
+            message = "NVML Shared Library Not Found"
+            raise self.NVMLError(message)
+
+    def shutdown(self) -> None:
+        self.shut += 1
+
+    def get_count(self) -> int:
+        return 2
+
+    def get_handle_by_index(self, index: int) -> int:
+        return index
+
+    def get_name(self, handle: int) -> bytes:
+        return b"GPU %d" % handle
+
+    def get_uuid(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def get_memory_info(self, handle: int) -> Told:
+        return Told(total=80 << 30, used=(handle + 1) << 30)
+
+    def get_utilization_rates(self, handle: int) -> Told:
+        return Told(gpu=90 - handle, memory=40)
+
+    def get_enforced_power_limit(self, handle: int) -> int:
+        return 700_000
+
+    def get_power_usage(self, handle: int) -> int:
+        if handle == 1:
+            message = "Not Supported"
+            raise self.NVMLError(message)
+        self.watts += 100_000
+        return self.watts
+
+    def get_temperature(self, handle: int, kind: int) -> int:
+        assert kind == self.NVML_TEMPERATURE_GPU
+        return 50 + handle
+
+
+def ports(root: Path, sent: int) -> Path:
+    counters = root / "mlx5_0" / "ports" / "1" / "counters"
+    counters.mkdir(parents=True, exist_ok=True)
+    (counters / "port_xmit_data").write_text(f"{sent}\n")
+    (counters / "port_rcv_data").write_text("7\n")
+    return root
+
+
+def sampled(path: Path, sampler: Sampler, count: int) -> None:
+    """Write ``count`` samples without waiting."""
+    left = iter(range(1, count + 1))
+    # The last one ends it; the interval is so short that none is left out.
+    record(sampler, path, 1e-9, lambda _wait_s: next(left) == count)
+
+
+def test_a_sample_tells_cpus_memory_network_gpus_and_infiniband(tmp_path: Path) -> None:
+    nvml = FakeNvml()
+    root = ports(tmp_path / "infiniband", 100)
+    sampler = Sampler(nvml=nvml, infiniband=root)
+    ports(root, 350)
+
+    sampled(tmp_path / "m.jsonl", sampler, 3)
+
+    (recording,) = read_recordings(tmp_path / "m.jsonl")
+    header, samples = recording.header, recording.samples
+    assert header["pid"] == os.getpid()
+    assert header["cpus_allowed"] == sorted(os.sched_getaffinity(0))
+    assert header["gpus"][1] == {
+        "index": 1,
+        "name": "GPU 1",
+        "uuid": "GPU-1",
+        "memory_bytes": 80 << 30,
+        "power_limit_w": 700.0,
+    }
+    assert header["infiniband"] == ["mlx5_0/1"]
+    assert len(samples) == 3
+    assert samples[0]["rss_bytes"] > 1 << 20
+    assert samples[0]["processes"] >= 1
+    assert len(samples[0]["each_cpu_percent"]) == header["cpus"]
+    assert samples[0]["memory_used_bytes"] < header["memory_bytes"]
+    assert samples[0]["infiniband"] == {"mlx5_0/1": {"sent_bytes": 1000, "received_bytes": 0}}
+    assert samples[0]["gpus"][0]["power_w"] == 200.0
+    assert samples[0]["gpus"][1] == {
+        "index": 1,
+        "busy_percent": 89,
+        "memory_busy_percent": 40,
+        "memory_used_bytes": 2 << 30,
+        "power_w": None,
+        "temperature_c": 51,
+    }
+    assert nvml.shut == 1
+
+
+def test_a_summary_has_means_maxima_and_energy() -> None:
+    from hpc_toolkit.monitor import Recording
+
+    samples = [
+        {"t_s": at, "cpu_percent": at, "rss_bytes": 9 - at, "gpus": [{"power_w": 100.0 * at}]}
+        for at in (1.0, 2.0, 4.0)
+    ]
+
+    found = summarise(Recording({"host": "n1", "gpus": [{"index": 0}]}, samples))
+
+    assert found["seconds"] == 4.0
+    assert found["cpu_percent_mean"] == pytest.approx(7 / 3)
+    assert found["rss_bytes_max"] == 8.0
+    assert found["gpus"][0]["energy_j"] == pytest.approx(150.0 + 600.0)
+    assert found["gpus"][0]["busy_percent_mean"] is None
+    assert summarise(Recording({"gpus": [{"index": 0}]}))["gpus"][0]["energy_j"] is None
+
+
+def test_a_host_without_gpus_is_sampled_and_says_so_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sampler = Sampler(nvml=FakeNvml(absent=True))
+
+    with Monitor(tmp_path / "m.jsonl", sampler=sampler):
+        pass
+
+    (recording,) = read_recordings(tmp_path / "m.jsonl")
+    assert recording.header["no_gpus"] == "NVML Shared Library Not Found"
+    assert recording.samples[0]["gpus"] == []
+    err = capfd.readouterr().err
+    assert err == "note: the monitor samples no GPUs: NVML Shared Library Not Found\n"
+
+
+def test_a_monitor_ends_with_its_block_and_takes_a_last_sample(tmp_path: Path) -> None:
+    with Monitor(tmp_path / "m.jsonl", interval_s=3600, sampler=Sampler(nvml=FakeNvml())):
+        assert any(thread.name == "monitor" for thread in threading.enumerate())
+
+    assert not any(thread.name == "monitor" for thread in threading.enumerate())
+    assert [len(one.samples) for one in read_recordings(tmp_path / "m.jsonl")] == [1]
+
+
+def test_each_start_of_a_monitor_adds_its_header_and_damage_costs_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    sampled(path, Sampler(nvml=FakeNvml()), 2)
+    with path.open("ab") as file:
+        file.write(b'{"type":"sample","t_s":\n')
+    sampled(path, Sampler(nvml=FakeNvml()), 1)
+
+    assert [len(one.samples) for one in read_recordings(path)] == [2, 1]
+    assert read_recordings(tmp_path / "none.jsonl") == []
+
+
+def test_a_monitor_that_cannot_write_ends_and_leaves_the_work_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Monitor(tmp_path / "gone" / "m.jsonl", sampler=Sampler(nvml=FakeNvml())) as monitor:
+        pass
+
+    assert monitor.error.endswith("No such file or directory")
+    assert "warning: the monitor stopped" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["psutil", "pynvml"])
+def test_a_monitor_without_its_packages_says_what_to_install(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> Any:
+        if name == missing:
+            raise ImportError(name)
+        return __import__(name)
+
+    for module in (gpus_module, sampler_module):
+        monkeypatch.setattr(module.importlib, "import_module", load)
+
+    with pytest.raises(ConfigError, match=f"needs {missing}") as caught:
+        Sampler()
+    assert caught.value.hint == "pip install 'hpc-toolkit[monitor]'"
+    with pytest.raises(ConfigError, match=f"needs {missing}"), watching(tmp_path / "m.jsonl"):
+        pass
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.01, float("inf"), float("nan")])
+def test_an_interval_that_is_too_short_is_refused(interval_s: float, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="interval"):
+        Monitor(tmp_path / "m.jsonl", interval_s)
+
+
+def test_watching_samples_this_process_from_a_child_without_a_thread(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+
+    with watching(path, 3600):
+        assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1
+
+    (recording,) = read_recordings(path)
+    assert recording.header["pid"] == os.getpid()
+    assert len(recording.samples) == 1
+    assert recording.samples[0]["processes"] >= 1
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_line_is_strict_json(tmp_path: Path) -> None:
+    sampled(tmp_path / "m.jsonl", Sampler(nvml=FakeNvml()), 2)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    for line in (tmp_path / "m.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+
+
+def test_ports_that_refuse_are_left_out(tmp_path: Path) -> None:
+    assert read_ports(tmp_path / "none") == {}
+    (tmp_path / "mlx5_1" / "ports" / "1" / "counters").mkdir(parents=True)
+    assert read_ports(tmp_path) == {}

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import PASSING, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+    from typing import BinaryIO
 
 # Filesystems whose metadata is local to this kernel: polling them often costs nobody else anything.
 _LOCAL_FILESYSTEMS = frozenset(
@@ -117,6 +118,26 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     write_new(temporary, chunks)
     try:
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def replacing_file(path: Path) -> Iterator[BinaryIO]:
+    """Write what is too large to be held in memory; the file takes its place when the block ends.
+
+    A reader sees all of the old bytes or all of the new ones, as with `replace_file`. A block that
+    raises changes nothing; a killed one leaves a file ``.<name>.<random>.tmp``.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
     except BaseException:

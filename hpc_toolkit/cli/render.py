@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.cli.manifests import RenderCommand
 from hpc_toolkit.cli.scriptoptions import add_script_command, requested
 from hpc_toolkit.errors import ConfigError
 
@@ -25,7 +26,7 @@ _NOTE = "note: "
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    add_script_command(app, render, panel=_PANEL)
+    add_script_command(app, render, panel=_PANEL, cls=RenderCommand)
 
 
 def render(
@@ -69,7 +70,9 @@ def render(
     """Write a job script and print its path, for sbatch "$(hpctk render --nodes 8 ...)".
 
     The options bear sbatch's names; --output is the log of the job, -o the file that this command
-    writes (slurm/JOB-NAME.sbatch).
+    writes (slurm/JOB-NAME.sbatch). The templates kubernetes-queue, kubernetes-ddp and
+    kubernetes-scaling are manifests with options of their own, which 'hpctk render kubernetes-queue
+    --help' lists.
     """
     if check:
         _refuse_writing({"-o": out, "--force": force, "--from": source})

@@ -46,7 +46,12 @@ class ScriptCommand(TyperCommand):
 
 
 def add_script_command(
-    app: typer.Typer, function: Callable[..., None], *, panel: str, name: str | None = None
+    app: typer.Typer,
+    function: Callable[..., None],
+    *,
+    panel: str,
+    name: str | None = None,
+    cls: type[ScriptCommand] = ScriptCommand,
 ) -> None:
     """Add ``function(template, *, ..., **given)`` as a command with all options of a script.
 
@@ -60,7 +65,7 @@ def add_script_command(
     ]
     # typer makes an option of each parameter that it sees; the others come from the table.
     function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    app.command(name, cls=ScriptCommand, rich_help_panel=panel)(function)
+    app.command(name, cls=cls, rich_help_panel=panel)(function)
 
 
 def requested(
@@ -82,7 +87,7 @@ def requested(
     if kind not in template_names():
         # Else the job's name, which is the template's by default, would be blamed.
         msg = f"no template is called {kind!r}"
-        raise RenderError(msg, hint=near_miss(kind, template_names()))
+        raise RenderError(msg, hint=_meant(kind, template_names()))
     found = resolve_cluster(values.get("cluster"))
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -96,6 +101,13 @@ def requested(
         # The header names it for renderings from any directory.
         cluster = replace(cluster, argument=os.path.abspath(cluster.argument))
     return spec, cluster, render_script(spec, cluster, kind)
+
+
+def _meant(kind: str, known: list[str]) -> str:
+    """What to do about a template that is none of Slurm's."""
+    if kind.startswith("kubernetes"):
+        return "'hpctk render kubernetes-queue', -ddp or -scaling writes what kubectl applies"
+    return near_miss(kind, known)
 
 
 def refuse_run(template: str | None) -> None:

@@ -1,0 +1,223 @@
+"""``hpctk render kubernetes-...``: manifests, which take other options than job scripts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+from hpc_toolkit.cli.optiontable import NUMBERS, Option
+from hpc_toolkit.cli.scriptoptions import ScriptCommand
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.kubernetes.request import Kind
+
+PANELS: dict[str, tuple[Option, ...]] = {
+    "Resources": (
+        Option("image", "Image of the pods, with hpctk in it; needed.", "IMAGE"),
+        Option("nodes", "Number of pods; by default 1.", "N"),
+        Option("world_sizes", "Numbers of pods to measure; by default 1,2,4.", "N,N"),
+        Option("gpus_per_node", "GPUs of each pod, their type by --node-selector; none.", "N"),
+        Option("gpu_resource", "What the cluster calls a GPU; nvidia.com/gpu.", "NAME"),
+        Option("cpus", "CPUs of each pod, as request and limit.", "N"),
+        Option("mem", "Memory of each pod ('480G' is GiB), as request and limit.", "SIZE"),
+        Option("shm", "Size of /dev/shm; by default 2G.", "SIZE"),
+    ),
+    "Storage": (
+        Option("pvc", "Claim of a volume with the access mode ReadWriteMany.", "NAME"),
+        Option("mount", "Where the pods see it; by default /data.", "DIR"),
+        Option("run", "Run, or directory of a training, below --mount.", "DIR"),
+        Option("user", "Who the program is; by default 1000:1000.", "UID[:GID]"),
+        Option("fs_group", "Group that Kubernetes gives the whole volume to.", "N"),
+    ),
+    "Program": (
+        Option("python", "Interpreter in the image; by default its hpctk.", "FILE"),
+        Option("chdir", "Start there; by default where the image says.", "DIR"),
+        Option("env", "Set this variable; may be repeated.", "NAME=VALUE", repeated=True),
+        Option(
+            "env_from_secret",
+            "Set it from a key of a Secret; may be repeated.",
+            "NAME=SECRET:KEY",
+            repeated=True,
+        ),
+        Option("workers", "Workers of each pod; by default one per GPU.", "N"),
+        Option("lease", "Silence after which a worker counts as dead; 3min.", "DURATION"),
+        Option("backend", "nccl or gloo; by default by the GPUs."),
+        Option("grace", "Time to finish when a pod must leave; by default 60s.", "DURATION"),
+    ),
+    "Failures": (
+        Option("rank_restarts", "Restarts of ranks inside pods; by default 3.", "N"),
+        Option(
+            "max_restarts",
+            "How often a pod is replaced that failed, by default 10; of a training, how often a "
+            "JobSet starts again, by default 3.",
+            "N",
+        ),
+        Option("time", "Time limit of the whole Job, as sbatch reads it.", "TIME"),
+        Option("ttl", "How long a finished Job is kept; by default for ever.", "DURATION"),
+    ),
+    "Placement": (
+        Option("job_name", "Name of Job and file; by default that of the template."),
+        Option("namespace", "Where it is made; by default kubectl's current one."),
+        Option("service_account", "Account of the pods; without one they have no token.", "NAME"),
+        Option(
+            "image_pull_secret",
+            "Secret that the image is pulled with; may be repeated.",
+            "NAME",
+            repeated=True,
+        ),
+        Option(
+            "node_selector",
+            "Label that the nodes have; may be repeated.",
+            "KEY=VALUE",
+            repeated=True,
+        ),
+        Option(
+            "toleration",
+            "Taint that the nodes may have; may be repeated.",
+            "KEY[=VALUE][:EFFECT]",
+            repeated=True,
+        ),
+        Option("priority_class", "Which pods go first.", "NAME"),
+        Option("queue_name", "LocalQueue of Kueue that admits the Job.", "NAME"),
+        Option("jobset", "Make a JobSet instead of a Job and a Service.", ""),
+    ),
+    "Output": (
+        Option("out", "Write FILE; - prints the manifest.", "FILE"),
+        Option("force", "Overwrite an edited manifest.", ""),
+    ),
+}
+"""Every option of a manifest, by the panel of the help that shows it."""
+
+_HELP = {
+    "kubernetes-queue": """Write an Indexed Job whose pods work on a run, and print the file's path.
+
+    The run lies on a volume that all pods share: make it there with 'hpctk init'. A pod that is
+    evicted leaves its items to the others and is replaced.""",
+    "kubernetes-ddp": """Write a Job and a Service for a training, and print the file's path.
+
+    Each pod is a node of 'hpctk launch'. One that fails ends all of them; with --jobset they
+    start again.""",
+    "kubernetes-scaling": """Write a Job and a Service for each number of pods to measure.
+
+    The words after -- are options of the measured program. Make one Job at a time, and give its
+    logs to 'hpctk scaling analyze'.""",
+}
+
+
+class RenderCommand(ScriptCommand):
+    """``hpctk render``: scripts, or manifests where the template is one of theirs."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Hand the words on to the command of a manifest that they name."""
+        position = _position(args)
+        if position is None:
+            return super().make_context(info_name, args, parent, **extra)
+        kind = cast("Kind", args[position])
+        rest = [*args[:position], *args[position + 1 :]]
+        return manifest_command(kind).make_context(f"{info_name} {kind}", rest, parent, **extra)
+
+
+def manifest_command(kind: Kind) -> TyperCommand:
+    """The command that writes a manifest of this kind."""
+    from hpc_toolkit.kubernetes.request import KINDS, ONLY_OF
+
+    options = [
+        _parameter(option, panel)
+        for panel, group in PANELS.items()
+        for option in group
+        if kind in ONLY_OF.get(option.name, KINDS)
+    ]
+    words = TyperArgument(
+        param_decls=["command"],
+        nargs=-1,
+        metavar="[-- SCRIPT ARGS...]",
+        help="What a training runs, or what the measured program is told.",
+    )
+
+    def write(**given: Any) -> None:
+        _write(kind, **given)
+
+    arguments = [words] if kind in ONLY_OF["command"] else []
+    return TyperCommand(kind, callback=write, params=[*arguments, *options], help=_HELP[kind])
+
+
+def _position(args: list[str]) -> int | None:
+    """Where the name of a manifest's template stands, if it does."""
+    options = {f"--{one.name.replace('_', '-')}": one for group in PANELS.values() for one in group}
+    takes = {name for name, one in options.items() if one.metavar} | {"-o"}
+    for number, word in enumerate(args):
+        if word == "--":
+            return None
+        before = args[number - 1] if number else ""
+        if word in _HELP and before not in takes:
+            return number
+    return None
+
+
+def _parameter(option: Option, panel: str) -> TyperOption:
+    names = [f"--{option.name.replace('_', '-')}"]
+    return TyperOption(
+        param_decls=[option.name, *(["-o"] if option.name == "out" else []), *names],
+        type=int if option.metavar in NUMBERS else str if option.metavar else None,
+        is_flag=True if not option.metavar else None,
+        default=None,
+        multiple=option.repeated,
+        metavar=option.metavar or None,
+        help=option.help,
+        rich_help_panel=panel,
+    )
+
+
+def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
+    from hpc_toolkit.kubernetes.manifest import render_manifest
+    from hpc_toolkit.kubernetes.request import ManifestSpec
+    from hpc_toolkit.kubernetes.values import is_floating
+
+    values = {name: value for name, value in given.items() if value not in (None, (), [])}
+    if "image" not in values:
+        msg = "--image: a manifest needs the image of its pods"
+        raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
+    spec = ManifestSpec(kind=kind, **_fields(values))
+    text = render_manifest(spec)
+    if is_floating(spec.image):
+        note = f"note: {spec.image} may be another image tomorrow; a tag or digest pins it"
+        print(note, file=sys.stderr)
+    if out == "-":
+        sys.stdout.write(text)
+        return
+    from hpc_toolkit.render.file import write_script
+
+    path = Path(out or Path("slurm", f"{spec.name}.yaml"))
+    write_script(path, text, force=bool(force))
+    print(path)
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of ManifestSpec that the options set."""
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    if "env" in found:
+        pairs = [text.partition("=") for text in found["env"]]
+        for text, (_, equals, _) in zip(found["env"], pairs, strict=True):
+            if not equals:
+                msg = f"--env: {text!r} has no '='"
+                raise ConfigError(msg, hint="write NAME=VALUE")
+        found["env"] = tuple((name, value) for name, _, value in pairs)
+    if "world_sizes" in found:
+        found["world_sizes"] = _numbers(found["world_sizes"])
+    return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        msg = f"--world-sizes: {text!r} are no numbers of pods"
+        raise ConfigError(msg, hint="write 1,2,4")
+    return tuple(int(part) for part in parts)

@@ -12,10 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import RunArgument, open_run
+from hpc_toolkit.cli.rayoptions import (
+    DashboardPort,
+    Engine,
+    EngineOption,
+    IncludeDashboard,
+    MetricsPort,
+    ObjectStoreMemory,
+    RayAddress,
+    ray_settings,
+)
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.quantities import parse_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.actors.settings import RaySettings
     from hpc_toolkit.run import Run
     from hpc_toolkit.worker import WorkerOptions
 
@@ -63,8 +76,14 @@ def work(
     strict_code: Annotated[
         bool, typer.Option("--strict-code", help="Refuse if the code changed since init.")
     ] = False,
+    engine: EngineOption = Engine.PROCESSES,
+    ray_address: RayAddress = None,
+    object_store_memory: ObjectStoreMemory = None,
+    include_dashboard: IncludeDashboard = False,
+    dashboard_port: DashboardPort = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
-    """Work on a run: one rank inside an srun step, local workers elsewhere.
+    """Work on a run: one rank inside an srun step, local workers elsewhere, or actors of Ray.
 
     Exits with 0 when the run is sealed and no item is pending, failed ones included, and with 75
     when items are left: time is up, or the worker was asked to leave.
@@ -74,9 +93,19 @@ def work(
     found = open_run(run)
     check_code(found, strict=strict_code)
     options = _options(deadline, idle_exit, lease, grace)
+    settings = ray_settings(
+        engine,
+        ray_address,
+        object_store_memory,
+        dashboard_port,
+        metrics_port,
+        dashboard=include_dashboard,
+    )
     # From here on there may be garbage; what was imported is none, and need not be looked at.
     gc.freeze()
     gc.enable()
+    if settings is not None:
+        sys.exit(work_on_actors(found, workers, options, settings))
     if RankInfo.from_environ().in_step:
         sys.exit(found.work(None, options))
     sys.exit(work_here(found, workers, options))
@@ -87,12 +116,25 @@ def work_here(run: Run, workers: int | None, options: WorkerOptions) -> int:
     from hpc_toolkit.gpus import visible_gpus
 
     count = workers if workers is not None else max(1, len(visible_gpus()))
+    return _shown(run, lambda on_tick: run.work(count, options, on_tick=on_tick))
+
+
+def work_on_actors(
+    run: Run, workers: int | None, options: WorkerOptions, settings: RaySettings
+) -> int:
+    """Workers that are actors of a Ray cluster, with the same bar; the exit code."""
+    from hpc_toolkit.actors.engine import work_on_ray
+
+    return _shown(run, lambda on_tick: work_on_ray(run, workers, options, settings, on_tick))
+
+
+def _shown(run: Run, work_on: Callable[[Callable[[], None] | None], int]) -> int:
     if not sys.stderr.isatty():
-        return run.work(count, options)
+        return work_on(None)
     from hpc_toolkit.cli.progress import RunProgress
 
     with RunProgress(run) as progress:
-        return run.work(count, options, on_tick=progress.tick)
+        return work_on(progress.tick)
 
 
 def check_code(run: Run, *, strict: bool) -> None:

@@ -37,7 +37,7 @@ LAYERS: list[set[str]] = [
     {"bandit", "journal", "layout", "metrics", "slurm", "tomltable"},
     {"worktable"},
     {"searchtable"},
-    {"campaign", "clusters", "lab", "preflight", "queue", "workloads"},
+    {"campaign", "clusters", "lab", "preflight", "queue", "staging", "workloads"},
     {"decisions", "executor", "explain", "gather", "launcher", "passlines", "render", "safety"},
     {"kubernetes", "passes", "simulation", "status", "tables"},
     {"doctor", "giveback", "progress", "scoretable", "search", "sickness", "witness"},
@@ -91,7 +91,17 @@ FENCES: dict[str, set[str]] = {
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
-    "subprocess": {"crew", "doctor", "lab", "notebook", "pool", "slurm", "witness", "workloads"},
+    "subprocess": {
+        "actors",
+        "crew",
+        "doctor",
+        "lab",
+        "notebook",
+        "pool",
+        "slurm",
+        "witness",
+        "workloads",
+    },
     "fcntl": {"doctor"},
     "multiprocessing": set(),
     "pickle": set(),

@@ -1,0 +1,96 @@
+"""What a user asks of Ray: which cluster, and how much of it each worker gets."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AUTO = "auto"
+LOCAL = "local"
+_ADDRESS = "RAY_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySettings:
+    """The options of ``hpctk work --engine ray``."""
+
+    address: str = AUTO
+    """HOST:PORT of a Ray cluster; ``local`` for one that is started here; ``auto`` for the one that
+    RAY_ADDRESS names, else a local one."""
+    cpus_per_worker: float | None = None
+    """CPUs that Ray counts for a worker; None: one, or an equal share where there are fewer."""
+    gpus_per_worker: float | None = None
+    """GPUs of a worker, whole or a fraction of one; None: one, or an equal share."""
+    memory_per_worker: int | None = None
+    """Bytes of memory that Ray counts for a worker; it does not enforce them."""
+    object_store_memory: int | None = None
+    """Bytes of Ray's shared memory on this machine; of a local cluster only."""
+    dashboard: bool = False
+    """Whether a local cluster serves its dashboard, on 127.0.0.1."""
+    dashboard_port: int | None = None
+    """Its port; None: Ray's own choice."""
+    metrics_port: int | None = None
+    """Port on which a local cluster serves its metrics for Prometheus; None: none."""
+
+    def __post_init__(self) -> None:
+        """Refuse what Ray could not give.
+
+        Raises:
+            ConfigError: names the option and its value.
+        """
+        _check_amount("--cpus-per-worker", self.cpus_per_worker)
+        _check_amount("--gpus-per-worker", self.gpus_per_worker)
+        gpus = self.gpus_per_worker or 0.0
+        if gpus > 1 and not gpus.is_integer():
+            message = f"--gpus-per-worker: Ray gives whole GPUs or a part of one, not {gpus:g}"
+            raise ConfigError(message, hint="such as 0.5, 1 or 2")
+        for option, port in (
+            ("--dashboard-port", self.dashboard_port),
+            ("--metrics-port", self.metrics_port),
+        ):
+            if port is not None and not 1 <= port <= 65535:
+                message = f"{option}: {port} is no port"
+                raise ConfigError(message, hint="one from 1024 to 65535")
+        if self.dashboard_port is not None and not self.dashboard:
+            message = "--dashboard-port: there is no dashboard"
+            raise ConfigError(message, hint="add --include-dashboard")
+
+    def resolve(self, environ: Mapping[str, str] = os.environ) -> str:
+        """HOST:PORT, or "" for a local cluster.
+
+        Raises:
+            ConfigError: the address is none, or an option is for a cluster that runs already.
+        """
+        address = self.address
+        if address == AUTO:
+            address = environ.get(_ADDRESS, "") or LOCAL
+        if address == LOCAL:
+            return ""
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:
+            message = f"the address of a Ray cluster is HOST:PORT, not {address!r}"
+            raise ConfigError(message, hint="'auto', 'local', or such as node1:6379")
+        of_clusters = {
+            "--object-store-memory": self.object_store_memory,
+            "--include-dashboard": self.dashboard or None,
+            "--metrics-port": self.metrics_port,
+        }
+        for option, given in of_clusters.items():
+            if given is not None:
+                message = f"{option}: the Ray cluster at {address} runs already"
+                raise ConfigError(message, hint="give the option to 'ray start', or leave it out")
+        return address
+
+
+def _check_amount(option: str, amount: float | None) -> None:
+    if amount is None or (math.isfinite(amount) and 0 <= amount <= 4096):
+        return
+    message = f"{option}: {amount:g} is no amount that a node could have"
+    raise ConfigError(message, hint="such as 0.5, 1 or 8")

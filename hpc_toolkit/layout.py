@@ -131,6 +131,10 @@ class RunPaths:
     def worker_log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
+    def monitor_log(self, host: str, pid: int) -> Path:
+        """What the monitor of one process sampled on its host."""
+        return self.logs / f"monitor-{host.replace('/', '-')}-{pid}.jsonl"
+
     def make(self, stages: list[str]) -> None:
         """Create the directories of a run below an existing, empty root."""
         for path in (self.workers, self.journals, self.logs, self.control, self.bandit):
@@ -258,7 +262,7 @@ def read_manifest(root: Path) -> Manifest:
         if not isinstance(found, int) or found > FORMAT:
             message = f"{path}: format {found!r}; this hpctk reads formats up to {FORMAT}"
             raise RunError(message, hint="upgrade hpc-toolkit to the version that made the run")
-        return _manifest(record)
+        return parse_manifest(record)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"{path} is damaged: {type(error).__name__}: {error}"
         raise RunError(
@@ -273,7 +277,12 @@ def _expect(value: Any, *kinds: type | None) -> Any:
     return value
 
 
-def _manifest(record: dict[str, Any]) -> Manifest:
+def parse_manifest(record: dict[str, Any]) -> Manifest:
+    """The manifest whose JSON this is.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: it is that of none.
+    """
     stages = tuple(
         StageSpec(
             name=stage["name"],

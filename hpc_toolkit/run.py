@@ -131,7 +131,7 @@ class Run:
         while True:
             log.poll()
             taken = {
-                canonical(_parse(line))
+                canonical(json.loads(line))
                 for segment in log.segments.values()
                 for line in segment.items()
             }
@@ -291,11 +291,6 @@ def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[.
             return len(found)
 
 
-def _parse(line: bytes) -> Item:
-    item: Item = json.loads(line)
-    return item
-
-
 def check_stage(stage: StageSpec) -> None:
     """Refuse a stage that cannot work, by importing its code.
 
@@ -340,7 +335,12 @@ def check_placeholders(items: list[Item], command: str | None) -> None:
 
 
 def create_run(
-    root: Path, manifest: Manifest, items: dict[str, list[Item]], *, sealed: bool
+    root: Path,
+    manifest: Manifest,
+    items: dict[str, list[Item]],
+    *,
+    sealed: bool,
+    fill: Callable[[RunPaths], None] | None = None,
 ) -> Run:
     """Make a run directory whole, or not at all.
 
@@ -349,6 +349,7 @@ def create_run(
         manifest: what the run is.
         items: the first items of each stage that has any; they are checked already.
         sealed: whether every stage is closed for more.
+        fill: adds to the directory before it gets its name, when nobody else knows it.
 
     Raises:
         RunError: the directory exists, or the filesystem does not keep what a run needs.
@@ -376,6 +377,8 @@ def create_run(
                 log.add_segment(encode_segment(items[stage.name], group_by=stage.group_by))
             if sealed:
                 log.seal()
+        if fill is not None:
+            fill(paths)
         files.write_new(paths.manifest, [manifest.to_bytes()])
         # Whatever the umask: a run that everybody can write is refused.
         paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)

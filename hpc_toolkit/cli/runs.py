@@ -72,8 +72,8 @@ def init(
         str | None, typer.Option(metavar="KEY", help="Items of one value are kept together.")
     ] = None,
     max_attempts: Annotated[
-        int, typer.Option(help="Failures after which an item is failed.")
-    ] = _ATTEMPTS,
+        int | None, typer.Option(help="Failures after which an item is failed; 3 by default.")
+    ] = None,
     timeout: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Longest time of one item, such as 90s, 5min."),
@@ -89,17 +89,32 @@ def init(
     open_: Annotated[
         bool, typer.Option("--open", help="More items will come: do not seal.")
     ] = False,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="SNAPSHOT.json",
+            help="Begin from a snapshot: its items, its results as done, and its settings where "
+            "no option says otherwise.",
+        ),
+    ] = None,
 ) -> None:
     """Make a run: a directory with a list of items and the code that runs them."""
     from hpc_toolkit.run import Run
 
+    timeout_s = parse_duration(timeout, where="--timeout") if timeout is not None else None
+    settings = (group_by, max_attempts, timeout_s, max_failures)
+    code = (workload, command, option)
     if campaign is not None:
-        given = (items, workload, command, option, group_by, timeout, max_failures)
-        _init_campaign(run, campaign, alone=not (open_ or any(given) or max_attempts != _ATTEMPTS))
+        given = [one for one in (items, from_, *code, *settings) if one is not None]
+        _init_campaign(run, campaign, alone=not (open_ or given))
+        return
+    if from_ is not None:
+        _init_from(run, from_, items, code, settings, open_=open_)
         return
     if items is None:
-        message = "init needs --items FILE.jsonl, or --campaign CAMPAIGN.toml"
-        raise ConfigError(message, hint="- reads the items from stdin")
+        message = "init needs --items FILE.jsonl, --from SNAPSHOT.json or --campaign CAMPAIGN.toml"
+        raise ConfigError(message, hint="--items - reads the items from stdin")
     made = Run.create(
         run,
         read_items(items),
@@ -107,11 +122,49 @@ def init(
         command=command,
         options=_parse_options(option or []),
         group_by=group_by,
-        max_attempts=max_attempts,
-        timeout_s=parse_duration(timeout, where="--timeout") if timeout is not None else None,
+        max_attempts=max_attempts if max_attempts is not None else _ATTEMPTS,
+        timeout_s=timeout_s,
         max_failures=max_failures,
         open_end=open_,
     )
+    print(made.root)
+
+
+def _init_from(
+    run: str,
+    snapshot: Path,
+    items: str | None,
+    code: tuple[str | None, str | None, list[str] | None],
+    settings: tuple[str | None, int | None, float | None, str | None],
+    *,
+    open_: bool,
+) -> None:
+    """Begin from a snapshot; ``code`` and ``settings`` as the options of init give them."""
+    from dataclasses import replace
+
+    from hpc_toolkit.layout import WorkloadSpec
+    from hpc_toolkit.snapshot import read_snapshot, restore_run
+
+    if items is not None:
+        message = "--from and --items: a run that begins from a snapshot has its items"
+        raise ConfigError(message, hint="make it with --open, and 'hpctk add' more")
+    found = read_snapshot(snapshot)
+    names = ("group_by", "max_attempts", "timeout_s", "max_failures")
+    named = zip(names, settings, strict=True)
+    changes: dict[str, Any] = {name: value for name, value in named if value is not None}
+    workload, command, option = code
+    options = _parse_options(option or [])
+    if workload is not None or command is not None:
+        path = (str(Path.cwd()),) if workload is not None else ()
+        changes["workload"] = WorkloadSpec(
+            function=workload, command=command, options=options, path=path
+        )
+    elif options:
+        before = found.manifest.stages[0].workload
+        changes["workload"] = replace(before, options={**before.options, **options})
+    made = restore_run(Path(run), found, changes=changes, open_end=True if open_ else None)
+    done = found.counts["done"]
+    print(f"{done} of {len(found.items)} items are done already", file=sys.stderr)
     print(made.root)
 
 

@@ -1,7 +1,52 @@
 """Commands of results as files: snapshot and verify."""
 
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from hpc_toolkit.cli.arguments import RunArgument, open_run
+from hpc_toolkit.errors import PASSING, ConfigError
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    app.command(rich_help_panel="Runs")(snapshot)
+
+
+def snapshot(
+    run: RunArgument = None,
+    out: Annotated[
+        str, typer.Option("-o", "--out", metavar="FILE.json", help="The file, or - for stdout.")
+    ] = "-",
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON: what was written to FILE."),
+    ] = False,
+) -> None:
+    """Write a run's items and results so far as one file, also while workers are at it.
+
+    'hpctk init RUN --from FILE.json' makes a run that begins from it, on any machine.
+    """
+    from hpc_toolkit.snapshot import take_snapshot, write_snapshot
+
+    taken = take_snapshot(open_run(run))
+    if out == "-":
+        sys.stdout.buffer.writelines(taken.to_lines())
+        return
+    try:
+        write_snapshot(Path(out), taken)
+    except OSError as error:
+        message = f"cannot write {out}: {error.strerror}"
+        failure = ConfigError(message, hint="the results are in the run; name another file")
+        failure.exit_code = 75 if error.errno in PASSING else 1
+        raise failure from error
+    if as_json:
+        print(json.dumps({"file": out, **taken.counts}))
+        return
+    counts = taken.counts
+    print(f"{counts['done']} of {counts['items']} items are done in {out}", file=sys.stderr)

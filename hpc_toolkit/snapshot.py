@@ -1,1 +1,0 @@
-"""A run's items and results as one file."""

@@ -1,0 +1,272 @@
+"""A run's items and results as one file, and a new run that begins from it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.doctor.findings import Verdict
+from hpc_toolkit.doctor.runcheck import check_run
+from hpc_toolkit.errors import ConfigError, ItemsError, RunError
+from hpc_toolkit.layout import WorkloadSpec
+from hpc_toolkit.run import Run
+from hpc_toolkit.snapshot import (
+    Snapshots,
+    read_snapshot,
+    restore_run,
+    take_snapshot,
+    write_snapshot,
+)
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun, empty_campaign, units_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def half_done(root: Path, **spec: Any) -> ToyRun:
+    """Items 0, 1, 5 done, 4 failed for good, 2 failed once, the others untouched."""
+    toy = ToyRun(root, 9, unit=3, **spec)
+    one = toy.worker("one")
+    one.work(toy.unit_name(0), i0="done", i1="done", i2="failed")
+    assert one.claim(toy.unit_name(3))
+    one.attempt(4, "permanent")
+    one.attempt(5, seconds=2.5, value={"mean": 0.25})
+    return toy
+
+
+def test_a_snapshot_is_read_back_as_it_was_taken(tmp_path: Path) -> None:
+    toy = half_done(tmp_path / "run")
+    path = tmp_path / "s.json"
+
+    taken = take_snapshot(toy.reopen())
+    write_snapshot(path, taken)
+
+    assert read_snapshot(path) == taken
+    assert taken.counts == {"items": 9, "done": 3, "failed": 1, "pending": 5}
+    assert [row["item"]["id"] for row in taken.rows] == [0, 1, 4, 5]
+    assert taken.items == [{"id": number} for number in range(9)]
+    assert toy.log().table is None  # nothing was published
+
+
+def test_a_snapshot_is_plain_json_with_a_line_for_each_item_and_row(tmp_path: Path) -> None:
+    toy = half_done(tmp_path / "run")
+    path = tmp_path / "s.json"
+
+    write_snapshot(path, take_snapshot(toy.reopen()))
+
+    record = json.loads(path.read_text())
+    assert list(record) == [
+        *("kind", "format", "taken", "hpctk", "sealed", "counts", "manifest", "items", "rows")
+    ]
+    assert record["manifest"]["run"] == "run"
+    lines = path.read_text().splitlines()
+    assert '{"id":0},' in lines
+    assert sum('"state":"done"' in line for line in lines) == 3
+
+
+def test_items_are_in_the_order_in_which_they_were_given_whatever_their_groups(
+    tmp_path: Path,
+) -> None:
+    items = [{"id": number, "g": number % 2} for number in range(5)]
+    run = Run.create(
+        tmp_path / "run", items, workload="hpc_toolkit.workloads.synthetic:Noop", group_by="g"
+    )
+
+    assert take_snapshot(run).items == items
+
+
+def test_every_moment_of_a_journal_gives_a_prefix_of_the_truth(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 4)
+    worker = toy.worker("one")
+    assert worker.claim(toy.unit_name(0))
+    run = toy.reopen()
+
+    for done in range(5):
+        shown = take_snapshot(run)
+        assert [row["item"]["id"] for row in shown.rows] == list(range(done))
+        assert {row["state"] for row in shown.rows} <= {"done"}
+        if done < 4:
+            worker.attempt(done)
+
+
+def test_a_restored_run_has_what_was_done_and_runs_the_rest(tmp_path: Path) -> None:
+    toy = half_done(tmp_path / "run", max_attempts=2, timeout_s=30.0)
+    with units_of(3):
+        run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+
+    status = Run.open(tmp_path / "again").status()
+    counts = status.stages["items"]
+    assert (counts.done, counts.failed, counts.pending) == (3, 0, 6)
+    assert counts.sealed
+    assert (status.workers.alive, status.workers.finished) == (0, 1)
+    assert (run.manifest.run, run.manifest.stages[0].timeout_s) == ("again", 30.0)
+    assert run.manifest.provenance["from"]["run"] == "run"
+    rows = {row["item"]["id"]: row for row in run.results(partial=True)}
+    assert rows[5]["value"] == {"mean": 0.25}
+    assert rows[5]["seconds"] == 2.5
+    assert rows[5]["worker"].startswith("import-")
+
+    assert run.work(1) == 0
+    rows = {row["item"]["id"]: row for row in Run.open(tmp_path / "again").results()}
+    assert sorted(rows) == list(range(9))
+    assert {row["state"] for row in rows.values()} == {"done"}
+    assert rows[0]["value"] == {"by": "one"}
+    assert rows[2]["value"] == {"id": 2}
+    assert {row["attempts"] for row in rows.values()} == {1}
+
+
+def test_a_restored_run_is_one_that_workers_could_have_left(tmp_path: Path) -> None:
+    toy = half_done(tmp_path / "run")
+    restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+
+    assert {one.verdict for one in check_run(tmp_path / "again")} == {Verdict.FINE}
+    claims = tmp_path / "again" / "stages" / "items" / "claims"
+    (journal,) = (tmp_path / "again" / "journals").iterdir()
+    # No generation has lines of somebody who does not own it.
+    named = {json.loads(line)["unit"] for line in journal.read_text().splitlines()}
+    assert {f"items/{path.name.removesuffix('.1.lock')}" for path in claims.iterdir()} == named
+    assert {path.readlink().name for path in claims.iterdir()} == {journal.stem}
+
+
+def test_a_restored_run_of_all_results_is_complete_at_once(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 3, unit=3)
+    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done", i2="done")
+
+    run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+
+    assert run.status().complete
+    assert len(run.results()) == 3
+
+
+def test_a_restored_run_without_results_has_no_worker(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 3)
+
+    run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+
+    assert list((run.root / "workers").iterdir()) == []
+    assert run.status().stages["items"].pending == 3
+
+
+def test_settings_come_along_and_can_be_changed(tmp_path: Path) -> None:
+    toy = half_done(tmp_path / "run", sealed=False, max_failures="5%")
+    snapshot = take_snapshot(toy.reopen())
+    command = WorkloadSpec(command="echo {id}")
+
+    same = restore_run(tmp_path / "same", snapshot).manifest.stages[0]
+    changes = {"workload": command, "max_attempts": 7, "group_by": "id"}
+    other = restore_run(tmp_path / "other", snapshot, changes=changes, open_end=False)
+
+    assert same == toy.run.manifest.stages[0]
+    assert not Run.open(tmp_path / "same").status().stages["items"].sealed
+    assert other.manifest.stages[0].workload == command
+    assert other.manifest.stages[0].max_attempts == 7
+    assert other.status().stages["items"].sealed
+    assert other.status().stages["items"].done == 3  # found again in their groups
+
+
+def test_results_of_other_code_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code_of_snapshot.py").write_text("def f(item):\n    return {}\n")
+    monkeypatch.chdir(tmp_path)
+    run = Run.create(tmp_path / "run", [{"id": 1}], workload="code_of_snapshot:f")
+    assert run.work(1) == 0
+    snapshot = take_snapshot(run)
+    restore_run(tmp_path / "same", snapshot)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "code_of_snapshot.py").write_text("def f(item):\n    return {'new': 1}\n")
+
+    restore_run(tmp_path / "again", snapshot)
+
+    assert "made by other code" in capsys.readouterr().err
+
+
+def test_restoring_makes_nothing_where_it_is_refused(tmp_path: Path) -> None:
+    snapshot = take_snapshot(half_done(tmp_path / "run").reopen())
+
+    with pytest.raises(ItemsError, match="no key 'seed'"):
+        restore_run(tmp_path / "again", snapshot, changes={"group_by": "seed"})
+    with pytest.raises(RunError, match="exists"):
+        restore_run(tmp_path / "run", snapshot)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_campaign_has_no_snapshot(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is a campaign"):
+        take_snapshot(empty_campaign(tmp_path / "run"))
+
+
+def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_snapshot(path, take_snapshot(half_done(tmp_path / "run").reopen()))
+    data = path.read_bytes()
+
+    for size in range(0, len(data) - 2, 97):
+        path.write_bytes(data[:size])
+        with pytest.raises(RunError, match="is no snapshot"):
+            read_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"kind": "other"}, "is no snapshot: ValueError: its kind is 'other'"),
+        ({"format": 2}, "format 2; this hpctk reads up to 1"),
+        ({"format": None}, "format None"),
+        ({"rows": [{"item": {"id": 77}, "state": "done"}]}, "row 0 is of no item"),
+        ({"rows": [{"item": {"id": 1}, "state": "lost"}]}, "row 0 is 'lost'"),
+        ({"items": [{"id": number} for number in range(8)]}, "it holds"),
+        ({"items": 3}, "is damaged"),
+        ({"manifest": {}}, "is damaged: KeyError"),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_snapshot(path, take_snapshot(half_done(tmp_path / "run").reopen()))
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, **change}))
+
+    with pytest.raises(RunError, match=match):
+        read_snapshot(path)
+
+
+def test_a_snapshot_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="No such file"):
+        read_snapshot(tmp_path / "none.json")
+
+
+def test_snapshots_follow_a_run_one_for_every_so_many_results(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 10, unit=1)
+    clock = ManualClock()
+    taken = Snapshots(toy.reopen(), str(tmp_path / "s-{done}.json"), 3, clock)
+    worker = toy.worker("one")
+
+    def after(first: int, stop: int, seconds: float = 1.0) -> list[str]:
+        for number in range(first, stop):
+            kinds = {f"i{number}": "done"}
+            worker.work(toy.unit_name(number), 1, **kinds)
+        clock.advance(seconds)
+        taken.look()
+        return sorted(path.name for path in tmp_path.glob("s-*"))
+
+    assert after(0, 2) == []
+    assert after(2, 4) == ["s-4.json"]
+    assert after(4, 5) == ["s-4.json"]
+    assert after(5, 6, seconds=0.5) == ["s-4.json"]
+    assert after(6, 6, seconds=0.5) == ["s-4.json", "s-6.json"]
+    assert read_snapshot(tmp_path / "s-4.json").counts["done"] == 4
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_stop_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = half_done(tmp_path / "run")
+
+    Snapshots(toy.reopen(), str(tmp_path / "none" / "s.json"), 1).take()
+
+    assert "warning: no snapshot was taken" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--snapshot-every must be at least 1"):
+        Snapshots(toy.reopen(), "s.json", 0)

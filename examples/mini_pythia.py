@@ -39,7 +39,9 @@ STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640)
 PROMPTS = 64
 """Prompts of the metrics stage."""
 
-_VOCABULARY = 3072
+VOCABULARY = 3072
+"""Tokens that the tokenizer knows, at most."""
+
 _BATCH, _WINDOW = 8, 128  # sequences a step, tokens a sequence
 _TWEETS = 10  # one of so many tweets is used; stories teach topics
 _WARMUP, _DECAY = 20, 0.25  # steps, share of the training
@@ -156,9 +158,9 @@ def _train(directory: Path, settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     size, steps = SIZES[settings["size"]], settings["steps"]
-    texts = _training_texts()[: settings["texts"]]
-    tokenizer = _train_tokenizer(texts)
-    model = GPTNeoXForCausalLM(_config(size, len(tokenizer)))
+    texts = training_texts()[: settings["texts"]]
+    tokenizer = train_tokenizer(texts)
+    model = GPTNeoXForCausalLM(model_config(size, len(tokenizer)))
     optimizer = _Optimizer(model, size.learning_rate)
     for step, batch in enumerate(_batches(tokenizer, texts, steps[-1] + 1)):
         loss = model(input_ids=batch, labels=batch).loss
@@ -216,14 +218,16 @@ def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _training_texts() -> list[str]:
+def training_texts() -> list[str]:
+    """All texts to train on, in an order that is always the same."""
     import numpy as np
 
     texts = corpora.training_stories() + corpora.training_tweets()[::_TWEETS]
     return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
 
 
-def _config(size: Size, vocabulary: int) -> Any:
+def model_config(size: Size, vocabulary: int) -> Any:
+    """The GPT-NeoX configuration of a size."""
     from transformers import GPTNeoXConfig
 
     return GPTNeoXConfig(
@@ -244,7 +248,8 @@ def _schedule(step: int, last: int) -> float:
     return min(1.0, (step + 1) / _WARMUP, (last - step) / max(1.0, _DECAY * last))
 
 
-def _train_tokenizer(texts: list[str]) -> Any:
+def train_tokenizer(texts: list[str]) -> Any:
+    """A byte-level BPE tokenizer for these texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -252,7 +257,7 @@ def _train_tokenizer(texts: list[str]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY,
+        vocab_size=VOCABULARY,
         special_tokens=[_END_OF_TEXT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -261,13 +266,20 @@ def _train_tokenizer(texts: list[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_END_OF_TEXT)
 
 
+def token_windows(tokenizer: Any, texts: list[str]) -> Any:
+    """The texts' token ids, one after the other, cut into rows ``(windows, 128)`` of int64."""
+    import numpy as np
+
+    stream = [token for ids in tokenizer(texts)["input_ids"] for token in (*ids, 0)]
+    return np.array(stream[: len(stream) // _WINDOW * _WINDOW]).reshape(-1, _WINDOW)
+
+
 def _batches(tokenizer: Any, texts: list[str], count: int) -> Iterator[torch.Tensor]:
     """``count`` tensors of token ids ``(batch, window)``: all windows of the texts, reshuffled."""
     import numpy as np
     import torch
 
-    stream = [token for ids in tokenizer(texts)["input_ids"] for token in (*ids, 0)]
-    windows = np.array(stream[: len(stream) // _WINDOW * _WINDOW]).reshape(-1, _WINDOW)
+    windows = token_windows(tokenizer, texts)
     rng = np.random.default_rng(1)
     epochs = -(-count * _BATCH // len(windows))
     order = np.concatenate([rng.permutation(len(windows)) for _ in range(epochs)])

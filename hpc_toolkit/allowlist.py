@@ -32,6 +32,11 @@ _GPU_BIND = (
     r"|map_gpu:[0-9]{1,3}(,[0-9]{1,3}){0,255}"
     r"|mask_gpu:(0x)?[0-9A-Fa-f]{1,32}(,(0x)?[0-9A-Fa-f]{1,32}){0,255})"
 )
+_WHERE = r"(0x)?[0-9A-Fa-f]{1,64}(,(0x)?[0-9A-Fa-f]{1,64}){0,255}"
+_CPU_BIND = rf"(verbose,)?(none|threads|cores|sockets|ldoms|(map|mask)_(cpu|ldom):{_WHERE})"
+_MEM_BIND = rf"(verbose,)?(none|local|(map|mask)_mem:{_WHERE})(,prefer)?(,sort)?"
+_OVER_NODES = r"\*|block|cyclic|plane=[1-9][0-9]{0,3}"
+_INSIDE = r"\*|block|cyclic|fcyclic"
 _GRES = r"(?!(?i:gpu)\b)[A-Za-z_][\w.-]{0,63}(:[A-Za-z_][\w.-]{0,63})?(:[0-9]{1,9}[KMGT]?)?"
 _DURATION = r"[0-9][0-9A-Za-z.: ]{0,63}"
 _VALUE = r".{0,32768}"
@@ -40,7 +45,10 @@ _SETUP = r"[\w@%+=:,./ '\"-]{1,4096}"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$", re.IGNORECASE)
 _NAME_MAX = 255
-_OURS = ("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "hpctk_")
+_OURS = (
+    *("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "HPCTK_RUN_DIR"),
+    *("HPCTK_STAGED", "hpctk_"),
+)
 # What bash owns cannot be exported as asked, or changes what the script does (bash(1)).
 _OF_BASH = ("BASH", "COMP_", "EPOCH", "OPT")
 _SHELL_VARIABLES = frozenset(
@@ -71,6 +79,8 @@ COUNTS = {
     "nice": (-2147483645, 2147483645),
     "array_offset": (0, 2**31),
     "max_restarts": (0, 1000),
+    "nproc_per_node": (1, 4096),
+    "rank_restarts": (0, 1000),
 }
 """Lowest and highest number of a field; the highest is above every machine that Slurm runs."""
 
@@ -142,11 +152,25 @@ PATTERNS = {
     "lease": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
     "run": (f"[^-].{{0,{_PATH_MAX - 1}}}", "a run's path; ./-x for one called -x"),
     "python": (f"/.{{1,{_PATH_MAX - 1}}}", "the absolute path of an interpreter"),
+    "launch": ("task-per-node|task-per-gpu", "task-per-node or task-per-gpu"),
+    "backend": ("nccl|gloo", "nccl or gloo"),
+    "run_dir": (f"[^-].{{0,{_PATH_MAX - 1}}}", "a directory's path; ./-x for one called -x"),
+    "stage_dir": (f"/.{{1,{_PATH_MAX - 1}}}", "an absolute path on the nodes' own disks"),
+    "cpu_bind": (_CPU_BIND, "none, threads, cores, sockets, ldoms, map_cpu:LIST or mask_cpu:LIST"),
+    "mem_bind": (_MEM_BIND, "none, local, map_mem:LIST or mask_mem:LIST, with ',prefer'"),
+    "distribution": (
+        rf"({_OVER_NODES})(:({_INSIDE})){{0,2}}(,(No)?Pack)?",
+        "block, cyclic or plane=N, then sockets and cores as in block:cyclic",
+    ),
+    "hint": (
+        "compute_bound|memory_bound|multithread|nomultithread",
+        "compute_bound, memory_bound, multithread or nomultithread",
+    ),
 }
 """The whole-value pattern of a field, and what to write instead."""
 
 _LOGS = {"output", "error"}
-_PATHS = _LOGS | {"chdir", "run", "python"}
+_PATHS = _LOGS | {"chdir", "run", "python", "run_dir", "stage_dir"}
 
 
 def refusal(where: str, value: object, wanted: str) -> RenderError:

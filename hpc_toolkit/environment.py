@@ -6,8 +6,18 @@ it all the same.
 
 from __future__ import annotations
 
-from hpc_toolkit.allowlist import check_match, check_module, check_variable, refusal, setup_words
+from hpc_toolkit.allowlist import (
+    check_match,
+    check_module,
+    check_names,
+    check_variable,
+    refusal,
+    setup_words,
+)
 from hpc_toolkit.errors import RenderError
+
+USERS = ".users"
+"""The directory beside staged files that tells how many ranks still use them."""
 
 _PATH_MAX = 4096
 _PATH = f"/.{{1,{_PATH_MAX - 1}}}"
@@ -62,6 +72,21 @@ def check_environment(
 def check_bind(value: object, where: str) -> None:
     """Raise RenderError unless ``value`` is ``FROM[:TO[:ro]]`` with absolute paths."""
     check_match(value, _BIND, "FROM[:TO[:ro]], absolute paths without ':' and ','", where)
+
+
+def check_staged(paths: tuple[str, ...], where: str) -> None:
+    """Raise RenderError unless ``paths`` can lie side by side in one directory."""
+    names: set[str] = set()
+    for path in paths:
+        check_match(path, f"[^-].{{0,{_PATH_MAX - 1}}}", "a path; ./-x for one called -x", where)
+        check_names(path, where)
+        name = path.rstrip("/").rpartition("/")[2]
+        if name in {"", ".", "..", USERS}:
+            raise refusal(where, path, "a path that ends in a name")
+        if name in names:
+            msg = f"{where}: two of them are called {name!r}, and both would be copied there"
+            raise RenderError(msg, hint="stage the directory that holds them, or rename one")
+        names.add(name)
 
 
 def check_directory(value: object, where: str) -> None:

@@ -34,7 +34,7 @@ COMMANDS = {
     "render": ("render",),
     "submit": ("submit", "cancel"),
     "clusters": ("cluster",),
-    "scripts": ("preflight", "left", "giveback"),
+    "scripts": ("preflight", "stage", "left", "giveback"),
     "launch": ("launch",),
     "scaling": ("scaling",),
     "lab": ("lab",),

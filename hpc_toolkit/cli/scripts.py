@@ -1,4 +1,4 @@
-"""What job scripts ask, and people hardly ever do: preflight, left, giveback."""
+"""What job scripts ask, and people hardly ever do: preflight, stage, left, giveback."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hpc_toolkit.quantities import parse_duration, parse_size
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(hidden=True)(preflight)
+    app.command(hidden=True)(stage)
     app.command(hidden=True)(left)
     app.command(hidden=True)(giveback)
 
@@ -36,6 +37,23 @@ def preflight(
     report = check_node(root, gpus=gpus, free_bytes=parse_size(free, where="--free"))
     print(report.line(), file=sys.stderr if report.problems else sys.stdout)
     sys.exit(1 if report.problems else 0)
+
+
+def stage(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="On this node's own disk.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="What is copied there.")],
+    users: Annotated[int, typer.Option(help="How many tasks of this node will use it.")] = 1,
+) -> None:
+    """Copy files and directories to this node's disk, below a directory of its name."""
+    import signal
+
+    from hpc_toolkit.ranks import host_name
+    from hpc_toolkit.staging import stage_paths
+
+    # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    own = Path(directory) / host_name()
+    print(f"{host_name()}: {stage_paths([Path(path) for path in paths], own, users=users)}")
 
 
 def left(run: RunArgument = None) -> None:

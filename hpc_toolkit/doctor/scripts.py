@@ -19,8 +19,15 @@ _SHELL_S = 5.0
 _OWN: dict[str, dict[str, Any]] = {
     "array": {"array": "0-3"},
     "command": {"command": ("true",)},
+    "ray": {"command": ("true",)},
+    "train-cpu": {"command": ("train.py",), "gpus_per_node": 0},
+    "train-single-gpu": {"command": ("train.py",), "gpus_per_node": 1},
+    "train-multi-gpu": {"command": ("train.py",)},
+    "train-multi-node": {"command": ("train.py",)},
 }
 """What a template cannot do without."""
+_ON_GPUS = ("train-single-gpu", "train-multi-gpu")
+_ON_ONE_NODE = ("train-cpu", *_ON_GPUS)
 
 
 def check_scripts() -> list[Finding]:
@@ -33,7 +40,7 @@ def check_scripts() -> list[Finding]:
         return [_fault(check, error.message, means, error.hint)]
     from hpc_toolkit.render.script import template_names
 
-    names = template_names()
+    names = [name for name in template_names() if _has_place(name, cluster)]
     faults = [
         _fault(check, f"{name}, for {cluster.name}: {why}", "no job can be made of it", mend)
         for name in names
@@ -44,6 +51,13 @@ def check_scripts() -> list[Finding]:
     return faults or [Finding(check=check, verdict=Verdict.FINE, found=found)]
 
 
+def _has_place(name: str, cluster: Cluster) -> bool:
+    """Whether a site can have jobs of a template at all."""
+    if name in _ON_GPUS and cluster.gpus_per_node == 0:
+        return False
+    return name not in _ON_ONE_NODE or (cluster.min_nodes or 1) == 1
+
+
 def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
     """What is wrong with a template's script, and how to mend it; None for nothing."""
     from hpc_toolkit.render.file import origin
@@ -51,14 +65,13 @@ def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
     from hpc_toolkit.render.spec import ScriptSpec
 
     try:
-        spec = ScriptSpec(
-            job_name=name,
-            python=os.path.abspath(sys.executable),
-            nodes=cluster.min_nodes or 1,
-            gpus_per_node=cluster.gpus_per_node or 0,
-            account="doctor" if cluster.account_required else None,
-            **_OWN.get(name, {}),
-        )
+        fields: dict[str, Any] = {
+            "nodes": cluster.min_nodes or 1,
+            "gpus_per_node": cluster.gpus_per_node or int(name in _ON_GPUS),
+            "account": "doctor" if cluster.account_required else None,
+        }
+        fields |= _OWN.get(name, {})
+        spec = ScriptSpec(job_name=name, python=os.path.abspath(sys.executable), **fields)
         script = render_script(spec, cluster, name)
     except HpcToolkitError as error:
         return error.message, error.hint

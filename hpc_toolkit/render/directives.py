@@ -68,7 +68,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
         output=log_pattern(full),
         **_ranks(full, cluster),
     )
-    if not full.signal and not full.command:
+    if not full.signal and (full.launch or not full.command):
         # A program that does not know the signal would be ended by it.
         shortest = full.time_min or full.time or FALLBACK_TIME
         full = replace(full, signal=_signal(parse_walltime(shortest)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
 """Templates that start the ranks of a training script."""
 
-PROGRAMS = ("command", *TRAININGS)
+RAY = "ray"
+"""The template that brings up a Ray cluster and runs its driver."""
+
+PROGRAMS = ("command", RAY, *TRAININGS)
 """Templates that start a program of the user's, and work on no run."""
 
 ARRAYS = ("array", "command")
@@ -24,8 +28,16 @@ _OF_TRAININGS = (
     *("launch", "run_dir", "nproc_per_node", "rank_restarts", "backend", "stage", "stage_dir"),
     *("cpu_bind", "mem_bind", "distribution", "hint"),
 )
+_TASKS = ("ntasks", "ntasks_per_node", "ntasks_per_gpu", "isolate_gpus", "gpu_bind")
+_ALONE = ("launch", "nproc_per_node")
+_NOT_FOR = {
+    "train-cpu": (*_ALONE, "rank_restarts", "backend", "gpus_per_node"),
+    "train-single-gpu": _ALONE,
+}
+_STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")
 _EXAMPLE = {
     "command": "hpctk render command --nodes 2 -- python train.py",
+    RAY: "hpctk render ray --nodes 2 -- hpctk work RUN --engine ray --workers 8",
     "train-cpu": "hpctk render train-cpu -- trees.py --depth 6",
     "train-single-gpu": "hpctk render train-single-gpu -- train.py --lr 1",
     "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
@@ -41,7 +53,12 @@ def check_template(spec: ScriptSpec, template: str) -> None:
     elif spec.command:
         msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
         raise RenderError(msg, hint="the template command runs any program")
-    if template not in TRAININGS:
+    if template == RAY:
+        why = "Ray has one task on each node, and gives the node's CPUs and GPUs to actors"
+        _refuse(given, (*_TASKS, "container"), why, "")
+    if template in TRAININGS:
+        _check_training(spec, template, given)
+    else:
         _refuse(given, _OF_TRAININGS, f"the template {template} starts no training", "train-...")
     if template == "array" and spec.array is None:
         msg = "--array: the template array needs it"
@@ -53,7 +70,7 @@ def check_template(spec: ScriptSpec, template: str) -> None:
 
 def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
     if not spec.command:
-        what = "a program" if template == "command" else "a training script"
+        what = "a program" if template not in TRAININGS else "a training script"
         msg = f"the template {template} needs {what}"
         raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
     why = f"the template {template} works on no run"
@@ -63,8 +80,43 @@ def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> No
             raise RenderError(msg, hint="name it among the program's arguments, or leave it out")
 
 
+def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
+    _refuse(given, _TASKS, "a training asks for ranks, and they see all GPUs of their node", "")
+    more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
+    _refuse(given, _NOT_FOR.get(template, ()), f"{template} is one process", more)
+    if template != "train-multi-node" and spec.nodes > 1:
+        msg = f"--nodes: the template {template} is for one node"
+        raise RenderError(msg, hint="the template train-multi-node takes several")
+    if template == "train-single-gpu" and spec.gpus_per_node > 1:
+        msg = f"--gpus-per-node: train-single-gpu has one, not {spec.gpus_per_node}"
+        raise RenderError(msg, hint="the template train-multi-gpu takes several")
+    if template == "train-multi-gpu" and not spec.gpus_per_node:
+        msg = "--gpus-per-node: the template train-multi-gpu needs it"
+        raise RenderError(msg, hint=f"such as: {_EXAMPLE[template]}")
+    if spec.launch == "task-per-gpu" and spec.rank_restarts is not None:
+        msg = "--rank-restarts: in the form task-per-gpu no launcher could start ranks again"
+        raise RenderError(msg, hint="leave it out, or leave out --launch")
+    _check_backend(spec, template)
+    starter = spec.command[0]
+    if _STARTERS.fullmatch(starter):
+        msg = f"the template {template} starts the script itself, without {starter!r}"
+        raise RenderError(msg, hint=f"write the script alone after --: {_EXAMPLE[template]}")
+
+
+def _check_backend(spec: ScriptSpec, template: str) -> None:
+    gpus = spec.gpus_per_node or int(template == "train-single-gpu")
+    if spec.backend == "nccl" and not gpus:
+        msg = "--backend: nccl joins GPUs, and the job asks for none"
+        raise RenderError(msg, hint="add --gpus-per-node N, or leave it out for gloo")
+    ranks = spec.nproc_per_node or gpus
+    if spec.backend != "gloo" and 0 < gpus < ranks:
+        msg = f"--nproc-per-node: nccl cannot join {ranks} ranks on {gpus} GPUs of a node"
+        raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
+
+
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str, instead: str) -> None:
     for name in names:
         if name in given:
             msg = f"{option(name)}: {why}"
-            raise RenderError(msg, hint=f"leave it out, or render {instead}")
+            hint = "leave it out" + (f", or render {instead}" if instead else "")
+            raise RenderError(msg, hint=hint)

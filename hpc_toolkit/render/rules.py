@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.allowlist import COUNTS, PATTERNS, check_count, check_text, refusal
-from hpc_toolkit.environment import check_environment
+from hpc_toolkit.environment import check_environment, check_staged
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.quantities import parse_duration, parse_mem_mib, parse_walltime
 from hpc_toolkit.render.grammar import check_dependency, parse_array, parse_moment, parse_switches
@@ -27,6 +27,8 @@ RIVALS = (
     ("gpu_bind", "isolate_gpus"),
     ("gpu_bind", "ntasks_per_gpu"),
     ("isolate_gpus", "ntasks_per_gpu"),
+    ("cpu_bind", "hint"),
+    ("stage", "container"),
 )
 """Fields of which a request has at most one."""
 
@@ -86,6 +88,7 @@ def check_request(spec: Request) -> None:
         bind=spec.bind,
         command=spec.command,
     )
+    check_staged(spec.stage, "--stage")
     _check_together(spec)
 
 
@@ -123,6 +126,9 @@ def _check_together(spec: Request) -> None:
     if alone:
         msg = f"{alone[0]}: the job asks for no GPU"
         raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
+    if spec.stage_dir is not None and not spec.stage:
+        msg = "--stage-dir: nothing is staged"
+        raise RenderError(msg, hint="add --stage PATH, or leave it out")
     _check_ranks(spec)
     _check_times(spec)
 

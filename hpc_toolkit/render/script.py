@@ -21,6 +21,7 @@ from hpc_toolkit.render.file import sha256, sign
 from hpc_toolkit.render.kinds import check_template
 from hpc_toolkit.render.spec import command_line, spec_json
 from hpc_toolkit.render.surroundings import surroundings
+from hpc_toolkit.render.training import prepared, training
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.render.spec import ScriptSpec
 
 _SUFFIX = ".sbatch.j2"
+_PARENTS = ("base", "training")
+"""Templates that others extend, and that make no script by themselves."""
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
 
 
@@ -42,7 +45,7 @@ def template_names() -> list[str]:
     """Names of the templates that can be rendered, sorted."""
     files = [entry.name for entry in _templates().iterdir()]
     names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
-    return sorted(name for name in names if name != "base")
+    return sorted(name for name in names if name not in _PARENTS)
 
 
 def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queue") -> str:
@@ -54,7 +57,8 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         msg = f"no template is called {template!r}"
         raise RenderError(msg, hint=near_miss(template, template_names()))
     check_template(spec, template)
-    full = complete(spec, cluster)
+    full = complete(prepared(spec, template, cluster), cluster)
+    trained = training(full, template, cluster)
     options = directives(full, cluster)
     request = spec_json(spec, template=template, cluster=cluster.name)
     values = {
@@ -71,7 +75,8 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
         "job_name": full.job_name,
         "python": full.python,
         "run": full.run or "",
-        "program": full.command,
+        "program": trained.program if trained else full.command,
+        "training": trained,
         "array": full.array,
         "array_offset": full.array_offset,
         "requeue": full.requeue,

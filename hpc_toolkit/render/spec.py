@@ -162,8 +162,32 @@ class ScriptSpec:
     """Commands to run once on every node before the step, after the cluster's."""
     teardown: tuple[str, ...] = ()
     """Commands to run in the script after the step, however it ended."""
+    launch: str | None = None
+    """How the ranks of a training are started: "task-per-node", by one launcher on each node, or
+    "task-per-gpu", by srun."""
+    nproc_per_node: int | None = None
+    """Ranks of a training on each node; by default one per GPU, or one where there is none."""
+    rank_restarts: int | None = None
+    """How often a training's ranks start again inside the job after one of them failed."""
+    backend: str | None = None
+    """What carries the messages of a training: "nccl" or "gloo"."""
+    run_dir: str | None = None
+    """Directory of a training: where its ranks meet, its logs and checkpoints."""
+    stage: tuple[str, ...] = ()
+    """Files and directories that each node copies to its own disk before a training."""
+    stage_dir: str | None = None
+    """Where they are copied to; by default the job's directory on the node's disk."""
+    cpu_bind: str | None = None
+    """To what each task of a training is bound: ``srun --cpu-bind``."""
+    mem_bind: str | None = None
+    """From which NUMA nodes a task takes memory: ``srun --mem-bind``."""
+    distribution: str | None = None
+    """How tasks are spread over nodes, sockets and cores: ``srun --distribution``."""
+    hint: str | None = None
+    """What the tasks are bound by, such as nomultithread: ``srun --hint``."""
     command: tuple[str, ...] = ()
-    """Program and arguments of the ``command`` template, word by word."""
+    """Program and arguments of the ``command`` template, word by word; for a training the script
+    and its arguments."""
 
     def __post_init__(self) -> None:
         check_request(self)

@@ -106,7 +106,7 @@ def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]
     return Surroundings(
         shebang="#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
         leftovers=tuple(unset),
-        env=(*cluster.env, *(cluster.nccl if full.gpus_per_node else ()), *full.env),
+        env=(*cluster.env, *_network(full, cluster), *full.env),
         preparation=(*_modules(full, cluster), *_conda(full, cluster)),
         venv=(full.venv or "").rstrip("/"),
         setup=_steps((*cluster.setup, *full.setup), "--setup"),
@@ -123,6 +123,14 @@ def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]
         cpus_per_task="cpus-per-task" in given,
         shrink=cluster.shrink_jobs and full.nodes > 1 and not (full.array or runtime),
     )
+
+
+def _network(full: ScriptSpec, cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    """What the site's network needs: all of it with GPUs, else for the ranks of a training."""
+    if full.gpus_per_node:
+        return cluster.nccl
+    gloo = full.launch is not None and full.backend == "gloo"
+    return tuple(pair for pair in cluster.nccl if gloo and pair[0].startswith("GLOO_"))
 
 
 def _steps(lines: tuple[str, ...], option: str) -> tuple[Step, ...]:

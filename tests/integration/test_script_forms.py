@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.render.kinds import TRAININGS
 from hpc_toolkit.render.script import render_script, template_names
 from hpc_toolkit.render.spec import ScriptSpec
 
@@ -23,7 +24,10 @@ OF_TEMPLATE: dict[str, dict[str, Any]] = {
     "campaign": {},
     "array": {"array": "0-3", "array_offset": 4},
     "command": {"command": ("date", "it's", "x y")},
+    **{name: {"command": ("it's/train.py", "x y")} for name in TRAININGS},
 }
+GPUS = {"train-cpu": 0, "train-single-gpu": 1, "train-multi-gpu": 4}
+"""How many those have that do not take any number."""
 SURROUNDINGS: list[dict[str, Any]] = [
     {"job_name": "date"},  # which reads like a forgotten $(...)
     {"requeue": False},
@@ -31,6 +35,10 @@ SURROUNDINGS: list[dict[str, Any]] = [
     {"venv": "/opt/it's", "setup": ("ulimit -c 0", "source /x/y"), "teardown": ("rm x", "false")},
     {"node_setup": ("mkdir -p /tmp/x", "cp 'a b' /tmp/x"), "gpus_per_node": 4},
     {"gpus_per_node": 4, "cpus_per_gpu": 4, "isolate_gpus": True},
+]
+OF_TRAININGS: list[dict[str, Any]] = [
+    {"stage": ("/data/it's", "x y"), "stage_dir": "/local/it's"},
+    {"stage": ("/data/$x",), "teardown": ("rm x",)},
 ]
 CONTAINERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
@@ -44,8 +52,18 @@ def forms() -> list[str]:
     found = []
     for template, around, (site, container) in product(OF_TEMPLATE, SURROUNDINGS, CONTAINERS):
         fields = {"python": "/opt/python", "nodes": 2, **OF_TEMPLATE[template], **around}
+        if template in TRAININGS:
+            fields.pop("isolate_gpus", None)
+            fields |= {} if template == "train-multi-node" else {"nodes": 1}
+            fields |= {"gpus_per_node": GPUS[template]} if template in GPUS else {}
+            if not fields.get("gpus_per_node"):
+                fields.pop("cpus_per_gpu", None)
         cluster = replace(LAB, login_shell=True, **site)
         found.append(render_script(ScriptSpec(**fields, **container), cluster, template))
+    for form, around in product(("task-per-node", "task-per-gpu"), OF_TRAININGS):
+        fields = {"python": "/opt/python", "nodes": 2, "gpus_per_node": 4, "launch": form}
+        spec = ScriptSpec(**fields, **around, command=("train.py",))
+        found.append(render_script(spec, LAB, "train-multi-node"))
     return found
 
 
@@ -69,4 +87,5 @@ def test_every_form_of_a_script_is_clean(tmp_path: Path) -> None:
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert set(parsed) == {0}
-    assert len(paths) == len(OF_TEMPLATE) * len(SURROUNDINGS) * len(CONTAINERS)
+    surrounded = len(OF_TEMPLATE) * len(SURROUNDINGS) * len(CONTAINERS)
+    assert len(paths) == surrounded + 2 * len(OF_TRAININGS)

@@ -85,7 +85,9 @@ def script(asked: Asked) -> str:
     """The script. Raises HpcToolkitError."""
     spec = ScriptSpec(**{"python": PYTHON, **asked.fields})
     template = "work-queue"
-    if spec.command:
+    if spec.launch:
+        template = "train-multi-node"
+    elif spec.command:
         template = "command"
     elif spec.array is not None:
         template = "array"
@@ -140,6 +142,7 @@ def own(
 
 
 GPU = {"gpus_per_node": 1}
+TRAIN = {"launch": "task-per-gpu", "command": ("train.py",)}
 DIRECTORY = ("{}", "/x/{}")
 
 DIRECTIVES = (
@@ -163,6 +166,12 @@ BODY = (
     *(option("conda", "/x/envs/"), option("venv", "/x/")),
     option("container", "/x/", "docker://"),
     *(option("idle_exit", "1"), option("lease", "10")),
+    *(option("run_dir", "x/", **TRAIN), option("backend", "gloo", **TRAIN)),
+    option("stage_dir", "/x/", stage=("/data/x",), **TRAIN),
+    many("stage", "stage", *DIRECTORY, **TRAIN),
+    option("launch", "task-per-gpu", command=TRAIN["command"]),
+    *(option("cpu_bind", "cores", "map_cpu:0,", **TRAIN), option("mem_bind", "local,", **TRAIN)),
+    *(option("distribution", "block:", **TRAIN), option("hint", "nomultithread", **TRAIN)),
     many("bind", "bind", *DIRECTORY, "/a:/x/{}", container="/x.sif"),
     many("module", "modules", "{}", "cuda/{}"),
     many("setup", "setup", "{}", "record {}"),

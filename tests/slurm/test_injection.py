@@ -97,6 +97,9 @@ def test_every_text_in_every_place_is_refused_clearly_or_makes_a_script(tmp_path
         ("env value", "{}", ""),
         ("site env: A", "{}", ""),
         ("site conda_base", "/x/{}", ":"),
+        ("run-dir", "x/{}", ""),
+        ("stage", "/x/{}", ""),
+        ("stage-dir", "/x/{}", ""),
         # What separates paths there.
         ("bind", "/x/{}", ":,"),
         ("site binds", "/x/{}", ":,"),

@@ -18,6 +18,7 @@ from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.optiontable import PANELS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.render.file import log_directory, read_header, write_script
+from hpc_toolkit.render.script import template_names
 from hpc_toolkit.render.spec import ScriptSpec
 
 DEFAULT = Path("slurm/work-queue.sbatch")
@@ -121,7 +122,7 @@ def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("render ", {"array", "campaign", "command", "work-queue"}),
+        ("render ", set(template_names())),
         ("render w", {"work-queue"}),
         ("cluster show g", {"generic"}),
     ],

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hpc_toolkit.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.render.directives import complete, directives
-from hpc_toolkit.render.rules import RIVALS, option
+from hpc_toolkit.render.rules import RIVALS, asked, option
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec, spec_values
+from hpc_toolkit.render.training import prepared
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:
@@ -37,7 +38,13 @@ LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(fiel
 NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"gpus_per_node": 1} for name in ("mem_per_gpu", "gpu_type", "gpu_bind")},
     "bind": {"container": "/x.sif"},
+    "stage_dir": {"stage": ("/data/x",)},
 }
+OF_TRAININGS = {
+    *("launch", "nproc_per_node", "rank_restarts", "backend", "run_dir", "stage", "stage_dir"),
+    *("cpu_bind", "mem_bind", "distribution", "hint"),
+}
+TRAIN = {"nodes": 2, "gpus_per_node": 4}
 
 
 def spec(**given_fields: Any) -> ScriptSpec:
@@ -45,6 +52,8 @@ def spec(**given_fields: Any) -> ScriptSpec:
 
 
 def template_of(request: ScriptSpec) -> str:
+    if asked(request).keys() & OF_TRAININGS:
+        return "train-multi-node"
     if request.command:
         return "command"
     return "array" if request.array else "work-queue"
@@ -117,12 +126,15 @@ def embedded_request(script: str) -> dict[str, Any]:
 
 def assert_reads_back(script: str, request: ScriptSpec) -> None:
     assert bash_accepts(script)
-    assert sbatch_options(script) == directives(complete(request, GENERIC), GENERIC)
+    full = complete(prepared(request, template_of(request), GENERIC), GENERIC)
+    assert sbatch_options(script) == directives(full, GENERIC)
     assert ScriptSpec(**spec_values(embedded_request(script))) == request
 
 
 def rendered_or_refused(given_fields: dict[str, Any]) -> ScriptSpec | HpcToolkitError:
     """The request, after its script was held against it; or the error that refused it."""
+    if given_fields.keys() & OF_TRAININGS:
+        given_fields = {"command": ("train.py",), **TRAIN, **given_fields}
     try:
         request = spec(**given_fields)
         script = render_script(request, GENERIC, template_of(request))
@@ -304,7 +316,8 @@ def test_every_field_is_tried() -> None:
     plain = {name for name in named if name not in TEXT_FIELDS + LIST_FIELDS}
 
     assert {"job_name", "output", "dependency", "exclusive", "python"} <= set(TEXT_FIELDS)
-    assert {"env", "sbatch", "command", "bind"} <= set(LIST_FIELDS)
+    assert {"env", "sbatch", "command", "bind", "stage"} <= set(LIST_FIELDS)
+    assert {"run_dir", "stage_dir", "launch", "backend", "cpu_bind"} <= set(TEXT_FIELDS)
     # Numbers and flags: typer and test_absurd_numbers_are_refused hold them.
     assert {type(getattr(spec(), name)) for name in plain} <= {int, bool, type(None)}
 

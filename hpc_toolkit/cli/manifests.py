@@ -19,7 +19,7 @@ PANELS: dict[str, tuple[Option, ...]] = {
     "Resources": (
         Option("image", "Image of the pods, with hpctk in it; needed.", "IMAGE"),
         Option("nodes", "Number of pods; by default 1.", "N"),
-        Option("world_sizes", "Numbers of pods to measure; by default 1,2,4.", "N,N"),
+        Option("node_counts", "Numbers of pods to measure; by default 1,2,4.", "N,N"),
         Option("gpus_per_node", "GPUs of each pod, their type by --node-selector; none.", "N"),
         Option("gpu_resource", "What the cluster calls a GPU; nvidia.com/gpu.", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
@@ -210,14 +210,14 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
                 msg = f"--env: {text!r} has no '='"
                 raise ConfigError(msg, hint="write NAME=VALUE")
         found["env"] = tuple((name, value) for name, _, value in pairs)
-    if "world_sizes" in found:
-        found["world_sizes"] = _numbers(found["world_sizes"])
+    if "node_counts" in found:
+        found["node_counts"] = _numbers(found["node_counts"])
     return found
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        msg = f"--world-sizes: {text!r} are no numbers of pods"
+        msg = f"--node-counts: {text!r} are no numbers of pods"
         raise ConfigError(msg, hint="write 1,2,4")
     return tuple(int(part) for part in parts)

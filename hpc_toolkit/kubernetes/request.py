@@ -26,12 +26,14 @@ Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _HOST_MAX = 63
+_TAKEN = {"", ".", "dev", "proc", "sys", "etc"}
+"""What a directory may not begin with that is put over the image's own."""
 _ROLE = "-pod-0"
 """What JobSet puts between its own name and a pod's number."""
 _TRAININGS: tuple[Kind, ...] = ("kubernetes-ddp", "kubernetes-scaling")
 ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "nodes": ("kubernetes-queue", "kubernetes-ddp"),
-    "world_sizes": ("kubernetes-scaling",),
+    "node_counts": ("kubernetes-scaling",),
     "workers": ("kubernetes-queue",),
     "lease": ("kubernetes-queue",),
     "backend": _TRAININGS,
@@ -62,7 +64,7 @@ class ManifestSpec:
     """Where both are made; by default kubectl's current one."""
     nodes: int | None = None
     """Number of pods; by default 1."""
-    world_sizes: tuple[int, ...] = ()
+    node_counts: tuple[int, ...] = ()
     """Numbers of pods to measure, one Job each; by default 1, 2 and 4."""
     gpus_per_node: int = 0
     """GPUs of each pod."""
@@ -142,7 +144,7 @@ class ManifestSpec:
     def sizes(self) -> tuple[int, ...]:
         """Numbers of pods, one for each Job of the manifest."""
         if self.kind == "kubernetes-scaling":
-            return self.world_sizes or (1, 2, 4)
+            return self.node_counts or (1, 2, 4)
         return (self.nodes or 1,)
 
     @property
@@ -178,7 +180,7 @@ def command_line(spec: ManifestSpec) -> str:
         value = getattr(spec, field.name)
         if field.name in ("kind", "command") or value in (field.default, None):
             continue
-        if field.name == "world_sizes":
+        if field.name == "node_counts":
             argv += [option(field.name), ",".join(map(str, value))]
         elif field.name == "env":
             argv += [part for key, text in value for part in ("--env", f"{key}={text}")]
@@ -198,8 +200,8 @@ def _check_each(spec: ManifestSpec) -> None:
         value = getattr(spec, field)
         if value is not None:
             check_number(value, field, option(field))
-    for size in spec.world_sizes:
-        check_number(size, "nodes", "--world-sizes")
+    for size in spec.node_counts:
+        check_number(size, "nodes", "--node-counts")
     for path in filter(None, (spec.run, spec.mount, spec.chdir, spec.python)):
         check_names(path, "--run, --mount, --chdir or --python")
     _check_quantities(spec)
@@ -232,7 +234,7 @@ def _check_lists(spec: ManifestSpec) -> None:
     _refuse_twice(labels, "--node-selector")
     for text in spec.toleration:
         split_toleration(text, "--toleration")
-    _refuse_twice([str(size) for size in spec.world_sizes], "--world-sizes")
+    _refuse_twice([str(size) for size in spec.node_counts], "--node-counts")
     for word in spec.command:
         check_match(word, _WORD, "printable characters", "the script's arguments")
     if sum(map(len, spec.command)) > _WORDS_MAX:
@@ -251,7 +253,7 @@ def _check_together(spec: ManifestSpec) -> None:
     for field, kinds in ONLY_OF.items():
         if getattr(spec, field) not in (None, ()) and spec.kind not in kinds:
             msg = f"{option(field)}: {spec.kind} has no use for it"
-            hint = "--world-sizes says how many pods" if field == "nodes" else "leave it out"
+            hint = "--node-counts says how many pods" if field == "nodes" else "leave it out"
             raise RenderError(msg, hint=hint)
     _check_volume(spec)
     _check_program(spec)
@@ -276,8 +278,8 @@ def _check_volume(spec: ManifestSpec) -> None:
     elif spec.run is None and spec.kind == "kubernetes-queue":
         msg = "kubernetes-queue: nothing says which run"
         raise RenderError(msg, hint="--run DIR, below --mount")
-    if spec.mount is not None and not spec.mount.strip("/."):
-        msg = f"--mount: {spec.mount!r} is the root of the image"
+    if spec.root.split("/")[1] in _TAKEN or ".." in spec.root.split("/"):
+        msg = f"--mount: {spec.root!r} is not free in a pod"
         raise RenderError(msg, hint="write a directory such as /data")
     # Read once, to refuse a path outside of the volume.
     _ = spec.directory

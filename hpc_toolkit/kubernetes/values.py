@@ -32,7 +32,7 @@ PATTERNS = {
     "namespace": (_LABEL, "at most 63 of a-z, 0-9 and '-'"),
     "image": (_IMAGE, "an image such as registry.org/group/name:1.2, without spaces"),
     "pvc": (_SUBDOMAIN, "the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.'"),
-    "mount": (_PATH, "an absolute path"),
+    "mount": ("/[^:]{1,4095}", "an absolute path without ':'"),
     "chdir": (_PATH, "an absolute path"),
     "python": (_PATH, "the absolute path of an interpreter in the image"),
     "service_account": (_SUBDOMAIN, "the name of a ServiceAccount"),

@@ -1,0 +1,290 @@
+"""What the servers of Kubernetes refuse, and what never would work, in a list of objects.
+
+Schemas know fields and their types. They pass wrong words in places where some words alone are
+meant, names that lead nowhere, and all custom resources.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+
+LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+QUANTITY = re.compile(r"([0-9]+)(Mi|Gi)?")
+# What the reader of Kubernetes (go-yaml 2) takes for something other than text where it is plain.
+OTHER_THAN_TEXT = re.compile(
+    r"(?i:y|n|yes|no|on|off|true|false|null|~|<<|=|)|"
+    r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|"
+    r"[-+]?0[xXoObB][0-9a-fA-F_]+|[-+]?\.(?i:inf)|\.(?i:nan)|"
+    r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
+)
+JOBSET_FIELDS = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {
+        *("replicatedJobs", "network", "successPolicy", "failurePolicy", "startupPolicy"),
+        *("suspend", "coordinator", "managedBy", "ttlSecondsAfterFinished"),
+    },
+    "network": {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"},
+    "failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
+    "replicatedJobs": {"name", "template", "replicas", "dependsOn", "groupName"},
+}
+"""The fields of jobset.x-k8s.io/v1alpha2 (api/jobset/v1alpha2/jobset_types.go)."""
+WORDS = {
+    "completionMode": {"Indexed"},
+    "restartPolicy": {"Never"},
+    "action": {"Ignore", "FailIndex", "FailJob", "Count"},
+    "medium": {"Memory", ""},
+    "fsGroupChangePolicy": {"OnRootMismatch", "Always"},
+    "effect": {"NoSchedule", "PreferNoSchedule", "NoExecute"},
+    "clusterIP": {"None"},
+}
+
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UniqueKeys(LOADER):  # type: ignore[misc]
+    """Refuses a mapping in which a key stands twice, as the servers do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key stands twice: {keys}"
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+def read(text: str) -> list[Any]:
+    """The objects of a manifest, which is read as strictly as a server does."""
+    for document in yaml.compose_all(text, Loader=LOADER):
+        for node in scalars(document):
+            plain = not node.style and node.tag.endswith(":str")
+            assert not (plain and OTHER_THAN_TEXT.fullmatch(node.value)), node.value
+    return list(yaml.load_all(text, Loader=UniqueKeys))
+
+
+def scalars(node: Any) -> Iterator[yaml.ScalarNode]:
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif isinstance(node, yaml.SequenceNode):
+        for one in node.value:
+            yield from scalars(one)
+    elif isinstance(node, yaml.MappingNode):
+        for pair in node.value:
+            for one in pair:
+                yield from scalars(one)
+
+
+def check(objects: list[Any], versions: tuple[str, ...] = VERSIONS) -> None:
+    """Assert that servers of these versions take the objects, and that they fit together."""
+    assert objects
+    for one in objects:
+        plain = [one] if one["kind"] != "JobSet" else [inner_job(one)]
+        for version in versions:
+            for each in plain:
+                kubernetes_validate.validate(each, version, strict=True)
+        check_words(one)
+        assert LABEL.fullmatch(one["metadata"]["name"]), one["metadata"]["name"]
+        for value in one["metadata"]["labels"].values():
+            assert LABEL_VALUE.fullmatch(value), value
+    named = [(one["kind"], one["metadata"]["name"]) for one in objects]
+    assert len(named) == len(set(named)), "two objects have one name"
+    assert len({one["metadata"].get("namespace") for one in objects}) == 1
+    services = {one["metadata"]["name"]: one for one in objects if one["kind"] == "Service"}
+    for one in objects:
+        if one["kind"] == "Job":
+            check_job(one, services)
+        elif one["kind"] == "JobSet":
+            check_jobset(one)
+        else:
+            assert one["kind"] == "Service"
+            assert one["spec"]["publishNotReadyAddresses"] is True
+    used = {
+        one["spec"]["template"]["spec"].get("subdomain") for one in objects if one["kind"] == "Job"
+    }
+    assert set(services) <= used, "a Service that no pod names"
+
+
+def check_words(data: Any) -> None:
+    if isinstance(data, dict):
+        for key, value in data.items():
+            assert not isinstance(value, str) or value in WORDS.get(key, {value}), f"{key}: {value}"
+            check_words(value)
+    elif isinstance(data, list):
+        for one in data:
+            check_words(one)
+
+
+def inner_job(jobset: dict[str, Any]) -> dict[str, Any]:
+    """The Job that a JobSet makes, with the names that its controller gives it."""
+    name = jobset["metadata"]["name"]
+    role = jobset["spec"]["replicatedJobs"][0]
+    job = copy.deepcopy(role["template"])
+    job["spec"]["template"]["spec"]["subdomain"] = jobset["spec"]["network"].get("subdomain", name)
+    labels = jobset["metadata"]["labels"]
+    head = {**jobset["metadata"], "name": f"{name}-{role['name']}-0", "labels": labels}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": job["spec"]}
+
+
+def check_jobset(jobset: dict[str, Any]) -> None:
+    spec = jobset["spec"]
+    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert set(jobset) <= JOBSET_FIELDS[""]
+    assert set(spec) <= JOBSET_FIELDS["spec"]
+    assert set(spec["network"]) <= JOBSET_FIELDS["network"]
+    assert spec["network"]["enableDNSHostnames"] is True
+    assert set(spec.get("failurePolicy", {})) <= JOBSET_FIELDS["failurePolicy"]
+    (role,) = spec["replicatedJobs"]
+    assert set(role) <= JOBSET_FIELDS["replicatedJobs"]
+    assert role["replicas"] == 1
+    assert LABEL.fullmatch(role["name"])
+    assert type(spec.get("failurePolicy", {}).get("maxRestarts", 0)) is int
+    assert type(spec.get("ttlSecondsAfterFinished", 0)) is int
+    assert spec.get("suspend", True) is True
+    check_queue(jobset)
+    job = inner_job(jobset)
+    subdomain = job["spec"]["template"]["spec"]["subdomain"]
+    job["metadata"]["labels"] = {}
+    check_job(job, {subdomain: None})
+
+
+def check_queue(one: dict[str, Any]) -> None:
+    queued = "kueue.x-k8s.io/queue-name" in one["metadata"]["labels"]
+    assert one["spec"].get("suspend", False) is queued, "Kueue lets go what waits for it alone"
+
+
+def check_job(job: dict[str, Any], services: dict[str, Any]) -> None:
+    name, spec = job["metadata"]["name"], job["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] >= 1
+    longest = f"{name}-{spec['completions'] - 1}"
+    assert LABEL.fullmatch(longest), longest
+    if job["metadata"]["labels"]:
+        check_queue(job)
+    check_failures(spec)
+    assert pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    variables = {one["name"]: one for one in container["env"]}
+    assert len(variables) == len(container["env"]), "a variable is set twice"
+    for one in container["env"]:
+        assert ("value" in one) != ("valueFrom" in one)
+    check_meeting(name, pod, variables, services, spec["template"]["metadata"]["labels"])
+    check_volumes(pod, container)
+    check_resources(container.get("resources", {}))
+    check_restricted(pod, container)
+
+
+def check_failures(spec: dict[str, Any]) -> None:
+    per_index = "backoffLimitPerIndex" in spec
+    assert per_index != ("backoffLimit" in spec)
+    actions = []
+    for rule in spec["podFailurePolicy"]["rules"]:
+        actions.append(rule["action"])
+        assert ("onExitCodes" in rule) != ("onPodConditions" in rule)
+        if codes := rule.get("onExitCodes"):
+            named = [one["name"] for one in spec["template"]["spec"]["containers"]]
+            assert codes["containerName"] in named
+            assert codes["operator"] in {"In", "NotIn"}
+            assert codes["values"] == sorted(set(codes["values"]))
+            assert codes["operator"] == "NotIn" or 0 not in codes["values"]
+        for condition in rule.get("onPodConditions", []):
+            assert condition == {"type": "DisruptionTarget", "status": "True"}
+    assert actions[0] == "Ignore", "an eviction would count"
+    assert per_index or "FailIndex" not in actions
+    assert not per_index or "FailJob" not in actions
+
+
+def check_meeting(
+    name: str,
+    pod: dict[str, Any],
+    variables: dict[str, Any],
+    services: dict[str, Any],
+    labels: dict[str, str],
+) -> None:
+    """The address of the first pod is the host name that it gets."""
+    assert variables["HPCTK_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+    if "MASTER_ADDR" not in variables:
+        assert pod.get("subdomain") in (None, *services)
+        return
+    subdomain = pod["subdomain"]
+    assert subdomain in services, f"no Service is called {subdomain}"
+    assert variables["MASTER_ADDR"]["value"] == f"{name}-0.{subdomain}"
+    assert variables["NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"] == (
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    )
+    service = services[subdomain]
+    if service is not None:
+        selector = service["spec"]["selector"]
+        assert selector
+        assert selector.items() <= labels.items(), "the Service selects other pods"
+        ports = [port["port"] for port in service["spec"]["ports"]]
+        assert ports == [int(variables["MASTER_PORT"]["value"])]
+
+
+def check_volumes(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    volumes = [one["name"] for one in pod.get("volumes", [])]
+    mounts = [one["name"] for one in container.get("volumeMounts", [])]
+    assert volumes == mounts
+    assert len(volumes) == len(set(volumes))
+    paths = [one["mountPath"] for one in container.get("volumeMounts", [])]
+    assert len(paths) == len(set(paths))
+
+
+def check_resources(resources: dict[str, Any]) -> None:
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    assert requests.keys() == limits.keys()
+    for name, text in limits.items():
+        assert QUANTITY.fullmatch(text), text
+        assert bytes_of(requests[name]) <= bytes_of(text), name
+        assert "/" not in name or requests[name] == text, "extended resources are not shared"
+
+
+def bytes_of(text: str) -> int:
+    found = QUANTITY.fullmatch(text)
+    assert found is not None
+    return int(found[1]) * {None: 1, "Mi": 2**20, "Gi": 2**30}[found[2]]
+
+
+def check_restricted(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    """The Pod Security Standard "restricted"."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    for volume in pod.get("volumes", []):
+        assert volume.keys() - {"name"} <= {"persistentVolumeClaim", "emptyDir"}
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """A word as the kubelet hands it on (third_party/forked/golang/expansion/expand.go)."""
+    found, position = "", 0
+    while position < len(text):
+        letter = text[position]
+        following = text[position + 1 : position + 2]
+        if letter != "$" or not following:
+            found += letter
+            position += 1
+        elif following == "$":
+            found += "$"
+            position += 2
+        elif following == "(" and ")" in text[position + 2 :]:
+            end = text.index(")", position)
+            name = text[position + 2 : end]
+            found += variables.get(name, text[position : end + 1])
+            position = end + 1
+        else:
+            found += text[position : position + 2]
+            position += 2
+    return found

@@ -1,0 +1,420 @@
+"""'hpctk render kubernetes-...': what is asked is in the manifest, and servers take it."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.kubernetes.manifest import manifest_objects, render_manifest
+from hpc_toolkit.kubernetes.request import KINDS, Kind, ManifestSpec
+from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
+from tests.manifestrules import check, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IMAGE = "reg.io/a/b:1"
+NEEDED: dict[Kind, dict[str, Any]] = {
+    "kubernetes-queue": {"pvc": "shared", "run": "runs/x"},
+    "kubernetes-ddp": {"command": ("train.py",)},
+    "kubernetes-scaling": {},
+}
+
+
+def spec(kind: Kind = "kubernetes-ddp", **given: Any) -> ManifestSpec:
+    return ManifestSpec(**{"kind": kind, "image": IMAGE, **NEEDED[kind], **given})
+
+
+def job(request: ManifestSpec) -> Any:
+    return manifest_objects(request)[-1]["spec"]
+
+
+def container(request: ManifestSpec) -> Any:
+    return job(request)["template"]["spec"]["containers"][0]
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    render_command.register(app)
+    app.command()(lambda: None)
+    return CliRunner().invoke(app, ["render", *arguments])
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_examples_are_taken_by_all_versions_and_fit_together(name: str) -> None:
+    objects = read((EXAMPLES / name).read_text(encoding="ascii"))
+
+    check(objects)
+    assert objects == manifest_objects(REQUESTS[name])
+
+
+def test_committed_examples_are_what_is_rendered() -> None:
+    committed = {path.name: path.read_text(encoding="ascii") for path in EXAMPLES.iterdir()}
+
+    assert committed == rendered(), "python -m tests.manifestexamples writes them anew"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("jobset", [False, True])
+@pytest.mark.parametrize("queue", [None, "gpus"])
+def test_every_kind_is_taken_in_every_form(kind: Kind, jobset: bool, queue: str | None) -> None:
+    request = spec(kind, jobset=jobset, queue_name=queue, namespace="research", ttl="1h")
+
+    check(read(render_manifest(request)), ("1.31", "1.37"))
+
+
+def set_at(path: str, value: object) -> Callable[[list[Any]], None]:
+    """A change of one field; numbers in the path are places in a list."""
+
+    def change(objects: list[Any]) -> None:
+        *way, last = path.split("/")
+        found: Any = objects
+        for part in way:
+            found = found[int(part)] if part.isdigit() else found[part]
+        found[int(last) if last.isdigit() else last] = value
+
+    return change
+
+
+POD = "1/spec/template/spec"
+BROKEN = {
+    "a number is text": set_at("1/spec/parallelism", "2"),
+    "an unknown field": set_at("1/spec/template/spec/subdomains", "x"),
+    "a word of its own": set_at("1/spec/completionMode", "Indexedd"),
+    "no index": set_at("1/spec/completionMode", "NonIndexed"),
+    "a restart of the container": set_at(f"{POD}/restartPolicy", "OnFailure"),
+    "another Service": set_at(f"{POD}/subdomain", "other"),
+    "another selector": set_at("0/spec/selector", {"hpctk-job": "other"}),
+    "an empty selector": set_at("0/spec/selector", {}),
+    "another master": set_at(f"{POD}/containers/0/env/2/value", "train-1.train"),
+    "a volume that is not there": set_at(f"{POD}/containers/0/volumeMounts/0/name", "other"),
+    "more asked than allowed": set_at(f"{POD}/containers/0/resources/requests/memory", "201Gi"),
+    "a part of a GPU's request": set_at(
+        f"{POD}/containers/0/resources/requests/nvidia.com~gpu", "1"
+    ),
+    "a name that is too long": set_at("1/metadata/name", "x" * 63),
+    "exit codes of another container": set_at(
+        "1/spec/podFailurePolicy/rules/1/onExitCodes/containerName", "other"
+    ),
+    "an index that fails without a limit of its own": set_at(
+        "1/spec/podFailurePolicy/rules/2/action", "FailIndex"
+    ),
+    "an eviction that fails all": set_at("1/spec/podFailurePolicy/rules/0/action", "FailJob"),
+    "root": set_at(f"{POD}/securityContext/runAsUser", 0),
+    "two namespaces": set_at("0/metadata/namespace", "other"),
+    "a queue that nothing waits for": set_at("1/metadata/labels/kueue.x-k8s.io~queue-name", "gpus"),
+}
+
+
+@pytest.mark.parametrize("why", BROKEN)
+def test_the_rules_notice_what_is_broken(why: str) -> None:
+    objects = copy.deepcopy(manifest_objects(REQUESTS["ddp.yaml"]))
+    check(objects, ("1.37",))
+
+    BROKEN[why](objects)
+
+    with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+        check(restored(objects), ("1.37",))
+
+
+def restored(data: Any) -> Any:
+    """``~`` in keys stands for the slash that separates the parts of a path."""
+    if isinstance(data, dict):
+        return {key.replace("~", "/"): restored(value) for key, value in data.items()}
+    return [restored(one) for one in data] if isinstance(data, list) else data
+
+
+def test_a_key_that_stands_twice_and_a_bare_truth_value_are_noticed() -> None:
+    with pytest.raises(AssertionError, match="twice"):
+        read("a: 1\na: 2\n")
+    with pytest.raises(AssertionError, match="y"):
+        read("a: y\n")
+
+
+def test_an_evicted_pod_and_one_that_saved_are_replaced_and_count_as_no_failure() -> None:
+    for kind in KINDS:
+        rules = job(spec(kind))["podFailurePolicy"]["rules"]
+
+        assert [rule["action"] for rule in rules[:2]] == ["Ignore", "Ignore"]
+        assert rules[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
+        assert rules[1]["onExitCodes"]["values"] == [75]
+
+
+def test_a_failed_pod_of_a_training_ends_all_and_one_of_a_queue_itself_alone() -> None:
+    training, queue = job(spec()), job(spec("kubernetes-queue", max_restarts=4))
+
+    assert training["podFailurePolicy"]["rules"][-1]["action"] == "FailJob"
+    assert training["backoffLimit"] == 0
+    assert queue["podFailurePolicy"]["rules"][-1]["action"] == "FailIndex"
+    assert queue["backoffLimitPerIndex"] == 4
+    assert queue["successPolicy"] == {"rules": [{"succeededCount": 1}]}
+
+
+def test_a_worker_is_called_after_its_pod_and_not_after_its_number() -> None:
+    variables = container(spec("kubernetes-queue"))["env"]
+
+    assert variables[0]["name"] == "HPCTK_HOST"
+    assert variables[0]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def test_a_pod_has_longer_to_leave_than_its_program() -> None:
+    request = spec("kubernetes-queue", grace="2min")
+
+    assert container(request)["args"][-2:] == ["--grace", "120s"]
+    assert job(request)["template"]["spec"]["terminationGracePeriodSeconds"] > 120
+
+
+def test_pods_of_a_queue_work_with_one_worker_per_gpu() -> None:
+    request = spec("kubernetes-queue", gpus_per_node=4, lease="5min")
+
+    assert container(request)["args"][:4] == ["work", "/data/runs/x", "--workers", "4"]
+    assert container(request)["args"][-2:] == ["--lease", "300s"]
+    assert container(request)["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
+def test_pods_of_a_training_meet_at_the_first_of_them() -> None:
+    request = spec(nodes=3, gpus_per_node=2, backend="nccl", pvc="p", run="t", rank_restarts=1)
+
+    words = container(request)["args"]
+
+    assert words[:5] == ["launch", "--nnodes", "3", "--node-rank", "$(NODE_RANK)"]
+    assert words[words.index("--nproc-per-node") + 1] == "2"
+    assert words[words.index("--master-addr") + 1] == "$(MASTER_ADDR)"
+    assert words[words.index("--max-restarts") + 1] == "1"
+    assert words[-5:] == ["--backend", "nccl", "--run-dir", "/data/t", "train.py"]
+
+
+def test_a_jobset_names_its_first_pod_as_its_controller_does() -> None:
+    (jobset,) = manifest_objects(spec(job_name="t", jobset=True))
+    inner = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+    assert {"name": "MASTER_ADDR", "value": "t-pod-0-0.t"} in inner["containers"][0]["env"]
+
+
+def test_a_measurement_has_a_job_for_each_number_of_pods() -> None:
+    request = spec("kubernetes-scaling", node_counts=(1, 8), job_name="s")
+
+    jobs = [one for one in manifest_objects(request) if one["kind"] == "Job"]
+
+    assert [one["metadata"]["name"] for one in jobs] == ["s-1", "s-8"]
+    assert [one["spec"]["completions"] for one in jobs] == [1, 8]
+    assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in jobs} == {"s"}
+
+
+OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
+    ("kubernetes-ddp", {"cpus": 3}, 'cpu: "3"'),
+    ("kubernetes-ddp", {"mem": "1536M", "shm": "1G"}, 'memory: "1536Mi"'),
+    ("kubernetes-ddp", {"shm": "16G"}, 'sizeLimit: "16Gi"'),
+    ("kubernetes-ddp", {"gpus_per_node": 1, "gpu_resource": "amd.com/gpu"}, 'amd.com/gpu: "1"'),
+    ("kubernetes-ddp", {"chdir": "/work"}, "workingDir: /work"),
+    ("kubernetes-ddp", {"python": "/opt/python"}, "command:\n        - /opt/python\n"),
+    ("kubernetes-ddp", {"user": "7:8"}, "runAsUser: 7\n        runAsGroup: 8\n"),
+    ("kubernetes-ddp", {"user": "7"}, "runAsUser: 7\n        runAsGroup: 7\n"),
+    ("kubernetes-ddp", {"pvc": "p", "fs_group": 9}, "fsGroup: 9\n"),
+    ("kubernetes-ddp", {"pvc": "p", "mount": "/big"}, "mountPath: /big"),
+    ("kubernetes-ddp", {"env": (("A", "1"),)}, 'name: A\n          value: "1"\n'),
+    ("kubernetes-ddp", {"env": (("HOME", "/x"),)}, "name: HOME\n          value: /x\n"),
+    ("kubernetes-ddp", {"env_from_secret": ("A=s:k",)}, "secretKeyRef:\n              name: s"),
+    ("kubernetes-ddp", {"service_account": "sa"}, "automountServiceAccountToken: true"),
+    ("kubernetes-ddp", {"image_pull_secret": ("s",)}, "imagePullSecrets:\n      - name: s\n"),
+    ("kubernetes-ddp", {"node_selector": ("a.b/c=d",)}, "nodeSelector:\n        a.b/c: d\n"),
+    ("kubernetes-ddp", {"toleration": ("k=v:NoExecute",)}, "operator: Equal\n        value: v"),
+    ("kubernetes-ddp", {"toleration": ("k",)}, "- key: k\n        operator: Exists\n"),
+    ("kubernetes-ddp", {"priority_class": "high"}, "priorityClassName: high"),
+    ("kubernetes-ddp", {"time": "1-0"}, "activeDeadlineSeconds: 86400"),
+    ("kubernetes-ddp", {"ttl": "0"}, "ttlSecondsAfterFinished: 0"),
+    ("kubernetes-ddp", {"jobset": True, "max_restarts": 7}, "maxRestarts: 7"),
+    ("kubernetes-ddp", {"grace": "20s"}, 'shutdown-timeout"\n        - "20"'),
+    ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
+    ("kubernetes-scaling", {"command": ("--x",)}, 'hpc_toolkit.scaling.program\n        - "--x"'),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "expected"), OPTIONS)
+def test_an_option_has_its_effect_and_no_server_refuses_it(
+    kind: Kind, given: dict[str, Any], expected: str
+) -> None:
+    without = render_manifest(spec(kind))
+
+    text = render_manifest(spec(kind, **given))
+
+    assert expected in text
+    assert expected not in without
+    check(read(text), ("1.37",))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"image": "A b"}, "--image"),
+    ({"image": "a/UPPER"}, "--image"),
+    ({"image": "-x"}, "--image"),
+    ({"job_name": "a_b"}, "--job-name"),
+    ({"job_name": "1a"}, "--job-name"),
+    ({"job_name": "x" * 62}, "has more than 61 characters"),
+    ({"job_name": "x" * 57, "jobset": True}, "has more than 55 characters"),
+    ({"namespace": "a.b"}, "--namespace"),
+    ({"nodes": 0}, "--nodes"),
+    ({"nodes": True}, "--nodes"),
+    ({"gpus_per_node": -1}, "--gpus-per-node"),
+    ({"mem": "lots"}, "--mem"),
+    ({"mem": "2G"}, "2048 MiB are not less than"),
+    ({"pvc": "p", "mount": "data"}, "--mount"),
+    ({"pvc": "p", "mount": "/"}, "--mount"),
+    ({"pvc": "p", "mount": "//x"}, "not free in a pod"),
+    ({"pvc": "p", "mount": "/dev/shm"}, "not free in a pod"),
+    ({"pvc": "p", "mount": "/a/../dev"}, "not free in a pod"),
+    ({"pvc": "p", "mount": "/a:b"}, "--mount"),
+    ({"mount": "/data"}, "there is no volume"),
+    ({"run": "x"}, "there is no volume"),
+    ({"pvc": "p", "run": "../x"}, "is not below /data"),
+    ({"pvc": "p", "run": "/elsewhere/x"}, "is not below /data"),
+    ({"pvc": "p", "run": "/data"}, "is not below /data"),
+    ({"user": "0"}, "--user"),
+    ({"user": "root"}, "--user"),
+    ({"env": (("MASTER_ADDR", "x"),)}, "--env"),
+    ({"env": (("A B", "x"),)}, "--env"),
+    ({"env": (("A", "x\ny"),)}, "--env A"),
+    ({"env": (("A", "x"), ("A", "y"))}, "given twice"),
+    ({"env": (("A", "x"),), "env_from_secret": ("A=s:k",)}, "given twice"),
+    ({"env": (("HF_TOKEN", "x"),)}, "looks like a secret"),
+    ({"env_from_secret": ("A",)}, "--env-from-secret"),
+    ({"env_from_secret": ("A=S:k",)}, "--env-from-secret"),
+    ({"node_selector": ("a",)}, "--node-selector"),
+    ({"node_selector": ("a=b", "a=c")}, "given twice"),
+    ({"toleration": ("a:Never",)}, "--toleration"),
+    ({"image_pull_secret": ("A",)}, "--image-pull-secret"),
+    ({"time": "90m"}, "--time"),
+    ({"ttl": "x"}, "--ttl"),
+    ({"grace": "0"}, "--grace"),
+    ({"backend": "mpi"}, "--backend"),
+    ({"max_restarts": 3}, "ends with its first failed pod"),
+    ({"command": ()}, "needs a training script"),
+    ({"command": ("--lr",)}, "no training script"),
+    ({"command": ("train.py", "a\nb")}, "the script's arguments"),
+    ({"command": ("x" * 32000,) * 5}, "too long"),
+    ({"workers": 2}, "has no use for it"),
+    ({"node_counts": (1, 2)}, "has no use for it"),
+    ({"kind": "kubernetes-x"}, "no manifest is called"),
+    ({"kind": "kubernetes-queue", "command": ("x",)}, "has no use for it"),
+    ({"kind": "kubernetes-queue", "command": ()}, "there is no volume"),
+    ({"kind": "kubernetes-queue", "command": (), "pvc": "p"}, "which run"),
+    ({"kind": "kubernetes-scaling", "nodes": 2}, "has no use for it"),
+    ({"kind": "kubernetes-scaling", "node_counts": (2, 2)}, "given twice"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED)
+def test_a_value_that_no_cluster_takes_is_refused_with_what_to_write(
+    given: dict[str, Any], message: str
+) -> None:
+    values = {"kind": "kubernetes-ddp", "image": IMAGE, "command": ("train.py",), **given}
+
+    with pytest.raises(HpcToolkitError) as caught:
+        ManifestSpec(**values)
+
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_secret_is_pointed_to_where_it_belongs() -> None:
+    with pytest.raises(RenderError) as caught:
+        spec(env=(("HF_TOKEN", "hf_x"),))
+
+    assert "--env-from-secret HF_TOKEN=SECRET:KEY" in caught.value.hint
+    assert "hf_x" not in str(caught.value)
+
+
+def test_the_file_is_called_after_the_job_and_its_path_printed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    result = call("kubernetes-ddp", "--image", IMAGE, "--job-name", "t", "--", "train.py")
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "slurm/t.yaml\n", "")
+    assert Path("slurm/t.yaml").read_text() == render_manifest(spec(job_name="t"))
+
+
+def test_an_edited_manifest_is_kept_unless_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("kubernetes-ddp", "--image", IMAGE, "-o", "t.yaml", "--", "train.py")
+    call(*words)
+    Path("t.yaml").write_text(Path("t.yaml").read_text().replace("Never", "Always"))
+
+    error = call(*words).exception
+
+    assert isinstance(error, RenderError)
+    assert error.message == "t.yaml: was edited since it was rendered"
+    assert call("kubernetes-ddp", "--force", *words[1:]).exit_code == 0
+    assert "restartPolicy: Never" in Path("t.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_first_lines_say_how_to_render_it_again(name: str) -> None:
+    text = (EXAMPLES / name).read_text(encoding="ascii")
+    argv = shlex.split(text.splitlines()[2].removeprefix("#"))
+    end = argv.index("--") if "--" in argv else len(argv)
+
+    result = call(*argv[2:end], "-o", "-", *argv[end:])
+
+    assert result.stdout == text
+
+
+def test_the_template_may_stand_behind_options_and_no_value_is_taken_for_it() -> None:
+    behind = call("--image", IMAGE, "-o", "-", "kubernetes-ddp", "--", "train.py")
+    value = call("command", "--job-name", "kubernetes-ddp", "-o", "-", "--", "x")
+
+    assert behind.stdout == render_manifest(spec())
+    assert value.stdout.startswith("#!/bin/bash")
+
+
+def test_an_image_that_may_change_is_told() -> None:
+    assert (
+        "may be another image tomorrow"
+        in call("kubernetes-ddp", "--image", "a:latest", "-o", "-", "--", "train.py").stderr
+    )
+
+
+def test_help_lists_the_options_of_one_kind() -> None:
+    queue, ddp = (call(kind, "--help").stdout for kind in KINDS[:2])
+
+    assert "--workers" in queue
+    assert "--workers" not in ddp
+    assert "--rank-restarts" not in queue
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("kubernetes-ddp", "--", "train.py"), "--image: a manifest needs"),
+        (("kubernetes-ddp", "--image", "a", "--env", "A", "--", "t.py"), "has no '='"),
+        (("kubernetes-scaling", "--image", "a", "--node-counts", "1,x"), "no numbers of pods"),
+        (("kubernetes-nothing",), "no template is called"),
+    ],
+)
+def test_a_wrong_command_line_is_explained(words: tuple[str, ...], message: str) -> None:
+    error = call(*words).exception
+
+    assert isinstance(error, HpcToolkitError)
+    assert message in error.message
+    assert error.hint
+
+
+def test_without_pyyaml_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    with pytest.raises(HpcToolkitError, match="PyYAML") as caught:
+        render_manifest(spec())
+
+    assert "[kubernetes]" in caught.value.hint

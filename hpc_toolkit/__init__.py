@@ -1,3 +1,57 @@
 """Slurm job generation, and a work queue that is only a directory on the shared filesystem."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+
 __version__ = "0.1.0"
+
+
+def launch(
+    script: str,
+    *args: object,
+    backend: str | None = None,
+    start_timeout: float | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> int:
+    """Start the ranks of a training script as ``hpctk launch`` does; its exit code.
+
+    Args:
+        script: the script's path; a module's name with ``module=True``.
+        args: what the script is given, each as text.
+        backend: nccl or gloo; None: whichever suits this node.
+        start_timeout: seconds to wait for all nodes.
+        run_dir: the directory that all nodes share, for where they meet and for logs.
+        options: those of torchrun, as ``nproc_per_node=2``.
+
+    Why a rank failed is written to stderr. Signals are forwarded to the ranks where this is called
+    in the main thread.
+
+    Raises:
+        HpcToolkitError: this cannot start; nothing has.
+    """
+    import sys
+    from pathlib import Path
+
+    from hpc_toolkit.launcher import launch as launching
+    from hpc_toolkit.launcher.plan import START_TIMEOUT_S, Request
+    from hpc_toolkit.terminal import printable_lines
+
+    request = Request(
+        script=str(script),
+        arguments=tuple(str(argument) for argument in args),
+        options={name: value for name, value in options.items() if value is not None},
+        backend=backend,
+        start_timeout_s=START_TIMEOUT_S if start_timeout is None else start_timeout,
+        run_dir=Path(run_dir).absolute() if run_dir is not None else None,
+    )
+    outcome = launching.launch(request)
+    if outcome.error is not None:
+        sys.stderr.write(f"error: {printable_lines(outcome.error.message)}\n")
+        if outcome.error.hint:
+            sys.stderr.write(f"hint: {printable_lines(outcome.error.hint)}\n")
+    return outcome.code

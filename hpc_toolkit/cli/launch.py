@@ -1,7 +1,167 @@
-"""The command that starts the ranks of a training script."""
+"""The command that starts the ranks of a training script.
+
+Its options beside our own are torchrun's, from a table. Annotations are objects here, not text:
+typer reads them from a signature that is made at run time.
+"""
+
+import gc
+import inspect
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+from hpc_toolkit.launcher.options import PANELS
+from hpc_toolkit.launcher.plan import START_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from hpc_toolkit.launcher.options import Option
+    from hpc_toolkit.launcher.plan import Request
+
+_TYPES: dict[str, type] = {"N": int, "SECONDS": float}
+
+
+class LaunchCommand(TyperCommand):
+    """A command that takes torchrun's options, and a script with arguments of its own."""
+
+    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
+        options = [_parameter(option, panel) for panel, group in PANELS.items() for option in group]
+        super().__init__(*args, params=[*_arguments(), *params, *options], **settings)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    signature = inspect.signature(launch)
+    own = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        and parameter.name not in ("script", "arguments")
+    ]
+    # typer makes an option of each parameter that it sees; the others come from the table.
+    launch.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    settings = {
+        # What follows the script is its own.
+        "allow_interspersed_args": False,
+        # torchrun takes --nproc_per_node as well.
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    }
+    app.command(cls=LaunchCommand, context_settings=settings, rich_help_panel="Training")(launch)
+
+
+def launch(
+    script: str,
+    arguments: tuple[str, ...],
+    *,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Shared by all nodes: where they meet, and where logs go. Needed for several.",
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="nccl|gloo",
+            help="What the ranks' process group uses; by default nccl where they have GPUs.",
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for all nodes.")
+    ] = START_TIMEOUT_S,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would start here, and start nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print JSON, for programs.")
+    ] = False,
+    **given: Any,
+) -> None:
+    """Start the ranks of a training script: here, or on every node of a Slurm step.
+
+    Exits with 0; with 75 where the ranks left with 75, saved and to be started again; else with
+    the code of the rank that failed first, 128 + n for signal n.
+    """
+    from hpc_toolkit.launcher.plan import Request
+
+    request = Request(
+        script=script,
+        arguments=arguments,
+        options={name: value for name, value in given.items() if value not in (None, False)},
+        backend=backend,
+        start_timeout_s=start_timeout,
+        run_dir=run_dir.absolute() if run_dir is not None else None,
+    )
+    if as_json and not dry_run:
+        message = "--json tells what --dry-run found; a launch prints what its ranks print"
+        raise typer.BadParameter(message)
+    gc.enable()
+    if dry_run:
+        _tell(request, as_json=as_json)
+        return
+    from hpc_toolkit.cli import show_error
+    from hpc_toolkit.launcher import launch as launching
+
+    outcome = launching.launch(request, replace=True)
+    if outcome.error is not None:
+        sys.stdout.flush()
+        show_error(outcome.error)
+    sys.exit(outcome.code)
+
+
+def _tell(request: "Request", *, as_json: bool) -> None:
+    """Print what would start here."""
+    import os
+
+    from hpc_toolkit.launcher import launch as launching
+
+    plan = launching.planned(request)
+    variables = launching.surroundings(plan, os.environ)
+    command = launching.command(request)
+    if as_json:
+        print(json.dumps({**plan.as_json(), "environment": variables, "command": command}))
+        return
+    what = f"starts {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
+    if plan.form == "task":
+        what = f"becomes one of {plan.ranks} ranks that srun started"
+    where = {
+        "alone": "no other node",
+        "directory": f"through {plan.run_dir}/rendezvous/{plan.launch}",
+        "address": f"at {plan.host}:{plan.port}",
+        "torch": "by torch's own rendezvous",
+    }
+    print(f"node      {plan.node_rank} of {plan.nodes}: {what}")
+    print(f"meeting   {where[plan.meeting]}")
+    print(f"backend   {plan.backend}")
+    print(f"logs      {plan.log_dir or 'not kept'}")
+    for name, value in sorted(variables.items()):
+        print(f"variable  {name}={value}")
+    print(f"command   {shlex.join(command)}")
+
+
+def _arguments() -> list[TyperArgument]:
+    return [
+        TyperArgument(
+            param_decls=["script"], metavar="SCRIPT", required=True, help="What each rank runs."
+        ),
+        TyperArgument(
+            param_decls=["arguments"], nargs=-1, metavar="[ARGUMENTS]...", help="Its arguments."
+        ),
+    ]
+
+
+def _parameter(option: "Option", panel: str) -> TyperOption:
+    return TyperOption(
+        param_decls=[option.name, *option.spellings],
+        type=_TYPES.get(option.metavar, str) if option.metavar else None,
+        is_flag=True if not option.metavar else None,
+        default=None,
+        metavar=option.metavar or None,
+        help=option.help,
+        rich_help_panel=panel,
+    )

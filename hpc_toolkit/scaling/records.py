@@ -1,0 +1,178 @@
+"""Measurements as JSON lines: written by the measured program, read by the analysis.
+
+A record stands for itself: it names everything that was set, the machine and the code. The format
+is decision 0029.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scaling.series import Point, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+KIND = "hpctk.scaling"
+FORMAT = 1
+DIRECTORY = "records"
+"""Below the directory of a scaling run; one file for each world size."""
+
+Record = dict[str, Any]
+
+_BUSY = 1.25
+"""Load of a node over its CPUs from which on its times are in doubt."""
+
+_NUMBERS = ("samples_per_s", "tokens_per_s")
+_COUNTS = ("world_size", "nodes", "repeat")
+_OBJECTS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
+
+
+def check_record(record: Mapping[str, Any], where: str) -> None:
+    """Refuse a record that lacks something, or is of another format. Raises ConfigError."""
+    if record.get("format") != FORMAT:
+        message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
+        raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
+    for key in _NUMBERS:
+        if not _is_number(record.get(key)) or record[key] <= 0:
+            message = f"{where}: {key} is {record.get(key)!r}"
+            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+    for key in _COUNTS:
+        if not isinstance(record.get(key), int) or isinstance(record[key], bool):
+            message = f"{where}: {key} is {record.get(key)!r}"
+            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+    for key in _OBJECTS:
+        if not isinstance(record.get(key), dict):
+            message = f"{where}: {key} is no object"
+            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def records_in(text: str, where: str) -> Iterator[Record]:
+    """The records among the lines of a text; other lines, and what stands before one, are skipped.
+
+    So the log of a pod can be read, with time stamps or names before each line. A torn line is
+    none. Raises ConfigError for a record that is damaged otherwise.
+    """
+    decoder = json.JSONDecoder()
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = line.find("{") if KIND in line else -1
+        if start < 0:
+            continue
+        try:
+            value, _ = decoder.raw_decode(line, start)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and value.get("kind") == KIND:
+            check_record(value, f"{where}:{number}")
+            yield value
+
+
+def case_key(record: Mapping[str, Any]) -> str:
+    """What makes two records measurements of the same training, at whatever world size."""
+    settings = {key: value for key, value in record["settings"].items() if key != "repeats"}
+    return json.dumps([settings, record["variation"]], sort_keys=True)
+
+
+def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
+    """What is measured once: the training, the world size and the repeat."""
+    return case_key(record), record["world_size"], record["repeat"]
+
+
+def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
+    """One series for each training; of two records of one identity the later one counts."""
+    latest: dict[tuple[str, int, int], Record] = {}
+    # Ordered by what they say, so that the order of reading changes nothing.
+    for record in sorted(records, key=lambda one: (str(one.get("at")), json.dumps(one))):
+        latest[identity(record)] = record
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for key in sorted(latest):
+        groups[key[0]].append(latest[key])
+    names = _names(groups)
+    return tuple(_series(names[key], groups[key]) for key in sorted(groups, key=_order(groups)))
+
+
+def _order(groups: Mapping[str, list[Record]]) -> Any:
+    return lambda key: (sorted(groups[key][0]["variation"].items()), key)
+
+
+def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
+    """A name for each training: what it varies; where that is not enough, all that differs."""
+    settings = [group[0]["settings"] for group in groups.values()]
+    keys = sorted({key for one in settings for key in one})
+    differing = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
+    return {
+        key: ", ".join(f"{name}={group[0]['settings'].get(name)}" for name in differing)
+        or _variation_words(group[0])
+        or str(group[0]["settings"].get("model", "training"))
+        for key, group in groups.items()
+    }
+
+
+def _variation_words(record: Record) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(record["variation"].items()))
+
+
+def _series(name: str, records: list[Record]) -> Series:
+    sizes = sorted({record["world_size"] for record in records})
+    law = "weak" if records[0]["settings"].get("weak") else "strong"
+    return Series(
+        name=name,
+        points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
+        law="weak" if law == "weak" else "strong",
+        notes=tuple(_notes(records)),
+    )
+
+
+def _point(records: list[Record]) -> Point:
+    names = sorted({name for one in records for name in one["shares"]})
+    details = {
+        "tokens_per_s": median(one["tokens_per_s"] for one in records),
+        **{f"step_{key}_s": _median(records, "step_s", key) for key in ("median", "p90")},
+        **{
+            key: _median(records, "communication", key)
+            for key in ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes")
+        },
+        **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
+    }
+    return Point(
+        world_size=records[0]["world_size"],
+        rates=tuple(one["samples_per_s"] for one in records),
+        shares={name: median(one["shares"].get(name, 0.0) for one in records) for name in names},
+        details={key: value for key, value in details.items() if value is not None},
+    )
+
+
+def _median(records: list[Record], group: str, key: str) -> float | None:
+    values = [one[group][key] for one in records if _is_number(one[group].get(key))]
+    return float(median(values)) if values else None
+
+
+def _notes(records: list[Record]) -> Iterator[str]:
+    machines = [one["machine"] for one in records]
+    if all(one.get("device") == "cpu" for one in machines):
+        yield "the ranks are processes on CPUs: a GPU-hour here is an hour of one of them"
+    shared = sorted(
+        {
+            (one["world_size"], one["machine"]["cpus"])
+            for one in records
+            if one["machine"].get("device") == "cpu"
+            and one["world_size"] / max(1, one["nodes"]) > one["machine"].get("cpus", 10**9)
+        }
+    )
+    for size, cpus in shared:
+        yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
+    busy = max((one.get("load", 0.0) / max(1, one.get("cpus", 1)) for one in machines), default=0)
+    if busy > _BUSY:
+        yield f"a node was busy before a launch: its load was {busy:.1f} times its CPUs"
+    for key, words in (("device", "kinds of device"), ("torch", "versions of torch")):
+        found = sorted({str(one.get(key)) for one in machines})
+        if len(found) > 1:
+            yield f"measured on several {words}: {', '.join(found)}"

@@ -1,0 +1,213 @@
+"""The package in a process that nobody launched: all works as with one rank."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - only where torch is
+
+from hpc_toolkit import distributed  # noqa: E402 - only where torch is
+from hpc_toolkit.errors import ConfigError, HpcToolkitError  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def _root_logger() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in [one for one in root.handlers if one not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+
+
+def test_collectives_give_copies_of_what_they_are_given() -> None:
+    own = torch.tensor([1.0, 2.0], requires_grad=True)
+
+    for found in (
+        distributed.all_reduce(own),
+        distributed.all_reduce(own, "average"),
+        distributed.broadcast(own),
+        distributed.reduce_scatter(own),
+        distributed.all_gather(own)[0],
+    ):
+        assert found.tolist() == [1.0, 2.0]
+        assert not found.requires_grad
+        assert found.data_ptr() != own.data_ptr()
+    assert distributed.all_gather(own).shape == (1, 2)
+
+
+def test_what_a_collective_cannot_do_is_named() -> None:
+    whole = torch.tensor([1, 2])
+
+    with pytest.raises(HpcToolkitError, match=r"average of torch.int64"):
+        distributed.all_reduce(whole, "average")
+    with pytest.raises(HpcToolkitError, match="no reduction 'mean'"):
+        distributed.all_reduce(whole, "mean")  # type: ignore[arg-type] # what is refused
+    with pytest.raises(HpcToolkitError, match="rank 1 cannot send"):
+        distributed.broadcast(whole, source=1)
+    with pytest.raises(HpcToolkitError, match=r"shape \(\)"):
+        distributed.reduce_scatter(torch.tensor(1.0))
+
+
+def test_there_is_no_group_and_the_model_stays_bare() -> None:
+    model = torch.nn.Linear(2, 2)
+
+    with distributed.process_group("gloo") as info:
+        wrapped = distributed.wrap_model(model)
+        with distributed.accumulating(wrapped, 0, 2), distributed.uneven_inputs(wrapped):
+            pass
+        assert distributed.get_distributed_info() is info
+        assert not torch.distributed.is_initialized()
+
+    assert (info.backend, info.device, info.world_size) == ("", "cpu", 1)
+    assert wrapped is model
+    assert distributed.unwrapped(wrapped) is model
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [("glo", "no backend 'glo'"), ("nccl", "torch sees none")],
+)
+def test_a_backend_that_cannot_be_used_is_refused(
+    named: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("HPCTK_BACKEND", named)
+
+    with pytest.raises(ConfigError, match=told), distributed.process_group():
+        pass
+
+
+def test_ranks_that_nobody_tells_where_to_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    with (
+        pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT") as caught,
+        distributed.process_group("gloo"),
+    ):
+        pass
+
+    assert "hpctk launch" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("count", "local_rank", "device"), [(4, 3, "cuda:3"), (1, 3, "cuda:0"), (1, 0, "cuda:0")]
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(
+    count: int, local_rank: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpc_toolkit.distributed import group
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    info = distributed.DistributedInfo(local_rank=local_rank, world_size=4, local_world_size=4)
+
+    assert group._device("nccl", info) == device
+    assert group._device("gloo", info) == "cpu"
+
+
+def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpc_toolkit.distributed import group
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    with pytest.raises(ConfigError, match="rank 2 of this node has no GPU"):
+        group._device("nccl", distributed.DistributedInfo(local_rank=2, world_size=4))
+
+
+def test_the_pass_of_a_step_that_is_none_is_refused() -> None:
+    with pytest.raises(HpcToolkitError, match="pass 2 is none of the 2"):
+        distributed.accumulating(torch.nn.Linear(1, 1), 2, 2)
+
+
+class Blocks(nn.Module):
+    """Blocks in a list, and a count of their passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.passes = 0
+
+    def forward(self, states: Any) -> Any:
+        for block in self.blocks:
+            states = block(torch.tanh(states))
+        return states.sum()
+
+
+@pytest.mark.slow  # torch imports its compiler for it
+def test_gradient_checkpointing_runs_blocks_twice_for_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    model, states = Blocks(), torch.randn(2, 4)
+    model(states).backward()
+    expected = [torch.clone(parameter.grad) for parameter in model.parameters()]
+    model.zero_grad()
+
+    assert distributed.gradient_checkpointing(model) == "torch"
+    counted: list[int] = []
+    plain = torch.nn.functional.linear
+
+    def counting(*args: Any) -> Any:
+        counted.append(1)
+        return plain(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", counting)
+        model(states).backward()
+    assert len(counted) == 6
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+def test_gradient_checkpointing_uses_the_models_own_switch() -> None:
+    model, given = torch.nn.Linear(1, 1), []
+    model.gradient_checkpointing_enable = lambda **options: given.append(options)
+
+    assert distributed.gradient_checkpointing(model) == "transformers"
+    assert given == [{"gradient_checkpointing_kwargs": {"use_reentrant": False}}]
+
+
+def test_gradient_checkpointing_needs_blocks() -> None:
+    with pytest.raises(HpcToolkitError, match="Linear has no list of blocks"):
+        distributed.gradient_checkpointing(torch.nn.Linear(1, 1))
+
+
+@pytest.mark.usefixtures("_root_logger")
+def test_each_line_of_a_ranks_log_has_time_and_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    distributed.rank_logging(tmp_path / "elsewhere")
+    distributed.rank_logging(tmp_path / "logs")
+    logging.getLogger("mine").info("two\nlines")
+    try:
+        raise ValueError("too bad")  # noqa: EM101 - a traceback to log
+    except ValueError:
+        logging.getLogger("mine").exception("failed")
+
+    lines = (tmp_path / "logs" / "rank-1.log").read_text().splitlines()
+    form = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z rank 1/4 restart 2 (INFO|ERROR) .+"
+    assert all(re.fullmatch(form, line) for line in lines)
+    assert [line.rpartition("INFO ")[2] for line in lines[:2]] == ["two", "lines"]
+    assert lines[-1].endswith("ERROR ValueError: too bad")
+    assert not (tmp_path / "elsewhere" / "rank-1.log").read_text()

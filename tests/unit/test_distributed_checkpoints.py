@@ -1,0 +1,236 @@
+"""Checkpoints of a training: whole or not there, and never loaded half."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hpc_toolkit.distributed import Checkpoints, ResumableSampler, checkpoints  # noqa: E402
+from hpc_toolkit.errors import HpcToolkitError  # noqa: E402
+from hpc_toolkit.files import replacing_file  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+class Toy:
+    """A model with momentum in its optimizer, and a sampler."""
+
+    def __init__(self, directory: Path, *, width: int = 3, seed: int = 0, **options: Any) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Linear(width, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.sampler = ResumableSampler(range(10))
+        parts = {"model": self.model, "optimizer": self.optimizer, "sampler": self.sampler}
+        self.checkpoints = Checkpoints(directory, parts, **options)
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        loss = self.model(torch.randn(4, self.model.in_features)).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.sampler.took(1)
+        return float(loss.detach())
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_training_goes_on_as_if_it_had_not_ended(tmp_path: Path) -> None:
+    first = Toy(tmp_path)
+    first.step()
+    first.checkpoints.save(1, note="kept", weight=torch.ones(2))
+    expected = [first.step(), first.step(), random.random()]
+
+    second = Toy(tmp_path, seed=9)
+    restored = second.checkpoints.restore()
+
+    assert restored is not None
+    assert (restored.step, restored.values["note"]) == (1, "kept")
+    assert restored.path == tmp_path / "step-000000001.pt"
+    assert second.sampler.taken == 1
+    assert [second.step(), second.step(), random.random()] == expected
+
+
+def test_the_latest_are_kept_and_those_that_are_due_are_told(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, keep=2, every=5)
+
+    for step in (2, 10, 9):
+        toy.checkpoints.save(step)
+
+    assert names(tmp_path) == ["step-000000009.pt", "step-000000010.pt"]
+    assert toy.checkpoints.latest() == tmp_path / "step-000000010.pt"
+    assert [step for step in range(1, 11) if toy.checkpoints.due(step)] == [5, 10]
+    assert toy.checkpoints.saving_s > 0
+
+
+def test_nothing_is_restored_where_there_is_nothing(tmp_path: Path) -> None:
+    toy = Toy(tmp_path / "absent")
+
+    assert toy.checkpoints.restore() is None
+    assert toy.checkpoints.latest() is None
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    # In the weights themselves, where torch would read on.
+    at = data.index(torch.tensor([0.5, 0.25, 0.125]).numpy().tobytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def other_text(path: Path) -> None:
+    path.write_text("not mine")
+
+
+def other_training(path: Path) -> None:
+    torch.save({"format": "another"}, path)
+
+
+def code(path: Path) -> None:
+    torch.save(logging.getLogger, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (torn, "no whole file"),
+        (flipped, "damaged in"),
+        (other_text, "no whole file"),
+        (other_training, "no checkpoint of the format"),
+        (code, "cannot load it"),
+    ],
+)
+def test_a_file_that_is_not_whole_or_not_ours_is_skipped_with_its_reason(
+    damage: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy = Toy(tmp_path)
+    with torch.no_grad():
+        toy.model.weight.copy_(torch.tensor([[0.5, 0.25, 0.125]]))
+    toy.checkpoints.save(1)
+    damage(toy.checkpoints.save(2))
+
+    restored = Toy(tmp_path, seed=1).checkpoints.restore()
+
+    assert restored is not None
+    assert restored.step == 1
+    [record] = caplog.records
+    assert "step-000000002.pt" in record.getMessage()
+    assert reason in record.getMessage()
+
+
+def test_one_that_fits_another_model_is_an_error_that_names_the_part(tmp_path: Path) -> None:
+    Toy(tmp_path).checkpoints.save(1)
+
+    with pytest.raises(HpcToolkitError, match="does not fit: model"):
+        Toy(tmp_path, width=4).checkpoints.restore()
+    with pytest.raises(HpcToolkitError, match=r"holds .*'sampler'.* and the training has"):
+        Checkpoints(tmp_path, {"model": torch.nn.Linear(3, 1)}).restore()
+
+
+def test_where_nothing_can_be_written_it_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(HpcToolkitError, match="cannot be written"):
+        Toy(tmp_path / "file").checkpoints.save(1)
+
+
+def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HpcToolkitError, match="keep is 0"):
+        Toy(tmp_path, keep=0)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = Toy(tmp_path)
+    toy.checkpoints.save(1)
+
+    def full(content: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(HpcToolkitError, match="No space left on device"):
+        toy.checkpoints.save(2)
+
+    assert names(tmp_path) == ["step-000000001.pt"]
+
+
+KILLED = """
+import os, signal, sys, torch
+from hpc_toolkit.distributed import Checkpoints
+
+def half(content, file):
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+toy = Checkpoints(sys.argv[1], {"model": torch.nn.Linear(3, 1)})
+toy.save(1)
+torch.save = half
+toy.save(2)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+
+    assert ended.returncode == -signal.SIGKILL
+    assert len(names(tmp_path)) == 2
+    toy = Checkpoints(tmp_path, {"model": torch.nn.Linear(3, 1)})
+    restored = toy.restore()
+    assert restored is not None
+    assert restored.step == 1
+    toy.save(2)
+    assert names(tmp_path) == ["step-000000001.pt", "step-000000002.pt"]
+
+
+def test_a_rank_that_cannot_read_makes_all_take_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy = Toy(tmp_path)
+    for step in (1, 2):
+        toy.checkpoints.save(step)
+    answers = iter([[True, False], [True, True]])
+    monkeypatch.setattr(checkpoints, "_gathered", lambda _: next(answers))
+
+    restored = toy.checkpoints.restore()
+
+    assert restored is not None
+    assert restored.step == 1
+    assert "another rank cannot read it" in caplog.text
+
+
+def test_a_block_that_fails_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def interrupted() -> None:
+        with replacing_file(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+    with replacing_file(path) as file:
+        file.write(b"new")
+    assert path.read_text() == "new"

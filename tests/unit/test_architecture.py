@@ -169,7 +169,8 @@ def rank(layers: list[set[str]], name: str) -> int:
     raise AssertionError(message)
 
 
-@pytest.mark.parametrize("name", MODULES)
+# The package itself offers a function, which imports what it needs when it is called.
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"__version__"}))
 def test_a_module_imports_lower_layers_alone(name: str) -> None:
     top = name.partition(".")[0]
 

@@ -1,0 +1,87 @@
+"""Manifests at work: their pods run as processes of this machine. No Kubernetes is here."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.kubernetes.manifest import manifest_objects
+from hpc_toolkit.kubernetes.request import ManifestSpec
+from hpc_toolkit.run import Run
+from tests.integration.localpods import LocalJob
+from tests.integration.realrun import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def job_of(spec: ManifestSpec) -> dict[str, Any]:
+    (job,) = (one for one in manifest_objects(spec) if one["kind"] == "Job")
+    return job
+
+
+def queue(root: Path, **asked: Any) -> dict[str, Any]:
+    given = {"nodes": 2, "pvc": "shared", "mount": str(root), "run": "run", "grace": "1s", **asked}
+    return job_of(ManifestSpec(kind="kubernetes-queue", image="x", **given))
+
+
+@pytest.mark.slow
+def test_an_evicted_pod_gives_its_item_back_and_another_takes_its_place(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    command = f"while ! test -e {gate}; do sleep 0.05; done; echo {{n}}"
+    run = Run.create(tmp_path / "run", command=command, items=[{"n": n} for n in range(6)])
+    run.seal()
+
+    with LocalJob(queue(tmp_path), tmp_path) as job:
+        wait_until(lambda: run.status().stages["items"].leased >= 2, "two pods at work")
+        job.evict(0)
+        wait_until(lambda: job.look() or job.ended, "the evicted pod's end")
+        wait_until(lambda: run.status().workers.alive >= 2, "the pod in its place")
+        gate.touch()
+        outcome = job.run()
+
+    assert outcome == "Complete"
+    assert job.ended[0][1:] == (75, "Ignore")
+    rows = run.results()
+    assert [row["state"] for row in rows] == ["done"] * 6
+    assert {row["attempts"] for row in rows} == {1}
+    hosts = {
+        json.loads(path.read_text())["host"] for path in (tmp_path / "run/workers").glob("*.json")
+    }
+    assert len(hosts) == 3
+    assert {name for name, _, _ in job.ended} <= hosts
+
+
+def test_pods_without_their_run_fail_for_good(tmp_path: Path) -> None:
+    with LocalJob(queue(tmp_path), tmp_path) as job:
+        outcome = job.run()
+
+    assert outcome == "Failed"
+    assert [(code, action) for _, code, action in job.ended] == [(1, "FailIndex")] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_pods_of_a_measurement_meet_and_their_logs_are_what_analyze_reads(tmp_path: Path) -> None:
+    from hpc_toolkit.scaling.sources import read_source
+
+    words = (
+        "--model decoder-1x64 --batch-size 2 --seq-length 8 --max-steps 2 --warmup 0 --repeats 1"
+    )
+    spec = ManifestSpec(
+        kind="kubernetes-scaling", image="x", node_counts=(2,), command=tuple(words.split())
+    )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    with LocalJob(
+        job_of(spec), tmp_path, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ) as job:
+        outcome = job.run()
+
+    assert outcome == "Complete", {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+    found, _ = read_source(tmp_path)
+    assert [point.world_size for point in found[0].points] == [2]

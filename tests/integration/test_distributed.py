@@ -1,0 +1,126 @@
+"""Three real ranks: what they exchange, what they agree on, and how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.integration.startedranks import ranks
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+PROGRAM = Path(__file__).with_name("distributed_program.py")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("ranks")
+    with ranks(3, PROGRAM, str(found)) as started:
+        started.ended()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(directory: Path) -> list[dict[str, Any]]:
+    """What each rank found."""
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(3)]
+
+
+def test_each_rank_knows_its_place(found: list[dict[str, Any]]) -> None:
+    assert [one["info"] for one in found] == [[rank, 3, "gloo", "cpu"] for rank in range(3)]
+
+
+def test_collectives_give_sums_averages_and_parts(found: list[dict[str, Any]]) -> None:
+    for rank, one in enumerate(found):
+        given = one["collectives"]
+        assert given["sum"] == [30.0 + 3 * n for n in range(6)]
+        assert given["average"] == [10.0 + n for n in range(6)]
+        assert given["whole"] == [3, 21]
+        assert given["gathered"] == [[0, 1], [10, 11], [20, 21]]
+        assert given["from_2"] == [20.0 + n for n in range(6)]
+        assert given["scattered"] == given["sum"][2 * rank : 2 * rank + 2]
+        assert given["scattered_average"] == given["average"][2 * rank : 2 * rank + 2]
+        assert given["transposed"][1] == [[10, 13], [11, 14], [12, 15]]
+        assert given["argument"] == [10.0 * rank + n for n in range(6)]
+
+
+def test_uneven_batches_train_as_one_process_would(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert one["uneven"]["joined"] == pytest.approx(one["uneven"]["alone"], abs=1e-6)
+        assert one["uneven"]["joined"] == found[0]["uneven"]["joined"]
+
+
+def test_accumulated_gradients_travel_with_the_last_pass_alone(found: list[dict[str, Any]]) -> None:
+    first, last = ([one["accumulated"][f"after_{n}"] for one in found] for n in range(2))
+
+    assert first[0] != first[1] != first[2]
+    assert last[0] == last[1] == last[2]
+    for gradient, whole in zip(last[0], found[0]["accumulated"]["whole"], strict=True):
+        assert gradient == pytest.approx(whole, abs=1e-6)
+
+
+def test_a_checkpoint_holds_each_ranks_generators_and_the_bare_model(
+    found: list[dict[str, Any]],
+) -> None:
+    drawn = [one["checkpointed"]["after"] for one in found]
+
+    assert drawn == [one["checkpointed"]["before"] for one in found]
+    assert drawn[0] != drawn[1] != drawn[2]
+    for one in found:
+        told = one["checkpointed"]
+        assert (told["step"], told["which"], told["names"]) == (3, 0, ["bias", "weight"])
+
+
+def test_all_ranks_learn_that_a_checkpoint_could_not_be_written(
+    found: list[dict[str, Any]],
+) -> None:
+    assert len({one["checkpointed"]["refused"] for one in found}) == 1
+    assert "cannot be written" in found[2]["checkpointed"]["refused"]
+
+
+def test_a_signal_at_one_rank_stops_all_after_the_same_step(found: list[dict[str, Any]]) -> None:
+    steps = {one["stopped"] for one in found}
+
+    assert len(steps) == 1
+    assert min(steps) >= 4
+
+
+def test_each_sample_is_one_ranks(found: list[dict[str, Any]]) -> None:
+    samples = [sample for one in found for sample in one["samples"]]
+
+    assert sorted(samples) == list(range(8))
+
+
+def test_each_rank_has_a_log_of_its_own(directory: Path) -> None:
+    for rank in range(3):
+        lines = (directory / "logs" / f"rank-{rank}.log").read_text().splitlines()
+        assert all(f" rank {rank}/3 " in line for line in lines)
+        assert lines[0].endswith("INFO here")
+        assert any("stopping after" in line for line in lines)
+
+
+FAILING = """
+import sys
+from hpc_toolkit.distributed import all_reduce, process_group
+import torch
+with process_group("gloo") as info:
+    if info.rank == 1:
+        raise ValueError("rank 1 fails")
+    try:
+        all_reduce(torch.ones(1))
+    except RuntimeError:
+        sys.exit(1)
+"""
+
+
+def test_an_error_in_one_rank_ends_the_others_at_once(tmp_path: Path) -> None:
+    program = tmp_path / "failing.py"
+    program.write_text(FAILING)
+
+    with ranks(2, program) as started:
+        started.ended(expected=1)

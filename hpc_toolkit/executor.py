@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hpc_toolkit.ahead import Ahead, prefetch_of
 from hpc_toolkit.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
+from hpc_toolkit.binding import limit_memory
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.files import write_all
 from hpc_toolkit.memory import Shrinking
@@ -108,6 +109,7 @@ def _become_child(
         random.seed()
         # What is inherited is kept to the end: to look through it again and again would copy it.
         gc.freeze()
+        limit_memory()
         _Child(stages, requests, results, stop).serve()
         code = 0
     except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack

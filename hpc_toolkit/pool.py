@@ -12,6 +12,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.binding import Place, bind, place_workers, read_machine
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.gpus import CUDA, visible_gpus
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hpc_toolkit.binding import Shares
     from hpc_toolkit.layout import Manifest, RunPaths
 
 _TICK_S = 0.2
@@ -37,11 +39,24 @@ _BARREN_LIVES = 5
 
 
 class Pool:
-    """Starts workers by fork and follows them; the parent runs no item and claims nothing."""
+    """Starts workers by fork and follows them; the parent runs no item and claims nothing.
+
+    Raises:
+        ConfigError: this machine has less than the workers' ``shares``.
+    """
 
     def __init__(
-        self, paths: RunPaths, manifest: Manifest, options: WorkerOptions, *, workers: int
+        self,
+        paths: RunPaths,
+        manifest: Manifest,
+        options: WorkerOptions,
+        *,
+        workers: int,
+        shares: Shares | None = None,
     ) -> None:
+        self._places = (
+            place_workers(read_machine(), shares, workers) if shares else [Place()] * workers
+        )
         self._paths = paths
         self._manifest = manifest
         self._options = options
@@ -114,7 +129,9 @@ class Pool:
             die_with_parent(signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(EXIT_LEFT)
-            os.environ.update(local_environment(slot, self._workers))
+            place = self._places[slot]
+            os.environ.update(local_environment(slot, self._workers) | place.environment())
+            bind(place)
             # What is inherited is kept to the end: looking through it for garbage would copy it.
             gc.freeze()
             code = start_worker(self._paths, self._manifest, self._options, SystemClock())
@@ -166,7 +183,11 @@ class Pool:
 
 
 def work_elsewhere(
-    root: Path, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None
+    root: Path,
+    workers: int,
+    options: WorkerOptions,
+    on_tick: Callable[[], None] | None,
+    shares: Shares | None = None,
 ) -> int:
     """Start a pool from a fresh interpreter, because forking a process with threads is unsafe.
 
@@ -178,6 +199,7 @@ def work_elsewhere(
         argv += ["--idle-exit", str(options.idle_exit_s)]
     if options.deadline is not None:
         argv += ["--deadline", f"@{options.deadline}"]
+    argv += shares.to_options() if shares else []
     # A group of its own: a terminal's ^C reaches this process alone, which passes it on once.
     process = subprocess.Popen(argv, process_group=0)
     handlers: dict[signal.Signals, Any] = {}

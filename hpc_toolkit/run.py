@@ -34,6 +34,7 @@ from hpc_toolkit.safety import parse_max_failures
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hpc_toolkit.binding import Shares
     from hpc_toolkit.gather import Row, Table
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.status import Status
@@ -159,6 +160,7 @@ class Run:
         workers: int | None = None,
         options: WorkerOptions | None = None,
         *,
+        shares: Shares | None = None,
         on_tick: Callable[[], None] | None = None,
     ) -> int:
         """Work here until nothing is left; the exit code (see :mod:`hpc_toolkit.worker`).
@@ -166,7 +168,7 @@ class Run:
         With ``workers`` None this process is the one worker, and takes its share of the node's
         GPUs inside an srun step (:func:`hpc_toolkit.gpus.rank_environment`). Otherwise so many are
         started, and replaced when they are killed; in a process with threads, such as a notebook,
-        from a fresh interpreter.
+        from a fresh interpreter. Each is bound to its ``shares`` of this machine.
 
         Raises:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
@@ -184,8 +186,9 @@ class Run:
             message = f"workers must be at {bound}, got {workers}"
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         if len(os.listdir("/proc/self/task")) > 1:
-            return work_elsewhere(self.root, workers, options, on_tick)
-        return Pool(self.paths, self.manifest, options, workers=workers).run(on_tick)
+            return work_elsewhere(self.root, workers, options, on_tick, shares)
+        pool = Pool(self.paths, self.manifest, options, workers=workers, shares=shares)
+        return pool.run(on_tick)
 
     def status(self) -> Status:
         """How the run stands now; reads only."""

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +23,19 @@ from hpc_toolkit.cli.rayoptions import (
     RayAddress,
     ray_settings,
 )
+from hpc_toolkit.cli.workoptions import (
+    CpusPerWorker,
+    GpusPerWorker,
+    MemoryPerWorker,
+    MonitorInterval,
+    MonitorOption,
+    SnapshotEvery,
+    SnapshotOption,
+    monitored,
+    read_shares,
+    show_places,
+    with_snapshots,
+)
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.quantities import parse_duration
 
@@ -29,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpc_toolkit.actors.settings import RaySettings
+    from hpc_toolkit.binding import Shares
     from hpc_toolkit.run import Run
     from hpc_toolkit.worker import WorkerOptions
 
@@ -76,6 +91,13 @@ def work(
     strict_code: Annotated[
         bool, typer.Option("--strict-code", help="Refuse if the code changed since init.")
     ] = False,
+    cpus_per_worker: CpusPerWorker = None,
+    gpus_per_worker: GpusPerWorker = None,
+    memory_per_worker: MemoryPerWorker = None,
+    monitor: MonitorOption = False,
+    monitor_interval: MonitorInterval = None,
+    snapshot: SnapshotOption = None,
+    snapshot_every: SnapshotEvery = None,
     engine: EngineOption = Engine.PROCESSES,
     ray_address: RayAddress = None,
     object_store_memory: ObjectStoreMemory = None,
@@ -93,6 +115,8 @@ def work(
     found = open_run(run)
     check_code(found, strict=strict_code)
     options = _options(deadline, idle_exit, lease, grace)
+    rank = RankInfo.from_environ()
+    shares = read_shares(cpus_per_worker, gpus_per_worker, memory_per_worker, rank)
     settings = ray_settings(
         engine,
         ray_address,
@@ -100,41 +124,78 @@ def work(
         dashboard_port,
         metrics_port,
         dashboard=include_dashboard,
+        cpus=shares.cpus,
+        gpus=shares.gpus,
+        memory=shares.memory_bytes,
     )
     # From here on there may be garbage; what was imported is none, and need not be looked at.
     gc.freeze()
     gc.enable()
-    if settings is not None:
-        sys.exit(work_on_actors(found, workers, options, settings))
-    if RankInfo.from_environ().in_step:
-        sys.exit(found.work(None, options))
-    sys.exit(work_here(found, workers, options))
+    with (
+        monitored(found, rank, monitor_interval, wanted=monitor),
+        with_snapshots(found, rank, snapshot, snapshot_every) as look,
+    ):
+        if settings is not None:
+            code = work_on_actors(found, workers, options, settings, look=look)
+        elif rank.in_step:
+            code = found.work(None, options)
+        else:
+            code = work_here(found, workers, options, shares=shares, look=look)
+    sys.exit(code)
 
 
-def work_here(run: Run, workers: int | None, options: WorkerOptions) -> int:
+def work_here(
+    run: Run,
+    workers: int | None,
+    options: WorkerOptions,
+    *,
+    shares: Shares | None = None,
+    look: Callable[[], None] | None = None,
+) -> int:
     """Local workers with a progress bar where there is a terminal; the exit code."""
+    from hpc_toolkit.binding import Shares
     from hpc_toolkit.gpus import visible_gpus
 
-    count = workers if workers is not None else max(1, len(visible_gpus()))
-    return _shown(run, lambda on_tick: run.work(count, options, on_tick=on_tick))
+    shares = shares if shares is not None else Shares()
+    count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
+    if shares:
+        show_places(shares, count)
+    work = partial(run.work, count, options, shares=shares)
+    return _shown(run, lambda on_tick: work(on_tick=on_tick), look)
 
 
 def work_on_actors(
-    run: Run, workers: int | None, options: WorkerOptions, settings: RaySettings
+    run: Run,
+    workers: int | None,
+    options: WorkerOptions,
+    settings: RaySettings,
+    *,
+    look: Callable[[], None] | None = None,
 ) -> int:
     """Workers that are actors of a Ray cluster, with the same bar; the exit code."""
     from hpc_toolkit.actors.engine import work_on_ray
 
-    return _shown(run, lambda on_tick: work_on_ray(run, workers, options, settings, on_tick))
+    return _shown(run, lambda on_tick: work_on_ray(run, workers, options, settings, on_tick), look)
 
 
-def _shown(run: Run, work_on: Callable[[Callable[[], None] | None], int]) -> int:
+def _shown(
+    run: Run,
+    work_on: Callable[[Callable[[], None] | None], int],
+    look: Callable[[], None] | None,
+) -> int:
+    """Work with what is to be called meanwhile: a progress bar on a terminal, and ``look``."""
     if not sys.stderr.isatty():
-        return work_on(None)
+        return work_on(look)
     from hpc_toolkit.cli.progress import RunProgress
 
     with RunProgress(run) as progress:
-        return work_on(progress.tick)
+
+        def on_tick() -> None:
+            progress.tick()
+            if look is not None:
+                look()
+
+        return work_on(on_tick)
 
 
 def check_code(run: Run, *, strict: bool) -> None:

@@ -27,14 +27,16 @@ class Snapshots:
         run: opened by this process.
         pattern: the file; ``{done}`` in it is replaced by the number of items that are done, so
             that each snapshot has a file of its own.
-        every: how many more items must be done for the next one.
+        every: how many more items must be done for the next one; None: none but the last.
 
     Raises:
         ConfigError: ``every`` is below 1.
     """
 
-    def __init__(self, run: Run, pattern: str, every: int, clock: Clock | None = None) -> None:
-        if every < 1:
+    def __init__(
+        self, run: Run, pattern: str, every: int | None, clock: Clock | None = None
+    ) -> None:
+        if every is not None and every < 1:
             message = f"--snapshot-every must be at least 1, got {every}"
             raise ConfigError(message, hint="such as --snapshot-every 50")
         self._run = run
@@ -50,7 +52,7 @@ class Snapshots:
     def look(self) -> None:
         """Take a snapshot if enough was done since the last one."""
         now = self._clock.monotonic()
-        if now < self._look_at:
+        if self._every is None or now < self._look_at:
             return
         self._look_at = now + _LOOK_S
         done = self._count()

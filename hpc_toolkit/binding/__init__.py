@@ -1,0 +1,6 @@
+"""The CPUs, memory and GPUs of each of several workers of a node."""
+
+from hpc_toolkit.binding.machine import Machine, read_machine
+from hpc_toolkit.binding.places import Place, Shares, bind, limit_memory, place_workers
+
+__all__ = ["Machine", "Place", "Shares", "bind", "limit_memory", "place_workers", "read_machine"]

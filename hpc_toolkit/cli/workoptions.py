@@ -1,0 +1,156 @@
+"""Options of ``hpctk work``: what each worker has of this machine, the monitor, snapshots."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.quantities import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.binding import Shares
+    from hpc_toolkit.ranks import RankInfo
+    from hpc_toolkit.run import Run
+
+_SHARES = "What each local worker has"
+_BESIDE = "Beside the work"
+
+CpusPerWorker = Annotated[
+    int | None,
+    typer.Option(
+        help="Bind each worker to so many CPUs of its own, of one NUMA node where they fit.",
+        rich_help_panel=_SHARES,
+    ),
+]
+GpusPerWorker = Annotated[
+    float | None,
+    typer.Option(
+        help="GPUs of each worker; 0.5 lets two share one, 0 hides all. By default they take "
+        "turns, one GPU each.",
+        rich_help_panel=_SHARES,
+    ),
+]
+MemoryPerWorker = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What a process of the worker's executor may allocate, such as 4G; beyond it Python "
+        "raises MemoryError, which on_oom may answer.",
+        rich_help_panel=_SHARES,
+    ),
+]
+MonitorOption = Annotated[
+    bool,
+    typer.Option(
+        "--monitor",
+        help="Sample CPUs, memory, GPUs and network of this host into the run's logs.",
+        rich_help_panel=_BESIDE,
+    ),
+]
+MonitorInterval = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="Time between samples; 1s by default.", rich_help_panel=_BESIDE
+    ),
+]
+SnapshotOption = Annotated[
+    str | None,
+    typer.Option(
+        "--snapshot",
+        metavar="FILE.json",
+        help="Write a snapshot when the work ends; {done} in the name is the number of done items.",
+        rich_help_panel=_BESIDE,
+    ),
+]
+SnapshotEvery = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Write one whenever N more items are done as well.",
+        rich_help_panel=_BESIDE,
+    ),
+]
+
+
+def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:
+    """What the options say; a rank of Slurm takes its memory's limit at once.
+
+    Raises:
+        ConfigError: a value that no machine can give, or one that srun decides.
+    """
+    from hpc_toolkit.binding import Place, Shares
+
+    size = parse_size(memory, where="--memory-per-worker") if memory is not None else None
+    shares = Shares(cpus=cpus, gpus=gpus, memory_bytes=size)
+    if rank.in_step:
+        for option, value in (("cpus", cpus), ("gpus", gpus)):
+            if value is not None:
+                message = f"--{option}-per-worker: srun has given this rank its {option}"
+                hint = f"render the script with --{option}-per-task, and leave it out here"
+                raise ConfigError(message, hint=hint)
+        os.environ.update(Place(memory_bytes=size).environment())
+    return shares
+
+
+def show_places(shares: Shares, workers: int) -> None:
+    """Say what each worker gets, where something was asked for."""
+    from hpc_toolkit.binding import place_workers, read_machine
+
+    if shares:
+        for worker, place in enumerate(place_workers(read_machine(), shares, workers)):
+            print(f"worker {worker}: {place}", file=sys.stderr)
+
+
+@contextmanager
+def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -> Iterator[None]:
+    """Sample this host beside the block; under Slurm one rank of each node does.
+
+    Raises:
+        ConfigError: an interval without ``--monitor``, or the packages are missing.
+    """
+    if interval is not None and not wanted:
+        message = "--monitor-interval is for --monitor"
+        raise ConfigError(message, hint="add --monitor, or leave it out")
+    interval_s = parse_duration(interval, where="--monitor-interval") if interval else 1.0
+    if not wanted or rank.local_rank > 0:
+        yield
+        return
+    from hpc_toolkit.monitor import watching
+    from hpc_toolkit.ranks import host_name
+
+    with watching(run.paths.monitor_log(host_name(), os.getpid()), interval_s):
+        yield
+
+
+@contextmanager
+def with_snapshots(
+    run: Run, rank: RankInfo, pattern: str | None, every: int | None
+) -> Iterator[Callable[[], None] | None]:
+    """What is to be called a few times a second while the block works; a last snapshot follows it.
+
+    Raises:
+        ConfigError: a rank of Slurm is asked, or there is no file.
+    """
+    if pattern is None and every is None:
+        yield None
+        return
+    if pattern is None:
+        message = "--snapshot-every needs --snapshot FILE.json"
+        raise ConfigError(message, hint="such as --snapshot 'bench-{done}.json'")
+    if rank.in_step:
+        message = "--snapshot: a rank of Slurm takes no snapshots"
+        raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
+    from hpc_toolkit.snapshot import Snapshots
+
+    snapshots = Snapshots(run, pattern, every)
+    try:
+        yield snapshots.look
+    finally:
+        snapshots.take()

@@ -194,9 +194,9 @@ def check_failures(spec: dict[str, Any]) -> None:
         if codes := rule.get("onExitCodes"):
             named = [one["name"] for one in spec["template"]["spec"]["containers"]]
             assert codes["containerName"] in named
-            assert codes["operator"] in {"In", "NotIn"}
+            assert codes["operator"] in {"In", "NotIn"}  # codespell:ignore notin
             assert codes["values"] == sorted(set(codes["values"]))
-            assert codes["operator"] == "NotIn" or 0 not in codes["values"]
+            assert codes["operator"] != "In" or 0 not in codes["values"]
         for condition in rule.get("onPodConditions", []):
             assert condition == {"type": "DisruptionTarget", "status": "True"}
     assert actions[0] == "Ignore", "an eviction would count"

@@ -108,7 +108,8 @@ def _queue_failures(spec: ManifestSpec) -> dict[str, Any]:
 
 def _ddp_failures() -> dict[str, Any]:
     """One pod that failed ends all of them: the others would wait for it."""
-    failed = {"action": "FailJob", "onExitCodes": _codes("NotIn", [EXIT_LATER])}
+    others = _codes("NotIn", [EXIT_LATER])  # codespell:ignore notin
+    failed = {"action": "FailJob", "onExitCodes": others}
     return {"backoffLimit": 0, "podFailurePolicy": {"rules": [*_innocent(), failed]}}
 
 

@@ -98,11 +98,11 @@ class LocalJob:
 
     def run(self, limit_s: float = 90.0) -> str:
         """Follow the pods until the Job has ended; its outcome."""
-        wait_until(lambda: self.look() or self.outcome, "the end of the Job", limit_s=limit_s)
+        wait_until(lambda: self.look() and self.outcome, "the end of the Job", limit_s=limit_s)
         return self.outcome
 
-    def look(self) -> None:
-        """Act on the pods that ended since."""
+    def look(self) -> int:
+        """Act on the pods that ended since; how many ended in all."""
         for pod in [one for one in self.pods if one.process.poll() is not None]:
             self.pods.remove(pod)
             code = pod.process.returncode
@@ -123,6 +123,7 @@ class LocalJob:
             self.outcome = "Complete"
         elif not self.pods:
             self.outcome = "Failed"
+        return len(self.ended)
 
     def action(self, pod: Pod, code: int) -> str:
         """What the first rule that fits says of a pod that failed."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,20 +151,26 @@ def _ended(run: Callable[[], Any], here: _Here) -> Outcome | None:
     return None if result is not None and result.is_failed() else Outcome(0)
 
 
-def _failed(agent: Any, logs: Path | None) -> Outcome:
+def _failed(agent: Any, directory: Path | None) -> Outcome:
+    """What the ranks that failed for good mean, and what to tell of the first of them."""
     failures = agents.rank_failures(agent)
     if saved(failure.code for failure in failures):
         return Outcome(SAVED)
-    cause = root_cause(failures)
-    spec = agent.get_worker_group().spec
-    restarts = spec.max_restarts - agent._remaining_restarts
-    log = log_path(logs, cause.rank, restarts, "err") if logs is not None else None
-    error = failure_error(
-        cause,
-        host=host_name(),
-        restarts=restarts,
-        log=log if log is not None and log.exists() else None,
+    restarts = agent.get_worker_group().spec.max_restarts - agent._remaining_restarts
+    logs: dict[int, Path] = {}
+    for failure in failures if directory is not None else ():
+        log = log_path(directory, failure.rank, restarts, "err")  # type: ignore[arg-type] # above
+        if log.exists():
+            logs[failure.rank] = log
+    cause = root_cause(
+        [
+            replace(failure, said_at=logs[failure.rank].stat().st_mtime)
+            if failure.rank in logs
+            else failure
+            for failure in failures
+        ]
     )
+    error = failure_error(cause, host=host_name(), restarts=restarts, log=logs.get(cause.rank))
     return Outcome(exit_code(cause.code), error)
 
 

@@ -45,6 +45,8 @@ class RankFailure:
     """What waiting for it told: an exit code, or less than 0 for a signal."""
     first: bool
     """Whether it had ended before the agent told the others to end."""
+    said_at: float = 0.0
+    """When it last wrote to stderr, by the clock of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,11 @@ def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
     """The failure from which the others follow, as far as that can be told.
 
     Of those that ended by themselves one that a signal ended comes first, since the others then
-    lose their connection to it and end with an error.
+    lose their connection to it and end with an error; else the one whose error was written first,
+    which is before one that follows from it.
     """
     own = [one for one in failures if one.first] or list(failures)
-    return min(own, key=lambda one: (one.code > 0, one.rank))
+    return min(own, key=lambda one: (one.code > 0, one.code == SAVED, one.said_at, one.rank))
 
 
 def failure_error(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.render.kinds import PROGRAMS
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.slurm.records import JobRecord
@@ -73,7 +74,7 @@ class Site:
     ) -> Path:
         standard: dict[str, Any] = {"nodes": 2, "ntasks_per_node": 2, "mem": "200M", "time": "10"}
         standard |= {"python": sys.executable, "job_name": template, "output": "%j.out"}
-        if template != "command":
+        if template not in PROGRAMS:
             standard["run"] = ODD
         cluster = replace(load_cluster("generic"), **site or {})
         text = render_script(ScriptSpec(**{**standard, **fields}), cluster, template)

@@ -1,0 +1,52 @@
+"""``examples/train_ddp.py`` that waits after one step of its first start, for a test to disturb it.
+
+It goes on when it is told to stop (SIGUSR1), or when there is a file ``go`` beside its output.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from examples import train_ddp
+
+HELD = 6
+"""After this step: the last checkpoint is that of step 5."""
+
+
+class HeldTraining(train_ddp.Training):
+    """A training that says where it waits."""
+
+    _made = 0
+
+    def _step(self, batches: Any) -> float:
+        loss = super()._step(batches)
+        self._made += 1
+        first = not self.info.restart and not int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        if first and self._made == HELD:
+            self._wait()
+        return loss
+
+    def _wait(self) -> None:
+        handler = signal.getsignal(signal.SIGUSR1)
+        stop = getattr(handler, "__self__", None)
+        places = [Path(os.environ[f"HPCTK_STAGED_{at}"]) for at in (1, 2) if _staged(at)]
+        told = [str(os.getpid()), *(path.read_text() for path in places)]
+        (self.args.output / f"held-{self.info.rank}").write_text("\n".join(told))
+        while not (self.args.output / "go").exists() and not getattr(stop, "received", None):
+            time.sleep(0.05)
+
+
+def _staged(number: int) -> bool:
+    return f"HPCTK_STAGED_{number}" in os.environ
+
+
+if __name__ == "__main__":
+    train_ddp.Training = HeldTraining  # type: ignore[misc]
+    sys.exit(train_ddp.main())

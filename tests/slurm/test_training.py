@@ -1,0 +1,164 @@
+"""Trainings on a real Slurm: the losses of one process, on two nodes, killed, warned and preempted.
+
+All jobs run once, side by side, and every test looks at what came of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.slurm.held_training import HELD
+from tests.slurm.rehearsal import MEASURED, wait_until
+from tests.slurm.templatesite import Site
+
+if TYPE_CHECKING:
+    from tests.slurm.reallab import LabUnderTest
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
+
+REPOSITORY = Path(__file__).parents[2]
+HELD_TRAINING = str(Path(__file__).with_name("held_training.py"))
+STEPS = 14
+TRAINING = (
+    *("--model", "plain", "--texts", "64", "--steps", str(STEPS), "--batch-size", "8"),
+    *("--optimizer", "sgd", "--lr", "0.1", "--precision", "float32", "--checkpoint-every", "5"),
+)
+PLAIN: dict[str, Any] = {"ntasks_per_node": None, "backend": "gloo", "cpus_per_task": 2}
+
+
+@dataclass
+class Trained:
+    """What came of all the jobs."""
+
+    site: Site
+    ends: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """State, exit code and restarts, by the job's name."""
+    said: dict[str, str] = field(default_factory=dict)
+    held: dict[str, list[list[str]]] = field(default_factory=dict)
+    """What each rank said where it waited."""
+
+    def losses(self, name: str) -> dict[int, float]:
+        """The last loss of every step."""
+        lines = (self.site.cwd / "runs" / name / "loss.jsonl").read_text().splitlines()
+        return {one["step"]: one["loss"] for one in map(json.loads, lines)}
+
+    def steps(self, name: str) -> list[int]:
+        lines = (self.site.cwd / "runs" / name / "loss.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    site = Site(lab, tmp_path_factory.mktemp("trainings"))
+    data = one_process(site)
+    for name in ("nodes", "tasks", "warned", "preempted"):
+        run = site.cwd / "runs" / name / "data"
+        run.mkdir(parents=True)
+        (run / data.name).write_bytes(data.read_bytes())
+    (site.cwd / "it's").write_text("staged as it is")
+    jobs = {
+        "nodes": start(site, "nodes", "train-multi-node", nodes=2, nproc_per_node=2,
+                       nodelist="n[1-2]", stage=("it's",)),
+        "tasks": start(site, "tasks", "train-multi-node", nodes=2, nproc_per_node=2,
+                       nodelist="n[1-2]", launch="task-per-gpu", cpus_per_task=1),
+        "warned": start(site, "warned", "train-multi-gpu", nodes=1, gpus_per_node=2, nodelist="n3"),
+        "preempted": start(site, "preempted", "train-single-gpu", nodes=1, exclusive=True,
+                           nodelist="n4"),
+    }  # fmt: skip
+    found = Trained(site)
+    for name, ranks in {"nodes": 4, "tasks": 4, "warned": 2, "preempted": 1}.items():
+        found.held[name] = wait_for_ranks(site, name, jobs[name], ranks)
+
+    # On the lab all nodes' processes are this machine's.
+    os.kill(int(found.held["nodes"][1][0]), signal.SIGKILL)
+    (site.cwd / "runs/tasks/go").touch()
+    site.warn(jobs["warned"])
+    urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null")
+    lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
+    for name, job in jobs.items():
+        found.ends[name] = site.end_of(job, limit_s=180)
+        found.said[name] = site.said(job)
+    return found
+
+
+def one_process(site: Site) -> Path:
+    """Train without Slurm; the texts as tokens."""
+    words = [sys.executable, str(REPOSITORY / "examples/train_ddp.py"), *TRAINING]
+    done = subprocess.run(
+        [*words, "--output", "runs/alone"], cwd=site.cwd, env=site.lab.env, check=False,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return next((site.cwd / "runs/alone/data").iterdir())
+
+
+def start(site: Site, name: str, template: str, **fields: Any) -> str:
+    command = (HELD_TRAINING, *TRAINING)
+    return site.submit(template, **{**PLAIN, "job_name": name, **fields}, command=command)
+
+
+def wait_for_ranks(site: Site, name: str, job: str, ranks: int) -> list[list[str]]:
+    """Until all ranks of a job wait; what each says."""
+    paths = [site.cwd / "runs" / name / f"held-{rank}" for rank in range(ranks)]
+    wait_until(
+        lambda: all(path.exists() for path in paths),
+        lambda: f"{name}:\n{site.said(job)}",
+        limit_s=180,
+    )
+    return [path.read_text().split("\n") for path in paths]
+
+
+@pytest.mark.parametrize("name", ["nodes", "tasks", "warned", "preempted"])
+def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: str) -> None:
+    assert trained.ends[name][:2] == ("COMPLETED", 0), trained.said[name]
+    alone, found = trained.losses("alone"), trained.losses(name)
+
+    difference = max(abs(found[step] - loss) for step, loss in alone.items())
+
+    MEASURED.append(f"training {name}: largest difference of a loss {difference:.1e}")
+    assert found.keys() == alone.keys() == set(range(1, STEPS + 1))
+    assert difference <= 1e-5
+
+
+def test_two_trainings_on_the_same_nodes_meet_each_at_its_own_place(trained: Trained) -> None:
+    """Both had all of their ranks at once, since they waited for each other."""
+    assert [trained.ends[name] for name in ("nodes", "tasks")] == [("COMPLETED", 0, 0)] * 2
+    assert [len(trained.held[name]) for name in ("nodes", "tasks")] == [4, 4]
+
+
+def test_a_killed_rank_starts_again_inside_its_job(trained: Trained) -> None:
+    assert trained.ends["nodes"] == ("COMPLETED", 0, 0)
+    # The checkpoint is that of step 5, and the rank was killed after step 6.
+    assert trained.steps("nodes") == [*range(1, HELD + 1), *range(HELD, STEPS + 1)]
+
+
+def test_a_warned_training_saves_its_step_and_is_requeued(trained: Trained) -> None:
+    assert trained.ends["warned"] == ("COMPLETED", 0, 1)
+    assert trained.said["warned"].count("requeueing") == 1
+    # No step is made twice, since it was saved.
+    assert trained.steps("warned") == [*range(1, STEPS + 1)]
+
+
+def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trained) -> None:
+    """Slurm sends SIGTERM, and leaves it KillWait to save."""
+    assert trained.ends["preempted"] == ("COMPLETED", 0, 1)
+    assert "requeueing" not in trained.said["preempted"]
+    assert trained.steps("preempted") == [*range(1, STEPS + 1)]
+
+
+def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: Trained) -> None:
+    assert [words[1] for words in trained.held["nodes"]] == ["staged as it is"] * 4
+    found = re.findall(r"n\d: staged it's: .*", trained.said["nodes"])
+    assert [line[:3] for line in sorted(found)] == ["n1:", "n2:"]

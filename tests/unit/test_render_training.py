@@ -1,0 +1,275 @@
+"""Jobs that train: what is asked of Slurm for them, and what is started on their nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.render.kinds import TRAININGS
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec
+
+GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))
+SCRIPT = ("train.py", "--lr", "1")
+TWO_NODES = {"nodes": 2, "gpus_per_node": 4}
+
+
+def script(template: str = "train-multi-node", cluster: Any = LAB, **fields: Any) -> str:
+    given = {"python": "/p/python", "command": SCRIPT, "job_name": "job", **fields}
+    return render_script(ScriptSpec(**given), cluster, template)
+
+
+def option(text: str, name: str) -> str | None:
+    """The value of a directive."""
+    start = f"#SBATCH --{name}="
+    return next((line.removeprefix(start) for line in text.splitlines() if start in line), None)
+
+
+def program(text: str) -> str:
+    line = next(line for line in text.splitlines() if line.startswith("hpctk_program="))
+    return line.removeprefix("hpctk_program=(").removesuffix(' "$@")')
+
+
+def step(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("srun --kill-on-bad-exit=1"))
+
+
+# --- who starts the ranks ---
+
+
+def test_a_launcher_on_each_node_starts_its_ranks_and_has_all_of_their_cpus() -> None:
+    text = script(**TWO_NODES)
+
+    assert option(text, "ntasks-per-node") == "1"
+    assert option(text, "gpus-per-node") == "l40s:4"
+    assert option(text, "cpus-per-task") == "32"
+    assert "OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK > 4 ? SLURM_CPUS_PER_TASK / 4 : 1))" in text
+    assert program(text) == (
+        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=nccl "
+        "--nproc-per-node=4 --max-restarts=3 train.py --lr 1"
+    )
+    assert step(text).endswith('--cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=none \\')
+
+
+def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
+    text = script(**TWO_NODES, launch="task-per-gpu")
+
+    assert option(text, "ntasks-per-node") == "4"
+    assert option(text, "cpus-per-task") == "8"
+    assert "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" in text
+    # Options of a launcher would be refused, since there is none.
+    assert program(text) == (
+        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=nccl train.py --lr 1"
+    )
+    assert "--cpu-bind=cores" in step(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "ranks"),
+    [
+        ("train-single-gpu", {}, 1),
+        ("train-multi-gpu", {"gpus_per_node": 4}, 4),
+        ("train-multi-gpu", {"gpus_per_node": 4, "nproc_per_node": 2}, 2),
+        ("train-multi-node", {"nodes": 2}, 1),
+        ("train-multi-node", {"nodes": 2, "nproc_per_node": 8}, 8),
+    ],
+)
+def test_ranks_are_one_per_gpu_unless_told(
+    template: str, fields: dict[str, Any], ranks: int
+) -> None:
+    assert f"--nproc-per-node={ranks} " in program(script(template, **fields))
+
+
+def test_trees_are_trained_by_the_script_alone_on_all_cpus_of_a_node() -> None:
+    text = script("train-cpu")
+
+    assert program(text) == "/p/python train.py --lr 1"
+    assert (option(text, "cpus-per-task"), option(text, "mem")) == ("32", "192000M")
+    assert "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" in text
+    assert "export OMP_PROC_BIND=close\nexport OMP_PLACES=cores\n" in text
+    assert "--cpu-bind=cores" in step(text)
+
+
+def test_trees_have_64_cpus_where_nothing_says_how_many_a_node_has() -> None:
+    assert option(script("train-cpu", GENERIC), "cpus-per-task") == "64"
+    assert option(script("train-cpu", GENERIC, cpus_per_task=8), "cpus-per-task") == "8"
+
+
+def test_cpus_that_a_site_gives_a_rank_are_multiplied_by_the_ranks_of_a_launcher() -> None:
+    assert option(script(cluster=GENERIC, **TWO_NODES), "cpus-per-task") == "16"
+    by_rank = script(cluster=GENERIC, **TWO_NODES, launch="task-per-gpu")
+    assert option(by_rank, "cpus-per-task") == "4"
+
+
+@pytest.mark.parametrize(("form", "cpus"), [("task-per-node", "24"), ("task-per-gpu", "6")])
+def test_cpus_per_gpu_become_those_of_a_task(form: str, cpus: str) -> None:
+    """Where Slurm knows CPUs of a GPU alone, srun binds a task to one of them."""
+    text = script(**TWO_NODES, launch=form, cpus_per_gpu=6)
+
+    assert option(text, "cpus-per-task") == cpus
+    assert option(text, "cpus-per-gpu") is None
+
+
+# --- what the ranks need ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "backend"),
+    [
+        ({"gpus_per_node": 4}, "nccl"),
+        ({"gpus_per_node": 4, "backend": "gloo"}, "gloo"),
+        ({}, "gloo"),
+    ],
+)
+def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(fields: dict[str, Any], backend: str) -> None:
+    assert f"--backend={backend} " in program(script(nodes=2, **fields))
+
+
+def test_gloo_is_told_of_the_sites_network_and_nccl_only_where_there_are_gpus() -> None:
+    network = (("NCCL_SOCKET_IFNAME", "ib0"), ("GLOO_SOCKET_IFNAME", "eth1"))
+    site = replace(LAB, nccl=network)
+
+    on_gpus, on_cpus = script(cluster=site, gpus_per_node=4), script(cluster=site)
+
+    assert "export NCCL_SOCKET_IFNAME=ib0" in on_gpus
+    assert "export NCCL_SOCKET_IFNAME" not in on_cpus
+    assert "export GLOO_SOCKET_IFNAME=eth1" in on_cpus
+
+
+@pytest.mark.parametrize("template", TRAININGS)
+def test_ranks_are_warned_before_the_time_limit_and_start_again_after_75(template: str) -> None:
+    gpus = {} if template in ("train-cpu", "train-single-gpu") else {"gpus_per_node": 2}
+
+    text = script(template, **gpus, time="2:00:00")
+
+    assert option(text, "signal") == "B:USR1@300"
+    assert "#SBATCH --requeue\n" in text
+    assert "#SBATCH --no-kill" not in text
+    assert "if (( hpctk_step_rc == 75 )); then hpctk_start_again; fi" in text
+
+
+def test_a_script_that_knows_no_warning_outlives_it() -> None:
+    """The launcher's ranks ignore it until they say otherwise; without one the shell sees to it."""
+    assert 'trap "" USR1; "$@"' in script("train-cpu")
+    assert 'trap : USR1; "$@"' in script(**TWO_NODES)
+
+
+def test_a_training_has_a_directory_of_the_jobs_name() -> None:
+    assert "--run-dir=runs/job " in program(script())
+    text = script(run_dir="/scratch/it's")
+    assert "mkdir -p -- '/scratch/it'\"'\"'s'\n" in text
+    assert "HPCTK_RUN_DIR" not in text
+    assert "export HPCTK_RUN_DIR\n" in script("train-cpu")
+
+
+def test_what_tasks_are_bound_to_goes_to_srun() -> None:
+    bound = {"cpu_bind": "ldoms", "mem_bind": "local", "distribution": "block:cyclic"}
+
+    words = step(script(**TWO_NODES, **bound))
+
+    assert "--cpu-bind=ldoms --mem-bind=local --distribution=block:cyclic" in words
+    # srun takes one of the two.
+    hinted = step(script(**TWO_NODES, hint="nomultithread"))
+    assert "--hint=nomultithread" in hinted
+    assert "--cpu-bind" not in hinted
+
+
+def test_ranks_of_a_site_that_gives_gpus_to_tasks_see_those_of_their_node() -> None:
+    site = replace(LAB, gpu_request="gpus-per-task")
+
+    assert "--gpu-bind=none" in step(script(cluster=site, **TWO_NODES, launch="task-per-gpu"))
+    assert "--gpu-bind" not in step(script(**TWO_NODES))
+
+
+def test_in_a_container_the_launcher_and_the_checks_are_inside() -> None:
+    site = replace(LAB, container_runtime="apptainer")
+
+    text = script(cluster=site, **TWO_NODES, container="/x.sif")
+
+    assert 'apptainer exec --nv --bind "$PWD" --pwd "$PWD" /x.sif' in program(text)
+    assert '/x.sif \\\n  "$hpctk_python" -m hpc_toolkit preflight' in text
+    # Its interpreter is not this node's.
+    assert "[[ -x $hpctk_python ]]" not in text
+    assert "if [[ -n ${HPCTK_DEADLINE:-} ]]; then return; fi" in text
+
+
+# --- copies on the nodes' disks ---
+
+
+def test_staged_paths_are_copied_once_a_node_and_named_to_the_ranks() -> None:
+    text = script(**TWO_NODES, stage=("/data/it's", "tokens.bin"), stage_dir="/local")
+
+    assert "hpctk_staging=/local/hpctk-$hpctk_id.${SLURM_RESTART_COUNT:-0}\n" in text
+    assert "stage \"$hpctk_staging\" --users 1 -- \\\n  '/data/it'\"'\"'s' tokens.bin ||" in text
+    assert "export HPCTK_STAGED_2=tokens.bin\n" in text
+    assert "HPCTK_STAGED_2=$HPCTK_STAGED/$HPCTK_STAGED_2\n" in text
+    by_rank = script(**TWO_NODES, launch="task-per-gpu", stage=("x",))
+    assert "--users 4 " in by_rank
+    assert "hpctk_staging=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/hpctk-" in by_rank
+
+
+@pytest.mark.parametrize("path", ["/", "..", "a/.", "a/..", ".users", "-x"])
+def test_only_what_has_a_name_can_be_staged(path: str) -> None:
+    with pytest.raises(RenderError, match="--stage: "):
+        script(stage=(path,))
+
+
+def test_two_paths_of_one_name_are_not_staged() -> None:
+    with pytest.raises(RenderError, match="--stage: two of them are called 'x'"):
+        script(stage=("/a/x", "b/x/"))
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "message"),
+    [
+        ("train-cpu", {"command": ()}, "the template train-cpu needs a training script"),
+        ("train-cpu", {"nodes": 2}, "--nodes: the template train-cpu is for one node"),
+        ("train-cpu", {"gpus_per_node": 1}, "--gpus-per-node: train-cpu is one process"),
+        ("train-cpu", {"rank_restarts": 1}, "--rank-restarts: train-cpu is one process"),
+        ("train-single-gpu", {"gpus_per_node": 2}, "--gpus-per-node: train-single-gpu has one"),
+        ("train-single-gpu", {"nproc_per_node": 2}, "--nproc-per-node: train-single-gpu is one"),
+        ("train-multi-gpu", {}, "--gpus-per-node: the template train-multi-gpu needs it"),
+        ("train-multi-node", {"ntasks_per_node": 4}, "--ntasks-per-node: a training asks for"),
+        ("train-multi-node", {"run": "r"}, "--run: the template train-multi-node works on no run"),
+        ("train-multi-node", {"array": "0-3"}, "--array: the template train-multi-node is one"),
+        ("train-multi-node", {"backend": "nccl"}, "--backend: nccl joins GPUs"),
+        (
+            "train-multi-node",
+            {"gpus_per_node": 2, "nproc_per_node": 4},
+            "--nproc-per-node: nccl cannot join 4 ranks on 2 GPUs",
+        ),
+        (
+            "train-multi-node",
+            {"launch": "task-per-gpu", "rank_restarts": 1},
+            "--rank-restarts: in the form task-per-gpu",
+        ),
+        (
+            "train-multi-node",
+            {"command": ("python3.11", "train.py")},
+            "starts the script itself, without 'python3.11'",
+        ),
+        ("train-multi-node", {"stage_dir": "/x"}, "--stage-dir: nothing is staged"),
+        (
+            "train-multi-node",
+            {"cpu_bind": "cores", "hint": "multithread"},
+            "--cpu-bind and --hint exclude each other",
+        ),
+        ("command", {"backend": "gloo"}, "--backend: the template command starts no training"),
+        ("work-queue", {"command": (), "stage": ("x",)}, "--stage: the template work-queue starts"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(
+    template: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RenderError) as caught:
+        script(template, **fields)
+
+    assert caught.value.message.startswith(message) or message in caught.value.message
+    assert caught.value.hint

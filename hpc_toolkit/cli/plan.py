@@ -1,7 +1,283 @@
 """The command that says what the rest of a run would take."""
 
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads it
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+from hpc_toolkit.cli.arguments import (
+    JsonOption,
+    RunArgument,
+    complete_cluster,
+    open_run,
+)
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
+
+if TYPE_CHECKING:
+    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.plan.comparison import Comparison
+    from hpc_toolkit.plan.lengths import Guess
+    from hpc_toolkit.plan.page import Plan
+    from hpc_toolkit.plan.work import Work
+
+_ENDINGS = (".md", ".svg", ".json")
+_MOST_ITEMS = 10_000_000
+_MOST_NODES = 100_000
+_MOST_FACTOR = 100
+_EXIT_LATER = 75
+_WORK, _NODE, _LIMITS = "Work", "Node", "Limits"
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    app.command(rich_help_panel="Look")(plan)
+
+
+def plan(
+    run: RunArgument = None,
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes to compare.")] = "1,2,4,8",
+    items: Annotated[
+        int | None,
+        typer.Option(help="Of a run to come; RUN is left out.", rich_help_panel=_WORK),
+    ] = None,
+    groups: Annotated[int, typer.Option(help="Groups of those items.", rich_help_panel=_WORK)] = 1,
+    seconds_per_item: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Your guess, for what nothing is known of.",
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
+    load_seconds: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="Guess: to load a group.", rich_help_panel=_WORK),
+    ] = "0",
+    guess_factor: Annotated[
+        float,
+        typer.Option(
+            help="The guess is right within this factor in 9 of 10 cases.", rich_help_panel=_WORK
+        ),
+    ] = 1.5,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(help="By default all that the cluster's have.", rich_help_panel=_NODE),
+    ] = None,
+    workers_per_node: Annotated[
+        int | None,
+        typer.Option(help="By default one per GPU, or as many as fit.", rich_help_panel=_NODE),
+    ] = None,
+    cores_per_worker: Annotated[
+        int | None, typer.Option(help="CPUs of one.", rich_help_panel=_NODE)
+    ] = None,
+    memory_per_worker: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of one, at its peak: 24G.", rich_help_panel=_NODE),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Nodes, limits, prices: a name of 'hpctk cluster list', or a TOML file.",
+            autocompletion=complete_cluster,
+            rich_help_panel=_NODE,
+        ),
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="In the place of the cluster's.", rich_help_panel=_NODE)
+    ] = None,
+    watts_per_gpu: Annotated[
+        float | None, typer.Option(help="In the place of the cluster's.", rich_help_panel=_NODE)
+    ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="What is done by then, and how probably all: 72:00:00.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Longest job, as sbatch reads it.", rich_help_panel=_LIMITS
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Compare a plan that was kept with what came."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all chance.")] = 0,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option("--out", "-o", help="Write .md, .svg or .json; can be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what the rest of a run takes on n nodes: time, node-hours, cost, the limit to ask for.
+
+    From the items left and how long those took that ended, or from a guess; what 9 of 10 cases lie
+    between. Waiting for Slurm is not in it.
+    """
+    from hpc_toolkit.plan.making import make_plan
+    from hpc_toolkit.plan.nodes import Worker, node_of
+    from hpc_toolkit.quantities import parse_duration, parse_mem_mib, parse_walltime
+
+    for path in out or []:
+        _check_out(path)
+    if check is not None:
+        _compare(run, check, as_json=as_json)
+        return
+    counts = _counts(nodes)
+    _refuse_below(1, {"workers-per-node": workers_per_node, "cores-per-worker": cores_per_worker})
+    _refuse_below(0, {"gpus-per-node": gpus_per_node, "seed": seed})
+    _refuse_below(0, {"price-per-gpu-hour": price_per_gpu_hour, "watts-per-gpu": watts_per_gpu})
+    guess = _guess(seconds_per_item, load_seconds, guess_factor)
+    memory = memory_per_worker
+    site = _site(cluster)
+    node = node_of(
+        site,
+        Worker(
+            cores=cores_per_worker,
+            mem_mib=None if memory is None else parse_mem_mib(memory, where="--memory-per-worker"),
+            per_node=workers_per_node,
+        ),
+        gpus=gpus_per_node,
+        price_per_gpu_hour=price_per_gpu_hour,
+        watts_per_gpu=watts_per_gpu,
+    )
+    found = make_plan(
+        _work(run, items, groups, guess),
+        guess,
+        counts,
+        site,
+        node,
+        within_s=None if within is None else parse_duration(within, where="--within"),
+        limit_s=None if time_limit is None else parse_walltime(time_limit, where="--time-limit"),
+        seed=seed,
+    )
+    _show(found, out or [], as_json=as_json)
+
+
+def _refuse_below(least: int, given: dict[str, int | None] | dict[str, float | None]) -> None:
+    for option, number in given.items():
+        if number is not None and not least <= number < float("inf"):
+            message = f"--{option}: {number:g} is not a number from {least} on"
+            raise ConfigError(message, hint=f"give {least} or more, or leave it out")
+
+
+def _guess(seconds: str | None, load: str, factor: float) -> Guess | None:
+    from hpc_toolkit.plan.lengths import Guess
+    from hpc_toolkit.quantities import parse_duration
+
+    if seconds is None:
+        return None
+    if not 1 <= factor <= _MOST_FACTOR:
+        message = f"--guess-factor: {factor:g} is not a number from 1 to {_MOST_FACTOR}"
+        raise ConfigError(message, hint="1.5 is: two thirds to one and a half times as long")
+    return Guess(
+        parse_duration(seconds, where="--seconds-per-item"),
+        parse_duration(load, where="--load-seconds", zero=True),
+        factor,
+    )
+
+
+def _counts(given: str) -> list[int]:
+    words = [word.strip() for word in given.split(",")]
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 7]
+    if len(numbers) < len(words) or not all(1 <= number <= _MOST_NODES for number in numbers):
+        message = f"--nodes: {given!r} is no list of numbers from 1 to {_MOST_NODES}"
+        raise ConfigError(message, hint="write --nodes 1,2,4,8")
+    return sorted(set(numbers))
+
+
+def _site(given: str | None) -> Cluster:
+    from hpc_toolkit.clusters.choice import resolve_cluster
+    from hpc_toolkit.terminal import printable
+
+    resolved = resolve_cluster(given)
+    for note in resolved.notes:
+        print(printable(note), file=sys.stderr)
+    return resolved.cluster
+
+
+def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:
+    from hpc_toolkit.clock import SystemClock
+    from hpc_toolkit.plan.reading import read_work
+    from hpc_toolkit.plan.work import typed_work
+
+    if items is None:
+        run = open_run(given)
+        return read_work(run.view, SystemClock(), given=str(run.root))
+    if given is not None:
+        message = f"--items {items} is for a run to come, and {given} is there"
+        raise ConfigError(message, hint="leave out one of the two")
+    if guess is None:
+        message = "--items needs --seconds-per-item: nothing is known of them"
+        raise ConfigError(message, hint="give a guess, such as --seconds-per-item 30")
+    if not 1 <= groups <= items <= _MOST_ITEMS:
+        message = f"--items {items} --groups {groups}: not 1 to {_MOST_ITEMS} items, in groups"
+        raise ConfigError(message, hint="a group has at least one item")
+    return typed_work(items, groups)
+
+
+def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
+    from hpc_toolkit.clock import SystemClock
+    from hpc_toolkit.plan.comparison import compare
+    from hpc_toolkit.plan.page import read_plan
+
+    kept = read_plan(path)
+    found = compare(open_run(given or kept["run"] or None).view, SystemClock(), kept)
+    print(json.dumps(found.to_json()) if as_json else "\n".join(_said(found)), flush=True)
+    if not found.complete:
+        raise typer.Exit(_EXIT_LATER)
+
+
+def _said(found: Comparison) -> list[str]:
+    from hpc_toolkit.quantities import format_duration as shown
+
+    span = f"{shown(found.low_s)} to {shown(found.high_s)}"
+    on = f"on {found.workers_predicted} workers"
+    lines = [f"predicted  {shown(found.predicted_s)} ({span}) {on}"]
+    if not found.complete:
+        lines.append(f"so far     {shown(found.real_s)}, {found.left:,} items left")
+        lines += ["later than 19 of 20 cases"] if found.inside is False else []
+        return lines
+    assert found.error is not None
+    inside = "inside" if found.inside else "outside"
+    lines.append(f"real       {shown(found.real_s)} on {found.workers} workers")
+    lines.append(f"off by     {found.error:+.1%} of the real time, {inside} of the interval")
+    return lines
+
+
+def _check_out(path: Path) -> None:
+    if path.suffix not in _ENDINGS:
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
+    parent = os.path.abspath(path.parent)
+    if os.path.isdir(path) or not os.access(parent, os.W_OK | os.X_OK):
+        message = f"{path}: cannot be written there"
+        raise ConfigError(message, hint="name a file in a directory that you can write to")
+
+
+def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
+    from hpc_toolkit.plan.page import as_lines, as_markdown
+    from hpc_toolkit.plan.picture import plan_svg
+
+    text = json.dumps(found.to_json(), allow_nan=False)
+    print(text if as_json else "\n".join(as_lines(found)), flush=True)
+    for path in out:
+        written = {
+            ".json": lambda: text + "\n",
+            ".md": lambda: as_markdown(found),
+            ".svg": lambda: plan_svg(found),
+        }[path.suffix]()
+        try:
+            path.write_text(written, encoding="utf-8")
+        except OSError as error:
+            message = f"{path}: {error.strerror}"
+            raise RunError(message, hint="name a file that you can write to") from error

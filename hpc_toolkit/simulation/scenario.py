@@ -80,6 +80,9 @@ class Scenario:
     """Seconds that the running step may still take after SIGTERM."""
     unit_size: int = MAX_UNIT
     """Most items of a unit."""
+    tick_s: float = 1.0
+    """How often a worker looks around while a step runs; more makes long simulations quicker, and
+    deaths and takeovers later."""
     seed: int = 0
     """Part of the workers' names, from which their random choices follow."""
 

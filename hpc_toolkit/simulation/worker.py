@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 STAGE = "items"
 
-# As in hpc_toolkit.worker and hpc_toolkit.passes.
+# As in hpc_toolkit.worker.
 _UPDATE_S = 1.0
-_TICK_S = 1.0
 
 
 class VirtualClock:
@@ -249,14 +248,14 @@ class SimulatedWorker:
 
     def _step(self, seconds: float) -> Steps:
         """Whether the executor came to the end of a step."""
-        until = self._clock.now + seconds
+        until, tick_s = self._clock.now + seconds, self._site.scenario.tick_s
         self._step_began = self._clock.now
         while self._clock.now < until:
             if self._clock.now >= self._drain_by:
                 self._site.ledger.cut(self._clock.now - self._step_began)
                 self._end_step()
                 return False
-            yield min(until, self._clock.now + _TICK_S, self._drain_by)
+            yield min(until, self._clock.now + tick_s, self._drain_by)
             self._tick()
         self._end_step()
         return True

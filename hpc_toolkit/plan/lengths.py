@@ -1,0 +1,282 @@
+"""How long the items left may take: many draws, each of a model fitted to another resampling.
+
+The logarithm of an item's seconds is a mean, plus what a word and a number of the item add, plus
+what its kin and its group add, plus a rest. Each draw weighs the items that were seen anew
+(Bayesian bootstrap), fits all of that, and gives every item left a rest from those that were seen.
+Decision 0030 says why so, and what the intervals promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpc_toolkit.plan.traits import traits
+
+if TYPE_CHECKING:
+    from hpc_toolkit.plan.traits import Traits
+    from hpc_toolkit.plan.work import StageWork
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_LEAST_S = 1e-4
+_KIN_SD = 0.7
+"""How much the kin of a run differ where one of them is known alone, as a standard deviation of
+logarithms: another size of model may take twice or half as long."""
+_GROUP_SD = 0.1
+"""The same of groups of one kin."""
+_TAIL = (0.05, 0.7)
+"""Bounds of the tail's index: how much longer than all that were seen the next one may be."""
+_FARTHEST = 20.0
+"""No item is drawn longer than so many times the longest that was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """One draw of a stage."""
+
+    seconds: Floats
+    """Of each item left."""
+    load_s: dict[str, float]
+    """Of each group."""
+    first: float
+    """How many times as long the first item after a load takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a person expects where nothing is known."""
+
+    seconds_per_item: float
+    load_s: float = 0.0
+    factor: float = 1.5
+    """The true means are within this factor, either way, in 9 of 10 cases; at least 1."""
+    spread: float = 0.5
+    """How much items differ: standard deviation of the logarithms of their seconds."""
+
+
+class GuessedLengths:
+    """Draws from a guess."""
+
+    keys: tuple[str, ...] = ()
+
+    def __init__(self, stage: StageWork, guess: Guess) -> None:
+        self._stage, self._guess = stage, guess
+        self._groups = {batch.group for batch in stage.batches}
+        self._groups |= {stage.group_of(item) for item in stage.left}
+
+    def draw(self, chance: np.random.Generator) -> Lengths:
+        """One draw."""
+        guess = self._guess
+        off = np.exp(chance.normal(0.0, np.log(guess.factor) / 1.645, 2))
+        middle = np.log(guess.seconds_per_item * off[0]) - guess.spread**2 / 2
+        seconds = np.exp(middle + guess.spread * chance.standard_normal(len(self._stage.left)))
+        load_s = float(guess.load_s * off[1])
+        return Lengths(seconds, dict.fromkeys(self._groups, load_s), 1.0)
+
+
+class LearnedLengths:
+    """Draws from what was seen, of which there must be something."""
+
+    def __init__(self, stage: StageWork) -> None:
+        self._stage = stage
+        self._z = np.log(np.maximum([one.seconds for one in stage.seen], _LEAST_S))
+        self._traits = traits(stage, self._z)
+        self._left = np.arange(len(self._z), len(self._traits))
+        self._running = [
+            (len(self._z) + batch.first, max(batch.age_s, _LEAST_S))
+            for batch, _ in stage.running
+            if not batch.loading and batch.age_s > 0
+        ]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of items that were found to matter."""
+        return self._traits.keys
+
+    def draw(self, chance: np.random.Generator) -> Lengths:
+        """One draw."""
+        seen = np.arange(len(self._z))
+        fit = _Fit(self._traits, seen, self._z, chance)
+        running = np.array([index for index, _ in self._running], dtype=np.int64)
+        ages = np.log([age for _, age in self._running])
+        if len(running):
+            # What has not ended is known to take longer, so the ended ones alone are too short.
+            z = np.concatenate([self._z, fit.beyond(running, ages)])
+            fit = _Fit(self._traits, np.concatenate([seen, running]), z, chance)
+        logs = fit.sample(self._left)
+        if len(running):
+            logs[running - len(self._z)] = fit.beyond(running, ages)
+        longest = np.log(_FARTHEST) + max(self._z.max(), ages.max(initial=-np.inf))
+        seconds = np.exp(np.minimum(logs, longest))
+        return Lengths(seconds, self._loads(chance), float(np.exp(fit.first)))
+
+    def _loads(self, chance: np.random.Generator) -> dict[str, float]:
+        """Mean seconds to load each group: its own, else its kin's, else those of all."""
+        traits_ = self._traits
+        place = {key: number for number, key in enumerate(traits_.groups)}
+        loads = [load for load in self._stage.loads if load.group in place]
+        if not loads:
+            return dict.fromkeys(traits_.groups, 0.0)
+        weight = chance.exponential(size=len(loads))
+        seconds = np.array([load.seconds for load in loads])
+        family = traits_.kin[[place[load.group] for load in loads]]
+        total = np.bincount(family, weight * seconds, traits_.kins)
+        count = np.bincount(family, weight, traits_.kins)
+        mean = float(np.average(seconds, weights=weight))
+        means = np.full(traits_.kins, mean)
+        means[count > 0] = total[count > 0] / count[count > 0]
+        return {key: float(means[traits_.kin[number]]) for key, number in place.items()}
+
+
+class _Fit:
+    """One fit of the model to items with random weights."""
+
+    def __init__(self, found: Traits, of: Ints, z: Floats, chance: np.random.Generator) -> None:
+        self._traits, self._of, self._chance = found, of, chance
+        self._weight = chance.exponential(size=len(of))
+        self._mean = float(np.average(z, weights=self._weight))
+        self.first = 0.0
+        self._slope = 0.0
+        self._words = np.zeros(found.words)
+        self._group = np.zeros(len(found.groups))
+        rest = z - self._mean
+        for _ in range(2 if found.keys else 1):
+            rest = rest - self._fit_first(rest)
+            rest = rest - self._fit_words(rest)
+            rest = rest - self._fit_slope(rest)
+        rest = rest - self._fit_groups(rest)
+        # What was taken out by means that few items made is put back in width.
+        self._rest = rest
+        self._index = self._tail_index()
+
+    def _fit_first(self, rest: Floats) -> Floats:
+        first = self._traits.first[self._of]
+        if not first.any():
+            return np.zeros(len(rest))
+        at = first == 1
+        step = float(np.average(rest[at], weights=self._weight[at]))
+        step -= float(np.average(rest[~at], weights=self._weight[~at])) if (~at).any() else 0.0
+        self.first += step
+        found: Floats = step * first.astype(np.float64)
+        return found
+
+    def _fit_words(self, rest: Floats) -> Floats:
+        if self._traits.words == 1:
+            return np.zeros(len(rest))
+        of = self._traits.word[self._of]
+        count = np.bincount(of, minlength=self._traits.words)
+        effect = _shrunken(rest, of, self._weight, self._traits.words, _KIN_SD)
+        unseen = count == 0
+        width = float(np.std(effect[~unseen])) if (~unseen).any() else _KIN_SD
+        effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
+        self._words += effect
+        return effect[of]
+
+    def _fit_slope(self, rest: Floats) -> Floats:
+        x = self._traits.number[self._of]
+        spread = float(np.sum(self._weight * x * x))
+        if spread == 0.0:
+            return np.zeros(len(rest))
+        centre = np.average(x, weights=self._weight)
+        covered = float(np.sum(self._weight * (x - centre) ** 2))
+        slope = float(np.sum(self._weight * (x - centre) * rest)) / max(covered, 1e-12)
+        self._slope += slope
+        self._mean -= slope * float(centre)
+        found: Floats = slope * (x - centre)
+        return found
+
+    def _fit_groups(self, rest: Floats) -> Floats:
+        found = self._traits
+        groups = len(found.groups)
+        if groups == 1:
+            return np.zeros(len(rest))
+        of = found.group[self._of]
+        alone = found.kins in (1, groups)
+        families = np.zeros(groups)
+        if not alone:
+            families = self._effects(rest, found.kin[of], found.kins, _KIN_SD)[found.kin]
+        own = self._effects(rest - families[of], of, groups, _KIN_SD if alone else _GROUP_SD)
+        self._group = families + own
+        effect: Floats = self._group[of]
+        return effect
+
+    def _effects(self, rest: Floats, of: Ints, kinds: int, prior_sd: float) -> Floats:
+        """What each kind adds; drawn from how much the others differ where it was not seen."""
+        effect, width = _effects(rest, of, self._weight, kinds, prior_sd)
+        unseen = np.bincount(of, minlength=kinds) == 0
+        effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
+        return effect
+
+    def _tail_index(self) -> float:
+        """Hill's estimate from the longest rests, within bounds."""
+        ordered = np.sort(self._rest)[::-1]
+        most = max(3, int(np.sqrt(len(ordered))))
+        top = ordered[: most + 1]
+        if len(top) < 3:
+            return _TAIL[1]
+        return float(np.clip(np.mean(top[:-1] - top[-1]), *_TAIL))
+
+    def _middle(self, items: Ints) -> Floats:
+        found = self._traits
+        of_kind = self._words[found.word[items]] + self._group[found.group[items]]
+        middle: Floats = self._mean + of_kind + self._slope * found.number[items]
+        return middle
+
+    def sample(self, items: Ints) -> Floats:
+        """Logarithms of seconds for items of which nothing is known but what they are."""
+        weight = np.append(self._weight, self._chance.exponential())
+        share = np.cumsum(weight) / weight.sum()
+        drawn = np.searchsorted(share, self._chance.random(len(items)), side="right")
+        drawn = np.minimum(drawn, len(self._rest))
+        beyond = float(self._rest.max()) + self._beyond_all(len(items))
+        rest = np.where(drawn < len(self._rest), np.append(self._rest, 0.0)[drawn], beyond)
+        found: Floats = self._middle(items) + rest
+        return found
+
+    def beyond(self, items: Ints, ages: Floats) -> Floats:
+        """The same for items that have taken so long already."""
+        middle = self._middle(items)
+        found = np.empty(len(items))
+        for number, age in enumerate(ages - middle):
+            longer = np.flatnonzero(self._rest > age)
+            weight = self._weight[longer]
+            tail = self._chance.exponential()
+            if len(longer) and self._chance.random() < weight.sum() / (weight.sum() + tail):
+                drawn = self._chance.choice(longer, p=weight / weight.sum())
+                found[number] = middle[number] + self._rest[drawn]
+            else:
+                start = max(float(age), float(self._rest.max()))
+                found[number] = middle[number] + start + self._beyond_all(1)[0]
+        return found
+
+    def _beyond_all(self, count: int) -> Floats:
+        drawn: Floats = self._index * self._chance.exponential(size=count)
+        return drawn
+
+
+def _shrunken(rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: float) -> Floats:
+    return _effects(rest, of, weight, kinds, prior_sd)[0]
+
+
+def _effects(
+    rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: float
+) -> tuple[Floats, float]:
+    """The mean of each kind, drawn towards 0 as far as chance may have made it, and how much kinds
+    differ, as a standard deviation."""
+    mass = np.bincount(of, weight, kinds)
+    count = np.bincount(of, minlength=kinds)
+    means = np.bincount(of, weight * rest, kinds) / np.maximum(mass, 1e-12)
+    seen = count > 0
+    within = float(np.sum(weight * (rest - means[of]) ** 2) / mass.sum())
+    within *= len(of) / max(len(of) - int(seen.sum()), 1)
+    noise = within / np.maximum(count, 1)
+    between = float(np.sum(means[seen] ** 2 - noise[seen])) if seen.sum() > 1 else 0.0
+    # One more kind, that differs as much as is usual, so that few of them say little.
+    variance = (max(between, 0.0) + prior_sd**2) / max(int(seen.sum()), 1)
+    effect = means * variance / np.maximum(variance + noise, 1e-12)
+    effect[~seen] = 0.0
+    return effect, float(np.sqrt(variance))

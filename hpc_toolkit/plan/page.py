@@ -1,0 +1,227 @@
+"""A plan as plain values, as a page for people, and back from its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.quantities import format_duration, format_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from hpc_toolkit.plan.choices import Choice, Way
+    from hpc_toolkit.plan.forecast import Forecast, Interval
+    from hpc_toolkit.plan.nodes import Node
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that ``hpctk plan`` says."""
+
+    run: str
+    """The run's path as it was given; "" for typed numbers."""
+    at: float
+    """When it was made: epoch seconds."""
+    items: int
+    """Items without a result."""
+    done: int
+    sealed: bool
+    """Whether no items can come any more."""
+    seen: int
+    """Items from whose time it was learned."""
+    retried: int
+    """Attempts that failed and were or will be tried again."""
+    keys: list[str]
+    """Keys of items that tell how long they take."""
+    guessed: list[str]
+    """Stages of which nothing is known but the guess."""
+    item_s: Interval
+    load_s: float
+    longest_s: float
+    node: Node
+    cluster: str
+    now: Forecast | None
+    """With the workers that live, going on; None without any."""
+    choices: list[Choice]
+    ways: list[Way]
+    within_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A plan that was written to a file as JSON.
+
+    Raises:
+        ConfigError: it cannot be read, or is no plan.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(
+            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        message = f"{path}: not JSON: {error}"
+        raise ConfigError(
+            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or "choices" not in found:
+        message = f"{path}: not a plan of format {FORMAT}"
+        raise ConfigError(message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote")
+    return found
+
+
+def _span(interval: Interval, shown: Any = format_duration) -> str:
+    return f"{shown(interval.low)} to {shown(interval.high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def basis(plan: Plan) -> list[str]:
+    """What the plan rests on, in sentences."""
+    said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
+    if not plan.sealed:
+        said.append("The list is open: items that come later are not in these numbers.")
+    length = f"{format_duration(plan.item_s.median)} ({_span(plan.item_s)})"
+    if plan.guessed:
+        said.append(f"An item takes {length} by your guess alone: no item has ended yet.")
+    else:
+        said.append(f"An item left takes {length} on average, by {plan.seen:,} that ended.")
+    if plan.load_s >= 0.05:
+        said.append(f"To load what a worker needs takes {format_duration(plan.load_s)}.")
+    if plan.keys:
+        said.append(f"Their length follows {' and '.join(plan.keys)}.")
+    if plan.retried:
+        said.append(
+            f"{plan.retried:,} attempts failed and were tried again; as many of the rest will."
+        )
+    node = plan.node
+    workers = "1 worker" if node.workers == 1 else f"{node.workers} workers"
+    said.append(f"{workers} on a node of {plan.cluster}: {node.why}.")
+    return said
+
+
+def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells; columns of which nothing is known are left out."""
+    some = plan.choices[0]
+    money = plan.node.currency or "price"
+    head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
+    head += ["GPU-hours"] if some.gpu_hours else []
+    head += [money] if some.cost else []
+    head += ["kWh"] if some.energy_kwh else []
+    head += ["--time"]
+    head += ["done by then", "items by then"] if plan.within_s else []
+    rows = []
+    for one in plan.choices:
+        found = one.forecast
+        row = [str(one.nodes), str(found.workers), format_duration(found.time_s.median)]
+        row += [_span(found.time_s), _number(one.node_hours.median)]
+        row += [_number(x.median) for x in (one.gpu_hours, one.cost, one.energy_kwh) if x]
+        row.append(_asked(one))
+        if found.within is not None and found.share is not None:
+            row += [f"{found.within:.0%}", _span(found.share, lambda share: f"{share:.0%}")]
+        rows.append(row)
+    return head, rows
+
+
+def _asked(choice: Choice) -> str:
+    text = format_walltime(choice.ask_s)
+    if choice.in_a_row == 0:
+        return f"{text}: too short"
+    return text if choice.in_a_row == 1 else f"{text}, {choice.in_a_row} in a row"
+
+
+def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
+    head = ["partition", "limit", "nodes", "time of work", "jobs in a row", "or one-node jobs"]
+    head += ["node-hours lost"]
+    rows = []
+    for way in ways:
+        limit = "none" if way.limit_s is None else format_walltime(way.limit_s)
+        nodes = f"{way.nodes}" + (f" of {way.most_nodes}" if way.most_nodes else "")
+        if way.in_a_row == 0:
+            rows.append([way.partition, limit, nodes, "too short for an item", "", "", ""])
+            continue
+        took = f"{format_duration(way.time_s.median)} ({_span(way.time_s)})"
+        lost = _number(way.lost_node_hours)
+        rows.append([way.partition, limit, nodes, took, str(way.in_a_row), str(way.jobs), lost])
+    return head, rows
+
+
+def _sentences(plan: Plan) -> list[str]:
+    """What follows the table."""
+    said = ["Waiting for Slurm is in none of these times."]
+    if plan.within_s:
+        said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
+    simulated = sum(one.forecast.simulated for one in plan.choices)
+    draws = plan.choices[0].forecast.draws if plan.choices else 0
+    kind = f"{draws} draws a row by list scheduling"
+    said.append(f"{kind}, {simulated} of all rows by the queue's own code on a virtual clock.")
+    return said
+
+
+def _advice(ways: Sequence[Way]) -> str:
+    able = [way for way in ways if way.in_a_row]
+    if len(able) < 2:
+        return ""
+    quick = min(able, key=lambda way: (way.time_s.median, way.jobs))
+    if quick.in_a_row == 1:
+        return f"Least time: {quick.partition} on {quick.nodes} nodes, one job to the end."
+    return (
+        f"Least time: {quick.partition} on {quick.nodes} nodes, {quick.in_a_row} jobs in a row; "
+        "each gives back what it cannot end, and the next goes on."
+    )
+
+
+def as_lines(plan: Plan) -> list[str]:
+    """For a terminal."""
+    lines = basis(plan)
+    if plan.now is not None:
+        now = plan.now
+        lines += ["", f"As it goes on now, on {now.workers} workers: {_now(now)}"]
+    if plan.choices:
+        lines += ["", *_aligned(*_table_rows(plan)), "", *_sentences(plan)]
+    if plan.ways:
+        lines += ["", *_aligned(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
+    return lines
+
+
+def _now(now: Forecast) -> str:
+    text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
+    return text if now.within is None else f"{text}; {now.within:.0%} to be done within the limit"
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
+    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    for row in [head, *rows]:
+        yield "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+
+
+def as_markdown(plan: Plan) -> str:
+    """A page."""
+    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *basis(plan), ""]
+    if plan.now is not None:
+        lines += [f"As it goes on now, on {plan.now.workers} workers: {_now(plan.now)}", ""]
+    if plan.choices:
+        lines += [*_piped(*_table_rows(plan)), "", *_sentences(plan), ""]
+    if plan.ways:
+        lines += [*_piped(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:
+    for row in [head, ["---"] * len(head), *rows]:
+        yield f"| {' | '.join(row)} |"

@@ -32,13 +32,13 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
         argv: what each pod runs.
     """
     meets = spec.kind != "kubernetes-queue"
-    master = _master(spec, name) if meets else None
+    meeting = _meeting(spec, name) if meets else None
     labels = {
         "app.kubernetes.io/name": spec.name,
         "app.kubernetes.io/managed-by": "hpctk",
         "hpctk-job": name,
     }
-    job = _job_spec(spec, nodes, pod_template(spec, labels, argv, master))
+    job = _job_spec(spec, nodes, pod_template(spec, labels, argv, meeting))
     if spec.jobset:
         return [_jobset(spec, name, labels, job)]
     service = [_service(spec, name, labels)] if meets else []
@@ -54,7 +54,7 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
     return [*service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": head, "spec": job}]
 
 
-def _master(spec: ManifestSpec, name: str) -> str:
+def _meeting(spec: ManifestSpec, name: str) -> str:
     """Host name of the first pod, within the namespace."""
     return f"{name}-{ROLE}-0-0.{name}" if spec.jobset else f"{name}-0.{name}"
 
@@ -77,7 +77,7 @@ def _service(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str,
             # They look for each other before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": {"hpctk-job": name},
-            "ports": [{"name": "master", "port": MASTER_PORT}],
+            "ports": [{"name": "meeting", "port": MASTER_PORT}],
         },
     }
 

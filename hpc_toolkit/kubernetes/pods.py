@@ -20,14 +20,14 @@ _MARGIN_S = 15
 
 
 def pod_template(
-    spec: ManifestSpec, labels: dict[str, str], argv: list[str], master: str | None = None
+    spec: ManifestSpec, labels: dict[str, str], argv: list[str], meeting: str | None = None
 ) -> dict[str, Any]:
     """The template of pods that run ``argv``.
 
     Args:
         labels: what the pods are found by.
         argv: the program and its words; ``$(NAME)`` in it is a variable of the pod.
-        master: host name of the first pod, for pods that meet there.
+        meeting: host name of the first pod, for pods that meet there.
     """
     pod: dict[str, Any] = {
         # A pod that is replaced has another name; a container that is restarted has not, and a
@@ -49,7 +49,7 @@ def pod_template(
     }
     if spec.chdir is not None:
         container["workingDir"] = spec.chdir
-    container["env"] = _variables(spec, master)
+    container["env"] = _variables(spec, meeting)
     if resources := _resources(spec):
         container["resources"] = resources
     # What the standard "restricted" asks for; nothing here needs more.
@@ -105,13 +105,13 @@ def _placement(spec: ManifestSpec) -> dict[str, Any]:
     return found
 
 
-def _variables(spec: ManifestSpec, master: str | None) -> list[dict[str, Any]]:
+def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
     # The host name is that of the Job and the number, and the same for a pod that takes another's
     # place: a lock of the one before would be trusted where both were on one node.
     found = [_from_field("HPCTK_HOST", "metadata.name")]
-    if master is not None:
+    if meeting is not None:
         found.append(_from_field("NODE_RANK", f"metadata.annotations['{INDEX}']"))
-        found.append({"name": "MASTER_ADDR", "value": master})
+        found.append({"name": "MASTER_ADDR", "value": meeting})
         found.append({"name": "MASTER_PORT", "value": str(MASTER_PORT)})
     given = dict(spec.env)
     # A user without an entry in the image's /etc/passwd has the root directory as home.

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import RunArgument, open_run
+from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
 from hpc_toolkit.errors import PASSING, ConfigError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.layout import StageSpec
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.verification import Problem, Results
+
+_SHOWN = 20
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(rich_help_panel="Runs")(snapshot)
+    app.command(rich_help_panel="Look")(verify)
 
 
 def snapshot(
@@ -50,3 +59,131 @@ def snapshot(
         return
     counts = taken.counts
     print(f"{counts['done']} of {counts['items']} items are done in {out}", file=sys.stderr)
+
+
+def verify(
+    results: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|RESULTS]",
+            help="A run, a snapshot (.json), or what gather wrote (.jsonl, .csv, .parquet); by "
+            "default the run that other commands take.",
+        ),
+    ] = None,
+    items: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.jsonl",
+            help="The items that must have one row each; a run and a snapshot know theirs.",
+        ),
+    ] = None,
+    range_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="KEY=LEAST:MOST",
+            help="Where a number of every result must be, such as mean=-1:1 or loss=0:.",
+        ),
+    ] = None,
+    unique: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="A key of items or values that no two rows may share."),
+    ] = None,
+    recompute: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Compute so many results again, and compare them."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Which ones are drawn for --recompute.")] = 0,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far a recomputed number may be off, relatively.")
+    ] = 1e-9,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="What --recompute does not compare, such as a time."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that results are whole: one row for each item, none failed, all numbers finite.
+
+    Exits with 1 and a list where they are not. A row that a run has not is missing.
+    """
+    from hpc_toolkit.verification import Range, Recomputation
+    from hpc_toolkit.verification import verify as check
+
+    ranges = tuple(map(Range.parse, range_ or ()))
+    found, known, stage = _read(results)
+    if items is not None:
+        from hpc_toolkit.cli.runs import read_items
+
+        known = read_items(items)
+    problems = check(found, known, ranges=ranges, unique=tuple(unique or ()))
+    again = 0
+    if recompute:
+        if stage is None:
+            message = f"--recompute: {results} does not say which code made it"
+            raise ConfigError(message, hint="verify the run or a snapshot of it")
+        sample = Recomputation(
+            count=recompute, seed=seed, tolerance=tolerance, ignore=tuple(ignore or ())
+        )
+        # What the code prints is no data of ours.
+        with redirect_stdout(sys.stderr):
+            again, more = sample.check(stage, found.rows)
+        problems += more
+    _show(found, known, problems, again, as_json=as_json)
+    if problems:
+        sys.exit(1)
+
+
+def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | None]:
+    """The rows, the items where they are known, and the code where it is."""
+    from hpc_toolkit.layout import check_trust
+    from hpc_toolkit.snapshot import read_snapshot, take_snapshot
+    from hpc_toolkit.verification import Results, plain_key, read_results
+
+    path = Path(given) if given is not None else None
+    if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
+        return read_results(path), None, None
+    if path is not None and path.suffix == ".json" and not path.is_dir():
+        taken = read_snapshot(path)
+    else:
+        run = open_run(given)
+        check_trust(run.root)
+        taken = take_snapshot(run)
+    return Results(rows=taken.rows, key=plain_key), taken.items, taken.manifest.stages[0]
+
+
+def _show(
+    found: Results,
+    items: list[Item] | None,
+    problems: list[Problem],
+    again: int,
+    *,
+    as_json: bool,
+) -> None:
+    from collections import Counter
+
+    from hpc_toolkit.terminal import printable
+
+    counts = Counter(problem.kind for problem in problems)
+    total = len(items) if items is not None else None
+    if as_json:
+        record = {
+            "whole": not problems,
+            "rows": len(found.rows),
+            "items": total,
+            "recomputed": again,
+            "counts": counts,
+            "problems": [
+                {"kind": one.kind, "what": one.what, "item": one.item} for one in problems
+            ],
+        }
+        print(json.dumps(record))
+        return
+    rows = f"{len(found.rows)} rows" + (f" of {total} items" if total is not None else "")
+    what = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "whole"
+    print(f"{rows}, {again} computed again: {what}")
+    for one in problems[:_SHOWN]:
+        what = f": {one.what}" if one.what else ""
+        print(printable(f"  {one.kind:<12}  {json.dumps(one.item, ensure_ascii=False)}{what}"))
+    if len(problems) > _SHOWN:
+        print(f"  and {len(problems) - _SHOWN} more; --json lists all")

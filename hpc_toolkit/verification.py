@@ -1,1 +1,0 @@
-"""Whether the results of a run are whole."""

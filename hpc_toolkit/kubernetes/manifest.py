@@ -9,7 +9,7 @@ from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.kubernetes.jobs import objects
 from hpc_toolkit.kubernetes.pods import literal
-from hpc_toolkit.kubernetes.request import ManifestSpec, command_line
+from hpc_toolkit.kubernetes.request import ManifestSpec, command_line, option
 from hpc_toolkit.quantities import parse_duration
 from hpc_toolkit.render.file import sign
 
@@ -68,7 +68,7 @@ def _argv(spec: ManifestSpec, nodes: int) -> list[str]:
         return argv
     argv = ["launch", "--nnodes", str(nodes), "--node-rank", "$(NODE_RANK)"]
     argv += ["--nproc-per-node", str(max(1, spec.gpus_per_node))]
-    argv += ["--master-addr", "$(MASTER_ADDR)", "--master-port", "$(MASTER_PORT)"]
+    argv += [option("master_addr"), "$(MASTER_ADDR)", option("master_port"), "$(MASTER_PORT)"]
     # A measurement that starts again has measured something else.
     restarts = 0 if spec.kind == "kubernetes-scaling" else 3
     restarts = restarts if spec.rank_restarts is None else spec.rank_restarts

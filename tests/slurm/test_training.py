@@ -35,6 +35,8 @@ TRAINING = (
     *("--model", "plain", "--texts", "64", "--steps", str(STEPS), "--batch-size", "8"),
     *("--optimizer", "sgd", "--lr", "0.1", "--precision", "float32", "--checkpoint-every", "5"),
 )
+TREES = ("xgboost", "lightgbm")
+CORES = len(os.sched_getaffinity(0))
 PLAIN: dict[str, Any] = {"ntasks_per_node": None, "backend": "gloo", "cpus_per_task": 2}
 
 
@@ -77,6 +79,7 @@ def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trai
         "preempted": start(site, "preempted", "train-single-gpu", nodes=1, exclusive=True,
                            nodelist="n4"),
     }  # fmt: skip
+    jobs |= {name: trees(site, name) for name in TREES}
     found = Trained(site)
     for name, ranks in {"nodes": 4, "tasks": 4, "warned": 2, "preempted": 1}.items():
         found.held[name] = wait_for_ranks(site, name, jobs[name], ranks)
@@ -102,6 +105,16 @@ def one_process(site: Site) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return next((site.cwd / "runs/alone/data").iterdir())
+
+
+def trees(site: Site, library: str) -> str:
+    """Train trees beside the others."""
+    script = str(REPOSITORY / "examples/train_trees.py")
+    command = (script, "--library", library, "--rows", "2000", "--rounds", "20")
+    return site.submit(
+        "train-cpu", job_name=library, command=command, nodes=1, ntasks_per_node=None,
+        cpus_per_task=CORES, nodelist="n5",
+    )  # fmt: skip
 
 
 def start(site: Site, name: str, template: str, **fields: Any) -> str:
@@ -162,3 +175,14 @@ def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: 
     assert [words[1] for words in trained.held["nodes"]] == ["staged as it is"] * 4
     found = re.findall(r"n\d: staged it's: .*", trained.said["nodes"])
     assert [line[:3] for line in sorted(found)] == ["n1:", "n2:"]
+
+
+@pytest.mark.parametrize("library", TREES)
+def test_trees_are_trained_with_all_cores_that_were_granted(trained: Trained, library: str) -> None:
+    assert trained.ends[library] == ("COMPLETED", 0, 0), trained.said[library]
+    line = next(line for line in trained.said[library].splitlines() if '"threads"' in line)
+    told = json.loads(line.partition(": ")[2])
+
+    MEASURED.append(f"training {library}: {told['busy_cores']} of {CORES} cores were busy")
+    assert (told["threads"], told["rounds"], told["resumed_from"]) == (CORES, 20, 0)
+    assert Path(told["model"]).is_relative_to(trained.site.cwd / "runs" / library)

@@ -15,7 +15,7 @@ from hpc_toolkit.render.spec import ScriptSpec
 
 GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))
 SCRIPT = ("train.py", "--lr", "1")
-TWO_NODES = {"nodes": 2, "gpus_per_node": 4}
+TWO_NODES: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4}
 
 
 def script(template: str = "train-multi-node", cluster: Any = LAB, **fields: Any) -> str:
@@ -142,7 +142,9 @@ def test_gloo_is_told_of_the_sites_network_and_nccl_only_where_there_are_gpus() 
 
 @pytest.mark.parametrize("template", TRAININGS)
 def test_ranks_are_warned_before_the_time_limit_and_start_again_after_75(template: str) -> None:
-    gpus = {} if template in ("train-cpu", "train-single-gpu") else {"gpus_per_node": 2}
+    gpus: dict[str, Any] = (
+        {} if template in ("train-cpu", "train-single-gpu") else {"gpus_per_node": 2}
+    )
 
     text = script(template, **gpus, time="2:00:00")
 
@@ -167,7 +169,11 @@ def test_a_training_has_a_directory_of_the_jobs_name() -> None:
 
 
 def test_what_tasks_are_bound_to_goes_to_srun() -> None:
-    bound = {"cpu_bind": "ldoms", "mem_bind": "local", "distribution": "block:cyclic"}
+    bound: dict[str, Any] = {
+        "cpu_bind": "ldoms",
+        "mem_bind": "local",
+        "distribution": "block:cyclic",
+    }
 
     words = step(script(**TWO_NODES, **bound))
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import staging
 from hpc_toolkit.staging import StagingError, stage_paths
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def test_a_disk_without_the_room_is_told_and_left_as_it_was(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("hpc_toolkit.staging.shutil.disk_usage", lambda _: usage)
 
     with pytest.raises(StagingError, match=r"1006 B do not fit into 1000 B at .*n1"):
         stage_paths([source], place(tmp_path), users=1)
@@ -115,7 +114,7 @@ def test_a_directory_of_somebody_else_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place(tmp_path).parent.mkdir()
-    monkeypatch.setattr(staging.os, "geteuid", lambda: 4711)
+    monkeypatch.setattr("hpc_toolkit.staging.os.geteuid", lambda: 4711)
 
     with pytest.raises(StagingError, match=r"hpctk-17.0 is not yours"):
         stage_paths([source], place(tmp_path), users=1)

@@ -59,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     with process_group(args.backend) as info:
         rank_logging(args.output / "logs")
+        _log.info("process %d", os.getpid())
         try:
             return Training(args, info).run()
         except HpcToolkitError as error:
@@ -137,7 +138,7 @@ class Training:
         restored = self.checkpoints.restore() if self.args.resume == "auto" else None
         first = restored.step if restored else 0
         source = restored.path if restored else "nothing"
-        _log.info("%s on %s, from %s", self.info.backend or "alone", self.info.device, source)
+        _log.info("%s on %s from %s", self.info.backend or "alone", self.info.device, source)
         began = time.perf_counter()
         step, saved, loss = first, first, None
         with StopSignal() as stop, self._losses() as losses:

@@ -23,6 +23,7 @@ from hpc_toolkit.launcher.outcome import (
 from hpc_toolkit.launcher.rank import wrapped
 from hpc_toolkit.launcher.ranklogs import PREFIX, log_path, make_rank_logs
 from hpc_toolkit.launcher.rendezvous import make_handler
+from hpc_toolkit.launcher.rounds import FAREWELL_S
 from hpc_toolkit.launcher.signals import signals
 from hpc_toolkit.ranks import host_name
 
@@ -64,7 +65,8 @@ def run_agent(
         if rounds is not None:
             if outcome.code:
                 rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
-            rounds.leave()
+            # Ranks of other nodes may be saving their state.
+            rounds.leave(config.shutdown_timeout if outcome.code == SAVED else FAREWELL_S)
     if temporary and outcome.error is None:
         shutil.rmtree(temporary, ignore_errors=True)
     return outcome

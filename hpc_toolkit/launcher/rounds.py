@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 _LOOK_S = 0.5
-_FAREWELL_S = 5.0
+FAREWELL_S = 5.0
+"""How long others may take to see that a launch is over, which they ask twice a second."""
 
 
 class Store(Protocol):
@@ -146,11 +147,11 @@ class Rounds:
             with suppress(RendezvousLostError):
                 self._set("ending", json.dumps(asdict(ending)))
 
-    def leave(self) -> None:
-        """Leave: node 0, which holds the store, waits a moment until the others have left."""
+    def leave(self, patience_s: float = FAREWELL_S) -> None:
+        """Leave: node 0, which holds the store, waits so long until the others have left."""
         with suppress(RendezvousLostError):
             self._set(f"left/{self._node}", "")
-            end = self._clock() + _FAREWELL_S
+            end = self._clock() + patience_s
             left = [f"left/{node}" for node in range(self.nodes)]
             while self._node == 0 and self._clock() < end and not self._check(left):
                 self._sleep(_POLL_S)
@@ -159,11 +160,12 @@ class Rounds:
     def _look(self) -> None:
         """Ask the store, at most twice a second: ranks are looked at far more often."""
         now = self._clock()
-        if self.nodes == 1 or now - self._looked_at < _LOOK_S:
+        # Whoever knows that another node has ended asks no more: the store may be gone.
+        if self.nodes == 1 or self._ending is not None or now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
         self._wanted = int(self._get("wanted")) > self.number
-        self._ending = self._ending or self._read_ending()
+        self._ending = self._read_ending()
         done = [f"round/{self.number}/done/{node}" for node in range(self.nodes)]
         self._all_done = self._finished and self._check(done)
 

@@ -34,7 +34,7 @@ def pod_template(
         # worker in it would take the locks of the one before for those of its own kernel.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_s + _MARGIN_S,
-        # A Service that is called master would set MASTER_PORT.
+        # A Service may bear a name that sets MASTER_PORT.
         "enableServiceLinks": False,
         "automountServiceAccountToken": spec.service_account is not None,
         "securityContext": _pod_security(spec),

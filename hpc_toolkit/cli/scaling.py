@@ -140,6 +140,15 @@ def run(
             rich_help_panel=_WHERE,
         ),
     ] = False,
+    interleave: Annotated[
+        bool,
+        typer.Option(
+            "--interleave",
+            help="Launch each repeat by itself, world sizes in turn: slower, and fairer on a "
+            "machine that others use; not with --slurm.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = False,
     ranks_per_node: Annotated[
         int | None,
         typer.Option(
@@ -192,12 +201,14 @@ def run(
     )
     wanted.check()
     _check_directory(out, resume=resume)
-    if slurm:
-        _through_slurm(
-            wanted, given, ranks_per_node=ranks_per_node, backend=backend, dry_run=dry_run
-        )
-    else:
-        _here(wanted, given, ranks_per_node=ranks_per_node, backend=backend, dry_run=dry_run)
+    if not slurm:
+        given["ranks_per_node"] = ranks_per_node
+        _here(wanted, given, interleave=interleave, backend=backend, dry_run=dry_run)
+        return
+    if interleave:
+        message = "--interleave: jobs do not take turns"
+        raise ConfigError(message, hint="leave it out; each job measures its repeats by itself")
+    _through_slurm(wanted, given, ranks_per_node=ranks_per_node, backend=backend, dry_run=dry_run)
 
 
 def _check_directory(out: Path, *, resume: bool) -> None:
@@ -212,17 +223,13 @@ def _here(
     run: "ScalingRun",
     given: dict[str, Any],
     *,
-    ranks_per_node: int | None,
+    interleave: bool,
     backend: str | None,
     dry_run: bool,
 ) -> None:
-    import time
-
-    from hpc_toolkit.quantities import format_duration
-    from hpc_toolkit.scaling.launches import launch_here, with_equal_threads
+    from hpc_toolkit.scaling.launches import with_equal_threads
 
     named = [name for name, value in given.items() if value not in (None, (), [])]
-    named += ["ranks_per_node"] if ranks_per_node else []
     if named:
         message = f"--{named[0].replace('_', '-')} is for jobs"
         raise ConfigError(message, hint="add --slurm, or leave it out")
@@ -231,14 +238,25 @@ def _here(
         for size in run.world_sizes:
             print(f"world size {size}: {run.measurements()} times {shlex.join(run.words())}")
         return
-    for size in run.world_sizes:
-        began = time.monotonic()
-        code = launch_here(run, size, backend=backend)
-        if code:
-            raise typer.Exit(code)
-        took = format_duration(time.monotonic() - began)
-        print(f"world size {size}: {took}", file=sys.stderr)
+    turns = range(1, run.settings.repeats + 1) if interleave else [run.settings.repeats]
+    for count in turns:
+        for size in run.world_sizes:
+            _launch(run.first_repeats(count), size, backend)
     print(run.directory)
+
+
+def _launch(run: "ScalingRun", size: int, backend: str | None) -> None:
+    import time
+
+    from hpc_toolkit.quantities import format_duration
+    from hpc_toolkit.scaling.launches import launch_here
+
+    began = time.monotonic()
+    code = launch_here(run, size, backend=backend)
+    if code:
+        raise typer.Exit(code)
+    took = format_duration(time.monotonic() - began)
+    print(f"world size {size}: {took}", file=sys.stderr)
 
 
 def _through_slurm(

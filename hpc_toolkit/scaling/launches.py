@@ -10,7 +10,6 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling.settings import cases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from hpc_toolkit.scaling.settings import Settings, Variation
@@ -34,6 +33,10 @@ class ScalingRun:
             case.settings.decoder()
             for size in self.world_sizes:
                 case.settings.batch_per_rank(size)
+
+    def first_repeats(self, count: int) -> ScalingRun:
+        """The same with no more than so many repeats; what is measured of them is not repeated."""
+        return replace(self, settings=replace(self.settings, repeats=count))
 
     def words(self) -> list[str]:
         """The arguments of the measured program; they are the same at every world size."""
@@ -105,8 +108,3 @@ def nodes_of(world_size: int, per_node: int) -> int:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
         raise ConfigError(message, hint=f"take multiples of {per_node}, or --ranks-per-node")
     return max(1, world_size // per_node)
-
-
-def measured(records: Sequence[object]) -> str:
-    """How many measurements there are, in words."""
-    return f"{len(records)} measurement" + "s" * (len(records) != 1)

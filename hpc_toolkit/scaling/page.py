@@ -36,8 +36,11 @@ def _section(one: Judged) -> Iterator[str]:
     yield ""
     yield from _table(comparison)
     yield ""
-    advice = f"use {verdict.world_size}" if verdict.word != "unknown" else "measure more"
-    yield f"**{verdict.word}: {advice}** (efficiency of at least {verdict.minimum:.0%} wanted)"
+    largest, advice = comparison.rows[-1].world_size, f"use {verdict.world_size}"
+    if verdict.word == "unknown":
+        advice = "measure another world size"
+    wanted = f"efficiency of at least {verdict.minimum:.0%} wanted"
+    yield f"**{verdict.word} on {largest}: {advice}** ({wanted})"
     yield ""
     yield from (f"- {reason}" for reason in (*verdict.reasons, *series.notes))
     if findings:

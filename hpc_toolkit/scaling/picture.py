@@ -77,6 +77,9 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
         y = _TOP + _HEIGHT + 62 + 20 * number
         lines.append(f'<path d="M{_LEFT} {y - 4}h24" stroke="{colour}" stroke-width="2"/>')
         lines.append(f'<text x="{_LEFT + 32}" y="{y}">{escape(_legend(one))}</text>')
+    words = "dotted: ideal, and what is wanted; dashed: the fitted law"
+    where = f'x="{share.left + _WIDTH}" y="{_TOP + _HEIGHT + 62}" text-anchor="end" fill="#666"'
+    lines.append(f"<text {where}>{words}</text>")
     return "\n".join([*lines, "</svg>", ""])
 
 

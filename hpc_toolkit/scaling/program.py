@@ -39,7 +39,7 @@ MONITOR_INTERVAL_S = 0.5
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the arguments say at the world size of this launch; the exit code."""
     try:
-        settings, variations, directory = _parse(argv)
+        settings, variations, directory = parse(argv)
         return _measure_all(settings, variations, directory)
     except HpcToolkitError as error:
         if os.environ.get("RANK", "0") == "0":
@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
-def _parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None]:
+def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None]:
+    """Settings, what varies, and the directory of the records. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog="hpc_toolkit.scaling.program", allow_abbrev=False)
     for one in fields(Settings):
         name = f"--{one.name.replace('_', '-')}"
@@ -79,7 +80,7 @@ def _measure_all(
     asked_to_leave: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: asked_to_leave.append(number))
     # Before torch is imported, because the monitor's child is forked.
-    with _monitored(directory, size) as samples:
+    with monitored(directory, size) as samples:
         import torch
 
         from hpc_toolkit.distributed.group import process_group
@@ -198,7 +199,7 @@ def _write(record: Record, directory: Path | None) -> None:
 
 
 @contextmanager
-def _monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
+def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
     """Have one rank of each node sample it; yields its file, None where nothing samples."""
     if directory is None or os.environ.get("LOCAL_RANK", "0") != "0":
         yield None

@@ -177,7 +177,7 @@ def _claim(claim: object, where: str) -> Claim:
 
 def _object(value: object, known: Iterable[str], where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        message = f"{where}: {value!r} is no object"
+        message = f"{where}: {str(value)[:40]!r} is no object"
         raise ConfigError(message, hint=_HOW)
     for key in value:
         if key not in known:

@@ -1,0 +1,145 @@
+"""Trainings measured on real ranks of this machine. What they take says nothing here; that they
+are measured, resumed and compared does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+SMALL = ("--model", "decoder-1x32", "--seq-length", "16", "--max-steps", "3", "--warmup", "1")
+
+
+def hpctk(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    hidden = ("SLURM", "RANK", "WORLD_SIZE", "LOCAL_RANK", "HPCTK", "PET_")
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_toolkit", "scaling", *words],
+        env={key: value for key, value in os.environ.items() if not key.startswith(hidden)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two world sizes, two values and two repeats."""
+    directory = tmp_path_factory.mktemp("scaling") / "run"
+    words = ("--world-sizes", "1,2", "--vary", "accumulate=1,2", "--repeats", "2")
+
+    done = hpctk("run", "-o", str(directory), *SMALL, *words)
+
+    assert done.stdout == f"{directory}\n"
+    return directory
+
+
+def records(directory: Path, world_size: int) -> list[dict[str, Any]]:
+    path = directory / "records" / f"world-{world_size}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_world_size_value_and_repeat_is_measured_once(measured: Path) -> None:
+    for size in (1, 2):
+        found = records(measured, size)
+        assert [(one["variation"]["accumulate"], one["repeat"]) for one in found] == [
+            (1, 0),
+            (1, 1),
+            (2, 0),
+            (2, 1),
+        ]
+        assert {one["world_size"] for one in found} == {size}
+        assert {one["batch_per_rank"] for one in found} == {8 // size}
+        assert {one["machine"]["threads"] for one in found} == {
+            max(1, len(os.sched_getaffinity(0)) // 2)
+        }
+
+
+def test_numbers_of_a_record_fit_each_other(measured: Path) -> None:
+    for one in [*records(measured, 1), *records(measured, 2)]:
+        samples = 8 * one["settings"]["accumulate"]
+        assert one["samples_per_s"] == pytest.approx(samples / one["step_s"]["mean"])
+        assert one["tokens_per_s"] == pytest.approx(16 * one["samples_per_s"])
+        assert one["step_s"]["median"] <= one["step_s"]["p90"]
+        assert 0 < one["shares"]["loading"] < 1
+        assert one["memory"]["rss"] > 2**26
+        exchange = one["communication"]
+        if one["world_size"] == 1:
+            assert exchange == {}
+        else:
+            assert exchange["gradient_bytes"] == 4 * one["trained_parameters"]
+            assert exchange["all_reduce_s"] > 0
+            expected = exchange["gradient_bytes"] / exchange["bus_bytes_per_s"]
+            assert exchange["expected_s"] == pytest.approx(expected)
+
+
+def test_a_resumed_run_measures_only_what_is_missing(measured: Path) -> None:
+    before = records(measured, 2)
+    words = ("--world-sizes", "2", "--repeats", "3", "--vary", "accumulate=1,2")
+    threads = str(before[0]["settings"]["threads"])
+
+    hpctk("run", "-o", str(measured), *SMALL, *words, "--threads", threads, "--resume")
+
+    after = records(measured, 2)
+    assert after[: len(before)] == before
+    assert [(one["variation"]["accumulate"], one["repeat"]) for one in after[len(before) :]] == [
+        (1, 2),
+        (2, 2),
+    ]
+
+
+def test_the_page_of_a_run_compares_each_value(measured: Path) -> None:
+    found = json.loads(hpctk("analyze", str(measured), "--json").stdout)["series"]
+
+    assert [one["name"] for one in found] == ["accumulate=1", "accumulate=2"]
+    for one in found:
+        assert [row["world_size"] for row in one["rows"]] == [1, 2]
+        assert one["rows"][1]["all_reduce_s"] > 0
+
+
+def test_adapters_are_all_that_is_trained_and_exchanged(tmp_path: Path) -> None:
+    words = ("--world-sizes", "2", "--repeats", "1", "--lora-rank", "2", "--loader-workers", "1")
+
+    hpctk("run", "-o", str(tmp_path / "run"), *SMALL, *words)
+
+    (one,) = records(tmp_path / "run", 2)
+    # Of the linear layers: 32 -> 96, 32 -> 32, 32 -> 128 and 128 -> 32, with 2 * (in + out) each.
+    assert one["trained_parameters"] == 2 * (128 + 64 + 160 + 160)
+    assert one["communication"]["gradient_bytes"] == 4 * one["trained_parameters"]
+    assert one["parameters"] > one["trained_parameters"]
+
+
+def test_four_bits_are_refused_without_a_gpu_and_the_reason_is_told(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    words = ("--world-sizes", "1", "--lora-rank", "2", "--load-in-4bit")
+
+    done = hpctk("run", "-o", str(tmp_path / "run"), *SMALL, *words, code=1)
+
+    assert "bitsandbytes needs a CUDA GPU, and this rank has cpu" in done.stderr
+
+
+def test_collectives_are_timed_on_real_ranks() -> None:
+    words = ("--sizes", "1K,5", "--iterations", "2", "--json")
+
+    rows = json.loads(hpctk("collectives", *words).stdout)["rows"]
+
+    assert [(one["collective"], one["size_bytes"]) for one in rows] == [
+        (name, size)
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+        for size in (8, 1024)
+    ]
+    assert all(one["seconds"] > 0 and one["world_size"] == 2 for one in rows)

@@ -1,0 +1,196 @@
+"""Published tables reproduce what they say, and are named where they contradict themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scaling.claims import Finding, check_claims
+from hpc_toolkit.scaling.comparison import Comparison, compare
+from hpc_toolkit.scaling.sources import read_source
+from hpc_toolkit.scaling.tables import read_csv, read_json
+
+PUBLISHED = Path(__file__).with_name("published_scaling.json")
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Comparison]:
+    found, _ = read_source(PUBLISHED)
+    return {series.name: compare(series) for series in found}
+
+
+def findings(comparison: Comparison) -> dict[str, Finding]:
+    return {finding.text: finding for finding in check_claims(comparison)}
+
+
+@pytest.mark.parametrize(
+    ("name", "speedups", "efficiencies", "gpu_hours"),
+    [
+        ("QLoRA on 4 x A10", (1, 1.918, 3.767), (1, 0.959, 0.942), (0.1903, 0.1984, 0.2020)),
+        (
+            "8 x V100",
+            (1, 1.959, 3.75, 7.059),
+            (1, 0.980, 0.938, 0.882),
+            (0.1333, 0.1361, 0.1422, 0.1511),
+        ),
+        (
+            "1.3B parameters on 8 to 32 GPUs",
+            (1, 1.932, 3.696),
+            (1, 0.966, 0.924),
+            (1.889, 1.956, 2.044),
+        ),
+        ("8 x A100", (1, 1.846, 3.429, 6.0), (1, 0.923, 0.857, 0.75), (12, 13, 14, 16)),
+        ("one V100 against eight", (1, 8.3), (1, 1.0375), (8.3, 8.0)),
+    ],
+)
+def test_published_tables_have_these_speedups_efficiencies_and_gpu_hours(
+    published: dict[str, Comparison],
+    name: str,
+    speedups: tuple[float, ...],
+    efficiencies: tuple[float, ...],
+    gpu_hours: tuple[float, ...],
+) -> None:
+    rows = published[name].rows
+
+    assert [row.speedup for row in rows] == pytest.approx(speedups, rel=5e-4)
+    assert [row.efficiency for row in rows] == pytest.approx(efficiencies, rel=1e-3)
+    assert [row.gpu_hours for row in rows] == pytest.approx(gpu_hours, rel=1e-3)
+
+
+def test_costs_of_the_a10_table_contradict_one_of_its_two_prices(
+    published: dict[str, Comparison],
+) -> None:
+    comparison = published["QLoRA on 4 x A10"]
+    found = findings(comparison)
+
+    assert [row.cost_per_1000 for row in comparison.rows] == pytest.approx(
+        [0.114155, 0.119048, 0.121212], rel=1e-4
+    )
+    assert found["$0.060 per 1K samples"].verdict == "contradicted"
+    assert "$0.121 per 1,000 samples on 4" in found["$0.060 per 1K samples"].computed
+    assert found["$1.20 per 10K samples"].verdict == "reproduced"
+    both = found["'$0.060 per 1K samples' and '$1.20 per 10K samples'"]
+    assert both.verdict == "contradictory"
+    assert both.computed == "$0.060 per 1,000 samples against $0.120 per 1,000 samples"
+
+
+def test_efficiency_of_the_a10_table_contradicts_its_speedup(
+    published: dict[str, Comparison],
+) -> None:
+    found = findings(published["QLoRA on 4 x A10"])
+
+    assert found["85.2 % efficiency"] == Finding(
+        text="85.2 % efficiency", verdict="contradicted", computed="94.2% on 4"
+    )
+    assert found["3.70x of 4"].computed == "3.77x on 4"
+    assert found["'85.2 % efficiency' and '3.70x of 4'"].computed == "85.2% against 92.5%"
+
+
+def test_other_claims_are_held_against_the_numbers(published: dict[str, Comparison]) -> None:
+    assert findings(published["8 x V100"])["7.6x on 8"].computed == "7.06x on 8"
+    found = findings(published["8 x A100"])
+    assert found["160 samples/s = 4x"].verdict == "contradicted"
+    assert found["160 samples/s = 4x"].computed == "3.43x on 4"
+    assert found["16 GPU-hours on 8"].verdict == found["14 GPU-hours on 4"].verdict == "reproduced"
+    assert found["14 GPU-hours on 8"].verdict == "contradicted"
+    assert found["'16 GPU-hours on 8' and '14 GPU-hours on 8'"].verdict == "contradictory"
+
+
+def test_eight_v100_for_an_hour_are_cheaper_than_one_for_its_hours(
+    published: dict[str, Comparison],
+) -> None:
+    one, eight = published["one V100 against eight"].rows
+
+    assert one.cost == pytest.approx(25.398)
+    assert eight.cost == pytest.approx(24.48)
+    assert eight.premium == pytest.approx(-0.0361, abs=1e-4)
+
+
+def table(**changes: Any) -> str:
+    plain = {"name": "t", "unit": "hours", "points": [{"world_size": 1, "value": 2}]}
+    return json.dumps({**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("stated", "verdict"),
+    [
+        ("7.06", "reproduced"),
+        ("7.1", "reproduced"),
+        ("7", "reproduced"),
+        ("7.2", "contradicted"),
+        ("7.6", "contradicted"),
+    ],
+)
+def test_a_claim_is_as_exact_as_the_digits_it_was_written_with(stated: str, verdict: str) -> None:
+    text = f"""{{"unit": "seconds",
+      "points": [{{"world_size": 1, "value": 480}}, {{"world_size": 8, "value": 68}}],
+      "claims": [{{"quantity": "speedup", "value": {stated}, "world_size": 8}}]}}"""
+
+    (series,) = read_json(text, "t")
+
+    assert check_claims(compare(series))[0].verdict == verdict
+
+
+def test_a_claim_about_what_nobody_knows_is_unknown() -> None:
+    (series,) = read_json(
+        table(claims=[{"text": "cheap", "quantity": "cost", "value": 1, "world_size": 1}]), "t"
+    )
+
+    assert check_claims(compare(series))[0].verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{", "not JSON"),
+        ("[]", "neither a table"),
+        ('{"tables": []}', "neither a table"),
+        ('{"tables": [3]}', "table 1: '3' is no object"),
+        (table(unit="days"), "unit is 'days'"),
+        (table(law="moore"), "law is 'moore'"),
+        (table(point=3), "unknown key 'point'"),
+        (table(points={}), "points is no list"),
+        (table(points=[{"world_size": 1}]), "nothing is no number"),
+        (table(points=[{"world_size": 1, "value": "2"}]), "2 is no number"),
+        (table(points=[{"world_size": 1, "value": True}]), "True is no number"),
+        (table(points=[{"world_size": 1.5, "value": 2}]), "1.5: that is no number of ranks"),
+        (table(points=[{"world_size": 1, "value": 0}]), "0.0 is no hours"),
+        (table(points=[{"world_size": 1, "values": 2}]), "values is no list"),
+        (table(points=[{"world_size": 1, "value": 1e300}]), "is no number that is usable"),
+        ('{"points": [{"world_size": 1, "value": NaN}]}', "not JSON: NaN"),
+        (table(claims=[{"quantity": "speed", "value": 1}]), "quantity is 'speed'"),
+        (table(claims=[{"quantity": "speedup"}]), "nothing is no number"),
+    ],
+)
+def test_a_table_that_cannot_be_read_names_where(text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read_json(text, "t.json")
+
+
+def test_csv_rows_of_one_world_size_are_repeats() -> None:
+    text = "world_size,seconds,price_per_hour\n2,30,4\n1,50,2\n2,25,4\n"
+
+    (series,) = read_csv(text, "t.csv")
+
+    assert [point.world_size for point in series.points] == [1, 2]
+    assert series.points[1].rates == (1 / 30, 1 / 25)
+    assert series.points[1].price_per_hour == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "its columns are none"),
+        ("world_size,days\n", "its columns are world_size, days"),
+        ("world_size,seconds\n1,fast\n", r"t\.csv:2: 'fast' is no number"),
+        ("world_size,seconds\n1\n", r"t\.csv:2: '' is no number"),
+        ("world_size,seconds\n", "no world size was measured"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_names_where(text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read_csv(text, "t.csv")

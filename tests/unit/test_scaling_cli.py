@@ -1,0 +1,193 @@
+"""``hpctk scaling``: pages, files, exit codes, and what is refused before a rank starts."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from hpc_toolkit import cli
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.scaling import collectives
+from hpc_toolkit.scaling.bandwidth import Timed
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+PUBLISHED = Path(__file__).with_name("published_scaling.json")
+V100 = "world_size,seconds\n1,480\n2,245\n4,128\n8,68\n"
+
+
+def scaling(*words: str) -> Result:
+    return CliRunner().invoke(cli.load_commands("scaling"), ["scaling", *words])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    path = tmp_path / "v100.csv"
+    path.write_text(V100)
+    return str(path)
+
+
+def test_a_page_has_the_numbers_the_advice_and_the_claims() -> None:
+    found = scaling("analyze", str(PUBLISHED))
+
+    assert found.exit_code == 0
+    lines = found.stdout.splitlines()
+    assert "## 8 x V100" in lines
+    assert "| 8 | 1 min 08 s | 7.06 | 88.2% | 0.1511 | +13.3% |" in lines
+    assert "**fair on 8: use 8** (efficiency of at least 85% wanted)" in lines
+    assert "**poor on 8: use 4** (efficiency of at least 85% wanted)" in lines
+    assert "| 7.6x on 8 | contradicted | 7.06x on 8 |" in lines
+    assert "| 4 | 5.5 | 3.77 | 94.2% | 0.202 | +6.2% | $0.1212 |" in lines
+
+
+@pytest.mark.parametrize(("wanted", "code"), [("0.88", 0), ("0.89", 1)])
+def test_the_exit_code_says_whether_an_efficiency_is_below(
+    table: str, wanted: str, code: int
+) -> None:
+    assert scaling("analyze", table, "--min-efficiency", wanted).exit_code == code
+    assert scaling("analyze", table).exit_code == 0
+
+
+def test_a_price_makes_costs_of_gpu_hours(table: str) -> None:
+    found = scaling("analyze", table, "--price-per-gpu-hour", "3", "--json")
+
+    (series,) = json.loads(found.stdout)["series"]
+    row = series["rows"][3]
+    assert row["cost"] == pytest.approx(3 * row["gpu_hours"])
+    assert row["cost_per_1000"] is None
+    assert series["verdict"]["world_size"] == 8
+    assert 0.014 < series["serial_share"]["low"] < series["serial_share"]["share"] < 0.024
+
+
+def test_files_are_written_in_the_format_of_their_ending(table: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"page{ending}" for ending in (".md", ".json", ".svg")]
+
+    found = scaling("analyze", table, *(word for path in paths for word in ("-o", str(path))))
+
+    assert found.exit_code == 0
+    assert paths[0].read_text() == found.stdout
+    assert json.loads(paths[1].read_text())["kind"] == "hpctk.scaling.analysis"
+    root = ET.fromstring(paths[2].read_text())
+    circles = [one for one in root.iter() if one.tag.endswith("circle")]
+    assert len(circles) == 8
+    assert all(0 <= float(one.attrib["cx"]) <= 890 for one in circles)
+    assert all(50 <= float(one.attrib["cy"]) <= 330 for one in circles)
+
+
+def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("world_size,seconds\n4,480\n")
+
+    for name in (str(tmp_path / "one.csv"), str(PUBLISHED)):
+        assert scaling("analyze", name, "-o", str(tmp_path / "p.svg")).exit_code == 0
+        ET.fromstring((tmp_path / "p.svg").read_text())
+    assert "NaN" not in (tmp_path / "p.svg").read_text()
+
+
+def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> None:
+    lines = V100.splitlines()
+    texts = set()
+    for order in (lines[1:], lines[:0:-1]):
+        (tmp_path / "t.csv").write_text("\n".join([lines[0], *order]))
+        assert (
+            scaling("analyze", str(tmp_path / "t.csv"), "-o", str(tmp_path / "p.svg")).exit_code
+            == 0
+        )
+        texts.add((tmp_path / "p.svg").read_text())
+
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("analyze", "TABLE", "-o", "x.pdf"), "unknown format '.pdf'"),
+        (("analyze", "TABLE", "-o", "missing/x.md"), "missing/x.md: cannot be written"),
+        (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples are no equal parts for 3"),
+        (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
+        (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
+        (("run", "-o", "d", "--ranks-per-node", "2"), "--ranks-per-node is for jobs"),
+        (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is no decoder"),
+        (("run", "-o", "d", "--slurm", "--nodes", "2"), "--nodes: --world-sizes decides that"),
+        (("run", "-o", "d", "--slurm", "--interleave"), "--interleave: jobs do not take turns"),
+        (("run", "-o", "d", "--load-in-4bit"), "weights of 4 bits cannot be trained"),
+        (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
+        (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
+        (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
+        (("collectives", "TABLE"), "no collective was timed"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_starts(
+    table: str, words: tuple[str, ...], match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    found = scaling(*(table if word == "TABLE" else word for word in words))
+
+    assert isinstance(found.exception, ConfigError | RunError | HpcToolkitError)
+    assert match in str(found.exception)
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_path: Path) -> None:
+    (tmp_path / "d" / "records").mkdir(parents=True)
+    (tmp_path / "d" / "records" / "world-1.jsonl").write_text("")
+
+    refused = scaling("run", "-o", str(tmp_path / "d"), "--dry-run")
+    resumed = scaling("run", "-o", str(tmp_path / "d"), "--dry-run", "--resume")
+
+    assert "holds measurements" in str(refused.exception)
+    assert resumed.exit_code == 0
+
+
+def test_a_dry_run_says_what_each_world_size_would_measure(tmp_path: Path) -> None:
+    words = ("--world-sizes", "1,2", "--vary", "accumulate=1,2", "--repeats", "4", "--threads", "1")
+
+    found = scaling("run", "-o", str(tmp_path / "d"), *words, "--dry-run")
+
+    assert found.stdout.splitlines() == [
+        f"world size {size}: 8 times --repeats 4 --threads 1 --vary accumulate=1,2 "
+        f"-o {shlex.quote(str(tmp_path / 'd'))}"
+        for size in (1, 2)
+    ]
+    assert not (tmp_path / "d").exists()
+
+
+def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("--world-sizes", "1,4,8", "--gpus-per-node", "l40s:4", "--cluster", "generic")
+
+    found = scaling("run", "-o", "d", "--slurm", "--dry-run", "--time", "10", *words)
+
+    assert found.exit_code == 0, found.exception
+    lines = found.stdout.splitlines()
+    wanted = ("#SBATCH --job-name", "#SBATCH --nodes", "#SBATCH --gpus-per-node")
+    shown = [line.removeprefix("#SBATCH --") for line in lines if line.startswith(wanted)]
+    assert shown == [
+        *("job-name=scaling-1", "nodes=1", "gpus-per-node=l40s:1"),
+        *("job-name=scaling-4", "nodes=1", "gpus-per-node=l40s:4"),
+        *("job-name=scaling-8", "nodes=2", "gpus-per-node=l40s:4"),
+    ]
+    programs = [line for line in lines if line.startswith("hpctk_program=")]
+    assert ["--nproc-per-node 4" in line for line in programs] == [False, True, True]
+    assert not list(tmp_path.rglob("*.sbatch"))
+
+
+def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
+    timed = Timed(collective="all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
+    line = json.dumps(collectives.as_record(timed))
+    (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n")
+
+    found = scaling("collectives", str(tmp_path / "a.log"), "-o", str(tmp_path / "o.json"))
+
+    assert found.stdout.splitlines()[2:] == ["| all_reduce | 4 | 3.8 MiB | 1000 us | 4 | 6 |"]
+    (row,) = json.loads((tmp_path / "o.json").read_text())["rows"]
+    assert row["bus_bytes_per_s"] == pytest.approx(6e9)

@@ -1,0 +1,229 @@
+"""Serial shares and comparisons against known answers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scaling.bandwidth import Timed, expected_s
+from hpc_toolkit.scaling.comparison import compare
+from hpc_toolkit.scaling.serialshare import fit
+from hpc_toolkit.scaling.series import Law, Point, Series
+from hpc_toolkit.scaling.verdict import judge
+
+SIZES = (1, 2, 4, 8)
+
+
+def series(
+    rates: dict[int, float | tuple[float, ...]], law: Law = "strong", **more: float
+) -> Series:
+    points = [
+        Point(world_size=size, rates=rate if isinstance(rate, tuple) else (rate,))
+        for size, rate in rates.items()
+    ]
+    return Series(name="s", points=tuple(points), law=law, **more)  # type: ignore[arg-type]
+
+
+def amdahl(share: float, sizes: tuple[int, ...] = SIZES, unit: float = 1.0) -> Series:
+    return series({n: unit / (share + (1 - share) / n) for n in sizes})
+
+
+def gustafson(share: float, sizes: tuple[int, ...] = SIZES, unit: float = 1.0) -> Series:
+    return series({n: unit * (share + (1 - share) * n) for n in sizes}, "weak")
+
+
+@given(
+    share=st.floats(0.001, 0.999),
+    unit=st.floats(1e-6, 1e6),
+    first=st.sampled_from([1, 2, 8]),
+    law=st.sampled_from([amdahl, gustafson]),
+)
+def test_the_serial_share_of_exact_data_is_found_in_any_unit_and_from_any_base(
+    share: float, unit: float, first: int, law: object
+) -> None:
+    assert callable(law)
+    found = fit(law(share, (first, 2 * first, 4 * first, 16 * first), unit))
+
+    assert found is not None
+    assert found.share == pytest.approx(share, abs=1e-6)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.share <= found.high
+    assert found.high - found.low < 1e-4
+
+
+def test_the_interval_holds_the_share_about_as_often_as_it_says() -> None:
+    import random
+
+    draw, held, tries = random.Random(3), 0, 400
+    for _ in range(tries):
+        noisy = {n: draw.gauss(1, 0.02) / (0.1 + 0.9 / n) for n in (*SIZES, 16, 32)}
+        found = fit(series(dict(noisy)))
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 0.1 <= found.high
+
+    assert 0.9 <= held / tries <= 0.99
+
+
+def test_two_world_sizes_have_a_share_without_interval_and_one_has_none() -> None:
+    two, one = fit(amdahl(0.25, (1, 4))), fit(amdahl(0.25, (4,)))
+
+    assert two is not None
+    assert (two.share, two.low, two.high) == (pytest.approx(0.25), None, None)
+    assert one is None
+
+
+def test_a_law_predicts_the_speedup_it_was_fitted_to() -> None:
+    found = fit(amdahl(0.05, (2, 4, 8)))
+
+    assert found is not None
+    assert found.speedup(8, 2) == pytest.approx((0.05 + 0.475) / (0.05 + 0.11875))
+    end = found.largest(0.7, 2)
+    assert found.efficiency(end, 2) == pytest.approx(0.7)
+    weak = fit(gustafson(0.4))
+    assert weak is not None
+    assert weak.efficiency(weak.largest(0.8)) == pytest.approx(0.8)
+    assert weak.largest(0.5) == math.inf
+
+
+def test_more_than_ideal_has_no_serial_share_and_says_so() -> None:
+    comparison = compare(series({1: 1.0, 2: 2.2, 4: 4.8}))
+
+    assert comparison.serial is not None
+    assert comparison.serial.raw < 0 == comparison.serial.share
+    reasons = " ".join(judge(comparison).reasons)
+    assert "on 4 the efficiency is 120.0%, more than the ranks explain" in reasons
+    assert "finds no serial share" in reasons
+
+
+def test_rows_are_what_the_formulas_say() -> None:
+    found = compare(series({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)}, price_per_gpu_hour=2.0))
+
+    row = found.rows[1]
+    assert (row.speedup, row.ideal, row.efficiency) == (3.2, 4.0, 0.8)
+    assert (row.low, row.high) == (30 / 11 / 4, 40 / 9 / 4)
+    assert row.gpu_hours == pytest.approx(4 * 1000 / 32 / 3600)
+    assert row.cost == row.cost_per_1000 == pytest.approx(2 * row.gpu_hours)
+    assert row.premium == pytest.approx(0.25)
+    first = found.rows[0]
+    assert (first.efficiency, first.low, first.high, first.premium) == (1, 1, 1, 0)
+
+
+def test_a_price_of_the_whole_makes_a_premium_of_its_own() -> None:
+    points = (
+        Point(world_size=1, rates=(1.0,), price_per_hour=3.0),
+        Point(world_size=8, rates=(8.0,), price_per_hour=30.0),
+    )
+
+    row = compare(Series(name="s", points=points)).rows[1]
+
+    assert row.efficiency == 1.0
+    assert row.premium == pytest.approx(0.25)
+
+
+@given(
+    rates=st.dictionaries(
+        st.sampled_from([1, 2, 3, 4, 8, 16]),
+        st.lists(st.floats(0.01, 1e6), min_size=1, max_size=4),
+        min_size=1,
+    ),
+    seed=st.randoms(use_true_random=False),
+)
+def test_the_order_of_points_and_repeats_changes_nothing(
+    rates: dict[int, list[float]], seed: object
+) -> None:
+    ordered = series({size: tuple(values) for size, values in rates.items()})
+    items = list(rates.items())
+    seed.shuffle(items)  # type: ignore[attr-defined]
+    mixed = series({size: tuple(reversed(values)) for size, values in items})
+
+    assert compare(ordered) == compare(mixed)
+    assert judge(compare(ordered)) == judge(compare(mixed))
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.1, 1.0))
+def test_the_advice_is_a_world_size_all_of_whose_smaller_ones_are_good_enough(
+    share: float, minimum: float
+) -> None:
+    comparison = compare(amdahl(share))
+
+    verdict = judge(comparison, minimum)
+
+    enough = [row.world_size for row in comparison.rows if row.efficiency >= minimum]
+    assert verdict.world_size == max(enough)
+    assert verdict.below == tuple(n for n in SIZES if n not in enough)
+    assert (verdict.word == "poor") == bool(verdict.below)
+
+
+def test_the_advice_stops_before_a_dip_that_larger_sizes_come_out_of() -> None:
+    verdict = judge(compare(series({1: 1.0, 2: 1.2, 4: 3.9})), 0.85)
+
+    assert verdict.world_size == 1
+    assert verdict.below == (2,)
+
+
+def test_repeats_on_both_sides_of_the_wanted_efficiency_are_named() -> None:
+    found = judge(compare(series({1: (10.0, 10.0), 2: (16.0, 19.0)})), 0.85)
+
+    assert any("repeats differ too much to tell: 80.0% to 95.0%" in one for one in found.reasons)
+
+
+def test_causes_are_told_where_they_are_notable() -> None:
+    points = (
+        Point(world_size=1, rates=(1.0,)),
+        Point(world_size=2, rates=(1.4,), shares={"communication": 0.3, "loading": 0.09}),
+    )
+
+    reasons = " ".join(judge(compare(Series(name="s", points=points))).reasons)
+
+    assert "exchanging gradients takes 30% of a step" in reasons
+    assert "waiting for data" not in reasons
+
+
+@pytest.mark.parametrize(
+    ("rates", "match"),
+    [
+        ({}, "no world size was measured"),
+        ({0: 1.0}, "no number of ranks"),
+        ({1: 0.0}, "no rates"),
+        ({1: math.nan}, "no rates"),
+        ({1: ()}, "no rates"),
+    ],
+)
+def test_points_that_are_none_are_refused(
+    rates: dict[int, float | tuple[float, ...]], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        series(rates)
+
+
+def test_a_world_size_that_is_there_twice_is_refused() -> None:
+    twice = (Point(world_size=2, rates=(1.0,)), Point(world_size=2, rates=(2.0,)))
+
+    with pytest.raises(ConfigError, match="world size 2 is there twice"):
+        Series(name="s", points=twice)
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "factor"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 8, 0.875),
+        ("reduce_scatter", 4, 0.75),
+        ("broadcast", 8, 1.0),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, factor: float) -> None:
+    timed = Timed(collective=collective, size_bytes=10**9, seconds=0.5, world_size=ranks)
+
+    assert timed.algorithm_bytes_per_s == 2e9
+    assert timed.bus_bytes_per_s == pytest.approx(2e9 * factor)
+    if collective == "all_reduce":
+        assert expected_s(10**9, ranks, timed.bus_bytes_per_s) == pytest.approx(0.5)

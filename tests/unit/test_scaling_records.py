@@ -1,0 +1,174 @@
+"""Records of measurements: what is read of directories, files and logs of pods."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scaling.comparison import compare
+from hpc_toolkit.scaling.records import identity, records_in, series_of
+from hpc_toolkit.scaling.sources import read_records, read_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def record(world_size: int, rate: float, repeat: int = 0, **changes: Any) -> dict[str, Any]:
+    """A record as the measured program writes it, with few of its numbers."""
+    plain: dict[str, Any] = {
+        "kind": "hpctk.scaling",
+        "format": 1,
+        "world_size": world_size,
+        "nodes": 1,
+        "repeat": repeat,
+        "variation": {},
+        "settings": {"model": "decoder-2x64", "batch_size": 8, "weak": False, "repeats": 3},
+        "machine": {"device": "cpu", "cpus": 2, "torch": "2.13.0", "load": 0.1},
+        "samples_per_s": rate,
+        "tokens_per_s": 128 * rate,
+        "step_s": {"median": 8 / rate, "p90": 9 / rate},
+        "shares": {"loading": 0.01, "communication": 0.2},
+        "communication": {"exposed_s": 0.1, "all_reduce_s": 0.2, "expected_s": 0.05},
+        "memory": {"rss": 1000, "cuda": 0},
+        "at": 1.0,
+    }
+    return {**plain, **changes}
+
+
+def lines(*records: dict[str, Any]) -> str:
+    return "".join(json.dumps(one) + "\n" for one in records)
+
+
+def test_repeats_become_one_point_and_their_medians_its_details() -> None:
+    (series,) = series_of([record(1, 10.0), record(2, 16.0, 0), record(2, 20.0, 1)])
+
+    assert [point.rates for point in series.points] == [(10.0,), (16.0, 20.0)]
+    assert series.points[1].shares == {"communication": 0.2, "loading": 0.01}
+    assert series.points[1].details["all_reduce_s"] == 0.2
+    assert series.points[1].details["tokens_per_s"] == 128 * 18
+
+
+def test_what_varies_makes_series_of_their_own_in_the_order_of_its_values() -> None:
+    settings = record(1, 1.0)["settings"]
+    records = [
+        record(size, rate, variation={"accumulate": n}, settings={**settings, "accumulate": n})
+        for n in (4, 1, 2)
+        for size, rate in ((1, 10.0), (2, 15.0 + n))
+    ]
+
+    found = series_of(records)
+
+    assert [one.name for one in found] == ["accumulate=1", "accumulate=2", "accumulate=4"]
+    assert [one.points[1].rate for one in found] == [16.0, 17.0, 19.0]
+
+
+def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> None:
+    records = [record(size, 10.0 * size, n) for size in (1, 2, 4) for n in range(3)]
+    again = record(2, 5.0, 1, at=9.0)
+    mixed = [again, *records]
+    random.Random(1).shuffle(mixed)
+
+    assert compare(series_of(mixed)[0]) == compare(series_of([*records, again])[0])
+    assert series_of(mixed)[0].points[1].rates == (5.0, 20.0, 20.0)
+
+
+def test_number_of_repeats_is_no_part_of_what_was_measured() -> None:
+    more = record(1, 1.0)
+    more["settings"] = {**more["settings"], "repeats": 9}
+
+    assert identity(more) == identity(record(1, 1.0))
+    assert identity(record(1, 1.0, 1)) != identity(record(1, 1.0))
+
+
+def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() -> None:
+    text = (
+        "Downloading...\n"
+        '{"step": 3}\n'
+        f"2026-01-01T10:00:00.1Z [pod/scaling-2-0-abcde/train] {json.dumps(record(2, 9.0))}\n"
+        f"[rank 0] {json.dumps(record(2, 8.0, 1))} \n"
+        f"{json.dumps(record(2, 7.0, 2))[:-40]}\n"
+        'hpctk.scaling {"kind": "else"}\n'
+    )
+
+    assert [one["samples_per_s"] for one in records_in(text, "log")] == [9.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"format": 2}, r"log:1: format 2 is not 1"),
+        ({"samples_per_s": 0}, "samples_per_s is 0"),
+        ({"samples_per_s": None}, "samples_per_s is None"),
+        ({"world_size": "2"}, "world_size is '2'"),
+        ({"repeat": True}, "repeat is True"),
+        ({"shares": []}, "shares is no object"),
+    ],
+)
+def test_a_damaged_record_is_named_by_its_line(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        list(records_in(json.dumps({**record(2, 1.0), **change}), "log"))
+
+
+def test_a_directory_of_a_run_is_read_from_its_records(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "world-1.jsonl").write_text(
+        lines(record(1, 3.0)) + '{"kind": "hpctk.sc'
+    )
+    (tmp_path / "records" / "world-2.jsonl").write_text(lines(record(2, 5.0)))
+
+    (series,), notes = read_source(tmp_path)
+
+    assert [point.rate for point in series.points] == [3.0, 5.0]
+    assert notes == ()
+    assert len(read_records(tmp_path)) == 2
+    assert read_records(tmp_path / "missing") == []
+
+
+def test_a_pod_of_rank_0_without_a_measurement_is_named_with_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "scaling-1-0-abcde.log").write_text(lines(record(1, 3.0)))
+    (tmp_path / "scaling-2-0-fghij.log").write_text("start\nCUDA out of memory\n\n")
+    (tmp_path / "scaling-2-1-klmno.log").write_text("rank 1 prints nothing\n")
+    (tmp_path / "notes.md").write_text("no log\n")
+
+    (series,), notes = read_source(tmp_path)
+
+    assert [point.world_size for point in series.points] == [1]
+    assert notes == (
+        "scaling-2-0-fghij.log of scaling-2 has no measurement: it ended with 'CUDA out of memory'",
+    )
+
+
+def test_sources_without_a_measurement_are_refused_with_what_they_hold(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no measurement in 0 files"):
+        read_source(tmp_path)
+    (tmp_path / "job-0-abcde.log").write_text("killed\n")
+    with pytest.raises(ConfigError, match=r"no measurement in 1 files; job-0-abcde\.log of job"):
+        read_source(tmp_path)
+    (tmp_path / "x.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"unknown format '\.toml'"):
+        read_source(tmp_path / "x.toml")
+    with pytest.raises(ConfigError, match=r"gone\.json: cannot be read"):
+        read_source(tmp_path / "gone.json")
+    (tmp_path / "records").mkdir()
+    with pytest.raises(ConfigError, match="nothing was measured there yet"):
+        read_source(tmp_path)
+
+
+def test_what_puts_numbers_in_doubt_is_noted() -> None:
+    busy, crowded = record(1, 1.0), copy.deepcopy(record(4, 2.0))
+    busy["machine"]["load"] = 7.0
+    crowded["machine"]["torch"] = "2.9.0"
+
+    (series,) = series_of([busy, crowded])
+
+    assert series.notes == (
+        "the ranks are processes on CPUs: a GPU-hour here is an hour of one of them",
+        "4 ranks shared 2 CPUs of a node: they had to take turns",
+        "a node was busy before a launch: its load was 3.5 times its CPUs",
+        "measured on several versions of torch: 2.13.0, 2.9.0",
+    )

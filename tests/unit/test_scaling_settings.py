@@ -1,0 +1,158 @@
+"""What a scaling run measures: settings, variations, and the commands of its launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scaling import program
+from hpc_toolkit.scaling.launches import (
+    ScalingRun,
+    job_command,
+    nodes_of,
+    with_equal_threads,
+)
+from hpc_toolkit.scaling.settings import Settings, Variation, cases, parse_world_sizes
+
+
+@given(
+    batch=st.integers(1, 99),
+    weak=st.booleans(),
+    lora=st.integers(0, 8),
+    cost=st.floats(0, 5),
+    precision=st.sampled_from(["float32", "bf16"]),
+)
+def test_words_of_settings_are_read_back_as_the_same(
+    batch: int, weak: bool, lora: int, cost: float, precision: str
+) -> None:
+    settings = Settings(
+        batch_size=batch, weak=weak, lora_rank=lora, sample_cost_ms=cost, precision=precision
+    )
+    run = ScalingRun(
+        directory=Path("out"),
+        world_sizes=(1,),
+        settings=settings,
+        variations=(Variation("accumulate", (1, 2)),),
+    )
+
+    assert program.parse(run.words()) == (settings, list(run.variations), Path("out"))
+
+
+def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
+    assert Settings(batch_size=8).batch_per_rank(4) == 2
+    assert Settings(batch_size=8, weak=True).batch_per_rank(4) == 8
+    for size in (3, 16):
+        with pytest.raises(ConfigError, match=f"8 samples are no equal parts for {size}"):
+            Settings(batch_size=8).batch_per_rank(size)
+
+
+def test_cases_are_all_combinations_of_what_varies() -> None:
+    varied = [Variation.parse("loader-workers=1,4"), Variation.parse("accumulate=1,2")]
+
+    found = cases(Settings(), varied)
+
+    assert [case.variation for case in found] == [
+        (("loader_workers", workers), ("accumulate", n)) for workers in (1, 4) for n in (1, 2)
+    ]
+    assert found[3].settings == Settings(loader_workers=4, accumulate=2)
+    assert cases(Settings(), [])[0].variation == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("loaders=1", "'loaders' cannot vary"),
+        ("model=1", "'model' cannot vary"),
+        ("accumulate", "no list of numbers"),
+        ("accumulate=", "no list of numbers"),
+        ("accumulate=1,two", "no list of numbers"),
+        ("accumulate=-1", "no list of numbers"),
+    ],
+)
+def test_a_variation_that_is_none_is_refused(text: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Variation.parse(text)
+
+
+def test_values_of_a_variation_are_checked_like_those_of_an_option() -> None:
+    with pytest.raises(ConfigError, match="--accumulate: 0 is outside"):
+        cases(Settings(), [Variation.parse("accumulate=1,0")])
+    with pytest.raises(ConfigError, match="accumulate is there twice"):
+        cases(Settings(), [Variation.parse("accumulate=1"), Variation.parse("accumulate=2")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"batch_size": 0}, "--batch-size: 0 is outside 1"),
+        ({"warmup": -1}, "--warmup: -1 is outside 0"),
+        ({"precision": "fp8"}, "--precision: 'fp8'"),
+        ({"sample_cost_ms": float("nan")}, "--sample-cost-ms: nan"),
+        ({"load_in_4bit": True}, "weights of 4 bits cannot be trained"),
+    ],
+)
+def test_settings_that_cannot_be_measured_are_refused(
+    changes: dict[str, object], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        dataclasses.replace(Settings(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_decoder_needs_layers_and_whole_heads() -> None:
+    assert Settings(model="decoder-2x64").decoder() == (2, 64)
+    assert Settings(model="gpt2").decoder() is None
+    for model in ("decoder-0x64", "decoder-2x65", "decoder-2x0"):
+        with pytest.raises(ConfigError, match="is no decoder"):
+            Settings(model=model).decoder()
+
+
+@pytest.mark.parametrize("text", ["", "1,", "0", "1,two", "-1", "1000000000"])
+def test_world_sizes_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no list of numbers of ranks"):
+        parse_world_sizes(text)
+
+
+def test_world_sizes_rise_and_are_there_once() -> None:
+    assert parse_world_sizes("4, 1,2,4") == (1, 2, 4)
+
+
+def test_all_world_sizes_get_the_same_threads_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    run = ScalingRun(directory=Path("d"), world_sizes=(1, 2, 4), settings=Settings())
+
+    assert with_equal_threads(run).settings.threads == 16
+    named = dataclasses.replace(run, settings=Settings(threads=3))
+    assert with_equal_threads(named) is named
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert with_equal_threads(run).settings.threads == 1
+
+
+def test_a_job_launches_the_ranks_of_its_nodes() -> None:
+    run = ScalingRun(
+        directory=Path("/shared/s"), world_sizes=(8,), settings=Settings(batch_size=16)
+    )
+
+    assert nodes_of(8, 4) == 2
+    assert nodes_of(2, 4) == 1
+    with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
+        nodes_of(6, 4)
+    words = job_command(run, 8, 4, python="py", backend="gloo")
+    assert words[:4] == ["py", "-m", "hpc_toolkit", "launch"]
+    assert words[4:8] == ["--nproc-per-node", "4", "--backend", "gloo"]
+    assert words[-4:] == ["--batch-size", "16", "-o", "/shared/s"]
+
+
+def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with program.monitored(None, 1) as path:
+        assert path is None
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with program.monitored(tmp_path, 2) as path:
+        assert path is None
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.actors.cluster import joined
 from hpc_toolkit.actors.rank import Order
-from hpc_toolkit.actors.shares import room, share
+from hpc_toolkit.actors.shares import check_room, demand_of, room
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import MAX_WORKERS
@@ -30,6 +31,8 @@ _TICK_S = 0.2
 _BARREN_LIVES = 5
 """A rank that died so often in a row without finishing an item is given up."""
 _LONGEST_PAUSE_S = 30.0
+_TELL_AGAIN_S = 5.0
+"""A worker that is just starting does not hear a signal yet."""
 _START_S = 60.0
 """Once all others have left, an actor that has not started by then is waited for no more."""
 
@@ -56,46 +59,14 @@ def work_on_ray(
     with joined(settings) as cluster:
         nodes = cluster.nodes()
         if workers is None:
-            workers = max(1, int(sum(node.get("GPU", 0.0) for node in nodes)))
+            gpus = 1.0 if settings.gpus_per_worker is None else settings.gpus_per_worker
+            workers = max(1, room(nodes, {"GPU": gpus})) if gpus else 1
         if not 1 <= workers <= MAX_WORKERS:
             message = f"workers must be from 1 to {MAX_WORKERS}, got {workers}"
             raise ConfigError(message, hint="one per core, or one per GPU, is usual")
         demand = demand_of(settings, nodes, workers)
         check_room(nodes, demand, workers)
         return Engine(cluster, run, workers, options, demand).run(on_tick)
-
-
-def demand_of(
-    settings: RaySettings, nodes: list[dict[str, float]], workers: int
-) -> dict[str, float]:
-    """What Ray counts for each worker, by its names."""
-    cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
-    if cpus is None:
-        cpus = share([node.get("CPU", 0.0) for node in nodes], workers)
-    if gpus is None:
-        gpus = share([node.get("GPU", 0.0) for node in nodes], workers)
-    return {"CPU": cpus, "GPU": gpus, "memory": float(settings.memory_per_worker or 0)}
-
-
-def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers: int) -> None:
-    """Say how many workers must wait; refuse where none would ever start.
-
-    Raises:
-        ConfigError: no node has what a worker needs.
-    """
-    fit = room(nodes, demand)
-    if fit >= workers:
-        return
-    asked = ", ".join(f"{amount:g} {name}" for name, amount in demand.items() if amount)
-    if fit == 0:
-        message = f"no node of the Ray cluster has {asked} for a worker"
-        raise ConfigError(
-            message, hint="ask less for each worker; 'ray status' tells what there is"
-        )
-    sys.stderr.write(
-        f"note: the Ray cluster has room for {fit} of {workers} workers ({asked} each); "
-        "the others wait for more\n"
-    )
 
 
 @dataclass(slots=True)
@@ -135,6 +106,8 @@ class Engine:
         self._error: HpcToolkitError | None = None
         self._signals: list[int] = []
         self._draining = False
+        self._told = signal.SIGTERM
+        self._tell_again_at = math.inf
 
     def run(self, on_tick: Callable[[], None] | None = None) -> int:
         """Work until every worker left; the exit code.
@@ -173,11 +146,16 @@ class Engine:
                 signal.signal(sig, handler)
 
     def _pass_on(self) -> None:
-        while self._signals:
-            number = self._signals.pop(0)
+        numbers, self._signals = self._signals, []
+        if self._tell_again_at <= time.monotonic():
+            numbers.append(self._told)
+        for number in numbers:
             self._draining = True
+            # A second SIGINT would end the running item.
+            self._told = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
+            self._tell_again_at = time.monotonic() + _TELL_AGAIN_S
             for life in self._lives.values():
-                life.actor.tell.remote(number)
+                life.actor.tell.remote(int(number))
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -189,6 +167,7 @@ class Engine:
                 rank=rank,
                 world_size=self._workers,
                 gpus=self._demand["GPU"],
+                memory_bytes=int(self._demand["memory"]),
                 options=asdict(self._options),
             )
             actor = self._cluster.actor(order, self._demand)

@@ -15,6 +15,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.binding import Place
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.gpus import CUDA
 from hpc_toolkit.processes import die_with_parent
@@ -40,6 +41,8 @@ class Order:
     """Workers that were asked for."""
     gpus: float
     """What Ray counts for it; it names them in CUDA_VISIBLE_DEVICES."""
+    memory_bytes: int
+    """What each process of its executor may allocate; 0: no limit."""
     options: dict[str, Any]
     """Fields of :class:`~hpc_toolkit.worker.WorkerOptions`."""
 
@@ -67,7 +70,8 @@ class Order:
         }
         place = {"RANK": self.rank, "LOCAL_RANK": 0, "WORLD_SIZE": self.world_size}
         hidden = {} if self.gpus else {CUDA: ""}
-        return {**kept, **{name: str(number) for name, number in place.items()}, **hidden}
+        limit = Place(memory_bytes=self.memory_bytes or None).environment()
+        return {**kept, **{name: str(number) for name, number in place.items()}, **hidden, **limit}
 
 
 def work(order: Order) -> int:

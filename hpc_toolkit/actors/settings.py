@@ -29,7 +29,7 @@ class RaySettings:
     gpus_per_worker: float | None = None
     """GPUs of a worker, whole or a fraction of one; None: one, or an equal share."""
     memory_per_worker: int | None = None
-    """Bytes of memory that Ray counts for a worker; it does not enforce them."""
+    """Bytes that each process of a worker's executor may allocate; Ray counts them, too."""
     object_store_memory: int | None = None
     """Bytes of Ray's shared memory on this machine; of a local cluster only."""
     dashboard: bool = False
@@ -72,6 +72,7 @@ class RaySettings:
         if address == AUTO:
             address = environ.get(_ADDRESS, "") or LOCAL
         if address == LOCAL:
+            _check_alone(environ)
             return ""
         host, _, port = address.rpartition(":")
         if not (host and port.isdigit() and 1 <= int(port) <= 65535) or "/" in host:
@@ -94,3 +95,11 @@ def _check_amount(option: str, amount: float | None) -> None:
         return
     message = f"{option}: {amount:g} is no amount that a node could have"
     raise ConfigError(message, hint="such as 0.5, 1 or 8")
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Refuse a local cluster for each of the tasks that srun started at once."""
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if environ.get("SLURM_STEP_ID", "").isdigit() and tasks not in ("", "1"):
+        message = f"each of the {tasks} tasks of this step would start a Ray of its own"
+        raise ConfigError(message, hint="'hpctk render ray' brings up one, with one driver")

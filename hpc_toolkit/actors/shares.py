@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_toolkit.actors.settings import RaySettings
 
 _STEPS = 10_000
 """Ray counts resources in ten-thousandths."""
@@ -45,6 +52,39 @@ def room(nodes: list[dict[str, float]], demand: dict[str, float]) -> int:
     return sum(
         min(_parts(node.get(name, 0.0), amount) for name, amount in needed.items())
         for node in nodes
+    )
+
+
+def demand_of(
+    settings: RaySettings, nodes: list[dict[str, float]], workers: int
+) -> dict[str, float]:
+    """What Ray counts for each worker, by its names."""
+    cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
+    if cpus is None:
+        cpus = share([node.get("CPU", 0.0) for node in nodes], workers)
+    if gpus is None:
+        gpus = share([node.get("GPU", 0.0) for node in nodes], workers)
+    return {"CPU": cpus, "GPU": gpus, "memory": float(settings.memory_per_worker or 0)}
+
+
+def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers: int) -> None:
+    """Say how many workers must wait; refuse where none would ever start.
+
+    Raises:
+        ConfigError: no node has what a worker needs.
+    """
+    fit = room(nodes, demand)
+    if fit >= workers:
+        return
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in demand.items() if amount)
+    if fit == 0:
+        message = f"no node of the Ray cluster has {asked} for a worker"
+        raise ConfigError(
+            message, hint="ask less for each worker; 'ray status' tells what there is"
+        )
+    sys.stderr.write(
+        f"note: the Ray cluster has room for {fit} of {workers} workers ({asked} each); "
+        "the others wait for more\n"
     )
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,6 +117,8 @@ def work(
     check_code(found, strict=strict_code)
     options = _options(deadline, idle_exit, lease, grace)
     rank = RankInfo.from_environ()
+    if engine is Engine.RAY:
+        rank = replace(rank, in_step=False)  # the driver of actors is no rank
     shares = read_shares(cpus_per_worker, gpus_per_worker, memory_per_worker, rank)
     settings = ray_settings(
         engine,

@@ -1,0 +1,541 @@
+"""Ranks as Ray actors, without Ray: what is asked of it, who is replaced, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.actors import cluster as cluster_module
+from hpc_toolkit.actors import engine as engine_module
+from hpc_toolkit.actors import node
+from hpc_toolkit.actors.actor import RankActor
+from hpc_toolkit.actors.engine import Engine
+from hpc_toolkit.actors.rank import Order
+from hpc_toolkit.actors.settings import RaySettings
+from hpc_toolkit.actors.shares import check_room, demand_of, room, share
+from hpc_toolkit.cli.rayoptions import Engine as EngineName
+from hpc_toolkit.cli.rayoptions import ray_settings
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.run import Run
+from hpc_toolkit.worker import WorkerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.toyrun import ToyRun
+
+KILLED = -int(signal.SIGKILL)
+
+
+# --- what is asked ---
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is no amount"),
+        ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is no amount"),
+        ({"gpus_per_worker": 1.5}, "whole GPUs or a part of one, not 1.5"),
+        ({"dashboard": True, "dashboard_port": 0}, "--dashboard-port: 0 is no port"),
+        ({"metrics_port": 70000}, "--metrics-port: 70000 is no port"),
+        ({"dashboard_port": 8265}, "there is no dashboard"),
+    ],
+)
+def test_settings_that_ray_cannot_give_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RaySettings(**values)
+
+
+@pytest.mark.parametrize(
+    ("address", "environ", "found"),
+    [
+        ("auto", {}, ""),
+        ("auto", {"RAY_ADDRESS": "n1:6379"}, "n1:6379"),
+        ("auto", {"RAY_ADDRESS": "local"}, ""),
+        ("local", {"RAY_ADDRESS": "n1:6379"}, ""),
+        ("10.0.0.1:20001", {}, "10.0.0.1:20001"),
+    ],
+)
+def test_an_address_is_that_of_a_cluster_or_a_local_one(
+    address: str, environ: dict[str, str], found: str
+) -> None:
+    assert RaySettings(address=address).resolve(environ) == found
+
+
+@pytest.mark.parametrize("address", ["n1", ":6379", "n1:0", "n1:99999", "ray://n1:10001", "n1:x"])
+def test_an_address_without_host_and_port_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT, not"):
+        RaySettings(address=address).resolve({})
+
+
+@pytest.mark.parametrize(
+    ("values", "option"),
+    [
+        ({"object_store_memory": 10**9}, "--object-store-memory"),
+        ({"dashboard": True}, "--include-dashboard"),
+        ({"metrics_port": 9000}, "--metrics-port"),
+    ],
+)
+def test_options_of_a_cluster_are_refused_where_it_runs_already(
+    values: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: the Ray cluster at n1:6379 runs already"):
+        RaySettings(address="n1:6379", **values).resolve({})
+
+
+def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}
+
+    with pytest.raises(ConfigError, match="each of the 8 tasks"):
+        RaySettings().resolve(step)
+    assert RaySettings().resolve({**step, "SLURM_STEP_NUM_TASKS": "1"}) == ""
+    assert RaySettings().resolve({**step, "RAY_ADDRESS": "n1:6379"}) == "n1:6379"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"address": "local"},
+        {"object_store_memory": "1G"},
+        {"dashboard": True},
+        {"dashboard_port": 8265},
+        {"metrics_port": 9000},
+    ],
+)
+def test_rays_options_without_its_engine_are_refused(given: dict[str, Any]) -> None:
+    values: dict[str, Any] = dict.fromkeys(
+        ("address", "object_store_memory", "dashboard_port", "metrics_port")
+    )
+
+    with pytest.raises(ConfigError, match="is for workers that are actors"):
+        ray_settings(EngineName.PROCESSES, **{**values, "dashboard": False, **given})
+
+
+def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "find_spec", lambda _: None)
+
+    with (
+        pytest.raises(ConfigError, match="Ray is not installed") as caught,
+        cluster_module.joined(RaySettings(address="local")),
+    ):
+        pass
+
+    assert caught.value.hint == "pip install 'hpc-toolkit[ray]'"
+
+
+@pytest.mark.parametrize("values", [{"dashboard": True}, {"metrics_port": 9000}])
+def test_a_dashboard_that_ray_was_installed_without_is_refused(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "find_spec", lambda name: name == "ray" or None)
+
+    with (
+        pytest.raises(ConfigError, match="neither a dashboard nor metrics"),
+        cluster_module.joined(RaySettings(address="local", **values)),
+    ):
+        pass
+
+
+# --- shares and room ---
+
+
+@pytest.mark.parametrize(
+    ("amounts", "workers", "each"),
+    [
+        ([4.0], 4, 1.0),
+        ([4.0, 4.0], 5, 1.0),
+        ([2.0], 4, 0.5),
+        ([1.0], 3, 0.3333),
+        ([2.0, 2.0], 5, 0.6666),  # three on one node, two on the other
+        ([2.0, 1.0], 4, 0.6666),
+        ([0.0], 2, 0.0),
+        ([], 2, 0.0),
+    ],
+)
+def test_workers_get_one_each_or_the_largest_equal_share(
+    amounts: list[float], workers: int, each: float
+) -> None:
+    found = share(amounts, workers)
+
+    assert found == each
+    assert not each or room([{"CPU": amount} for amount in amounts], {"CPU": found}) >= workers
+
+
+def test_room_counts_workers_on_nodes_and_not_sums() -> None:
+    nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 3.0}]
+
+    assert room(nodes, {"CPU": 2.0}) == 2
+    assert room(nodes, {"CPU": 1.0, "GPU": 0.5}) == 2
+    assert room(nodes, {"GPU": 2.0}) == 0
+    assert room(nodes, {"CPU": 0.0}) > 1000
+
+
+def test_what_is_asked_for_a_worker_counts_before_its_share() -> None:
+    nodes = [{"CPU": 8.0, "GPU": 2.0}]
+
+    asked = RaySettings(cpus_per_worker=3, memory_per_worker=2**30)
+
+    assert demand_of(asked, nodes, 4) == {"CPU": 3, "GPU": 0.5, "memory": 2.0**30}
+
+
+def test_workers_for_whom_there_is_no_room_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [{"CPU": 4.0}]
+
+    check_room(nodes, {"CPU": 2.0}, 3)
+    with pytest.raises(ConfigError, match="no node of the Ray cluster has 1 GPU"):
+        check_room(nodes, {"CPU": 0.0, "GPU": 1.0}, 3)
+
+    assert "room for 2 of 3 workers (2 CPU each)" in capsys.readouterr().err
+
+
+# --- one rank ---
+
+
+def order(root: str = "/run", **values: Any) -> Order:
+    standard: dict[str, Any] = {"cwd": "/", "rank": 3, "world_size": 8, "gpus": 0, "options": {}}
+    return Order(root=root, **{"memory_bytes": 0, **standard, **values})
+
+
+def test_an_order_crosses_as_text() -> None:
+    told = order(options={"lease_s": 3.0, "deadline": None})
+
+    assert Order.from_json(told.to_json()) == told
+    assert Order.from_json(told.argv(7)[3]) == told
+
+
+def test_a_ranks_place_is_its_own_and_not_that_of_the_task_that_started_ray() -> None:
+    node_environ = {
+        "SLURM_JOB_ID": "17",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURMD_NODENAME": "n2",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+
+    found = order(gpus=1.0).environment(node_environ)
+
+    assert found == {
+        "SLURM_JOB_ID": "17",
+        "SLURMD_NODENAME": "n2",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "RANK": "3",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "8",
+    }
+    # Ray leaves the GPUs of its node visible to an actor without any.
+    assert order().environment(node_environ)["CUDA_VISIBLE_DEVICES"] == ""
+    assert "1048576" in order(memory_bytes=2**20).environment({}).values()
+
+
+def test_a_node_that_lacks_the_run_says_so() -> None:
+    actor = RankActor(order("/no/such/run").to_json())
+
+    report = actor.run()
+
+    assert report["code"] == 1
+    assert "has no directory /no/such/run" in report["error"]["message"]
+    assert actor.identity()[1] == 0
+
+
+def test_a_rank_that_was_told_to_leave_before_its_start_does_not_start(tmp_path: Path) -> None:
+    actor = RankActor(order(str(tmp_path)).to_json())
+
+    actor.tell(signal.SIGTERM)
+
+    assert actor.run() == {"code": 75, "error": None}
+
+
+# --- the driver ---
+
+
+class RayError(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class Promise:
+    """A value that comes later, or an exception; nothing as long as it is None."""
+
+    value: Any = None
+
+
+@dataclass(eq=False)
+class FakeActor:
+    rank: int
+    run_promise: Promise
+    identity_promise: Promise
+    told: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.run = SimpleNamespace(remote=lambda: self.run_promise)
+        self.identity = SimpleNamespace(remote=lambda: self.identity_promise)
+        self.tell = SimpleNamespace(remote=self.told.append)
+
+
+class FakeRay:
+    """What the driver asks of ray, and of time: a wait that finds nothing passes a second."""
+
+    exceptions = SimpleNamespace(RayError=RayError)
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.killed: list[FakeActor] = []
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def wait(
+        self, promises: list[Promise], num_returns: int = 1, timeout: float = 0
+    ) -> tuple[list[Promise], list[Promise]]:
+        assert 1 <= num_returns <= len(promises)
+        done = [one for one in promises if one.value is not None][:num_returns]
+        if timeout and not done:
+            self.now += 1.0
+            assert self.now < 5000, "the driver waits for ever"
+            self.on_wait()
+        return done, [one for one in promises if one not in done]
+
+    def get(self, promise: Promise, timeout: float | None = None) -> Any:
+        if promise.value is None:
+            raise RayError
+        if isinstance(promise.value, Exception):
+            raise promise.value
+        return promise.value
+
+    def kill(self, actor: FakeActor, *, no_restart: bool) -> None:
+        assert no_restart
+        self.killed.append(actor)
+
+
+def left(code: int, error: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"code": code, "error": error}
+
+
+class Stage:
+    """A driver whose actors do what a script says: one value of ``run`` for each life."""
+
+    def __init__(self, toy: ToyRun, monkeypatch: pytest.MonkeyPatch, *script: list[Any]) -> None:
+        self.ray = FakeRay()
+        self.script = [list(lives) for lives in script]
+        self.actors: list[FakeActor] = []
+        self.asked_at: list[float] = []
+        self.fruitful: set[int] = set()
+        self.waiting: set[int] = set()
+        monkeypatch.setattr(engine_module, "time", self)
+        options = WorkerOptions()
+        cluster: Any = SimpleNamespace(ray=self.ray, actor=self.actor)
+        demand = {"CPU": 1.0, "GPU": 0.0, "memory": 0.0}
+        self.engine = Engine(cluster, Run.open(toy.root), len(script), options, demand)
+        monkeypatch.setattr(
+            self.engine, "_has_finished_items", lambda life: life.rank in self.fruitful
+        )
+
+    def actor(self, told: Order, _demand: dict[str, float]) -> FakeActor:
+        started = None if told.rank in self.waiting else ("n1", 7)
+        actor = FakeActor(told.rank, Promise(self.script[told.rank].pop(0)), Promise(started))
+        self.actors.append(actor)
+        self.asked_at.append(self.ray.now)
+        return actor
+
+    def monotonic(self) -> float:
+        return self.ray.now
+
+    def time(self) -> float:
+        return self.ray.now
+
+    def sleep(self, seconds: float) -> None:
+        self.ray.now += max(seconds, 0.25)
+
+    @property
+    def ranks(self) -> list[int]:
+        return [actor.rank for actor in self.actors]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((0, 0), 0), ((75, 0), 0), ((75, 75), 75), ((75, 70), 70), ((0, 1), 1)],
+)
+def test_the_exit_code_is_that_of_local_workers(
+    codes: tuple[int, ...], code: int, toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(toy, monkeypatch, *([left(one)] for one in codes))
+
+    assert stage.engine.run() == code
+    assert stage.ray.killed == stage.actors
+
+
+def test_a_lost_actor_and_a_killed_worker_are_replaced_at_once_after_fruitful_lives(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(
+        toy, monkeypatch, [RayError("node n1 is lost\nmore"), left(0)], [left(KILLED)] * 9
+    )
+    stage.fruitful = {0, 1}
+    stage.script[1][8] = left(0)
+    stage.script[0][1] = None  # works until the other one is done
+    stage.ray.on_wait = lambda: setattr(stage.actors[2].run_promise, "value", left(0))
+
+    assert stage.engine.run() == 0
+
+    assert stage.ranks.count(0) == 2
+    assert stage.asked_at[2] == stage.asked_at[0]
+    told = capsys.readouterr().err
+    assert "note: rank 0 starts again: node n1 is lost\n" in told
+    assert "note: rank 1 starts again: its worker was killed by SIGKILL\n" in told
+
+
+def test_a_rank_whose_lives_finish_nothing_is_given_up_after_growing_pauses(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = Stage(toy, monkeypatch, [left(KILLED)] * 9)
+
+    assert stage.engine.run() == 75
+
+    pauses = [
+        later - sooner for sooner, later in zip(stage.asked_at, stage.asked_at[1:], strict=False)
+    ]
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    assert "rank 0 is given up after 5 deaths" in capsys.readouterr().err
+
+
+def test_nobody_waits_for_room_once_the_run_is_complete(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(toy, monkeypatch, [left(0)], [None])
+    stage.waiting = {1}
+
+    assert stage.engine.run() == 0
+
+    assert stage.actors[1] in stage.ray.killed
+
+
+def test_an_actor_that_never_starts_is_given_up_when_all_others_have_left(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(toy, monkeypatch, [left(75)], [None])
+    stage.waiting = {1}
+
+    assert stage.engine.run() == 75
+
+    assert stage.ray.now - stage.asked_at[1] >= 60
+
+
+def test_an_actor_that_works_is_waited_for(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(toy, monkeypatch, [left(75)], [None])
+
+    def end() -> None:
+        if stage.ray.now > 2000:
+            stage.actors[1].run_promise.value = left(0)
+
+    stage.ray.on_wait = end
+
+    assert stage.engine.run() == 0
+
+
+def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(toy, monkeypatch, [None], [None])
+    before = signal.getsignal(signal.SIGTERM)
+
+    def disturb() -> None:
+        waited = stage.ray.now - stage.asked_at[0]
+        if waited == 1:
+            signal.raise_signal(signal.SIGINT)
+        elif waited == 3:
+            stage.actors[0].run_promise.value = RayError("killed while it drained")
+        elif waited > 7:
+            stage.actors[1].run_promise.value = left(75)
+
+    stage.ray.on_wait = disturb
+
+    assert stage.engine.run() == 75
+    # A second SIGINT would end the item that runs.
+    assert stage.actors[1].told == [signal.SIGINT, signal.SIGTERM]
+    assert stage.ranks == [0, 1]  # who dies in a drain is not replaced
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_drain_ends_the_wait_for_actors_that_have_not_started(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(toy, monkeypatch, [None])
+    stage.waiting = {0}
+    stage.ray.on_wait = lambda: signal.raise_signal(signal.SIGTERM)
+
+    assert stage.engine.run() == 75
+    assert stage.ray.killed == stage.actors
+
+
+def test_what_a_worker_met_is_raised_with_its_hint_and_code(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"message": "the run is paused", "hint": "mend it", "code": 75}
+    stage = Stage(toy, monkeypatch, [left(75, told)], [left(0)])
+
+    with pytest.raises(HpcToolkitError, match="the run is paused") as caught:
+        stage.engine.run()
+
+    assert (caught.value.hint, caught.value.exit_code) == ("mend it", 75)
+
+
+# --- a node of a job ---
+
+
+def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:
+    environ = {"SLURM_CPUS_ON_NODE": "16", "SLURM_GPUS_ON_NODE": "2", "SLURM_MEM_PER_CPU": "64"}
+
+    found = dict(option.split("=") for option in node.resources(environ))
+
+    assert (found["--num-cpus"], found["--num-gpus"]) == ("16", "2")
+    assert int(found["--memory"]) + int(found["--object-store-memory"]) == 2**30
+
+
+def test_a_node_without_slurms_numbers_counts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,3")
+
+    expected = [f"--num-cpus={len(os.sched_getaffinity(0))}", "--num-gpus=2"]
+
+    assert node.resources({}) == expected
+
+
+def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
+    words = ["ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3", "--", "train", "--", "-x"]
+
+    environ = {"SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
+    found = node.full_command(words, "/tmp/root", environ)
+
+    assert found == [
+        *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
+        *("--num-gpus=2", "--temp-dir=/tmp/root", "--include-dashboard=false"),
+        *("--disable-usage-stats", "--", sys.executable, "-m", "hpc_toolkit.actors.node"),
+        *("--program", "train", "--", "-x"),
+    ]
+
+
+@pytest.mark.parametrize("words", [["ray", "symmetric-run"], ["ray", "symmetric-run", "--"]])
+def test_a_command_without_a_program_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="no program"):
+        node.full_command(words, "/tmp/root", {})
+
+
+def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tmp_path / "it's real"
+    real.mkdir()
+    (real / "ray").write_text('#!/bin/sh\necho "real $*"\n')
+    (real / "ray").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{real}:{os.environ['PATH']}")
+
+    programs = node._own_ray(tmp_path)
+
+    def says(*words: str) -> str:
+        with os.popen(f"'{programs}/ray' {' '.join(words)}") as said:
+            return said.read()
+
+    assert says("start", "--head") == "real start --head\n"
+    assert says("stop") == ""

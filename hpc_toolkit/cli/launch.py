@@ -111,6 +111,8 @@ def launch(
     if outcome.error is not None:
         sys.stdout.flush()
         show_error(outcome.error)
+    # Nothing is left that taking down in good order would keep.
+    gc.disable()
     sys.exit(outcome.code)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.launcher.outcome import SAVED, RankFailure, saved
+from hpc_toolkit.launcher.rounds import ended_message
 from hpc_toolkit.launcher.watch import Watch
 
 if TYPE_CHECKING:
@@ -134,8 +135,7 @@ def follow(agent: Any, ending: Ending | None) -> None:
     if ending is None or not agent.watch.follows(ending, running=running):
         return
     end_ranks(agent)
-    message = f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
-    raise NodeEndedError(message, ending=ending)
+    raise NodeEndedError(ended_message(ending), ending=ending)
 
 
 def rank_failures(agent: Any) -> list[RankFailure]:

@@ -23,7 +23,7 @@ from hpc_toolkit.launcher.outcome import (
 from hpc_toolkit.launcher.rank import wrapped
 from hpc_toolkit.launcher.ranklogs import PREFIX, log_path, make_rank_logs
 from hpc_toolkit.launcher.rendezvous import make_handler
-from hpc_toolkit.launcher.rounds import FAREWELL_S
+from hpc_toolkit.launcher.rounds import FAREWELL_S, ended_message
 from hpc_toolkit.launcher.signals import signals
 from hpc_toolkit.ranks import host_name
 
@@ -46,9 +46,17 @@ class _Here:
 
 
 def run_agent(
-    plan: Plan, config: LaunchConfig, program: Callable[..., Any] | str, arguments: list[str]
+    plan: Plan,
+    config: LaunchConfig,
+    program: Callable[..., Any] | str,
+    arguments: list[str],
+    *,
+    last: bool,
 ) -> Outcome:
     """Start the ranks of this node and stay until they have ended for good.
+
+    With ``last`` this process does nothing else after it, and signals no longer end it then: its
+    code tells what became of the ranks.
 
     Raises:
         ConfigError: torch cannot use one of the options.
@@ -57,10 +65,12 @@ def run_agent(
     if isinstance(program, str):
         program, arguments = wrapped(program, arguments, agent=os.getpid())
     here = _Here()
-    with signals(config.signals_to_handle, here.warn), contextlib.ExitStack() as stack:
+    names = config.signals_to_handle
+    with signals(names, here.warn, last=last) as over, contextlib.ExitStack() as stack:
         outcome = _ended(lambda: _take_part(plan, config, (program, arguments), here, stack), here)
         if outcome is None:
             outcome = _failed(here.agent, logs)
+        over()
         rounds = here.agent.rounds if here.agent is not None else None
         if rounds is not None:
             if outcome.code:
@@ -144,6 +154,10 @@ def _ended(run: Callable[[], Any], here: _Here) -> Outcome | None:
     except SignalException as end:
         if here.agent is not None and saved(agents.ended_codes(here.agent)):
             return Outcome(SAVED)
+        rounds = here.agent.rounds if here.agent is not None else None
+        if rounds is not None and (ending := rounds.ended(at_once=True)) is not None:
+            # srun ends all tasks once one has failed; what that one ended with is the job's code.
+            return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
         name = end.sigval.name
         return Outcome(128 + end.sigval, HpcToolkitError(f"ended by {name}, and its ranks with it"))
     except agents.NodeEndedError as error:

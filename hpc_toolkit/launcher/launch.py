@@ -26,8 +26,8 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
 
     Args:
         request: what to start.
-        replace: let this process become the rank where srun started every rank; it then does not
-            return. Otherwise the rank is a child of it.
+        replace: this process is for nothing else. Where srun started every rank it becomes one,
+            and does not return; elsewhere signals do not end it once the outcome is known.
 
     Raises:
         HpcToolkitError: this cannot start; nothing has.
@@ -41,7 +41,7 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
         config, program, arguments = _configured(namespace, plan)
         from hpc_toolkit.launcher.elastic import run_agent
 
-        return run_agent(plan, config, program, arguments)
+        return run_agent(plan, config, program, arguments, last=replace)
 
 
 def planned(request: Request) -> Plan:
@@ -81,17 +81,23 @@ def surroundings(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 def _planned(request: Request) -> tuple[Plan, Any]:
     step = Step.from_environ()
     gpus = usable_gpus(os.environ)
+    backend = request.backend or ("nccl" if gpus and _has_driver() else "gloo")
     if step is not None and not step.per_node:
-        return task_plan(request, step, gpus=gpus), None
+        return task_plan(request, step, backend=backend), None
     namespace = _namespace(request)
     given = "nproc_per_node" in request.options or "PET_NPROC_PER_NODE" in os.environ
     if step is not None and not given:
         namespace.nproc_per_node = max(1, gpus or int(os.environ.get("SLURM_GPUS_ON_NODE") or 0))
     namespace.nproc_per_node = _ranks(namespace.nproc_per_node)
-    plan = make_plan(request, namespace, step=step, gpus=gpus)
+    plan = make_plan(request, namespace, step=step, backend=backend)
     if step is not None:
         namespace.nnodes, namespace.node_rank = str(plan.nodes), plan.node_rank
     return plan, namespace
+
+
+def _has_driver() -> bool:
+    """Whether the kernel can drive a GPU of NVIDIA or AMD: Slurm may grant what only pretends."""
+    return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
 def _namespace(request: Request) -> Any:

@@ -125,7 +125,7 @@ def make_plan(
     environ: Mapping[str, str] = os.environ,
     *,
     step: Step | None,
-    gpus: int,
+    backend: str,
 ) -> Plan:
     """What to do, as an agent of one node.
 
@@ -135,7 +135,7 @@ def make_plan(
             ``nproc_per_node`` as a number.
         environ: this process's variables.
         step: what srun said; None outside a step.
-        gpus: how many GPUs a rank could use here.
+        backend: nccl or gloo.
 
     Raises:
         ConfigError: options contradict each other, or Slurm.
@@ -154,7 +154,7 @@ def make_plan(
         nodes=nodes,
         node_rank=node_rank,
         ranks=namespace.nproc_per_node,
-        backend=request.backend or ("nccl" if gpus else "gloo"),
+        backend=backend,
         meeting=meeting,
         start_timeout_s=request.start_timeout_s,
         host=namespace.master_addr if named else "",
@@ -166,7 +166,7 @@ def make_plan(
 
 
 def task_plan(
-    request: Request, step: Step, environ: Mapping[str, str] = os.environ, *, gpus: int
+    request: Request, step: Step, environ: Mapping[str, str] = os.environ, *, backend: str
 ) -> Plan:
     """What to do as one of several tasks of a node: to become a rank.
 
@@ -187,7 +187,7 @@ def task_plan(
         nodes=len(step.tasks),
         node_rank=step.node,
         ranks=step.tasks[step.node],
-        backend=request.backend or ("nccl" if gpus else "gloo"),
+        backend=backend,
         meeting="directory",
         start_timeout_s=request.start_timeout_s,
         run_dir=request.run_dir,

@@ -58,6 +58,11 @@ class Ending:
     """One line for people."""
 
 
+def ended_message(ending: Ending) -> str:
+    """What the other nodes say of it."""
+    return f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
+
+
 class Rounds:
     """One node's part of a launch."""
 
@@ -125,9 +130,14 @@ class Rounds:
         self._look()
         return self._wanted
 
-    def ended(self) -> Ending | None:
-        """How another node ended; None while none has."""
-        self._look()
+    def ended(self, *, at_once: bool = False) -> Ending | None:
+        """How another node ended; None while none has, or where the store does not say."""
+        if at_once:
+            self._looked_at = -_LOOK_S
+            with suppress(RendezvousLostError):
+                self._look()
+        else:
+            self._look()
         return self._ending
 
     def finish(self) -> bool:
@@ -152,7 +162,8 @@ class Rounds:
         with suppress(RendezvousLostError):
             self._set(f"left/{self._node}", "")
             end = self._clock() + patience_s
-            left = [f"left/{node}" for node in range(self.nodes)]
+            came = [n for n in range(self.nodes) if self._check([f"round/0/node/{n}"])]
+            left = [f"left/{node}" for node in came]
             while self._node == 0 and self._clock() < end and not self._check(left):
                 self._sleep(_POLL_S)
         self._held = None
@@ -180,8 +191,7 @@ class Rounds:
         end = self._clock() + self._timeout_s
         while not self._check(keys):
             if (ending := self._read_ending()) is not None:
-                message = f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
-                raise RendezvousLostError(message)
+                raise RendezvousLostError(ended_message(ending))
             if self._clock() >= end:
                 raise self._missing(number)
             self._sleep(_POLL_S)

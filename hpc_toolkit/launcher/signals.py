@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def signals(names: str, warn: Callable[[int], None]) -> Iterator[None]:
+def signals(names: str, warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[], None]]:
     """Call ``warn`` at a warning, and raise torch's SignalException at the signals of ``names``.
 
-    As before afterwards. Outside the main thread, which alone gets signals, nothing changes.
+    Yields what lets all of them pass from then on, since only the end is left. As before
+    afterwards, unless this is the ``last`` that the process does. Outside the main thread, which
+    alone gets signals, nothing changes.
 
     Raises:
         ConfigError: a name is that of no signal.
@@ -27,7 +29,7 @@ def signals(names: str, warn: Callable[[int], None]) -> Iterator[None]:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     ending = {_signal(name.strip()) for name in names.split(",") if name.strip()}
 
@@ -36,6 +38,10 @@ def signals(names: str, warn: Callable[[int], None]) -> Iterator[None]:
         message = f"{found.name} came"
         raise SignalException(message, sigval=found)
 
+    def over() -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+
     before = {number: signal.getsignal(number) for number in {*ending, *WARNINGS}}
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = names
     for number in WARNINGS:
@@ -43,9 +49,9 @@ def signals(names: str, warn: Callable[[int], None]) -> Iterator[None]:
     for number in ending:
         signal.signal(number, end)
     try:
-        yield
+        yield over
     finally:
-        for number, handler in before.items():
+        for number, handler in before.items() if not last else ():
             signal.signal(number, handler)
 
 

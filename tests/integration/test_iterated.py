@@ -1,0 +1,218 @@
+"""An iterated benchmark: flaky, with one that hangs and one that kills its worker; snapshots of it,
+runs that begin from them, and workers that are bound to their part of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.monitor import read_recordings
+from hpc_toolkit.run import Run
+from hpc_toolkit.snapshot import read_snapshot
+from tests.integration.realrun import lives, wait_until
+
+if TYPE_CHECKING:
+    from tests.integration.realrun import Hpctk
+
+COUNT, FLAKY = 100, 20
+HANGS, KILLS = 33, 66
+CODE = """
+import os, signal, time
+from examples.iterated import Iterations
+from sample_workloads import first_time, note
+
+
+class Troubled(Iterations):
+    def measure(self, item, batch):
+        note(item, "start", item["seed"], os.getpid())
+        time.sleep(0.01)
+        if "how" in item and first_time(item):
+            if item["how"] == "hang":
+                time.sleep(3600)
+            if item["how"] == "kill":
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(3600)
+            raise ConnectionError("flaky")
+        return super().measure(item, batch)
+
+
+class Bound(Iterations):
+    def measure(self, item, batch):
+        return {
+            **super().measure(item, batch),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            "threads": os.environ["OMP_NUM_THREADS"],
+            "gpus": os.environ["CUDA_VISIBLE_DEVICES"],
+        }
+
+    def on_oom(self, context, items):
+        self._mib = 0
+        return super().on_oom(context, items)
+"""
+
+
+def troubled_items(root: Path) -> list[dict[str, Any]]:
+    """One of 20 fails at its first attempt; one hangs there, and one kills its worker."""
+    items: list[dict[str, Any]] = []
+    for seed in range(COUNT):
+        item: dict[str, Any] = {"seed": seed, "trace": str(root / "trace")}
+        how = {HANGS: "hang", KILLS: "kill"}.get(seed, "fail" if seed % FLAKY == 0 else "")
+        if how:
+            item |= {"how": how, "once": str(root / f"once-{seed}")}
+        items.append(item)
+    return items
+
+
+def write_lines(path: Path, items: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+
+
+def values(run: str) -> dict[int, tuple[float, float]]:
+    """The numbers of each seed; the size of its batch depends on what else was left."""
+    return {
+        row["item"]["seed"]: (row["value"]["mean"], row["value"]["spread"])
+        for row in Run.open(run).results()
+    }
+
+
+@pytest.mark.slow
+def test_500_iterations_in_small_are_whole_and_resume_from_any_snapshot(hpctk: Hpctk) -> None:
+    (hpctk.cwd / "troubled.py").write_text(CODE)
+    write_lines(hpctk.cwd / "items.jsonl", troubled_items(hpctk.cwd))
+    made = hpctk(
+        *("init", "run", "--workload", "troubled:Troubled", "--items", "items.jsonl"),
+        *("--option", "batch=10", "--max-attempts", 3, "--timeout", "2s"),
+    )
+    assert made.code == 0, made.err
+
+    snapshots = ("--snapshot", "s-{done}.json", "--snapshot-every", 10)
+    monitor = ("--monitor", "--monitor-interval", "200ms")
+    ended = hpctk("work", "run", "--workers", 10, *snapshots, *monitor)
+
+    assert ended.code == 0, ended.err
+    checks = ("--range", "mean=-0.2:0.2", "--unique", "seed", "--unique", "mean")
+    again = ("--recompute", 5, "--ignore", "batch")
+    verified = hpctk("verify", "run", *checks, *again, "--json")
+    assert verified.code == 0, verified.out
+    found = verified.json
+    assert (found["whole"], found["rows"], found["items"], found["recomputed"]) == (
+        True,
+        100,
+        100,
+        5,
+    )
+    status = hpctk("status", "run", "--json").json
+    assert status["deaths"] == 1
+    assert status["stages"]["items"]["retried"] >= COUNT // FLAKY + 1
+    (recording,) = read_recordings(next((hpctk.cwd / "run" / "logs").glob("monitor-*.jsonl")))
+    assert recording.samples[-1]["processes"] >= 1
+    check_snapshots(hpctk)
+
+
+def check_snapshots(hpctk: Hpctk) -> None:
+    """Each is a prefix of the truth, and the earliest leads to the same results."""
+    truth = values("run")
+    taken = {path: read_snapshot(path) for path in hpctk.cwd.glob("s-*.json")}
+    assert min(one.counts["done"] for one in taken.values()) < COUNT
+    for path, one in taken.items():
+        assert path.name == f"s-{one.counts['done']}.json"
+        for row in one.rows:
+            seed, value = row["item"]["seed"], row["value"]
+            assert (value["mean"], value["spread"]) == truth[seed]
+    first = min(taken, key=lambda path: taken[path].counts["done"])
+    done = {row["item"]["seed"] for row in taken[first].rows}
+    (hpctk.cwd / "trace").write_text("")
+
+    made = hpctk("init", "again", "--from", first.name, "--timeout", "30s")
+
+    assert made.code == 0, made.err
+    assert made.out == "again\n"
+    assert made.err == f"{len(done)} of {COUNT} items are done already\n"
+    assert hpctk("work", "again", "--workers", 4).code == 0
+    assert values("again") == truth
+    assert {int(words[1]) for words in hpctk.noted("start")} == set(truth) - done
+    assert Run.open("again").manifest.stages[0].timeout_s == 30.0
+
+
+def test_workers_are_bound_to_their_part_of_the_machine(hpctk: Hpctk) -> None:
+    (hpctk.cwd / "troubled.py").write_text(CODE)
+    write_lines(hpctk.cwd / "items.jsonl", [{"seed": seed} for seed in range(256)])
+    cpus = sorted(os.sched_getaffinity(0))
+    workers = min(2, len(cpus))
+    hpctk(
+        *("init", "run", "--workload", "troubled:Bound", "--items", "items.jsonl"),
+        *("--option", "draws=10", "--option", "mib=60"),
+    )
+
+    ended = hpctk(
+        *("work", "run", "--workers", workers, "--cpus-per-worker", 1, "--gpus-per-worker", 0),
+        *("--memory-per-worker", "200M"),
+        env={"OMP_NUM_THREADS": ""},
+        first="import os; del os.environ['OMP_NUM_THREADS']",
+    )
+
+    assert ended.code == 0, ended.err
+    assert f"worker 0: CPUs {cpus[0]} (NUMA node " in ended.err
+    rows = Run.open("run").results()
+    assert {row["state"] for row in rows} == {"done"}
+    found = {row["worker"]: row["value"] for row in rows}
+    assert len({tuple(value["cpus"]) for value in found.values()}) == len(found)
+    assert {(len(v["cpus"]), v["threads"], v["gpus"]) for v in found.values()} == {(1, "1", "")}
+    # 4 x 60 MiB do not fit: MemoryError, and on_oom halves the batch without an attempt.
+    assert {row["attempts"] for row in rows} == {1}
+    assert max(row["value"]["batch"] for row in rows) == 2
+
+    refused = hpctk("work", "run", "--workers", len(cpus) + 1, "--cpus-per-worker", 1)
+    assert refused.code == 1
+    assert f"and this process may use {len(cpus)}" in refused.err
+
+
+def test_a_monitor_dies_with_its_killed_pool(hpctk: Hpctk) -> None:
+    hpctk.make_sleeping(1, 3600)
+    pool = hpctk.start(
+        "work", "run", "--workers", 1, "--monitor", "--monitor-interval", "50ms", "--grace", "50ms"
+    )
+    logs = hpctk.cwd / "run" / "logs"
+
+    def sampled() -> bool:
+        return any(
+            len(one.samples) > 1 for path in logs.glob("monitor-*") for one in read_recordings(path)
+        )
+
+    wait_until(sampled, "two samples")
+    told = Path(f"/proc/{pool.pid}/task/{pool.pid}/children").read_text(encoding="ascii")
+    children = [int(pid) for pid in told.split()]
+    assert len(children) == 2
+    pool.process.kill()
+
+    wait_until(lambda: not any(map(lives, children)), "the end of worker and monitor")
+
+
+def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
+    write_lines(hpctk.cwd / "items.jsonl", [{"seed": seed} for seed in range(4)])
+    (hpctk.cwd / "rows.csv").write_text(
+        "seed,state,error,attempts,seconds,worker,value.mean\n"
+        "0,done,,1,0.1,w,0.5\n1,done,,1,0.1,w,nan\n1,done,,1,0.1,w,7\n3,failed,ill,3,0.1,w,\n"
+    )
+
+    ended = hpctk("verify", "rows.csv", "--items", "items.jsonl", "--range", "mean=-1:1")
+
+    assert ended.code == 1
+    assert ended.err == ""
+    counts = "1 missing, 1 duplicate, 1 failed, 2 out of range, 1 not finite"
+    assert ended.out.splitlines() == [
+        f"4 rows of 4 items, 0 computed again: {counts}",
+        '  missing       {"seed": 2}',
+        '  duplicate     {"seed": "1"}: 2 rows',
+        '  failed        {"seed": "3"}: ill',
+        '  out of range  {"seed": "1"}: mean is nan, not in -1:1',
+        '  out of range  {"seed": "1"}: mean is 7, not in -1:1',
+        '  not finite    {"seed": "1"}: value.mean is nan',
+    ]
+    refused = hpctk("verify", "rows.csv", "--recompute", 1)
+    assert (refused.code, refused.out) == (1, "")
+    assert "does not say which code made it" in refused.err

@@ -38,7 +38,7 @@ class Timed:
         return self.algorithm_bytes_per_s * bus_factor(self.collective, self.world_size)
 
 
-# https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+# doc/PERFORMANCE.md of https://github.com/NVIDIA/nccl-tests
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,

@@ -65,6 +65,7 @@ FENCES: dict[str, set[str]] = {
     "torch": {"distributed", "doctor", "launcher", "metrics", "scaling", "workloads"},
     "transformers": {"scaling", "workloads"},
     "peft": {"scaling"},
+    "bitsandbytes": {"scaling"},
     "psutil": {"monitor"},
     "pynvml": {"monitor"},
     "ray": {"actors"},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.clusters.files import ClusterFile
-    from hpc_toolkit.clusters.keys import ContainerRuntime, GpuRequest, MemStyle
+    from hpc_toolkit.clusters.keys import Backend, ContainerRuntime, GpuRequest, MemStyle
     from hpc_toolkit.clusters.merge import Origin
 
 
@@ -132,6 +132,8 @@ class Cluster:
     """Variables that every script exports."""
     node_setup: tuple[str, ...] = ()
     """Commands that every script runs once on each node before its step."""
+    gpu_backend: Backend = "nccl"
+    """What joins the ranks of a training that has GPUs."""
     nccl: tuple[tuple[str, str], ...] = ()
     """What NCCL and its transports must be told about this site's network."""
     login_shell: bool = False

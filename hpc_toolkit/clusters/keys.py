@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
 MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
 ContainerRuntime = Literal["apptainer", "pyxis"]
+Backend = Literal["nccl", "gloo"]
 
 MAX_AMOUNT = 1_000_000
 """No hour costs more, and no node takes more watts."""
@@ -273,6 +274,7 @@ KEYS: dict[str, t.Key] = {
     "setup": ("setup", commands),
     "node_setup": ("node_setup", commands),
     "env": ("env", exports),
+    "gpu_backend": ("gpu_backend", t.Choice(get_args(Backend))),
     "nccl": ("nccl", nccl),
     "conda_base": ("conda_base", t.path),
     "container_runtime": ("container_runtime", t.Choice(get_args(ContainerRuntime))),

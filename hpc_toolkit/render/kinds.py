@@ -96,22 +96,10 @@ def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> N
     if spec.launch == "task-per-gpu" and spec.rank_restarts is not None:
         msg = "--rank-restarts: in the form task-per-gpu no launcher could start ranks again"
         raise RenderError(msg, hint="leave it out, or leave out --launch")
-    _check_backend(spec, template)
     starter = spec.command[0]
     if _STARTERS.fullmatch(starter):
         msg = f"the template {template} starts the script itself, without {starter!r}"
         raise RenderError(msg, hint=f"write the script alone after --: {_EXAMPLE[template]}")
-
-
-def _check_backend(spec: ScriptSpec, template: str) -> None:
-    gpus = spec.gpus_per_node or int(template == "train-single-gpu")
-    if spec.backend == "nccl" and not gpus:
-        msg = "--backend: nccl joins GPUs, and the job asks for none"
-        raise RenderError(msg, hint="add --gpus-per-node N, or leave it out for gloo")
-    ranks = spec.nproc_per_node or gpus
-    if spec.backend != "gloo" and 0 < gpus < ranks:
-        msg = f"--nproc-per-node: nccl cannot join {ranks} ranks on {gpus} GPUs of a node"
-        raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
 
 
 def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str, instead: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.errors import RenderError
 from hpc_toolkit.render.kinds import RAY, TRAININGS
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
 
     A task is what srun starts: a rank in the form task-per-gpu, else a launcher, or a program, that
     has all of its node's CPUs. ``cluster`` states CPUs of a rank, and of a node. The request must
-    have passed ``check_template``; that of another template is returned as it is.
+    have passed ``check_template``; that of another template is returned as it is. Raises
+    RenderError for ranks that their backend cannot join.
     """
     if template == RAY:
         return replace(spec, ntasks_per_node=1)
@@ -60,8 +62,10 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
         return spec
     gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)
     form = spec.launch or BY_NODE
+    backend = spec.backend or (cluster.gpu_backend if gpus else "gloo")
     ranks = spec.nproc_per_node or gpus or 1
     tasks = ranks if form == BY_RANK else 1
+    _check_backend(backend, ranks, gpus)
     restarts = RANK_RESTARTS if form == BY_NODE else 0
     return replace(
         spec,
@@ -72,7 +76,7 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
         cpus_per_gpu=None,
         cpus_per_task=_cpus(spec, template, cluster, gpus=gpus, tasks=tasks, ranks=ranks),
         rank_restarts=restarts if spec.rank_restarts is None else spec.rank_restarts,
-        backend=spec.backend or ("nccl" if gpus else "gloo"),
+        backend=backend,
         run_dir=spec.run_dir or f"runs/{spec.job_name}",
         cpu_bind=spec.cpu_bind or (None if spec.hint else _bound(template, form)),
     )
@@ -113,6 +117,17 @@ def _launch_options(full: ScriptSpec) -> list[str]:
         options["--nproc-per-node"] = full.nproc_per_node
         options["--max-restarts"] = full.rank_restarts
     return [f"{name}={value}" for name, value in options.items()]
+
+
+def _check_backend(backend: str, ranks: int, gpus: int) -> None:
+    if backend == "gloo":
+        return
+    if not gpus:
+        msg = f"--backend: {backend} joins GPUs, and the job asks for none"
+        raise RenderError(msg, hint="add --gpus-per-node N, or leave it out for gloo")
+    if ranks > gpus:
+        msg = f"--nproc-per-node: {backend} cannot join {ranks} ranks on {gpus} GPUs of a node"
+        raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
 
 
 def _bound(template: str, form: str) -> str:

@@ -141,6 +141,7 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("conda_base = 'opt/conda'", "conda_base"),
         ("conda_base = 5", "conda_base"),
         ("container_runtime = 'docker'", "container_runtime"),
+        ("gpu_backend = 'mpi'", "gpu_backend"),
         ("binds = ['data']", "binds"),
         ("binds = ['/data:/data:rx']", "binds"),
         ("binds = ['/a,/b']", "binds"),

@@ -49,7 +49,7 @@ def test_a_launcher_on_each_node_starts_its_ranks_and_has_all_of_their_cpus() ->
     assert option(text, "cpus-per-task") == "32"
     assert "OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK > 4 ? SLURM_CPUS_PER_TASK / 4 : 1))" in text
     assert program(text) == (
-        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=nccl "
+        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=gloo "
         "--nproc-per-node=4 --max-restarts=3 train.py --lr 1"
     )
     assert step(text).endswith('--cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=none \\')
@@ -63,7 +63,7 @@ def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
     assert "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" in text
     # Options of a launcher would be refused, since there is none.
     assert program(text) == (
-        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=nccl train.py --lr 1"
+        "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=gloo train.py --lr 1"
     )
     assert "--cpu-bind=cores" in step(text)
 
@@ -126,7 +126,13 @@ def test_cpus_per_gpu_become_those_of_a_task(form: str, cpus: str) -> None:
     ],
 )
 def test_gpus_are_joined_by_nccl_and_cpus_by_gloo(fields: dict[str, Any], backend: str) -> None:
-    assert f"--backend={backend} " in program(script(nodes=2, **fields))
+    assert f"--backend={backend} " in program(script(cluster=GENERIC, nodes=2, **fields))
+
+
+def test_a_site_says_what_joins_its_gpus() -> None:
+    """Those of a lab are pretended."""
+    assert "--backend=gloo " in program(script(cluster=LAB, gpus_per_node=4))
+    assert "--backend=nccl " in program(script(cluster=LAB, gpus_per_node=4, backend="nccl"))
 
 
 def test_gloo_is_told_of_the_sites_network_and_nccl_only_where_there_are_gpus() -> None:
@@ -275,7 +281,7 @@ def test_a_request_that_makes_no_sense_is_refused(
     template: str, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RenderError) as caught:
-        script(template, **fields)
+        script(template, GENERIC, **fields)
 
     assert caught.value.message.startswith(message) or message in caught.value.message
     assert caught.value.hint

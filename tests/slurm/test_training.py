@@ -70,11 +70,13 @@ def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trai
         run.mkdir(parents=True)
         (run / data.name).write_bytes(data.read_bytes())
     (site.cwd / "it's").write_text("staged as it is")
+    staged = {"stage": ("it's",), "stage_dir": str(site.cwd / "local")}
     jobs = {
         "nodes": start(site, "nodes", "train-multi-node", nodes=2, nproc_per_node=2,
-                       nodelist="n[1-2]", stage=("it's",)),
+                       nodelist="n[1-2]", **staged),
         "tasks": start(site, "tasks", "train-multi-node", nodes=2, nproc_per_node=2,
-                       nodelist="n[1-2]", launch="task-per-gpu", cpus_per_task=1),
+                       nodelist="n[1-2]", launch="task-per-gpu", cpus_per_task=1,
+                       mem_bind="local", distribution="block:cyclic", **staged),
         "warned": start(site, "warned", "train-multi-gpu", nodes=1, gpus_per_node=2, nodelist="n3"),
         "preempted": start(site, "preempted", "train-single-gpu", nodes=1, exclusive=True,
                            nodelist="n4"),
@@ -113,7 +115,7 @@ def trees(site: Site, library: str) -> str:
     command = (script, "--library", library, "--rows", "2000", "--rounds", "20")
     return site.submit(
         "train-cpu", job_name=library, command=command, nodes=1, ntasks_per_node=None,
-        cpus_per_task=CORES, nodelist="n5",
+        cpus_per_task=CORES, nodelist="n5", hint="nomultithread",
     )  # fmt: skip
 
 
@@ -172,9 +174,48 @@ def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trai
 
 
 def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: Trained) -> None:
-    assert [words[1] for words in trained.held["nodes"]] == ["staged as it is"] * 4
-    found = re.findall(r"n\d: staged it's: .*", trained.said["nodes"])
-    assert [line[:3] for line in sorted(found)] == ["n1:", "n2:"]
+    for name in ("nodes", "tasks"):
+        assert [words[1] for words in trained.held[name]] == ["staged as it is"] * 4
+        found = re.findall(r"n\d: staged it's: .*", trained.said[name])
+        assert [line[:3] for line in sorted(found)] == ["n1:", "n2:"]
+    assert list((trained.site.cwd / "local").iterdir()) == []
+
+
+def test_what_is_staged_is_removed_when_the_job_is_cancelled(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    """Slurm lets a script that is cancelled start no step any more."""
+    site, local = Site(lab, tmp_path), tmp_path / "local"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "script.py").write_text("import time; print('up'); time.sleep(300)")
+    job = site.submit(
+        "train-cpu", nodes=1, ntasks_per_node=None, cpus_per_task=1, command=("script.py",),
+        stage=("data",), stage_dir=str(local),
+    )  # fmt: skip
+    wait_until(lambda: "0: up" in site.said(job), lambda: site.said(job))
+    copies = list(local.glob("*/*/data"))
+
+    lab.run("scancel", job)
+
+    assert site.end_of(job)[0] == "CANCELLED"
+    assert len(copies) == 1
+    wait_until(lambda: not any(local.iterdir()), "the removal of the copies")
+
+
+def test_a_node_that_cannot_stage_ends_the_job_before_a_rank_starts(
+    lab: LabUnderTest, tmp_path: Path
+) -> None:
+    site = Site(lab, tmp_path)
+    (tmp_path / "script.py").write_text("print('up')")
+    job = site.submit(
+        "train-cpu", nodes=1, ntasks_per_node=None, cpus_per_task=1, command=("script.py",),
+        stage=("data",), stage_dir=str(tmp_path / "local"),
+    )  # fmt: skip
+
+    assert site.end_of(job) == ("FAILED", 1, 0)
+    assert "error: cannot stage data: No such file or directory" in site.said(job)
+    assert "a node could not stage its copies: see above" in site.said(job)
+    assert "0: up" not in site.said(job)
 
 
 @pytest.mark.parametrize("library", TREES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,23 @@ class Iterations:
         batch: how many iterations are computed together, at most.
         draws: how many numbers an iteration draws.
         mib: memory that an iteration needs while its batch is computed, in MiB.
+        seconds: how long an iteration takes beside that.
         flaky: chance that an attempt fails; another one may succeed.
     """
 
     def __init__(
-        self, *, batch: int = 10, draws: int = 1000, mib: float = 0.0, flaky: float = 0.0
+        self,
+        *,
+        batch: int = 10,
+        draws: int = 1000,
+        mib: float = 0.0,
+        seconds: float = 0.0,
+        flaky: float = 0.0,
     ) -> None:
         self._batch = batch
         self._draws = draws
         self._mib = mib
+        self._seconds = seconds
         self._flaky = flaky
 
     def load(self, group: Any) -> dict[str, int]:
@@ -48,7 +57,7 @@ class Iterations:
         waiting = iter(items)
         while batch := list(islice(waiting, context["batch"])):
             # Stands for what a model needs for a batch on its device.
-            memory = bytearray(int(len(batch) * self._mib * 2**20))
+            memory = bytes(int(len(batch) * self._mib * 2**20))
             for item in batch:
                 yield self.measure(item, len(batch))
             del memory
@@ -58,6 +67,7 @@ class Iterations:
         if random.random() < self._flaky:
             message = "the license server did not answer"
             raise ConnectionError(message)
+        time.sleep(self._seconds)
         draw = random.Random(item["seed"])
         numbers = [draw.gauss(0.0, 1.0) for _ in range(self._draws)]
         mean, spread = statistics.fmean(numbers), statistics.pstdev(numbers)

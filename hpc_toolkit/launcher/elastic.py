@@ -76,7 +76,9 @@ def run_agent(
             if outcome.code:
                 rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
             # Ranks of other nodes may be saving their state.
-            rounds.leave(config.shutdown_timeout if outcome.code == SAVED else FAREWELL_S)
+            is_saved = outcome.code == SAVED
+            patience_s = config.shutdown_timeout if is_saved else FAREWELL_S
+            rounds.leave(patience_s, together=is_saved)
     if temporary and outcome.error is None:
         shutil.rmtree(temporary, ignore_errors=True)
     return outcome

@@ -25,7 +25,7 @@ _HINTS = (
     (r"can't open file|No such file or directory", "is the path right on every node?"),
     (r"(?i)address already in use|EADDRINUSE", "leave the port to hpctk: no --master-port"),
     (r"(?i)out of memory", "a smaller batch, gradient checkpointing, or more GPUs"),
-    (r"(?i)no NCCL|nccl.*not built|NCCL is not", "--backend gloo where there is no NVIDIA GPU"),
+    (r"NCCL built in|NCCL is not", "--backend gloo where there is no NVIDIA GPU"),
 )
 _SIGNAL_HINTS = {
     "SIGKILL": "killed from outside, most often because memory ran out: see dmesg, or sacct's "

@@ -157,14 +157,17 @@ class Rounds:
             with suppress(RendezvousLostError):
                 self._set("ending", json.dumps(asdict(ending)))
 
-    def leave(self, patience_s: float = FAREWELL_S) -> None:
-        """Leave: node 0, which holds the store, waits so long until the others have left."""
+    def leave(self, patience_s: float = FAREWELL_S, *, together: bool = False) -> None:
+        """Leave: node 0, which holds the store, waits so long until the others have left.
+
+        With ``together`` every node does, since srun may end all tasks as soon as one has ended.
+        """
         with suppress(RendezvousLostError):
             self._set(f"left/{self._node}", "")
             end = self._clock() + patience_s
             came = [n for n in range(self.nodes) if self._check([f"round/0/node/{n}"])]
             left = [f"left/{node}" for node in came]
-            while self._node == 0 and self._clock() < end and not self._check(left):
+            while (together or self._node == 0) and self._clock() < end and not self._check(left):
                 self._sleep(_POLL_S)
         self._held = None
 

@@ -1,0 +1,439 @@
+"""Launching: options, what srun says, what becomes of them, and what ends mean."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.launcher import launch as launching
+from hpc_toolkit.launcher.options import all_options
+from hpc_toolkit.launcher.outcome import (
+    RankFailure,
+    exit_code,
+    failure_error,
+    last_lines,
+    root_cause,
+    saved,
+)
+from hpc_toolkit.launcher.plan import Plan, Request, check_request, make_plan, task_plan
+from hpc_toolkit.launcher.rounds import Ending
+from hpc_toolkit.launcher.step import Step
+from hpc_toolkit.launcher.watch import Watch
+from tests.manualclock import ManualClock
+
+SRUN = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+}
+
+
+def namespace(**values: Any) -> Any:
+    """What torchrun's parser makes of no options, with ``values``."""
+    defaults = {
+        "nnodes": "1:1",
+        "node_rank": 0,
+        "nproc_per_node": 2,
+        "rdzv_id": "none",
+        "log_dir": None,
+        "logs_specs": None,
+        "standalone": False,
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+    }
+    return SimpleNamespace(**{**defaults, **values})
+
+
+def plan_of(
+    step: Step | None = None,
+    run_dir: str | None = None,
+    environ: dict[str, str] | None = None,
+    **options: Any,
+) -> Plan:
+    request = Request(
+        script="train.py", options=options, run_dir=Path(run_dir) if run_dir else None
+    )
+    return make_plan(request, namespace(**options), environ or {}, step=step, backend="gloo")
+
+
+# Options
+
+
+@pytest.mark.torch
+def test_every_option_of_torchrun_is_an_option_of_launch() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    known = all_options()
+
+    found = {
+        action.dest: action
+        for action in run.get_args_parser()._actions
+        if action.option_strings and action.dest != "help"
+    }
+
+    assert set(found) == set(known)
+    for name, action in found.items():
+        option = known[name]
+        assert set(option.spellings) <= set(action.option_strings)
+        assert bool(option.metavar) == (action.nargs != 0), name
+        assert (option.metavar == "N") == (action.type is int), name
+        assert (option.metavar == "SECONDS") == (action.type is float), name
+        assert not isinstance(action, argparse._StoreFalseAction)
+
+
+@pytest.mark.torch
+def test_options_are_read_by_torchruns_own_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("PET_MONITOR_INTERVAL", "0.5")
+    options = {"nproc_per_node": "2", "module": True, "redirects": "3", "max_restarts": 4}
+
+    found = launching._namespace(
+        Request(script="pkg.train", arguments=("--lr", "1", "-m"), options=options)
+    )
+
+    assert (found.nproc_per_node, found.module, found.redirects) == ("2", True, "3")
+    assert (found.max_restarts, found.monitor_interval) == (4, 0.5)
+    assert (found.training_script, found.training_script_args) == ("pkg.train", ["--lr", "1", "-m"])
+
+
+@pytest.mark.torch
+def test_a_value_that_torchrun_refuses_is_told_as_bad_input() -> None:
+    pytest.importorskip("torch")
+
+    with pytest.raises(ConfigError, match="invalid int value: 'many'"):
+        launching._namespace(Request(script="a", options={"max_restarts": "many"}))
+    with pytest.raises(ConfigError, match=r"--nproc-per-node 0 starts no rank"):
+        launching._ranks("0")
+    with pytest.raises(ConfigError, match="--nproc-per-node some"):
+        launching._ranks("some")
+
+
+def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    good = Request(script=str(script))
+    check_request(good)
+
+    with pytest.raises(ConfigError, match=r"there is no script 'none\.py'"):
+        check_request(Request(script="none.py"))
+    with pytest.raises(ConfigError, match=r"there is no module 'no_such_package\.train'"):
+        check_request(Request(script="no_such_package.train", options={"module": True}))
+    with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
+        check_request(Request(script="no-such-program", options={"no_python": True}))
+    with pytest.raises(ConfigError, match="launch has no option 'nproc'"):
+        check_request(replace(good, options={"nproc": 2}))
+    with pytest.raises(ConfigError, match="'mpi' is neither nccl nor gloo"):
+        check_request(replace(good, backend="mpi"))
+    with pytest.raises(ConfigError, match="--start-timeout: 0 is no time"):
+        check_request(replace(good, start_timeout_s=0))
+
+
+def test_a_module_and_a_program_that_exist_are_accepted() -> None:
+    check_request(Request(script="json.tool", options={"module": True}))
+    check_request(Request(script="sh", options={"no_python": True}))
+
+
+# What srun says
+
+
+def test_a_step_is_read_from_sruns_variables() -> None:
+    step = Step.from_environ({**SRUN, "SLURM_RESTART_COUNT": "3"})
+
+    assert step is not None
+    assert (step.task, step.node, step.local, step.tasks) == (1, 1, 0, (1, 1))
+    assert step.name == "12.3.0"
+    assert step.per_node
+
+
+@pytest.mark.parametrize("step_id", [None, "", "batch", "extern"])
+def test_outside_a_step_there_is_none(step_id: str | None) -> None:
+    environ = {**SRUN, "SLURM_STEP_ID": step_id or ""}
+    if step_id is None:
+        del environ["SLURM_STEP_ID"]
+
+    assert Step.from_environ(environ) is None
+
+
+def test_an_uneven_step_has_the_ranks_of_each_node() -> None:
+    environ = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2),2", "SLURM_PROCID": "9"}
+
+    step = Step.from_environ({**environ, "SLURM_NODEID": "2", "SLURM_LOCALID": "1"})
+
+    assert step is not None
+    assert step.tasks == (4, 4, 2)
+    assert not step.per_node
+    plan = task_plan(Request(script="a", run_dir=Path("R")), step, {}, backend="gloo")
+    assert (plan.form, plan.nodes, plan.node_rank, plan.ranks) == ("task", 3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"SLURM_PROCID": "x"},
+        {"SLURM_NODEID": "2"},
+        {"SLURM_LOCALID": "1"},
+        {"SLURM_PROCID": "2"},
+        {"SLURM_STEP_TASKS_PER_NODE": ""},
+    ],
+    ids=str,
+)
+def test_variables_that_contradict_each_other_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="SLURM_"):
+        Step.from_environ({**SRUN, **wrong})
+
+
+# What becomes of both
+
+
+def test_a_step_with_a_task_a_node_meets_in_the_run_directory() -> None:
+    plan = plan_of(Step.from_environ(SRUN), "R")
+
+    assert (plan.form, plan.meeting, plan.launch) == ("agent", "directory", "12.0.0")
+    assert (plan.nodes, plan.node_rank, plan.ranks) == (2, 1, 2)
+    assert plan.log_dir == Path("R/logs/12.0.0")
+
+
+def test_one_node_meets_nobody_and_has_a_name_of_its_own() -> None:
+    plan = plan_of()
+
+    assert (plan.meeting, plan.nodes, plan.port) == ("alone", 1, 0)
+    assert plan.launch.startswith("local-")
+    assert plan.log_dir is None
+
+
+def test_nodes_meet_where_the_user_says() -> None:
+    at = plan_of(nnodes="2", node_rank=1, master_addr="n1")
+    here = plan_of(nnodes="2", master_port=1234)
+    named = plan_of(None, "R", nnodes="2", rdzv_id="first/../..")
+    torchs = plan_of(nnodes="2:4", rdzv_backend="c10d", rdzv_endpoint="n1:1")
+
+    assert (at.meeting, at.host, at.port, at.node_rank) == ("address", "n1", 29500, 1)
+    assert (here.meeting, here.host, here.port) == ("address", "127.0.0.1", 1234)
+    assert (named.meeting, named.launch) == ("directory", "first_.._..")
+    assert torchs.meeting == "torch"
+
+
+def test_a_variable_of_torchrun_counts_as_given() -> None:
+    request = Request(script="a")
+    environ = {"PET_NNODES": "2", "PET_MASTER_ADDR": "n1"}
+
+    plan = make_plan(
+        request, namespace(nnodes="2", master_addr="n1"), environ, step=None, backend="gloo"
+    )
+
+    assert (plan.meeting, plan.host) == ("address", "n1")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"nnodes": "2"}, "2 nodes need a directory"),
+        ({"nnodes": "2", "run_dir": "R"}, "need a name for this launch"),
+        ({"nnodes": "two"}, "'two' is no number of nodes"),
+        ({"nnodes": "0"}, "'0' is no number of nodes"),
+        ({"nnodes": "4:2"}, "'4:2' is no number of nodes"),
+        ({"nnodes": "2:4"}, "only torch's c10d takes a range"),
+        ({"nnodes": "2", "node_rank": 2, "master_addr": "n"}, "--node-rank 2 is no number"),
+        ({"nnodes": "2", "standalone": True}, "--standalone is for one node"),
+        ({"rdzv_conf": "timeout=3"}, "--rdzv-conf says how torch's own"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan_of(**options)
+
+
+def test_inside_a_step_slurm_says_where_this_is() -> None:
+    step = Step.from_environ(SRUN)
+
+    assert plan_of(step, "R", nnodes="2", node_rank=1).nodes == 2
+    with pytest.raises(ConfigError, match="--nnodes is 3, and Slurm says 2"):
+        plan_of(step, "R", nnodes="3")
+    with pytest.raises(ConfigError, match="--node-rank is 0, and Slurm says 1"):
+        plan_of(step, "R", node_rank=0)
+    with pytest.raises(ConfigError, match="2 nodes need a directory"):
+        plan_of(step)
+
+
+def test_where_srun_started_every_rank_options_of_an_agent_are_refused() -> None:
+    ranks = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}
+    step = Step.from_environ(ranks)
+    assert step is not None
+    module = Request(script="a", options={"module": True}, run_dir=Path("R"))
+
+    assert task_plan(module, step, {}, backend="gloo").ranks == 2
+    with pytest.raises(ConfigError, match="--max-restarts, --tee: srun started each rank"):
+        task_plan(
+            replace(module, options={"max_restarts": 1, "tee": "3"}), step, {}, backend="gloo"
+        )
+    with pytest.raises(ConfigError, match="--nproc-per-node: srun started"):
+        task_plan(module, step, {"PET_NPROC_PER_NODE": "2"}, backend="gloo")
+    with pytest.raises(ConfigError, match="2 ranks need a directory"):
+        task_plan(replace(module, run_dir=None), step, {}, backend="gloo")
+
+
+def test_ranks_share_the_cpus_and_learn_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(9)))
+    plan = plan_of(None, "R")
+
+    found = launching.surroundings(plan, {"SLURM_JOB_END_TIME": "1790000000"})
+
+    assert found == {
+        "HPCTK_BACKEND": "gloo",
+        "HPCTK_RUN_DIR": "R",
+        "HPCTK_DEADLINE": "1790000000",
+        "OMP_NUM_THREADS": "4",
+    }
+    alone = replace(plan, form="task", run_dir=None)
+    assert launching.surroundings(alone, {})["OMP_NUM_THREADS"] == "9"
+    kept = launching.surroundings(alone, {"OMP_NUM_THREADS": "3"})
+    assert kept == {"HPCTK_BACKEND": "gloo"}
+
+
+# What ends mean
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (7, 7), (75, 75), (-9, 137), (-15, 143)])
+def test_the_exit_code_is_that_of_a_shell(code: int, expected: int) -> None:
+    assert exit_code(code) == expected
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([75], True),
+        ([75, 0, 75], True),
+        ([75, -15, -9], True),
+        ([0, 0], False),
+        ([-15], False),
+        ([75, 1], False),
+        ([75, -11], False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_ranks_that_left_with_75_saved_their_state(codes: list[int], expected: bool) -> None:
+    assert saved(codes) is expected
+
+
+def failure(rank: int, code: int, *, first: bool = True, said_at: float = 0) -> RankFailure:
+    return RankFailure(rank=rank, code=code, first=first, said_at=said_at)
+
+
+def test_the_cause_is_the_rank_that_a_signal_ended() -> None:
+    followed = [failure(0, 1, said_at=1), failure(3, -9, said_at=2)]
+
+    assert root_cause(followed).rank == 3
+    assert root_cause([failure(0, -15, first=False), failure(1, 5)]).rank == 1
+    assert root_cause([failure(0, 75), failure(1, 1)]).rank == 1
+    assert root_cause([failure(0, -15, first=False)]).rank == 0
+
+
+def test_the_cause_is_the_rank_whose_error_was_written_first() -> None:
+    assert root_cause([failure(0, 1, said_at=20.5), failure(1, 1, said_at=20.25)]).rank == 1
+
+
+def test_a_failure_names_rank_host_signal_and_log(tmp_path: Path) -> None:
+    log = tmp_path / "rank-1.restart-2.err"
+    log.write_text("before\nTraceback (most recent call last):\n  x\nRuntimeError: y\n")
+
+    killed = failure_error(failure(1, -9), host="n2", restarts=2, log=log)
+    ended = failure_error(failure(0, 3), host="n2", restarts=1, log=None)
+
+    first, *rest = killed.message.splitlines()
+    assert first == f"rank 1 on n2 ended by SIGKILL, after 2 restarts; its log: {log}"
+    assert rest == ["  Traceback (most recent call last):", "    x", "  RuntimeError: y"]
+    assert "memory ran out" in killed.hint
+    assert ended.message == "rank 0 on n2 ended with exit code 3, after 1 restart"
+    assert ended.hint == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("ModuleNotFoundError: No module named 'x'", "install it"),
+        ("python: can't open file 'x'", "on every node"),
+        ("RuntimeError: The server socket ... Address already in use", "no --master-port"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "a smaller batch"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "--backend gloo"),
+    ],
+)
+def test_a_common_failure_has_a_hint(said: str, hint: str, tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.restart-0.err"
+    log.write_text(said)
+
+    assert hint in failure_error(failure(0, 1), host="n", restarts=0, log=log).hint
+
+
+def test_the_end_of_a_log_is_short_and_a_missing_one_empty(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"{number}\n" for number in range(100_000)))
+
+    assert last_lines(log)[-1] == "99999"
+    assert len(last_lines(log)) == 12
+    assert last_lines(tmp_path / "none") == []
+    assert last_lines(tmp_path) == []
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    error = failure_error(failure(0, -99), host="n", restarts=0, log=None)
+
+    assert error.message == "rank 0 on n ended by signal 99"
+
+
+# What the ends of some mean for others
+
+
+def test_ranks_that_saved_have_others_wait_for_a_while() -> None:
+    clock = ManualClock()
+    watch = Watch(30, clock.monotonic)
+
+    assert watch.verdict({0: None, 1: None}) == "go"
+    assert watch.verdict({0: 0, 1: None}) == "go"
+    assert watch.verdict({0: 75, 1: None}) == "wait"
+    clock.advance(29)
+    assert watch.verdict({0: 75, 1: None}) == "wait"
+    clock.advance(1)
+    assert watch.verdict({0: 75, 1: None}) == "go"
+    assert watch.verdict({0: 75, 1: 75}) == "go"
+
+
+def test_a_rank_that_failed_has_the_others_stopped() -> None:
+    watch = Watch(30, ManualClock().monotonic)
+
+    assert watch.verdict({0: None, 1: -9}) == "stop"
+    assert watch.ended_first == {1}
+    assert Watch(30).verdict({0: 75, 1: 1, 2: None}) == "stop"
+    # Those that ended by themselves meanwhile are told from those that are stopped now.
+    assert watch.verdict({0: 1, 1: -9}) == "go"
+    assert watch.ended_first == {0, 1}
+
+
+def test_a_node_follows_one_that_failed_at_once_and_one_that_saved_later() -> None:
+    clock = ManualClock()
+    watch = Watch(30, clock.monotonic)
+    failed, left = Ending(1, "n1", 1, "x"), Ending(1, "n1", 75, "saved")
+
+    assert watch.follows(failed, running=True)
+    assert not watch.follows(left, running=True)
+    assert watch.follows(left, running=False)
+    clock.advance(30)
+    assert watch.follows(left, running=True)
+
+
+def test_a_signal_to_handle_must_have_a_name() -> None:
+    from hpc_toolkit.launcher.signals import _signal
+
+    assert _signal("SIGUSR2") == signal.SIGUSR2
+    with pytest.raises(ConfigError, match="there is no signal 'SIGNONE'"):
+        _signal("SIGNONE")

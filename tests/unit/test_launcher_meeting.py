@@ -1,0 +1,322 @@
+"""Where nodes meet, and rounds of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.launcher import meeting
+from hpc_toolkit.launcher.meeting import Address, NodesMissingError, find, own_host, publish
+from hpc_toolkit.launcher.rounds import Ending, RendezvousLostError, Rounds
+from tests.manualclock import ManualClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class SharedStore:
+    """Stands in for torch's store: a dictionary that fails once it is gone."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.gone = False
+        self.asked = 0
+
+    def set(self, key: str, value: str) -> None:
+        self._ask()
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        self._ask()
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        self._ask()
+        return all(key in self.values for key in keys)
+
+    def _ask(self) -> None:
+        self.asked += 1
+        if self.gone:
+            message = "Connection was likely closed"
+            raise RuntimeError(message)
+
+
+class Ports:
+    """Opens stores for ranks on ports that nobody had."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def __call__(self) -> tuple[Address, object]:
+        self.opened += 1
+        return Address("n0", 40000 + self.opened), object()
+
+
+def rounds_of(
+    store: SharedStore,
+    node: int,
+    nodes: int,
+    clock: ManualClock,
+    ports: Ports | None = None,
+    *,
+    passing: bool = False,
+) -> Rounds:
+    """One node's part; with ``passing`` time passes while it waits for others, who never come."""
+    return Rounds(
+        store,
+        node=node,
+        nodes=nodes,
+        host=f"n{node}",
+        timeout_s=60,
+        open_store=ports or Ports(),
+        clock=clock.monotonic,
+        sleep=clock.advance if passing else lambda _seconds: time.sleep(0.001),
+    )
+
+
+def together(*parts: Rounds) -> list[Address]:
+    """What each node gets from joining the next round at once."""
+    found: dict[int, Address] = {}
+
+    def join(number: int, part: Rounds) -> None:
+        found[number] = part.join()
+
+    threads = [threading.Thread(target=join, args=pair) for pair in enumerate(parts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(len(parts))]
+
+
+# The run directory
+
+
+def test_what_node_0_publishes_the_others_find(tmp_path: Path) -> None:
+    publish(tmp_path, "12.0.0", Address("n0", 1234))
+
+    assert find(tmp_path, "12.0.0", timeout_s=1) == Address("n0", 1234)
+
+
+def test_an_address_with_colons_is_read_back() -> None:
+    assert Address.parse(str(Address("fe80::1", 80))) == Address("fe80::1", 80)
+    with pytest.raises(RunError, match="'n0' is no address"):
+        Address.parse("n0")
+
+
+def test_the_address_of_an_earlier_start_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    clock = ManualClock()
+    publish(tmp_path, "12.0.0", Address("n0", 1))
+
+    with pytest.raises(NodesMissingError, match=r"did not publish its address as .*12\.1\.0"):
+        find(tmp_path, "12.1.0", timeout_s=30, monotonic=clock.monotonic, sleep=clock.advance)
+
+
+def test_a_name_that_another_launch_has_is_refused(tmp_path: Path) -> None:
+    publish(tmp_path, "mine", Address("n0", 1))
+
+    with pytest.raises(RunError, match="another launch of this name listens at n0:1") as caught:
+        publish(tmp_path, "mine", Address("n0", 2))
+
+    assert "--rdzv-id" in caught.value.hint
+    assert find(tmp_path, "mine", timeout_s=1).port == 1
+
+
+def test_waiting_for_node_0_ends_after_the_start_timeout(tmp_path: Path) -> None:
+    clock = ManualClock()
+    started = clock.monotonic()
+
+    with pytest.raises(NodesMissingError, match="within 45 s") as caught:
+        find(tmp_path, "none", timeout_s=45, monotonic=clock.monotonic, sleep=clock.advance)
+
+    assert clock.monotonic() - started == pytest.approx(45)
+    assert "--start-timeout" in caught.value.hint
+
+
+def test_nobody_listening_is_told_with_the_address() -> None:
+    with pytest.raises(NodesMissingError, match=r"does not listen at 127\.0\.0\.1:1 after 0"):
+        meeting.wait_for_listener(Address("127.0.0.1", 1), timeout_s=0.01)
+
+
+def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "resolves", lambda name: name in ("n7", "10.0.0.1"))
+    monkeypatch.setattr("socket.gethostname", lambda: "n7")
+
+    assert own_host("ib0-n7", {}) == "ib0-n7"
+    assert own_host(None, {"SLURMD_NODENAME": "unknown"}) == "n7"
+    monkeypatch.setattr(meeting, "resolves", lambda _name: False)
+    assert own_host(None, {}).replace(".", "").isdigit()
+
+
+def test_a_name_that_nobody_knows_does_not_resolve() -> None:
+    assert meeting.resolves("127.0.0.1")
+    assert not meeting.resolves("no such name")
+
+
+# Rounds
+
+
+def test_every_round_has_a_store_of_its_own() -> None:
+    store, clock, ports = SharedStore(), ManualClock(), Ports()
+    first, second = (rounds_of(store, node, 2, clock, ports) for node in range(2))
+
+    assert together(first, second) == [Address("n0", 40001)] * 2
+    assert together(first, second) == [Address("n0", 40002)] * 2
+    assert (first.number, second.number) == (1, 1)
+
+
+def test_a_node_that_wants_a_new_round_is_seen_by_the_others() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    clock.advance(1)
+    assert not first.wanted()
+
+    waiting = threading.Thread(target=second.join)
+    waiting.start()
+    while "round/1/node/1" not in store.values:
+        time.sleep(0.001)
+    clock.advance(1)
+
+    assert first.wanted()
+    first.join()
+    waiting.join()
+    clock.advance(1)
+    assert not first.wanted()
+
+
+def test_a_node_that_does_not_come_is_named() -> None:
+    store, clock = SharedStore(), ManualClock()
+
+    with pytest.raises(NodesMissingError, match="node 1, 2 of 3 did not come within 60 s"):
+        rounds_of(store, 0, 3, clock, passing=True).join()
+    with pytest.raises(NodesMissingError, match="node 0 of 2 did not come within"):
+        rounds_of(SharedStore(), 1, 2, clock, passing=True).join()
+
+
+def test_a_node_that_does_not_start_again_is_named() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    first._sleep = clock.advance
+
+    with pytest.raises(NodesMissingError, match=r"node 1 of 2 did not come to start again"):
+        first.join()
+
+
+def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+
+    second.end(137, "rank 1 on n1 ended by SIGKILL")
+    clock.advance(1)
+
+    assert first.ended() == Ending(1, "n1", 137, "rank 1 on n1 ended by SIGKILL")
+    assert second.ended() is None
+    with pytest.raises(RendezvousLostError, match=r"node 1 \(n1\) has ended: rank 1 on n1"):
+        first.join()
+
+
+def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+
+    clock.advance(1)
+    assert not first.finish()
+    clock.advance(1)
+    assert second.finish()
+    clock.advance(1)
+    assert first.finish()
+
+
+def test_a_new_round_forgets_who_was_done_with_the_last() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    first.finish()
+    together(first, second)
+
+    clock.advance(1)
+    assert not second.finish()
+
+
+def test_the_store_is_asked_at_most_twice_a_second() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    clock.advance(1)
+    first.wanted()
+    before = store.asked
+
+    for _ in range(20):
+        first.wanted()
+        first.ended()
+        clock.advance(0.02)
+
+    assert store.asked == before
+
+
+def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    store.gone = True
+    clock.advance(1)
+
+    with pytest.raises(RendezvousLostError, match="node 0, where all nodes of this launch meet"):
+        second.wanted()
+    # Leaving must not fail for it.
+    second.end(1, "x")
+    second.leave()
+    assert second.ended(at_once=True) is None
+
+
+def test_node_0_holds_the_store_until_those_that_came_have_left() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    first._sleep = clock.advance
+    started = clock.monotonic()
+
+    first.leave(5)
+    waited = clock.monotonic() - started
+    second.leave(5)
+    first.leave(5)
+
+    assert waited >= 5
+    assert clock.monotonic() - started == waited
+    # Nobody waits for a node that never came.
+    rounds_of(SharedStore(), 0, 2, clock, passing=True).leave(5)
+    assert clock.monotonic() - started == waited
+
+
+def test_nodes_that_saved_leave_together() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    second._sleep = clock.advance
+    started = clock.monotonic()
+
+    second.leave(30, together=True)
+
+    assert clock.monotonic() - started >= 30
+    first.leave(30, together=True)
+
+
+def test_one_node_asks_nobody() -> None:
+    store, clock = SharedStore(), ManualClock()
+    alone = rounds_of(store, 0, 1, clock)
+    assert alone.join() == Address("n0", 40001)
+    before = store.asked
+    clock.advance(1)
+
+    assert not alone.wanted()
+    assert alone.ended() is None
+    assert alone.finish()
+    assert store.asked == before

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,10 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
     import ray
 
     try:
-        _connect(ray, {"address": address} if address else _local(settings, root), address)
-        yield RayCluster(ray)
+        # What actors write, and Ray about them, is printed here; stdout is for data.
+        with redirect_stdout(sys.stderr):
+            _connect(ray, {"address": address} if address else _local(settings, root), address)
+            yield RayCluster(ray)
     finally:
         ray.shutdown()
         if root:
@@ -127,6 +130,8 @@ def _quieten(*, local: bool) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # One line a worker is enough: the same line of another worker says something else.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     if local:
         # Ray listens on all interfaces, and whoever speaks with it can run programs as its user.
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.onlyray import only_ray, skip_beside_foreign_ray
 from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import ODD, Site
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.slurm.reallab import LabUnderTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def site(lab: LabUnderTest, tmp_path: Path) -> Site:
+def site(lab: LabUnderTest, tmp_path: Path) -> Iterator[Site]:
     cwd = tmp_path / "it's a site"
     cwd.mkdir()
-    return Site(lab, cwd)
+    with only_ray():
+        skip_beside_foreign_ray()
+        yield Site(lab, cwd)
 
 
 def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(site: Site) -> None:

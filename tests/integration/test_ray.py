@@ -1,0 +1,176 @@
+"""Ranks as actors of a real Ray: a local one, and one that runs already."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.run import Run
+from tests.integration.realrun import Hpctk, journal_lines, wait_until, workers_of
+from tests.onlyray import only_ray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+LIMIT_S = 150.0
+RAY = Path(sys.executable).parent / "ray"
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    with only_ray():
+        yield
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
+    hpctk: Hpctk,
+) -> None:
+    script = hpctk.cwd / "hold"
+    script.write_text("#!/bin/sh\necho start $1 >>trace\nuntil [ -e go ]; do sleep 0.05; done\n")
+    script.chmod(0o755)
+    run = Run.create("run", [{"n": number} for number in range(12)], command="./hold {n}")
+    roots = set(Path(tempfile.gettempdir()).glob("hpctk-ray-*"))
+    work = hpctk.start(
+        *("work", "run", "--engine", "ray", "--ray-address", "local", "--workers", 2)
+    )
+
+    def wait_for(count: int) -> None:
+        """Every worker so far holds an item, and there were so many."""
+        wait_until(
+            lambda: len(hpctk.noted("start")) >= count and len(workers_of(run)) >= count,
+            f"{count} workers",
+            limit_s=LIMIT_S,
+        )
+
+    wait_for(2)
+    killed, other = (worker["pid"] for worker in workers_of(run))
+    os.kill(killed, signal.SIGKILL)
+    wait_for(3)
+    # What is left of an actor that Ray kills; its worker is asked to finish its item.
+    os.kill(parent_of(other), signal.SIGKILL)
+    wait_for(4)
+    (hpctk.cwd / "go").touch()
+    ended = work.ended(limit_s=LIMIT_S)
+
+    assert ended.code == 0, ended.err
+    assert ended.out == ""
+    assert "starts again: its worker was killed by SIGKILL" in ended.err
+    rows = run.results()
+    assert [row["state"] for row in rows] == ["done"] * 12
+    assert {row["attempts"] for row in rows} == {1}
+    assert len(journal_lines(run, "death")) == 1
+    assert sorted(worker["rank"] for worker in workers_of(run)) == [0, 0, 1, 1]
+    assert set(Path(tempfile.gettempdir()).glob("hpctk-ray-*")) <= roots
+
+
+class Cluster:
+    """A Ray with two GPUs that do not exist, which only those reach who know its token."""
+
+    def __init__(self, hpctk: Hpctk, root: str) -> None:
+        self._token = secrets.token_hex(32)
+        self._environ = hpctk.environment(
+            {
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": self._token,
+            }
+        )
+        port_file = Path(root) / "port"
+        argv = [str(RAY), "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=2", "--block"]
+        argv += [f"--temp-dir={root}", "--include-dashboard=false", "--node-ip-address=127.0.0.2"]
+        argv += ["--object-store-memory=100000000"]
+        with port_file.open("wb") as printed:
+            self.process = subprocess.Popen(
+                argv, env=self._environ, stdout=printed, stderr=subprocess.STDOUT
+            )
+        self.address = wait_until(
+            lambda: next(
+                (
+                    word.strip("'\",.")
+                    for word in port_file.read_text().split()
+                    if "127.0.0.2:" in word
+                ),
+                "",
+            ),
+            "a Ray that listens",
+            limit_s=LIMIT_S,
+        ).removeprefix("--address='")
+
+    @property
+    def of_members(self) -> dict[str, str]:
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
+
+    def down(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def cluster(hpctk: Hpctk) -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="hr-", dir="/tmp") as root:
+        started = Cluster(hpctk, root)
+        try:
+            yield started
+        finally:
+            started.down()
+
+
+def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
+    hpctk: Hpctk, cluster: Cluster
+) -> None:
+    items = hpctk.cwd / "items.jsonl"
+    items.write_text("".join(f'{{"n": {number}}}\n' for number in range(30)))
+    script = hpctk.cwd / "where"
+    script.write_text(
+        "#!/bin/sh\nsleep 0.2\n"
+        'echo "{\\"gpu\\": \\"$CUDA_VISIBLE_DEVICES\\", \\"rank\\": \\"$RANK/$WORLD_SIZE\\"}"\n'
+    )
+    script.chmod(0o755)
+    assert hpctk("init", "run", "--command", "./where", "--items", items).code == 0
+    words = ("work", "run", "--engine", "ray", "--ray-address", cluster.address)
+
+    stranger = hpctk(*words, env={"RAY_AUTH_MODE": "disabled"}, limit_s=LIMIT_S)
+    assert stranger.code == 1
+    assert f"error: no Ray cluster answers at {cluster.address}" in stranger.err
+    assert "hint: " in stranger.err
+
+    driver = hpctk.start(*words, env=cluster.of_members)
+    wait_until(
+        lambda: json.loads(hpctk("status", "run", "--json").out)["stages"]["items"]["done"] > 2,
+        "results",
+        limit_s=LIMIT_S,
+    )
+    driver.send(signal.SIGTERM)
+    drained = driver.ended(limit_s=LIMIT_S)
+    assert drained.code == 75, drained.err
+
+    finished = hpctk(*words, env=cluster.of_members, limit_s=LIMIT_S)
+    assert finished.code == 0, finished.err
+    assert cluster.process.poll() is None
+    gathered = hpctk("gather", "run", "-o", "rows.jsonl")
+    assert gathered.code == 0, gathered.err
+    rows = [json.loads(line) for line in (hpctk.cwd / "rows.jsonl").read_text().splitlines()]
+    assert {row["state"] for row in rows} == {"done"}
+    assert {row["attempts"] for row in rows} == {1}
+    # One worker per GPU, each with a GPU of its own.
+    assert {row["value"]["gpu"] for row in rows} == {"0", "1"}
+    assert {row["value"]["rank"] for row in rows} == {"0/2", "1/2"}

@@ -169,6 +169,10 @@ def _notes(records: list[Record]) -> Iterator[str]:
     )
     for size, cpus in shared:
         yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
+    threads = sorted({one.get("threads", 0) for one in machines})
+    if len(threads) > 1:
+        told = " and ".join(map(str, threads))
+        yield f"some ranks computed with {told} threads: --threads N gives all of them as many"
     busy = max((one.get("load", 0.0) / max(1, one.get("cpus", 1)) for one in machines), default=0)
     if busy > _BUSY:
         yield f"a node was busy before a launch: its load was {busy:.1f} times its CPUs"

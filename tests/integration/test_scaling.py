@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,19 +16,24 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SMALL = ("--model", "decoder-1x32", "--seq-length", "16", "--max-steps", "3", "--warmup", "1")
 
 
-def hpctk(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def own_environ() -> dict[str, str]:
+    """These variables, without what speaks of another launch."""
     hidden = ("SLURM", "RANK", "WORLD_SIZE", "LOCAL_RANK", "HPCTK", "PET_")
+    return {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
+
+
+def hpctk(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, "-m", "hpc_toolkit", "scaling", *words],
-        env={key: value for key, value in os.environ.items() if not key.startswith(hidden)},
+        env=own_environ(),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=350,
         check=False,
     )
     assert done.returncode == code, done.stderr
@@ -84,19 +91,30 @@ def test_numbers_of_a_record_fit_each_other(measured: Path) -> None:
             assert exchange["expected_s"] == pytest.approx(expected)
 
 
-def test_a_resumed_run_measures_only_what_is_missing(measured: Path) -> None:
-    before = records(measured, 2)
-    words = ("--world-sizes", "2", "--repeats", "3", "--vary", "accumulate=1,2")
-    threads = str(before[0]["settings"]["threads"])
+def test_a_run_that_is_told_to_leave_keeps_what_it_has_and_a_resumed_one_adds_the_rest(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run" / "records" / "world-2.jsonl"
+    words = ("run", "-o", str(tmp_path / "run"), *SMALL, "--world-sizes", "2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "hpc_toolkit", "scaling", *words, "--repeats", "100000"],
+        env=own_environ(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as running:
+        while not path.exists() or not path.read_bytes():
+            assert running.poll() is None, running.communicate()[1]
+            time.sleep(0.05)
+        running.send_signal(signal.SIGUSR1)
+        assert running.wait(timeout=300) == 75, running.communicate()[1]
+    before = records(tmp_path / "run", 2)
 
-    hpctk("run", "-o", str(measured), *SMALL, *words, "--threads", threads, "--resume")
+    hpctk(*words, "--repeats", str(len(before) + 1), "--resume")
 
-    after = records(measured, 2)
-    assert after[: len(before)] == before
-    assert [(one["variation"]["accumulate"], one["repeat"]) for one in after[len(before) :]] == [
-        (1, 2),
-        (2, 2),
-    ]
+    after = records(tmp_path / "run", 2)
+    assert after[:-1] == before
+    assert [one["repeat"] for one in after] == list(range(len(after)))
+    assert len(after) == len(before) + 1
 
 
 def test_the_page_of_a_run_compares_each_value(measured: Path) -> None:

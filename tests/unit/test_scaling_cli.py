@@ -19,6 +19,8 @@ from hpc_toolkit.scaling.bandwidth import Timed
 if TYPE_CHECKING:
     from typer.testing import Result
 
+    from hpc_toolkit.scaling.launches import ScalingRun
+
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 V100 = "world_size,seconds\n1,480\n2,245\n4,128\n8,68\n"
 
@@ -157,6 +159,44 @@ def test_a_dry_run_says_what_each_world_size_would_measure(tmp_path: Path) -> No
         for size in (1, 2)
     ]
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "launches"),
+    [
+        ((), [(1, 2), (4, 2)]),
+        (("--interleave",), [(1, 1), (4, 1), (1, 2), (4, 2)]),
+    ],
+)
+def test_each_world_size_is_one_launch_and_interleaved_one_for_each_repeat(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    launches: list[tuple[int, int]],
+) -> None:
+    made: list[tuple[int, int]] = []
+
+    def launch(run: ScalingRun, size: int, *, backend: str | None) -> int:
+        assert backend == "gloo"
+        made.append((size, run.settings.repeats))
+        return 0
+
+    monkeypatch.setattr("hpc_toolkit.scaling.launches.launch_here", launch)
+    out = str(tmp_path / "d")
+    given = ("--world-sizes", "1,4", "--repeats", "2", "--backend", "gloo")
+
+    found = scaling("run", "-o", out, *given, *words)
+
+    assert made == launches
+    assert found.stdout == f"{out}\n"
+
+
+def test_a_launch_that_is_to_be_started_again_ends_the_run_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_toolkit.scaling.launches.launch_here", lambda *_, **__: 75)
+
+    assert scaling("run", "-o", str(tmp_path / "d")).exit_code == 75
 
 
 def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(

@@ -162,6 +162,7 @@ def test_sources_without_a_measurement_are_refused_with_what_they_hold(tmp_path:
 def test_what_puts_numbers_in_doubt_is_noted() -> None:
     busy, crowded = record(1, 1.0), copy.deepcopy(record(4, 2.0))
     busy["machine"]["load"] = 7.0
+    busy["machine"]["threads"], crowded["machine"]["threads"] = 2, 1
     crowded["machine"]["torch"] = "2.9.0"
 
     (series,) = series_of([busy, crowded])
@@ -169,6 +170,7 @@ def test_what_puts_numbers_in_doubt_is_noted() -> None:
     assert series.notes == (
         "the ranks are processes on CPUs: a GPU-hour here is an hour of one of them",
         "4 ranks shared 2 CPUs of a node: they had to take turns",
+        "some ranks computed with 1 and 2 threads: --threads N gives all of them as many",
         "a node was busy before a launch: its load was 3.5 times its CPUs",
         "measured on several versions of torch: 2.13.0, 2.9.0",
     )

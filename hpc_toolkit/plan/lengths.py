@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.plan.traits import traits
+from hpc_toolkit.plan.traits import tamed, traits
 
 if TYPE_CHECKING:
     from hpc_toolkit.plan.traits import Traits
@@ -26,10 +26,16 @@ _LEAST_S = 1e-4
 _KIN_SD = 0.7
 """How much the kin of a run differ where one of them is known alone, as a standard deviation of
 logarithms: another size of model may take twice or half as long."""
-_GROUP_SD = 0.1
+_SLOPE_SD = 0.5
+"""What slopes are usual, where the items that were seen say little: twice the size takes 1.4 times
+as long, or 0.7 times."""
+_GROUP_SD = 0.15
 """The same of groups of one kin."""
 _TAIL = (0.05, 0.7)
 """Bounds of the tail's index: how much longer than all that were seen the next one may be."""
+_TAIL_WEIGHT = 0.25
+"""How many items' worth it has among those that were seen, on average; most draws give it next to
+nothing, some much more, so that it widens the interval and leaves the median alone."""
 _FARTHEST = 20.0
 """No item is drawn longer than so many times the longest that was seen."""
 
@@ -144,6 +150,7 @@ class _Fit:
         self._words = np.zeros(found.words)
         self._group = np.zeros(len(found.groups))
         rest = z - self._mean
+        self._number = self._best_number(rest)
         for _ in range(2 if found.keys else 1):
             rest = rest - self._fit_first(rest)
             rest = rest - self._fit_words(rest)
@@ -176,18 +183,35 @@ class _Fit:
         self._words += effect
         return effect[of]
 
+    def _best_number(self, rest: Floats) -> Floats:
+        """Of the numbers that may be the one, that which fits best with these weights."""
+        numbers = self._traits.numbers
+        if len(numbers) < 2:
+            return numbers[0] if numbers else np.zeros(len(self._traits))
+        near = tamed(rest - np.average(rest, weights=self._weight))
+        fits = [self._slope_of(one[self._of], near) for one in numbers]
+        left = [float(np.sum(self._weight * (near - fit[1]) ** 2)) for fit in fits]
+        return numbers[int(np.argmin(left))]
+
+    def _slope_of(self, x: Floats, rest: Floats) -> tuple[float, Floats]:
+        centred = x - np.average(x, weights=self._weight)
+        spread = float(np.sum(self._weight * centred**2))
+        slope = float(np.sum(self._weight * centred * rest)) / max(spread, 1e-12)
+        return slope, slope * centred
+
     def _fit_slope(self, rest: Floats) -> Floats:
-        x = self._traits.number[self._of]
-        spread = float(np.sum(self._weight * x * x))
-        if spread == 0.0:
+        if not self._traits.numbers:
             return np.zeros(len(rest))
-        centre = np.average(x, weights=self._weight)
-        covered = float(np.sum(self._weight * (x - centre) ** 2))
-        slope = float(np.sum(self._weight * (x - centre) * rest)) / max(covered, 1e-12)
+        x = self._number[self._of]
+        near = tamed(rest)
+        slope, fitted = self._slope_of(x, near)
+        if self._slope == 0.0:
+            belief, open_sd = self._prior_slope(x, near - fitted)
+            slope = belief * slope + self._chance.normal(0.0, open_sd)
+            fitted = slope * (x - np.average(x, weights=self._weight))
         self._slope += slope
-        self._mean -= slope * float(centre)
-        found: Floats = slope * (x - centre)
-        return found
+        self._mean -= slope * float(np.average(x, weights=self._weight))
+        return fitted
 
     def _fit_groups(self, rest: Floats) -> Floats:
         found = self._traits
@@ -195,21 +219,41 @@ class _Fit:
         if groups == 1:
             return np.zeros(len(rest))
         of = found.group[self._of]
-        alone = found.kins in (1, groups)
-        families = np.zeros(groups)
-        if not alone:
-            families = self._effects(rest, found.kin[of], found.kins, _KIN_SD)[found.kin]
-        own = self._effects(rest - families[of], of, groups, _KIN_SD if alone else _GROUP_SD)
-        self._group = families + own
+        if found.kins in (1, groups):
+            self._group = self._effects(rest, of, np.zeros(groups, dtype=np.int64), _KIN_SD)
+        else:
+            one = np.zeros(found.kins, dtype=np.int64)
+            families = self._effects(rest, found.kin[of], one, _KIN_SD)[found.kin]
+            own = self._effects(rest - families[of], of, found.kin, _GROUP_SD)
+            self._group = families + own
         effect: Floats = self._group[of]
         return effect
 
-    def _effects(self, rest: Floats, of: Ints, kinds: int, prior_sd: float) -> Floats:
-        """What each kind adds; drawn from how much the others differ where it was not seen."""
+    def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
+        """What each kind adds; drawn from how much the others differ where it was not seen.
+
+        Args:
+            rest: of each item.
+            of: kind of each item.
+            above: of each kind, to which of several larger kinds it belongs.
+            prior_sd: how much kinds of one larger kind differ, if few are known.
+        """
+        kinds = len(above)
         effect, width = _effects(rest, of, self._weight, kinds, prior_sd)
         unseen = np.bincount(of, minlength=kinds) == 0
-        effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
-        return effect
+        known = np.bincount(above[~unseen], minlength=int(above.max()) + 1)
+        # Those that were seen may happen to be short ones: all others are then longer together.
+        shift = self._chance.normal(0.0, width / np.sqrt(np.maximum(known, 1)))
+        drawn = self._chance.normal(0.0, width, kinds) + shift[above]
+        return np.where(unseen, drawn, effect)
+
+    def _prior_slope(self, x: Floats, rest: Floats) -> tuple[float, float]:
+        """How far to believe a slope, and what is left open of it as a standard deviation: all of
+        it where the items that were seen have the same number."""
+        spread = float(np.sum((x - x.mean()) ** 2))
+        noise = float(np.var(rest)) / max(spread, 1e-12)
+        belief = _SLOPE_SD**2 / (_SLOPE_SD**2 + noise)
+        return belief, float(np.sqrt(max(belief * (1 - belief) * noise, 0.0)))
 
     def _tail_index(self) -> float:
         """Hill's estimate from the longest rests, within bounds."""
@@ -223,12 +267,12 @@ class _Fit:
     def _middle(self, items: Ints) -> Floats:
         found = self._traits
         of_kind = self._words[found.word[items]] + self._group[found.group[items]]
-        middle: Floats = self._mean + of_kind + self._slope * found.number[items]
+        middle: Floats = self._mean + of_kind + self._slope * self._number[items]
         return middle
 
     def sample(self, items: Ints) -> Floats:
         """Logarithms of seconds for items of which nothing is known but what they are."""
-        weight = np.append(self._weight, self._chance.exponential())
+        weight = np.append(self._weight, self._chance.gamma(_TAIL_WEIGHT))
         share = np.cumsum(weight) / weight.sum()
         drawn = np.searchsorted(share, self._chance.random(len(items)), side="right")
         drawn = np.minimum(drawn, len(self._rest))
@@ -244,7 +288,7 @@ class _Fit:
         for number, age in enumerate(ages - middle):
             longer = np.flatnonzero(self._rest > age)
             weight = self._weight[longer]
-            tail = self._chance.exponential()
+            tail = self._chance.gamma(_TAIL_WEIGHT)
             if len(longer) and self._chance.random() < weight.sum() / (weight.sum() + tail):
                 drawn = self._chance.choice(longer, p=weight / weight.sum())
                 found[number] = middle[number] + self._rest[drawn]

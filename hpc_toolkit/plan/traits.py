@@ -22,8 +22,15 @@ _MOST_WORDS = 100
 _FEWEST = 12
 """Items that must have ended before a key of theirs is believed to matter."""
 _GAIN = 0.3
-"""Share of the variance that a key must take away, at least."""
-_SIGMAS = 4.0
+"""Share of the variance that a word must take away, at least."""
+_SLOPE_GAIN = 0.1
+"""The same of a number."""
+_BEYOND = 0.5
+"""How far the mean of the items left lies from that of those seen, in logarithms, if a list is
+sorted by a number."""
+_NEAR = 1.5
+"""By how much more than the best key another one may leave unexplained."""
+_SIGMAS = 3.5
 """How far its slope must be from zero, in standard errors."""
 
 
@@ -41,8 +48,9 @@ class Traits:
     word: Ints
     """Of each item: which value a key has that tells kinds apart; all 0 without such a key."""
     words: int
-    number: Floats
-    """Of each item: the logarithm of a number that its length grows with; all 0 without one."""
+    numbers: tuple[Floats, ...]
+    """Of each item: the logarithm of a number that its length grows with, for each key that may be
+    the one; each draw believes the best of them."""
     first: Ints
     """Of each item: 1 if it is the first after a load, where that matters."""
     keys: tuple[str, ...]
@@ -68,7 +76,7 @@ def traits(stage: StageWork, z: Floats) -> Traits:
     plain = z - _centre(z, first)
     word_key, word = _word(items, plain, stage.group_by)
     centred = plain - _centre(plain, word[: len(z)])
-    number_key, number = _number(items, centred)
+    numeric = _numbers(items, centred)
     return Traits(
         group=np.array([numbers[key] for key in keys], dtype=np.int64),
         groups=tuple(numbers),
@@ -76,9 +84,9 @@ def traits(stage: StageWork, z: Floats) -> Traits:
         kins=len(family),
         word=word,
         words=int(word.max(initial=0)) + 1,
-        number=number,
+        numbers=tuple(numeric.values()),
         first=np.concatenate([first, np.zeros(len(stage.left), dtype=np.int64)]),
-        keys=tuple(key for key in (word_key, number_key) if key),
+        keys=tuple(key for key in (word_key, *numeric) if key),
     )
 
 
@@ -120,20 +128,35 @@ def _word(items: Sequence[Item], z: Floats, group_by: str | None) -> tuple[str, 
     return chosen
 
 
-def _number(items: Sequence[Item], z: Floats) -> tuple[str, Floats]:
-    """The key with whose number the length grows or falls; "" where none is."""
-    best, chosen = _GAIN, ("", np.zeros(len(items)))
+def _numbers(items: Sequence[Item], z: Floats) -> dict[str, Floats]:
+    """By its key, each number with which the length seems to grow or fall, if nearly as well as
+    with the best of them."""
+    found: dict[str, tuple[float, Floats]] = {}
     if len(z) < _FEWEST or float(np.std(z)) == 0.0:
-        return chosen
+        return {}
+    near = tamed(z)
     for key in sorted(items[0]):
         x = _logarithms(items, key)
-        if x is None or float(np.std(x[: len(z)])) == 0.0:
+        if x is None:
             continue
-        r = float(np.corrcoef(x[: len(z)], z)[0, 1])
+        known, ahead = x[: len(z)], x[len(z) :]
+        same = float(np.std(known)) == 0.0
+        r = 0.0 if same else float(np.corrcoef(known, near)[0, 1])
         sure = abs(r) * np.sqrt((len(z) - 2) / max(1.0 - r * r, 1e-12))
-        if r * r > best and sure > _SIGMAS:
-            best, chosen = r * r, (key, x - float(x[: len(z)].mean()))
-    return chosen
+        # In a list that is sorted by it, what was seen may be too small to show a slope.
+        beyond = abs(float(ahead.mean() - known.mean())) > max(_BEYOND, 2 * float(np.std(known)))
+        if (r * r > _SLOPE_GAIN and sure > _SIGMAS) or beyond:
+            found[key] = r * r, x - float(known.mean())
+    best = max((gain for gain, _ in found.values()), default=0.0)
+    # What is left unexplained, that is: 0.99 is far better than 0.9.
+    return {key: x for key, (gain, x) in found.items() if 1 - gain < _NEAR * (1 - best) + 1e-6}
+
+
+def tamed(z: Floats) -> Floats:
+    """Without its extremes: a few items that take ten times as long would hide any slope."""
+    middle = float(np.median(z))
+    reach = 3.0 * 1.4826 * float(np.median(np.abs(z - middle)))
+    return np.clip(z, middle - reach, middle + reach) if reach else z
 
 
 def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
@@ -145,6 +168,8 @@ def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
     ):
         return None
     x = np.array(values, dtype=np.float64)
+    if len(np.unique(x)) == len(x) and float(np.ptp(x)) < 1.2 * len(x):
+        return None  # a count of the items, or a seed, says nothing of the work
     # As log(x) for large numbers and for small ones, whatever their unit.
     least = float(x[x > 0].min(initial=1.0))
     found: Floats = np.log(x + (least if (x == 0).any() else 0.0))

@@ -45,23 +45,35 @@ class _Place:
     """Of workers that are gone; the one that runs not included."""
 
 
-def simulate(scenario: Scenario, root: Path | None = None) -> Outcome:
+def simulate(
+    scenario: Scenario,
+    root: Path | None = None,
+    *,
+    look: tuple[int, Callable[[VirtualClock], None]] | None = None,
+) -> Outcome:
     """Run a scenario to its last result, or until no worker is left and none will come.
 
     Args:
         scenario: what is to be done, and what befalls the workers.
         root: an empty directory that gets the run and keeps it; one in memory by default.
+        look: called once, as soon as so many items have a result; to read the run at that moment.
     """
     if root is not None:
-        return _Cluster(scenario, root).run()
+        return _Cluster(scenario, root, look).run()
     memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="hpctk-simulation-", dir=memory) as directory:
-        return _Cluster(scenario, Path(directory)).run()
+        return _Cluster(scenario, Path(directory), look).run()
 
 
 class _Cluster:
-    def __init__(self, scenario: Scenario, root: Path) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        root: Path,
+        look: tuple[int, Callable[[VirtualClock], None]] | None,
+    ) -> None:
         self._scenario = scenario
+        self._look = look
         self._clock = VirtualClock()
         self._ledger = Ledger(sum(group.items for group in scenario.groups))
         self._items = len(self._ledger.left)
@@ -111,6 +123,9 @@ class _Cluster:
         while self._agenda and self._ledger.left:
             self._clock.now, _, action = heapq.heappop(self._agenda)
             action()
+            if self._look is not None and self._items - len(self._ledger.left) >= self._look[0]:
+                (_, look), self._look = self._look, None
+                look(self._clock)
         return self._conclude()
 
     def _at(self, at_s: float, action: Callable[[], None]) -> None:

@@ -225,6 +225,7 @@ class SimulatedWorker:
             self._context = number
             if self._stop:
                 return False
+            began = self._clock.now  # as an executor does: what it loads for is timed from then on
         first_s = 0.0 if self._forwarded else group.forward_s
         if not (yield from self._step(first_s + item_s)):
             return False

@@ -1,0 +1,293 @@
+"""Forecasts of 'hpctk plan' beside what came: real runs of local workers, and simulated ones.
+
+    python benchmarks/plan_forecast.py [--runs 1] [--simulated 20] [--write]
+
+Each run is planned once, as soon as 5 % of its items have ended, with nothing but what its
+directory holds then, and goes on to its end. Items only sleep; how long each does is drawn, and
+the directory does not hold it. Three shapes:
+
+- lognormal: 800 items without groups, median 0.8 s, sigma 0.7;
+- groups: 60 groups of 4 kin, which differ, of 12 items, 1 s to load each group;
+- growing: 700 items whose mean grows with their size, which is in the item; with a tail: 1 of 50
+  takes 8 times as long;
+- sorted: the same in the order of size, so that the first 5 % are the smallest. No real run.
+
+Real runs take about three minutes each, at next to no load. Simulated ones are of the same shapes
+with other seeds, ten times as long, on the queue's own code with a virtual clock.
+``--write`` puts the table into benchmarks/results.md.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arguments import number_or_none, parser
+from resultsfile import facts, table, write_section
+
+from hpc_toolkit.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
+from hpc_toolkit.plan.forecast import Forecaster
+from hpc_toolkit.plan.reading import read_work
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.run import Run
+from hpc_toolkit.simulation.cluster import simulate
+from hpc_toolkit.simulation.scenario import Group, Scenario
+from hpc_toolkit.simulation.worker import STAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.plan.forecast import Interval
+    from hpc_toolkit.simulation.worker import VirtualClock
+
+WORKERS = 4
+SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Items with how long each takes, which the items do not say."""
+
+    items: list[dict[str, Any]]
+    seconds: list[float]
+    group_by: str | None = None
+    load_s: float = 0.0
+
+
+def lognormal(seed: int) -> Shape:
+    chance = random.Random(seed)
+    items = [{"id": n} for n in range(800)]
+    return Shape(items, [chance.lognormvariate(-0.22, 0.7) for _ in items])
+
+
+def grouped(seed: int) -> Shape:
+    chance = random.Random(seed)
+    items, seconds = [], []
+    for n in range(60):
+        kin = n // 15
+        level = 0.35 * 1.6**kin * chance.lognormvariate(0.0, 0.15)
+        for layer in range(12):
+            items.append({"checkpoint": f"model{'abcd'[kin]}@step{n % 15}", "layer": layer})
+            seconds.append(level * chance.lognormvariate(0.0, 0.25))
+    return Shape(items, seconds, "checkpoint", 1.0)
+
+
+def growing(seed: int, *, in_order: bool = False) -> Shape:
+    chance = random.Random(seed)
+    sizes = [100 + 3 * n for n in range(700)]
+    if not in_order:
+        chance.shuffle(sizes)
+    items = [{"id": n, "size": size} for n, size in enumerate(sizes)]
+    seconds = []
+    for item in items:
+        mean = 0.1 * (item["size"] / 100) ** 0.9
+        seconds.append(mean * chance.lognormvariate(0, 0.3) * (8 if chance.random() < 0.02 else 1))
+    return Shape(items, seconds)
+
+
+SHAPES: dict[str, Callable[[int], Shape]] = {
+    "lognormal": lognormal,
+    "groups": grouped,
+    "growing": growing,
+    "sorted": partial(growing, in_order=True),
+}
+REAL = ("lognormal", "groups", "growing")
+
+
+class Hidden:
+    """The workload of the real runs: sleeps as long as a file beside the run says.
+
+    ``HPCTK_PLAN_SECONDS`` names it, so that neither the items nor run.json tell how long they take.
+    """
+
+    def __init__(self) -> None:
+        told = json.loads(Path(os.environ["HPCTK_PLAN_SECONDS"]).read_text())
+        self._load_s = told["load_s"]
+        self._seconds = {json.dumps(item, sort_keys=True): s for item, s in told["items"]}
+
+    def load(self, _group: Any) -> None:
+        time.sleep(self._load_s)
+
+    def run(self, _context: None, items: Any) -> Any:
+        for item in items:
+            time.sleep(self._seconds[json.dumps(item, sort_keys=True)])
+            yield {}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, planned and ended."""
+
+    shape: str
+    seed: int
+    low_s: float
+    median_s: float
+    high_s: float
+    real_s: float
+
+    @property
+    def error(self) -> float:
+        return self.median_s / self.real_s - 1.0
+
+    @property
+    def inside(self) -> bool:
+        return self.low_s <= self.real_s <= self.high_s
+
+
+def played(name: str, seed: int, root: Path) -> Result:
+    """A real run of local workers, planned while it works."""
+    shape = SHAPES[name](seed)
+    told = root / "seconds.json"
+    pairs = list(zip(shape.items, shape.seconds, strict=True))
+    told.write_text(json.dumps({"load_s": shape.load_s, "items": pairs}))
+    path = root / "run"
+    environ = {**os.environ, "HPCTK_PLAN_SECONDS": str(told)}
+    os.environ["HPCTK_PLAN_SECONDS"] = str(told)
+    os.chdir(Path(__file__).parent)
+    run = Run.create(path, shape.items, workload="plan_forecast:Hidden", group_by=shape.group_by)
+    argv = [sys.executable, "-m", "hpc_toolkit", "work", str(path), "--workers", str(WORKERS)]
+    plan = root / "plan.json"
+    with (root / "work.out").open("wb") as out:
+        work = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
+        while sum(counts.done for counts in run.status().stages.values()) < SHARE * len(pairs):
+            assert work.poll() is None, (root / "work.out").read_text()
+            time.sleep(0.05)
+        hpctk("plan", str(path), "--nodes", "1", "--workers-per-node", "4", "-o", str(plan))
+        assert work.wait() == 0
+    said = json.loads(hpctk("plan", str(path), "--check", str(plan), "--json"))
+    return Result(name, seed, said["low_s"], said["predicted_s"], said["high_s"], said["real_s"])
+
+
+def hpctk(*argv: str) -> str:
+    command = [sys.executable, "-m", "hpc_toolkit", *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedScenario(Scenario):
+    """A scenario with the items of a shape."""
+
+    given: tuple[dict[str, Any], ...]
+
+    def items(self) -> list[dict[str, Any]]:
+        return list(self.given)
+
+
+def rehearsed(name: str, seed: int, *, times: float = 10.0) -> Result:
+    """The same on the queue's own code with a virtual clock."""
+    shape = SHAPES[name](seed)
+    by = shape.group_by
+    keys = [str(item[by]) if by else "all" for item in shape.items]
+    groups = tuple(
+        Group(len(of), times * shape.load_s, 0.0, 0.0, tuple(of))
+        for key in dict.fromkeys(keys)
+        if (of := [times * s for k, s in zip(keys, shape.seconds, strict=True) if k == key])
+    )
+    given = tuple({"group": k, **item} for k, item in zip(keys, shape.items, strict=True))
+    scenario = ShapedScenario(groups=groups, workers=WORKERS, seed=seed, given=given)
+    spec = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"), group_by="group")
+    manifest = Manifest(run="simulated", stages=(spec,))
+    found: list[tuple[float, Interval]] = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+
+        def look(clock: VirtualClock) -> None:
+            view = RunView(RunPaths(Path(directory)), manifest)
+            forecaster = Forecaster(read_work(view, clock, given="simulated"), seed=seed)
+            found.append((clock.now, forecaster.forecast(None).time_s))
+
+        count = math.ceil(SHARE * len(shape.items))
+        outcome = simulate(scenario, Path(directory), look=(count, look))
+    at, time_s = found[0]
+    real_s = outcome.makespan_s - at
+    return Result(name, seed, time_s.low, time_s.median, time_s.high, real_s)
+
+
+def summary(kind: str, name: str, results: list[Result]) -> list[str]:
+    errors = [abs(one.error) for one in results]
+    width = statistics.median(one.high_s / one.low_s for one in results)
+    return [
+        kind,
+        name,
+        str(len(results)),
+        f"{statistics.median(one.real_s for one in results):,.0f} s",
+        f"{statistics.median(errors):.1%}",
+        f"{max(errors):.1%}",
+        f"{sum(one.inside for one in results)} of {len(results)}",
+        f"{width:.2f}",
+    ]
+
+
+HEAD = ["run", "shape", "runs", "rest took, median", "median error", "largest", "inside 90 %"]
+HEAD += ["high / low, median"]
+
+
+def main() -> None:
+    given = parser(__doc__)
+    given.add_argument("--runs", type=number_or_none, default=1, help="real runs of each shape")
+    given.add_argument("--simulated", type=number_or_none, default=20, help="seeds of each shape")
+    given.add_argument("--shapes", default=",".join(SHAPES), help="which")
+    given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
+    options = given.parse_args()
+    gc.disable()  # as hpctk does
+    rows: list[list[str]] = []
+    lines: list[str] = []
+    real: list[Result] = []
+    for name in options.shapes.split(","):
+        for seed in range(1, options.runs + 1 if name in REAL else 1):
+            with tempfile.TemporaryDirectory() as directory:
+                real.append(played(name, seed, Path(directory)))
+                told(real[-1], "real")
+        mine = [one for one in real if one.shape == name]
+        rows += [summary("real", name, mine)] if mine else []
+    for name in options.shapes.split(","):
+        seeds = range(100, 100 + options.simulated)
+        simulated = []
+        for seed in seeds:
+            simulated.append(rehearsed(name, seed))
+            told(simulated[-1], "simulated")
+            gc.collect()
+        rows += [summary("simulated", name, simulated)] if simulated else []
+    errors = [abs(one.error) for one in real]
+    kept = not real or (statistics.median(errors) <= 0.2 and all(one.inside for one in real))
+    lines = [
+        facts(),
+        "",
+        f"{WORKERS} workers; each run was planned once, when {SHARE:.0%} of its items had ended,",
+        "with what its directory held then. Errors are those of the median, as shares of the time",
+        "that the rest took.",
+        "",
+        *table(HEAD, rows),
+        "",
+        "Promised of the real runs: median error at most 20 %, each inside its interval; "
+        + ("kept." if kept else "MISSED."),
+    ]
+    print("\n".join(lines))
+    if options.write:
+        write_section("Forecasts", lines)
+    sys.exit(0 if kept else 1)
+
+
+def told(one: Result, kind: str) -> None:
+    print(
+        f"{kind} {one.shape} {one.seed}: {one.median_s:.1f} s "
+        f"({one.low_s:.1f} to {one.high_s:.1f}), real {one.real_s:.1f} s, {one.error:+.1%}",
+        "" if one.inside else "OUTSIDE",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -108,7 +108,7 @@ PANELS: dict[str, tuple[Option, ...]] = {
         Option("mail_user", "Who gets it."),
         _many("sbatch", "Pass on any other option of sbatch", "NAME[=VALUE]"),
     ),
-    "Trainings (train-...)": (
+    "Training": (
         Option("run_dir", "Where ranks meet, and logs are; by default runs/JOB-NAME.", "DIR"),
         Option("launch", "task-per-node (the default), or task-per-gpu.", "FORM"),
         Option("nproc_per_node", "Ranks on each node; by default one per GPU.", "N"),

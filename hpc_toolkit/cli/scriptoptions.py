@@ -193,7 +193,7 @@ def _arguments() -> list[TyperArgument]:
             param_decls=["command"],
             nargs=-1,
             metavar="[-- COMMAND...]",
-            help="What the template 'command' runs.",
+            help="The program of 'command' and 'ray', or the script of 'train-...'.",
         ),
     ]
 

@@ -116,6 +116,7 @@ def test_500_iterations_in_small_are_whole_and_resume_from_any_snapshot(hpctk: H
 def check_snapshots(hpctk: Hpctk) -> None:
     """Each is a prefix of the truth, and the earliest leads to the same results."""
     truth = values("run")
+    assert hpctk("snapshot", "run").json["counts"]["done"] == COUNT
     taken = {path: read_snapshot(path) for path in hpctk.cwd.glob("s-*.json")}
     assert min(one.counts["done"] for one in taken.values()) < COUNT
     for path, one in taken.items():

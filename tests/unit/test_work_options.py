@@ -1,0 +1,202 @@
+"""Options of ``hpctk work`` that say what workers have, and what happens beside them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hpc_toolkit import cli
+from hpc_toolkit.binding import Shares, limit_memory
+from hpc_toolkit.cli.workoptions import monitored, read_shares, show_places, with_snapshots
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.ranks import RankInfo
+from hpc_toolkit.run import Run
+from hpc_toolkit.snapshot import read_snapshot, take_snapshot, write_snapshot
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALONE = RankInfo()
+IN_STEP = RankInfo(in_step=True, local_rank=1, rank=1, world_size=2)
+
+
+def called(*words: object) -> tuple[int, str]:
+    """Exit code and message of a command that is called in this process."""
+    ended = CliRunner().invoke(cli.load_commands(str(words[0])), list(map(str, words)))
+    error = ended.exception
+    if error is not None and not isinstance(error, SystemExit):
+        return 1, str(error)
+    return ended.exit_code, ended.output
+
+
+def test_shares_are_read_and_a_rank_of_slurm_takes_its_memory_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HPCTK_MEMORY_PER_WORKER", "")
+
+    assert read_shares(2, 0.5, "1G", ALONE) == Shares(cpus=2, gpus=0.5, memory_bytes=1 << 30)
+    assert os.environ["HPCTK_MEMORY_PER_WORKER"] == ""
+    assert read_shares(None, None, "1G", IN_STEP) == Shares(memory_bytes=1 << 30)
+    assert os.environ["HPCTK_MEMORY_PER_WORKER"] == str(1 << 30)
+
+
+@pytest.mark.parametrize(("given", "option"), [((1, None), "cpus"), ((None, 0.0), "gpus")])
+def test_what_srun_gives_is_not_given_again(given: tuple[Any, Any], option: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{option}-per-worker: srun has given") as caught:
+        read_shares(*given, None, IN_STEP)
+    assert f"--{option}-per-task" in caught.value.hint
+
+
+def test_places_are_shown_where_something_was_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+
+    show_places(Shares(), 2)
+    assert capsys.readouterr().err == ""
+    show_places(Shares(gpus=1.0, memory_bytes=1 << 27), 2)
+    assert capsys.readouterr().err.splitlines() == [
+        "worker 0: GPUs 4, 128.0 MiB of memory",
+        "worker 1: GPUs 5, 128.0 MiB of memory",
+    ]
+
+
+def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            limit_memory({"HPCTK_MEMORY_PER_WORKER": str(1 << 30)})
+            bytes(1 << 29)
+            bytearray(3 << 29)
+        except MemoryError:
+            code = 0
+        finally:
+            os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_monitor_is_one_of_each_node_and_only_where_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_HOST", "n1")
+    run = ToyRun(tmp_path / "run").reopen()
+
+    def written(rank: RankInfo, *, wanted: bool) -> list[str]:
+        with monitored(run, rank, "50ms" if wanted else None, wanted=wanted):
+            pass
+        return [path.name for path in run.paths.logs.glob("monitor-*")]
+
+    assert written(ALONE, wanted=False) == []
+    assert written(IN_STEP, wanted=True) == []
+    assert written(ALONE, wanted=True) == [f"monitor-n1-{os.getpid()}.jsonl"]
+    with (
+        pytest.raises(ConfigError, match="--monitor-interval is for --monitor"),
+        monitored(run, ALONE, "1s", wanted=False),
+    ):
+        pass
+
+
+def test_a_last_snapshot_is_taken_however_the_work_ends(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path / "run").reopen()
+    pattern = str(tmp_path / "s-{done}.json")
+
+    def fail() -> None:
+        with with_snapshots(run, ALONE, pattern, None) as look:
+            assert look is not None
+            look()
+            assert not (tmp_path / "s-0.json").exists()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert (tmp_path / "s-0.json").exists()
+    with with_snapshots(run, ALONE, None, None) as look:
+        assert look is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "pattern", "every", "match"),
+    [
+        (ALONE, None, 50, "--snapshot-every needs --snapshot FILE.json"),
+        (IN_STEP, "s.json", None, "a rank of Slurm takes no snapshots"),
+        (ALONE, "s.json", 0, "--snapshot-every must be at least 1"),
+    ],
+)
+def test_snapshots_that_cannot_be_taken_are_refused(
+    rank: RankInfo, pattern: str | None, every: int | None, match: str, tmp_path: Path
+) -> None:
+    run = ToyRun(tmp_path / "run").reopen()
+
+    with pytest.raises(ConfigError, match=match), with_snapshots(run, rank, pattern, every):
+        pass
+
+
+def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 3, unit=3)
+    toy.worker("one").work(toy.unit_name(0), i1="done")
+    out = tmp_path / "s.json"
+
+    assert called("snapshot", toy.root, "-o", out, "--json") == (
+        0,
+        f'{{"file": "{out}", "items": 3, "done": 1, "failed": 0, "pending": 2}}\n',
+    )
+    assert read_snapshot(out).counts["done"] == 1
+    code, message = called("snapshot", toy.root, "-o", tmp_path / "none" / "s.json")
+    assert code == 1
+    assert "cannot write" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--items", "items.jsonl"], "--from and --items"),
+        (["--campaign", "c.toml"], "--campaign: the file says all"),
+        (["--max-attempts", 0], "max_attempts must be at least 1"),
+        (["--workload", "a:b", "--command", "c"], "either a workload or a command"),
+    ],
+)
+def test_init_refuses_what_a_snapshot_does_not_go_with(
+    words: list[object], match: str, tmp_path: Path
+) -> None:
+    write_snapshot(tmp_path / "s.json", take_snapshot(ToyRun(tmp_path / "run").reopen()))
+
+    code, message = called("init", tmp_path / "again", "--from", tmp_path / "s.json", *words)
+
+    assert code == 1
+    assert match in message
+    assert not (tmp_path / "again").exists()
+
+
+def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> None:
+    flaky = "hpc_toolkit.workloads.synthetic:Flaky"
+    run = Run.create(tmp_path / "run", [{"id": 1}], workload=flaky, options={"seed": 1})
+    write_snapshot(tmp_path / "s.json", take_snapshot(run))
+    words = ("--from", tmp_path / "s.json", "--option", "fail=0.5", "--open")
+
+    code, _ = called("init", tmp_path / "again", *words)
+    made = Run.open(tmp_path / "again")
+
+    assert code == 0
+    assert made.manifest.stages[0].workload.options == {"seed": 1, "fail": 0.5}
+    assert made.manifest.stages[0].max_attempts == 3
+    assert not made.status().stages["items"].sealed
+
+
+def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 3, unit=3)
+    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
+    write_snapshot(tmp_path / "s.json", take_snapshot(toy.reopen()))
+    expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
+
+    for source in (toy.root, tmp_path / "s.json"):
+        assert called("verify", source) == (1, expected)
+    code, printed = called("verify", toy.root, "--recompute", 2, "--json")
+    assert code == 1
+    assert '"recomputed": 2' in printed
+    assert "value.id was null, is 0" in printed

@@ -118,10 +118,13 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
 def _linear_names(model: nn.Module) -> list[str]:
     """Full names of the linear layers, but for the scores of the next token."""
     kinds = ("Linear", "Linear4bit", "Conv1D")
+    # Models of transformers say which one that is; ours has it by this name.
+    ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
+    scores = ask()
     return [
         name
         for name, module in model.named_modules()
-        if type(module).__name__ in kinds and name.rpartition(".")[2] not in ("head", "lm_head")
+        if type(module).__name__ in kinds and module is not scores
     ]
 
 

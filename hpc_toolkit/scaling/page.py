@@ -74,6 +74,9 @@ def _columns(comparison: Comparison) -> Iterator[tuple[str, Callable[[Row], str 
     yield "loading", lambda row: _share(row, "loading")
     yield "memory of a rank", lambda row: _size(row, "rss_bytes")
     yield "GPU memory", lambda row: _size(row, "cuda_bytes")
+    yield "CPUs busy", lambda row: _number(row, "cpu_percent", "{:.0f}%")
+    yield "GPUs busy", lambda row: _number(row, "gpu_percent", "{:.0f}%")
+    yield "power of a GPU", lambda row: _number(row, "gpu_power_w", "{:.0f} W")
     yield f"GPU-hours of {series.work}", lambda row: f"{row.gpu_hours:.4g}"
     yield "premium", lambda row: f"{row.premium:+.1%}"
     # That of 1,000 samples stands in the next column.

@@ -141,6 +141,9 @@ def _point(records: list[Record]) -> Point:
             for key in ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes")
         },
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
+        "cpu_percent": _median_of([_use(one).get("cpu_percent_mean") for one in records]),
+        "gpu_percent": _median_of([_of_gpus(one, "busy_percent_mean") for one in records]),
+        "gpu_power_w": _median_of([_of_gpus(one, "power_w_mean") for one in records]),
     }
     return Point(
         world_size=records[0]["world_size"],
@@ -151,8 +154,25 @@ def _point(records: list[Record]) -> Point:
 
 
 def _median(records: list[Record], group: str, key: str) -> float | None:
-    values = [one[group][key] for one in records if _is_number(one[group].get(key))]
-    return float(median(values)) if values else None
+    return _median_of([one[group].get(key) for one in records])
+
+
+def _median_of(values: list[Any]) -> float | None:
+    known = [value for value in values if _is_number(value)]
+    return float(median(known)) if known else None
+
+
+def _use(record: Record) -> dict[str, Any]:
+    """What the monitor saw of the node of rank 0; empty where none was there."""
+    found = record.get("utilisation")
+    return found if isinstance(found, dict) else {}
+
+
+def _of_gpus(record: Record, key: str) -> float | None:
+    """The mean over the node's GPUs."""
+    gpus = _use(record).get("gpus") or []
+    known = [gpu[key] for gpu in gpus if _is_number(gpu.get(key))]
+    return sum(known) / len(known) if known else None
 
 
 def _notes(records: list[Record]) -> Iterator[str]:

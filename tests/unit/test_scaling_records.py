@@ -53,6 +53,17 @@ def test_repeats_become_one_point_and_their_medians_its_details() -> None:
     assert series.points[1].details["tokens_per_s"] == 128 * 18
 
 
+def test_what_the_monitor_saw_is_the_mean_of_a_nodes_gpus() -> None:
+    gpus = [{"busy_percent_mean": busy, "power_w_mean": None} for busy in (90.0, 100.0)]
+    one = record(2, 1.0, utilisation={"samples": 3, "cpu_percent_mean": 40.0, "gpus": gpus})
+
+    (series,) = series_of([one, record(2, 1.0, 1)])
+
+    details = series.points[0].details
+    assert (details["cpu_percent"], details["gpu_percent"]) == (40.0, 95.0)
+    assert "gpu_power_w" not in details
+
+
 def test_what_varies_makes_series_of_their_own_in_the_order_of_its_values() -> None:
     settings = record(1, 1.0)["settings"]
     records = [

@@ -113,7 +113,7 @@ class Worker:
         paths.worker_log(self.name).touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
-        self._view = RunView(paths, manifest)
+        self._view = RunView(paths, manifest, local=local)
         self._view.readers[self.name] = self._journal.reader()
         self._liveness = Liveness(
             paths,

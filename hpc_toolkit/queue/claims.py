@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from hpc_toolkit import files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hpc_toolkit.layout import StagePaths
 
 _SUFFIX = ".lock"
@@ -28,8 +30,12 @@ def parse_claim(name: str) -> tuple[str, int] | None:
 class Claims:
     """What one process knows of a stage's claims; may be behind, which costs repeated work only."""
 
-    def __init__(self, paths: StagePaths) -> None:
+    def __init__(self, paths: StagePaths, *, local: bool = False) -> None:
+        """``local``: the directory is on a filesystem of this kernel alone."""
         self._paths = paths
+        self._local = local
+        self._twins: dict[str, Path] = {}
+        """The newest claim of each worker that claims through this object."""
         self.newest: dict[str, int] = {}
         """Highest generation seen of each claimed unit."""
         self._owners: dict[tuple[str, int], str] = {}
@@ -69,7 +75,7 @@ class Claims:
         """
         path = self._paths.claims / claim_name(unit, generation)
         try:
-            owner = files.create_name(path, worker)
+            owner = files.create_name(path, worker, twin=self._twins.get(worker))
         except OSError:
             if not path.is_symlink() and not path.exists():
                 raise
@@ -78,6 +84,8 @@ class Claims:
             return False
         self._owners[unit, generation] = owner
         self._note(unit, generation)
+        if owner == worker and self._local:
+            self._twins[worker] = path
         return owner == worker
 
     def overtaken(self, unit: str, generation: int) -> bool:

@@ -33,11 +33,11 @@ def not_shown(behind: list[str]) -> str:
 class StageView:
     """One stage as this process sees it."""
 
-    def __init__(self, run: RunPaths, spec: StageSpec) -> None:
+    def __init__(self, run: RunPaths, spec: StageSpec, *, local: bool = False) -> None:
         self.spec = spec
         self.paths = run.stage(spec.name)
         self.log = StageLog(self.paths)
-        self.claims = Claims(self.paths)
+        self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
         self._taken = 0
         self.state = StageState(
@@ -131,9 +131,10 @@ class StageView:
 class RunView:
     """All stages and all journals of a run."""
 
-    def __init__(self, paths: RunPaths, manifest: Manifest) -> None:
+    def __init__(self, paths: RunPaths, manifest: Manifest, *, local: bool = False) -> None:
+        """``local``: the run is on a filesystem of this kernel alone, where claims are cheaper."""
         self.paths = paths
-        self.stages = {spec.name: StageView(paths, spec) for spec in manifest.stages}
+        self.stages = {spec.name: StageView(paths, spec, local=local) for spec in manifest.stages}
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
         """Worker -> (items done, seconds) of the last passes or lines that were read."""

@@ -90,6 +90,56 @@ def test_create_name_whose_reply_was_lost_is_known_as_ours(
     assert files.create_name(tmp_path / "name", "me") == "me"
 
 
+def test_create_name_gives_a_twin_another_name(tmp_path: Path) -> None:
+    twin = tmp_path / "twin"
+    files.create_name(twin, "me")
+
+    assert files.create_name(tmp_path / "name", "me", twin=twin) == "me"
+
+    assert os.readlink(tmp_path / "name") == "me"
+    assert (tmp_path / "name").lstat().st_ino == twin.lstat().st_ino
+    assert files.create_name(tmp_path / "name", "other") == "me"
+
+
+def test_i6_create_name_with_twins_has_one_winner_of_many_at_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(16)
+    answers: list[str] = []
+
+    def take(who: str) -> None:
+        twin = tmp_path / who
+        files.create_name(twin, who)
+        barrier.wait()
+        answers.append(files.create_name(tmp_path / "name", who, twin=twin))
+
+    threads = [threading.Thread(target=take, args=(f"w{n}",)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(answers) == 16
+    assert set(answers) == {os.readlink(tmp_path / "name")}
+
+
+@pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
+def test_create_name_makes_a_symlink_where_a_twin_gets_no_other_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    files.create_name(tmp_path / "twin", "me")
+    monkeypatch.setattr(os, "link", link)
+
+    assert files.create_name(tmp_path / "name", "me", twin=tmp_path / "twin") == "me"
+    assert files.create_name(tmp_path / "name", "you", twin=tmp_path / "twin") == "me"
+
+
+def test_create_name_whose_twin_is_gone_makes_a_symlink(tmp_path: Path) -> None:
+    assert files.create_name(tmp_path / "name", "me", twin=tmp_path / "gone") == "me"
+    assert os.readlink(tmp_path / "name") == "me"
+
+
 def test_read_name_that_is_invisible_for_a_moment_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

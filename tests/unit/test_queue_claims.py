@@ -71,6 +71,24 @@ def test_i6_a_view_that_knows_nothing_of_a_claim_cannot_take_it(paths: StagePath
     assert stale.generation("000001-0") == 1
 
 
+def test_claims_of_one_worker_share_an_inode_on_a_local_filesystem_alone(paths: StagePaths) -> None:
+    local, shared = Claims(paths, local=True), Claims(paths)
+
+    for number in range(3):
+        assert local.create(f"000001-{number}", 1, "me")
+        assert local.create(f"000002-{number}", 1, "other")
+        assert shared.create(f"000003-{number}", 1, "far")
+    assert not local.create("000001-0", 1, "other")
+
+    inodes = {path.name: path.lstat().st_ino for path in paths.claims.iterdir()}
+    assert len({inodes[f"000001-{number}.1.lock"] for number in range(3)}) == 1
+    assert len(set(inodes.values())) == 1 + 1 + 3
+    found = Claims(paths)
+    found.refresh()
+    assert {found.owner(f"000001-{number}", 1) for number in range(3)} == {"me"}
+    assert {found.owner(f"000002-{number}", 1) for number in range(3)} == {"other"}
+
+
 def test_create_whose_reply_was_lost_is_ours(
     paths: StagePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,11 +57,13 @@ _log = logging.getLogger("train_ddp")
 def main(argv: list[str] | None = None) -> int:
     """Train as the arguments say; 0 after the last step, 75 if there are steps left."""
     args = arguments().parse_args(argv)
-    with process_group(args.backend) as info:
+    with process_group(args.backend) as info, StopSignal() as stop:
         rank_logging(args.output / "logs")
+        if info.is_main:
+            logging.getLogger().addHandler(logging.StreamHandler())
         _log.info("process %d", os.getpid())
         try:
-            return Training(args, info).run()
+            return Training(args, info).run(stop)
         except HpcToolkitError as error:
             _log.error("%s (%s)", error, error.hint)
             raise
@@ -133,7 +135,7 @@ class Training:
             every=args.checkpoint_every,
         )
 
-    def run(self) -> int:
+    def run(self, stop: StopSignal) -> int:
         """Train up to the last step; the exit code."""
         restored = self.checkpoints.restore() if self.args.resume == "auto" else None
         first = restored.step if restored else 0
@@ -141,7 +143,7 @@ class Training:
         _log.info("%s on %s from %s", self.info.backend or "alone", self.info.device, source)
         began = time.perf_counter()
         step, saved, loss = first, first, None
-        with StopSignal() as stop, self._losses() as losses:
+        with self._losses() as losses:
             for batches in itertools.islice(
                 self._global_batches(), max(0, self.args.steps - first)
             ):

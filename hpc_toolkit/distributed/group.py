@@ -66,9 +66,8 @@ def process_group(
         yield info
     except Exception as error:
         _tell_launcher(error)
-        if chosen == "nccl" and dist.is_initialized():
-            # To end in good order would wait for collectives that the other ranks may never join.
-            dist.distributed_c10d._get_default_group().abort()
+        if chosen == "nccl":
+            _abort()
         raise
     finally:
         place.leave()
@@ -109,6 +108,16 @@ def _check_address() -> None:
     if missing:
         msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
         raise ConfigError(msg, hint="start the script with 'hpctk launch', under srun as well")
+
+
+def _abort() -> None:
+    """End nccl's group without its pending collectives, which other ranks may never join."""
+    from torch.distributed import distributed_c10d
+
+    # torch 2.6 has it first; before, to destroy a group was to abort it.
+    abort = getattr(distributed_c10d, "_abort_process_group", None)
+    if abort is not None and distributed_c10d.is_initialized():
+        abort()
 
 
 def _tell_launcher(error: Exception) -> None:

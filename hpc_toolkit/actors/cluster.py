@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.actors.rank import Order
     from hpc_toolkit.actors.settings import RaySettings
 
-_LONGEST_ROOT = 30
-"""Sockets lie 62 characters further down, and their paths have at most 107 bytes (unix(7))."""
+_LONGEST_ROOT = 42
+"""Sockets lie 64 characters further down, and their paths have at most 107 bytes (unix(7))."""
 _HOME = "127.0.0.2"
 """What a local node is called. Ray makes 127.0.0.1 an address that others reach."""
 _OF_DASHBOARDS = ("aiohttp_cors", "opencensus", "prometheus_client")

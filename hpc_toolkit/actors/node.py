@@ -37,6 +37,13 @@ _LOOK_S = 0.05
 _SMALLEST_STORE = 80 * 2**20
 _STORE_SHARE = 0.3
 """Of the job's memory, as Ray takes it of a machine's."""
+_RAY = """#!/bin/sh
+case "$1 $2" in
+  "stop "*) exit 0 ;;
+  "start --head") exec {real} "$@" --include-dashboard=false ;;
+esac
+exec {real} "$@"
+"""
 
 
 def resources(environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -69,7 +76,6 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
         raise ConfigError(message, hint="ray symmetric-run --address HOST:PORT -- PROGRAM")
     cut = words.index("--")
     options = [*resources(environ), f"--temp-dir={root}"]
-    options += ["--include-dashboard=false", "--disable-usage-stats"]
     given = {word.partition("=")[0] for word in words[:cut]}
     own = [option for option in options if option.partition("=")[0] not in given]
     program = [sys.executable, "-m", "hpc_toolkit.actors.node", PROGRAM, *words[cut + 1 :]]
@@ -150,10 +156,11 @@ def _directory(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _own_ray(root: Path) -> Path:
-    """A directory with a ``ray`` that stops nothing.
+    """A directory with a ``ray`` that stops nothing, and starts no dashboard on the first node.
 
     At its end symmetric-run calls ``ray stop``, which ends every Ray of this user on the node,
-    those of other jobs too. What this job started, this process ends.
+    those of other jobs too. What this job started, this process ends. All nodes get the same
+    options from symmetric-run, and that of the dashboard is refused by all but the first.
     """
     real = shutil.which("ray")
     if real is None:
@@ -163,7 +170,7 @@ def _own_ray(root: Path) -> Path:
     programs.mkdir()
     script = programs / "ray"
     script.write_text(
-        f'#!/bin/sh\nif [ "$1" = stop ]; then exit 0; fi\nexec {shlex.quote(real)} "$@"\n',
+        _RAY.format(real=shlex.quote(real)),
         encoding="utf-8",
     )
     script.chmod(0o700)

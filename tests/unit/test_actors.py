@@ -512,9 +512,8 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
 
     assert found == [
         *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
-        *("--num-gpus=2", "--temp-dir=/tmp/root", "--include-dashboard=false"),
-        *("--disable-usage-stats", "--", sys.executable, "-m", "hpc_toolkit.actors.node"),
-        *("--program", "train", "--", "-x"),
+        *("--num-gpus=2", "--temp-dir=/tmp/root", "--"),
+        *(sys.executable, "-m", "hpc_toolkit.actors.node", "--program", "train", "--", "-x"),
     ]
 
 
@@ -537,5 +536,6 @@ def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         with os.popen(f"'{programs}/ray' {' '.join(words)}") as said:
             return said.read()
 
-    assert says("start", "--head") == "real start --head\n"
+    assert says("start", "--head", "--x") == "real start --head --x --include-dashboard=false\n"
+    assert says("start", "--address", "a:1") == "real start --address a:1\n"
     assert says("stop") == ""

@@ -131,6 +131,23 @@ def test_a_restored_run_is_one_that_workers_could_have_left(tmp_path: Path) -> N
     assert {path.readlink().name for path in claims.iterdir()} == {journal.stem}
 
 
+def test_the_journal_of_a_restored_run_is_read_pass_by_pass(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 4, unit=2)
+    toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
+    toy.worker("two").work(toy.unit_name(2), i2="done", i3="done")
+    with units_of(2):
+        run = restore_run(tmp_path / "again", take_snapshot(toy.reopen()))
+
+    run.view.poll()
+    units = run.view.stages["items"].state.units
+
+    # Their sums and counts fit, so that no line of theirs has to be parsed.
+    assert [state.clean is not None for state in units.values()] == [True, True]
+    (told,) = run.view.told_sizes().items()
+    assert told == (told[0], run.view.read_size(told[0]))
+    assert told[1] > 0
+
+
 def test_a_restored_run_of_all_results_is_complete_at_once(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 3, unit=3)
     toy.worker("one").work(toy.unit_name(0), i0="done", i1="done", i2="done")

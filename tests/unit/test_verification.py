@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -196,6 +198,13 @@ class Grouped:
         return group
     def run(self, context, items):
         return ({"context": context} for _ in items)
+
+class Fragile(Grouped):
+    def run(self, context, items):
+        for item in items:
+            if item["n"] == 1:
+                raise OSError("lost the device")
+            yield {"context": context}
 """
 
 
@@ -204,6 +213,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module of workloads."""
     (tmp_path / "code_of_verification.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "code_of_verification", raising=False)
     return "code_of_verification"
 
 
@@ -254,13 +264,21 @@ def test_the_draw_depends_on_its_seed_alone(code: str) -> None:
 
 
 def test_a_group_is_loaded_once(code: str) -> None:
-    import importlib
-
     rows = [row(0, item={"g": n % 2, "n": n}, value={"context": n % 2}) for n in range(6)]
 
     assert Recomputation(count=6).check(stage(f"{code}:Grouped", group_by="g"), rows) == (6, [])
 
     assert importlib.import_module(code).LOADS == [0, 1]
+
+
+def test_after_a_failure_the_group_is_loaded_anew(code: str) -> None:
+    loads: list[int] = importlib.import_module(code).LOADS
+    rows = [row(0, item={"g": 0, "n": n}, value={"context": 0}) for n in range(3)]
+
+    _, problems = Recomputation(count=3).check(stage(f"{code}:Fragile", group_by="g"), rows)
+
+    assert [one.what for one in problems] == ["fails now: OSError: lost the device"]
+    assert loads == [0, 0]  # the one that fails is not the last of this draw
 
 
 def test_code_that_cannot_be_loaded_is_refused() -> None:

@@ -50,12 +50,7 @@ PANELS: dict[str, tuple[Option, ...]] = {
     ),
     "Failures": (
         Option("rank_restarts", "Restarts of ranks inside pods; by default 3.", "N"),
-        Option(
-            "max_restarts",
-            "How often a pod is replaced that failed, by default 10; of a training, how often a "
-            "JobSet starts again, by default 3.",
-            "N",
-        ),
+        Option("max_restarts", "How often a JobSet starts all pods again; by default 3.", "N"),
         Option("time", "Time limit of the whole Job, as sbatch reads it.", "TIME"),
         Option("ttl", "How long a finished Job is kept; by default for ever.", "DURATION"),
     ),
@@ -92,6 +87,9 @@ PANELS: dict[str, tuple[Option, ...]] = {
 }
 """Every option of a manifest, by the panel of the help that shows it."""
 
+_OF_QUEUES = {"max_restarts": "How often a pod that failed is replaced; by default 10."}
+"""What an option says where it means something else for workers than for ranks."""
+
 _HELP = {
     "kubernetes-queue": """Write an Indexed Job whose pods work on a run, and print the file's path.
 
@@ -127,8 +125,9 @@ def manifest_command(kind: Kind) -> TyperCommand:
     """The command that writes a manifest of this kind."""
     from hpc_toolkit.kubernetes.request import KINDS, ONLY_OF
 
+    said = _OF_QUEUES if kind == "kubernetes-queue" else {}
     options = [
-        _parameter(option, panel)
+        _parameter(option._replace(help=said.get(option.name, option.help)), panel)
         for panel, group in PANELS.items()
         for option in group
         if kind in ONLY_OF.get(option.name, KINDS)

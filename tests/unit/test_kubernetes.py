@@ -392,6 +392,8 @@ def test_help_lists_the_options_of_one_kind() -> None:
     assert "--workers" in queue
     assert "--workers" not in ddp
     assert "--rank-restarts" not in queue
+    assert "replaced" in queue
+    assert "JobSet starts" in ddp
 
 
 @pytest.mark.parametrize(

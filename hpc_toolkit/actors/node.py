@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 PROGRAM = "--program"
+_HEAD = "head"
+"""A file that is there where this is the first node."""
 _CUT_SHORT = 1
 """srun tells the highest code of all tasks, and that of a task which was ended must not hide it."""
 _GRACE_S = 30.0
@@ -37,10 +40,12 @@ _LOOK_S = 0.05
 _SMALLEST_STORE = 80 * 2**20
 _STORE_SHARE = 0.3
 """Of the job's memory, as Ray takes it of a machine's."""
+_MISSED = 5
+"""When so many looks in a row find no Ray on the first node, it has ended."""
 _RAY = """#!/bin/sh
 case "$1 $2" in
   "stop "*) exit 0 ;;
-  "start --head") exec {real} "$@" --include-dashboard=false ;;
+  "start --head") : >{head}; exec {real} "$@" --include-dashboard=false ;;
 esac
 exec {real} "$@"
 """
@@ -94,16 +99,57 @@ def work(words: list[str]) -> int:
         path = f"{_own_ray(root)}:{os.environ.get('PATH', os.defpath)}"
         child = subprocess.Popen(command, env={**os.environ, "PATH": path})
         try:
-            code = _wait(child.pid, told)
+            code = _wait(child.pid, told, FirstNode(root, os.environ.get("RAY_ADDRESS", "")))
         finally:
             _end_all(_GRACE_S if told else _LEAVING_S)
+    if code is None:
+        return 0
     if code < 0:
         return _CUT_SHORT if told or -code == signal.SIGTERM else 128 - code
     return code
 
 
-def _wait(child: int, told: list[int]) -> int:
-    """Reap until the child has ended; a signal to end is for all, as Slurm means it."""
+class FirstNode:
+    """The node of the program, as the others see it: when its Ray has ended, theirs must.
+
+    By themselves they would look for it for half a minute, and write a long account of that.
+    """
+
+    def __init__(self, root: Path, address: str) -> None:
+        self._root = root
+        host, _, port = address.rpartition(":")
+        self._place = (host, int(port)) if port.isdigit() else None
+        self._missed: int | None = None
+        self._look_at = 0.0
+
+    def is_gone(self) -> bool:
+        """Whether it answered once, and now does not; at most one look a second."""
+        now = time.monotonic()
+        if self._place is None or now < self._look_at:
+            return False
+        self._look_at = now + 1.0
+        if (self._root / _HEAD).exists():
+            self._place = None
+        elif self._answers():
+            self._missed = 0
+        elif self._missed is not None:
+            self._missed += 1
+        return (self._missed or 0) >= _MISSED
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(self._place or ("", 0), timeout=2.0):
+                return True
+        except OSError:
+            return False
+
+
+def _wait(child: int, told: list[int], first: FirstNode) -> int | None:
+    """Reap until the child has ended; a signal to end is for all, as Slurm means it.
+
+    Returns:
+        Its code, negative for a signal; None where it was ended because the first node has.
+    """
     forwarded = 0
     while True:
         if len(told) > forwarded:
@@ -114,6 +160,8 @@ def _wait(child: int, told: list[int]) -> int:
         ended, status = os.waitpid(-1, os.WNOHANG)
         if ended == child:
             return os.waitstatus_to_exitcode(status)
+        if first.is_gone():
+            return None
         if not ended:
             time.sleep(_LOOK_S)
 
@@ -170,7 +218,7 @@ def _own_ray(root: Path) -> Path:
     programs.mkdir()
     script = programs / "ray"
     script.write_text(
-        _RAY.format(real=shlex.quote(real)),
+        _RAY.format(real=shlex.quote(real), head=shlex.quote(str(root / _HEAD))),
         encoding="utf-8",
     )
     script.chmod(0o700)

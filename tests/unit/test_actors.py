@@ -21,7 +21,10 @@ from hpc_toolkit.actors.settings import RaySettings
 from hpc_toolkit.actors.shares import check_room, demand_of, room, share
 from hpc_toolkit.cli.rayoptions import Engine as EngineName
 from hpc_toolkit.cli.rayoptions import ray_settings
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.render.script import render_script
+from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.run import Run
 from hpc_toolkit.worker import WorkerOptions
 
@@ -484,7 +487,34 @@ def test_what_a_worker_met_is_raised_with_its_hint_and_code(
     assert (caught.value.hint, caught.value.exit_code) == ("mend it", 75)
 
 
-# --- a node of a job ---
+# --- a job ---
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "the template ray needs a program"),
+        ({"command": ("train",), "ntasks_per_node": 4}, "--ntasks-per-node: Ray has one task on"),
+        ({"command": ("train",), "container": "/image.sif"}, "--container: Ray has one task on"),
+        ({"command": ("train",), "run": "runs/a"}, "--run: the template ray works on no run"),
+    ],
+)
+def test_what_the_script_of_a_ray_would_leave_out_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RenderError, match=message):
+        render_script(ScriptSpec(python="/opt/python", **fields), load_cluster("generic"), "ray")
+
+
+def test_a_rays_job_has_one_task_on_each_node_with_the_gpus_share_of_cpus() -> None:
+    wanted = ScriptSpec(python="/opt/python", nodes=2, gpus_per_node=4, command=("train", ":"))
+
+    script = render_script(wanted, load_cluster("lab"), "ray")
+
+    assert "#SBATCH --ntasks-per-node=1\n" in script
+    assert "#SBATCH --cpus-per-task=32\n" in script
+    assert 'ray symmetric-run --address "$RAY_ADDRESS" --min-nodes' in script
+    assert 'hpctk_program=(train : "$@")' in script
 
 
 def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:
@@ -539,3 +569,26 @@ def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert says("start", "--head", "--x") == "real start --head --x --include-dashboard=false\n"
     assert says("start", "--address", "a:1") == "real start --address a:1\n"
     assert says("stop") == ""
+
+
+def test_the_first_node_is_gone_when_it_answered_once_and_then_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(1000, 2000, 2))
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    answers = iter([False] * 9 + [True] + [False] * 4 + [True] + [False] * 5)
+    first = node.FirstNode(tmp_path, "n1:20000")
+    monkeypatch.setattr(first, "_answers", lambda: next(answers))
+
+    looks = [first.is_gone() for _ in range(20)]
+
+    assert looks == [False] * 19 + [True]
+
+
+def test_the_first_node_itself_and_one_without_an_address_look_for_nobody(tmp_path: Path) -> None:
+    (tmp_path / "head").touch()
+
+    for address in ("127.0.0.1:1", "", "n1"):
+        first = node.FirstNode(tmp_path, address)
+        first._missed = 4  # one more would do
+        assert not first.is_gone()

@@ -109,7 +109,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"lab", "launcher"},
+    "socket": {"actors", "lab", "launcher"},
 }
 
 # What makes a name or makes it last: two modules know how, and tests fail them there.

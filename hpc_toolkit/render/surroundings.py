@@ -129,8 +129,8 @@ def _network(full: ScriptSpec, cluster: Cluster) -> tuple[tuple[str, str], ...]:
     """What the site's network needs: all of it with GPUs, else for the ranks of a training."""
     if full.gpus_per_node:
         return cluster.nccl
-    gloo = full.launch is not None and full.backend == "gloo"
-    return tuple(pair for pair in cluster.nccl if gloo and pair[0].startswith("GLOO_"))
+    trains = full.launch is not None
+    return tuple(pair for pair in cluster.nccl if trains and pair[0].startswith("GLOO_"))
 
 
 def _steps(lines: tuple[str, ...], option: str) -> tuple[Step, ...]:

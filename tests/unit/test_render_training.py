@@ -144,6 +144,7 @@ def test_gloo_is_told_of_the_sites_network_and_nccl_only_where_there_are_gpus() 
     assert "export NCCL_SOCKET_IFNAME=ib0" in on_gpus
     assert "export NCCL_SOCKET_IFNAME" not in on_cpus
     assert "export GLOO_SOCKET_IFNAME=eth1" in on_cpus
+    assert "GLOO_SOCKET_IFNAME" not in script("command", site)
 
 
 @pytest.mark.parametrize("template", TRAININGS)

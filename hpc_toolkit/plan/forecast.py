@@ -107,7 +107,7 @@ class Forecaster:
         self._rehearsed: list[list[Lengths]] = []
         self._anew: list[list[list[Job]]] = []
         self._going_on: list[list[list[Job]]] = []
-        means, longest, cuts, loads = [], [], [], []
+        means, longest, cuts, loads, largest = [], [], [], [], []
         for number in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
             lengths = [_scaled(model.draw(chance), drift) for model in models]
@@ -123,6 +123,7 @@ class Forecaster:
             longest.append(float(seconds.max()))
             # At a random moment a worker is more likely in a long item than in a short one.
             cuts.append(float(np.mean(seconds**2)) / (2 * means[-1]))
+            largest.append(max(job.seconds for jobs in self._anew[-1] for job in jobs))
             loads.append(np.mean([job.load_s for jobs in self._anew[-1] for job in jobs]))
         self.item_s = Interval.of(means)
         """Mean seconds of the items left."""
@@ -130,6 +131,8 @@ class Forecaster:
         """A length that the longest item left passes in 1 of 20 cases."""
         self.cut_s = float(np.mean(cuts))
         """What a worker loses, on average, when its job ends in the middle of an item."""
+        self.largest_s = float(np.median(largest))
+        """What one worker takes for the largest unit: no number of workers is quicker."""
         self.load_s = float(np.mean(loads))
         """Mean seconds to load a group."""
 

@@ -155,8 +155,10 @@ class _Fit:
             rest = rest - self._fit_first(rest)
             rest = rest - self._fit_words(rest)
             rest = rest - self._fit_slope(rest)
+            middle = float(np.average(rest, weights=self._weight))
+            self._mean += middle
+            rest = rest - middle
         rest = rest - self._fit_groups(rest)
-        # What was taken out by means that few items made is put back in width.
         self._rest = rest
         self._index = self._tail_index()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.plan.choices import choose, ways
-from hpc_toolkit.plan.forecast import Forecaster
+from hpc_toolkit.plan.forecast import DRAWS, Forecaster
 from hpc_toolkit.plan.page import Plan
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def make_plan(
     *,
     within_s: float | None = None,
     limit_s: int | None = None,
+    draws: int = DRAWS,
     seed: int = 0,
 ) -> Plan:
     """What the rest of a run takes on some numbers of nodes.
@@ -39,6 +40,7 @@ def make_plan(
         node: one of its nodes.
         within_s: by when something is wanted.
         limit_s: of one job.
+        draws: of each forecast.
         seed: of all chance.
 
     Raises:
@@ -49,7 +51,7 @@ def make_plan(
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
         hint = "'hpctk plan RUN --check FILE.json' compares a plan that was kept with what came"
         raise RunError(message, hint=hint)
-    forecaster = Forecaster(work, guess, seed=seed)
+    forecaster = Forecaster(work, guess, draws=draws, seed=seed)
     limit_s = limit_s or cluster.max_walltime_s
     return Plan(
         run=work.run,
@@ -64,6 +66,7 @@ def make_plan(
         item_s=forecaster.item_s,
         load_s=forecaster.load_s,
         longest_s=forecaster.longest_s,
+        largest_s=forecaster.largest_s,
         node=node,
         cluster=cluster.name,
         now=forecaster.forecast(None, within_s=within_s) if work.workers else None,

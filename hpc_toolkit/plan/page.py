@@ -44,6 +44,9 @@ class Plan:
     item_s: Interval
     load_s: float
     longest_s: float
+    """A length that the longest item left passes in 1 of 20 cases."""
+    largest_s: float
+    """What one worker takes for the largest unit."""
     node: Node
     cluster: str
     now: Forecast | None
@@ -164,6 +167,9 @@ def _sentences(plan: Plan) -> list[str]:
     said = ["Waiting for Slurm is in none of these times."]
     if plan.within_s:
         said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
+    if plan.choices and plan.choices[-1].forecast.time_s.median < 1.5 * plan.largest_s:
+        took = format_duration(plan.largest_s)
+        said.append(f"One worker takes {took} for the largest unit: more of them help little.")
     simulated = sum(one.forecast.simulated for one in plan.choices)
     draws = plan.choices[0].forecast.draws if plan.choices else 0
     kind = f"{draws} draws a row by list scheduling"

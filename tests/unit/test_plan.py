@@ -1,0 +1,284 @@
+"""Forecasts: lengths of items that are left, who does them when, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.plan.forecast import Forecaster, Interval
+from hpc_toolkit.plan.lengths import Guess, LearnedLengths
+from hpc_toolkit.plan.rehearsal import rehearse
+from hpc_toolkit.plan.schedule import Job, schedule
+from hpc_toolkit.plan.work import Batch, Load, Seen, StageWork, Work, typed_work
+
+
+def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:
+    """Items without groups, of which the first ones have ended."""
+    items = tuple({"name": f"n{n}", **more.get("item", lambda _: {})(n)} for n in range(count))
+    seen = tuple(Seen(item, "", seconds(n)) for n, item in enumerate(items[:done]))
+    batches = tuple(Batch("", n, 1) for n in range(count - done))
+    return StageWork(name="items", left=items[done:], batches=batches, seen=seen)
+
+
+def run_of(stage: StageWork, **workers: str) -> Work:
+    return Work(run="run", at=0.0, stages=(stage,), workers=workers)
+
+
+def means(stage: StageWork, draws: int = 60) -> np.ndarray[Any, Any]:
+    """Median over draws of the seconds of each item left."""
+    model, chance = LearnedLengths(stage), np.random.default_rng(1)
+    return np.median([model.draw(chance).seconds for _ in range(draws)], axis=0)
+
+
+def test_equal_items_take_what_those_took_that_ended() -> None:
+    found = Forecaster(run_of(plain(1000, 50, lambda _: 10.0))).forecast(4, simulated=False)
+
+    assert found.time_s.low < 950 * 10 / 4 < found.time_s.high
+    assert found.time_s.high < 1.15 * found.time_s.low
+    assert found.time_s.median == pytest.approx(2380, rel=0.03)
+
+
+def test_equal_seeds_have_equal_forecasts() -> None:
+    stage = plain(100, 20, lambda n: 1.0 + n % 7)
+
+    first, again, other = (
+        Forecaster(run_of(stage), seed=n).forecast(3, simulated=False) for n in (5, 5, 6)
+    )
+
+    assert first == again != other
+
+
+def test_an_item_that_runs_for_long_takes_longer_than_it_has() -> None:
+    stage = plain(40, 20, lambda _: 10.0)
+    held = (Batch("", 0, 1, holder="w", age_s=500.0), *stage.batches[1:])
+
+    model, chance = LearnedLengths(replace(stage, batches=held)), np.random.default_rng(1)
+    drawn = [model.draw(chance).seconds for _ in range(50)]
+
+    assert min(float(one[0]) for one in drawn) >= 500.0
+    # And others like it are to be expected.
+    assert max(float(one[1:].max()) for one in drawn) > 100.0
+    assert means(stage)[1:].max() < 11.0
+
+
+def test_no_length_is_drawn_far_beyond_what_was_seen() -> None:
+    stage = plain(3000, 12, lambda n: math.exp(n % 12))
+
+    longest = max(
+        LearnedLengths(stage).draw(np.random.default_rng(n)).seconds.max() for n in range(40)
+    )
+
+    assert longest <= 20.001 * math.exp(11)
+
+
+def grouped(levels: dict[str, float], seen: dict[str, int], each: int = 10) -> StageWork:
+    """Groups of items; of some of them some have ended."""
+    left: list[dict[str, Any]] = []
+    done, batches = [], []
+    for group, level in levels.items():
+        key = f'"{group}"'
+        items = [{"model": group, "n": n} for n in range(each)]
+        ended = seen.get(group, 0)
+        done += [Seen(item, key, level * (1.0 + 0.02 * (n % 3))) for n, item in enumerate(items)][
+            :ended
+        ]
+        if ended < each:
+            batches.append(Batch(key, len(left), each - ended))
+            left += items[ended:]
+    loads = tuple(Load(f'"{group}"', 4.0) for group in seen)
+    return StageWork(
+        name="items",
+        group_by="model",
+        left=tuple(left),
+        batches=tuple(batches),
+        seen=tuple(done),
+        loads=loads,
+    )
+
+
+def test_a_group_that_nobody_began_takes_what_its_kin_takes() -> None:
+    levels = {f"{kin}@step{n}": level for kin, level in (("a", 2.0), ("b", 20.0)) for n in range(4)}
+    stage = grouped(levels, {"a@step0": 10, "a@step1": 10, "b@step0": 10, "b@step1": 10})
+
+    found = dict(zip([item["model"] for item in stage.left], means(stage), strict=True))
+
+    assert found["a@step3"] == pytest.approx(2.0, rel=0.25)
+    assert found["b@step3"] == pytest.approx(20.0, rel=0.25)
+
+
+def test_what_is_not_known_of_a_kin_widens_the_interval() -> None:
+    levels = {f"{kin}@step{n}": level for kin, level in (("a", 2.0), ("b", 2.0)) for n in range(4)}
+    both = Forecaster(run_of(grouped(levels, {"a@step0": 10, "b@step0": 10}))).forecast(
+        1, simulated=False
+    )
+    one = Forecaster(run_of(grouped(levels, {"a@step0": 10, "a@step1": 10}))).forecast(
+        1, simulated=False
+    )
+
+    assert both.time_s.high / both.time_s.low < 1.8
+    assert one.time_s.high / one.time_s.low > 2.0
+
+
+@pytest.mark.parametrize("shuffled", [True, False], ids=["shuffled", "sorted"])
+def test_a_number_that_the_length_follows_is_found(shuffled: bool) -> None:
+    order = np.random.default_rng(2).permutation(200) if shuffled else np.arange(200)
+
+    def size(n: int) -> int:
+        return 100 + 10 * int(order[n])
+
+    stage = plain(200, 30, lambda n: 0.01 * size(n), item=lambda n: {"id": n, "size": size(n)})
+    expected = [0.01 * item["size"] for item in stage.left]
+
+    assert LearnedLengths(stage).keys == ("size",)
+    if shuffled:
+        assert means(stage) == pytest.approx(expected, rel=0.1)
+    else:
+        assert sum(means(stage)) == pytest.approx(sum(expected), rel=0.2)
+
+
+def test_a_count_of_the_items_is_believed_to_say_nothing() -> None:
+    stage = plain(200, 30, lambda n: 1.0 + 0.01 * n, item=lambda n: {"seed": n})
+
+    assert LearnedLengths(stage).keys == ()
+
+
+def test_a_word_that_tells_kinds_apart_is_found() -> None:
+    tasks = ["short", "long", "longer"]
+    lengths = {"short": 1.0, "long": 10.0, "longer": 40.0}
+
+    def task(n: int) -> dict[str, Any]:
+        return {"task": tasks[n % 3]}
+
+    stage = plain(90, 30, lambda n: lengths[tasks[n % 3]] * (1 + 0.01 * (n % 5)), item=task)
+
+    assert LearnedLengths(stage).keys == ("task",)
+    assert means(stage) == pytest.approx([lengths[i["task"]] for i in stage.left], rel=0.15)
+
+
+def test_attempts_that_fail_again_take_time_again() -> None:
+    calm = plain(400, 100, lambda _: 10.0)
+    flaky = replace(calm, attempts=150, retried=50)
+
+    times = [
+        Forecaster(run_of(stage)).forecast(2, simulated=False).time_s.median
+        for stage in (calm, flaky)
+    ]
+
+    assert times[1] / times[0] == pytest.approx(1.5, rel=0.1)
+
+
+def test_the_first_item_after_a_load_may_cost_more() -> None:
+    stage = grouped({f"m@step{n}": 1.0 for n in range(20)}, {f"m@step{n}": 10 for n in range(6)})
+    slow = replace(
+        stage,
+        seen=tuple(
+            replace(one, first=one.item["n"] == 0, seconds=30.0 if one.item["n"] == 0 else 1.0)
+            for one in stage.seen
+        ),
+        loads=(),
+    )
+
+    found = Forecaster(run_of(slow)).forecast(1, simulated=False).time_s.median
+
+    assert found == pytest.approx(14 * 39, rel=0.15)
+
+
+def test_nothing_known_and_no_guess_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing is known of how long they take"):
+        Forecaster(typed_work(10))
+
+
+def test_a_guess_is_right_within_its_factor_in_9_of_10_cases() -> None:
+    found = (
+        Forecaster(typed_work(2000), Guess(10.0, factor=2.0)).forecast(1, simulated=False).time_s
+    )
+
+    assert found.low == pytest.approx(10_000, rel=0.15)
+    assert found.median == pytest.approx(20_000, rel=0.1)
+    assert found.high == pytest.approx(40_000, rel=0.15)
+
+
+def test_a_plan_of_a_large_run_takes_seconds_and_few_draws() -> None:
+    forecaster = Forecaster(typed_work(100_000), Guess(1.0))
+
+    found = forecaster.forecast(32)
+
+    assert found.simulated == 0
+    assert found.time_s.low < 100_000 / 32 < found.time_s.high
+
+
+def test_what_is_done_by_a_limit_adds_up() -> None:
+    forecaster = Forecaster(typed_work(300), Guess(10.0, factor=1.01, spread=0.01))
+
+    early, late = (
+        forecaster.forecast(1, within_s=limit, simulated=False) for limit in (1500.0, 6000.0)
+    )
+
+    assert early.within == 0.0
+    assert early.share is not None
+    assert early.share.median == pytest.approx(0.5, abs=0.05)
+    assert late.within == 1.0
+    assert late.share == Interval(1.0, 1.0, 1.0)
+
+
+def job(key: str, seconds: float, load_s: float = 0.0, **more: Any) -> Job:
+    return Job(key=key, seconds=seconds, load_s=load_s, count=1, **more)
+
+
+def test_a_worker_keeps_to_what_it_has_loaded() -> None:
+    jobs = [job("s/a", 1.0, 10.0), job("s/b", 1.0, 10.0), job("s/a", 1.0, 10.0)]
+
+    assert schedule([jobs], 1).makespan_s == 23.0
+
+
+def test_the_longest_group_is_begun_first_and_others_help() -> None:
+    jobs = [job("s/short", 1.0), *[job("s/long", 1.0)] * 9]
+
+    assert schedule([jobs], 2).makespan_s == 5.0
+
+
+def test_the_living_go_on_with_what_they_hold() -> None:
+    jobs = [job("s/a", 5.0, 100.0, holder="w1"), job("s/a", 1.0, 100.0)]
+
+    going_on = schedule([jobs], {"w1": "s/a"})
+
+    assert going_on.makespan_s == 6.0
+    assert schedule([jobs], 1).makespan_s == 106.0
+
+
+def test_what_nobody_living_holds_is_waiting() -> None:
+    jobs = [job("s/a", 5.0, holder="dead")]
+
+    assert schedule([jobs], {"w1": "s/a"}).makespan_s == 5.0
+
+
+def test_earlier_stages_come_first() -> None:
+    course = schedule([[job("one/", 10.0)], [job("two/", 1.0)]], 1)
+
+    assert course.makespan_s == 11.0
+    assert course.share_by(10.0) == pytest.approx(0.5)
+
+
+def test_list_scheduling_is_near_the_queues_own_code() -> None:
+    found = Forecaster(typed_work(120, 12), Guess(5.0, load_s=8.0), draws=3).forecast(4)
+
+    assert found.simulated == 3
+    assert 0.95 <= found.ratio <= 1.15
+
+
+def test_a_simulation_says_when_it_left_itself_out() -> None:
+    stages = typed_work(50).stages
+
+    assert rehearse(stages, [], 4).simulated == 0
+
+
+def test_half_of_the_draws_are_above_the_median() -> None:
+    values = [float(n) for n in range(101)]
+
+    assert Interval.of(values) == Interval(5.0, statistics.median(values), 95.0)

@@ -1,0 +1,381 @@
+"""What a plan reads of a run, what nodes and partitions make of it, and how it is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from typer.testing import CliRunner
+
+from hpc_toolkit.cli import load_commands
+from hpc_toolkit.clusters.facts import load_cluster, parse_cluster
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.plan.choices import choose, jobs_in_a_row, ways
+from hpc_toolkit.plan.comparison import compare
+from hpc_toolkit.plan.forecast import Forecaster
+from hpc_toolkit.plan.lengths import Guess
+from hpc_toolkit.plan.making import make_plan
+from hpc_toolkit.plan.nodes import Worker, node_of
+from hpc_toolkit.plan.page import as_lines, as_markdown, read_plan
+from hpc_toolkit.plan.picture import plan_svg
+from hpc_toolkit.plan.reading import read_work
+from hpc_toolkit.plan.work import Work, typed_work
+from hpc_toolkit.ranks import boot_id, host_name
+from tests.manualclock import ManualClock
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typer.testing import Result
+
+    from hpc_toolkit.plan.page import Plan
+
+SITE = parse_cluster(
+    """
+    gpus_per_node = 4
+    cpus_per_node = 64
+    mem_per_node = "480G"
+    price_per_gpu_hour = 0.5
+    price_per_node_hour = 1
+    currency = "USD"
+    watts_per_gpu = 300
+    watts_per_node = 800
+
+    [[partitions]]
+    name = "short"
+    max_walltime = "3:00:00"
+    nodes = 100
+
+    [[partitions]]
+    name = "long"
+    max_walltime = "7-00:00:00"
+    nodes = 4
+
+    [[partitions]]
+    name = "restricted"
+    restricted = true
+    """,
+    file="site.toml",
+    name="site",
+)
+NODE = node_of(SITE, Worker())
+SURE = Guess(100.0, factor=1.01, spread=0.01)
+
+
+def forecaster(items: int = 14_400, guess: Guess = SURE) -> Forecaster:
+    return Forecaster(typed_work(items), guess, draws=20)
+
+
+def plan_of(**more: Any) -> Plan:
+    return make_plan(typed_work(9_000), SURE, [1, 2], SITE, NODE, draws=8, **more)
+
+
+class Toy:
+    """A run of 8 items in units of 2, which a living worker is at."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = ToyRun(root / "run", 8, unit=2)
+        self.clock = ManualClock(1_000.0)
+        place = {"host": "far", "boot": "other", "started": 900.0, "at": 995.0}
+        self.worker = self.run.worker("w1", **place)
+        self.worker.claim(self.run.unit_name(0))
+        self.worker.attempt(0, at=950.0, seconds=10.0)
+        self.worker.attempt(1, at=960.0, seconds=20.0)
+        self.worker.release(at=960.0, seconds=37.0)
+        self.worker.claim(self.run.unit_name(2))
+        self.worker.attempt(2, at=975.0, seconds=15.0)
+        self.worker.journal.sync()
+
+    def work(self) -> Work:
+        return read_work(self.run.view(), self.clock, given="run")
+
+
+def test_a_run_is_read_as_items_left_seen_and_held(tmp_path: Path) -> None:
+    work = Toy(tmp_path).work()
+
+    (stage,) = work.stages
+    assert (work.left, work.done, work.sealed) == (5, 3, True)
+    assert [one.seconds for one in stage.seen] == [10.0, 20.0, 15.0]
+    assert [one.first for one in stage.seen] == [True, False, False]
+    assert [load.seconds for load in stage.loads] == [7.0]
+    assert work.workers == {"w1": "items/"}
+    assert [(b.first, b.count, b.holder) for b in stage.batches] == [
+        (0, 1, "w1"),
+        (1, 2, ""),
+        (3, 2, ""),
+    ]
+
+
+def test_how_long_an_item_has_run_is_told_by_its_workers_own_clock(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    toy.clock.advance(20.0)
+
+    (stage,) = toy.work().stages
+
+    # Its last heartbeat was 20 s after its last line, whatever our clock says.
+    assert stage.batches[0].age_s == 20.0
+    assert not stage.batches[0].loading
+
+
+def test_the_age_on_this_host_is_up_to_now(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    presence = replace(
+        toy.worker.presence.presence, host=host_name(), boot=boot_id(), pid=1, ticks=0
+    )
+    toy.worker.presence.update(**{n: getattr(presence, n) for n in ("host", "boot", "pid")})
+
+    (stage,) = toy.work().stages
+
+    assert stage.batches[0].age_s == 25.0
+
+
+def test_what_failed_and_is_tried_again_is_counted(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    toy.worker.attempt(3, "failed", at=980.0)
+    toy.worker.release(at=981.0)
+
+    (stage,) = toy.work().stages
+
+    assert (stage.attempts, stage.retried) == (4, 1)
+    assert len(stage.left) == 5
+
+
+def test_a_dead_workers_unit_waits_for_anybody(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    toy.clock.advance(10_000.0)
+
+    work = toy.work()
+
+    assert work.workers == {}
+    assert not any(batch.holder for batch in work.stages[0].batches)
+
+
+def test_a_plan_of_a_run_tells_the_workers_that_go_on(tmp_path: Path) -> None:
+    plan = make_plan(Toy(tmp_path).work(), None, [1], SITE, NODE, draws=8)
+
+    assert plan.now is not None
+    assert plan.now.workers == 1
+    assert plan.seen == 3
+    assert any("As it goes on now, on 1 workers" in line for line in as_lines(plan))
+
+
+def test_a_run_without_items_left_is_refused(tmp_path: Path) -> None:
+    work = replace(Toy(tmp_path).work(), stages=())
+
+    with pytest.raises(RunError, match="every item has a result"):
+        make_plan(work, None, [1], SITE, NODE, draws=8)
+
+
+@pytest.mark.parametrize(
+    ("worker", "gpus", "workers", "why"),
+    [
+        (Worker(), None, 4, "one for each of 4 GPUs"),
+        (Worker(), 2, 2, "one for each of 2 GPUs"),
+        (Worker(), 0, 64, "1 of 64 CPUs each"),
+        (Worker(cores=32), None, 2, "32 of 64 CPUs each"),
+        (Worker(mem_mib=200 * 1024), None, 2, "200G of 480G each"),
+        (Worker(cores=8, mem_mib=240 * 1024), 0, 2, "240G of 480G each"),
+        (Worker(per_node=8), None, 8, "as asked for"),
+    ],
+)
+def test_workers_of_a_node_are_as_many_as_fit(
+    worker: Worker, gpus: int | None, workers: int, why: str
+) -> None:
+    node = node_of(SITE, worker, gpus=gpus)
+
+    assert (node.workers, node.why) == (workers, why)
+
+
+@pytest.mark.parametrize(
+    ("worker", "gpus", "said"),
+    [
+        (Worker(), 5, "--gpus-per-node: 5 is more than site has"),
+        (Worker(cores=65), None, "not one worker fits"),
+        (Worker(mem_mib=2**20), None, "not one worker fits"),
+        (Worker(cores=16, per_node=5), 0, "5 do not fit on a node"),
+    ],
+)
+def test_what_a_node_does_not_have_is_refused(worker: Worker, gpus: int | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        node_of(SITE, worker, gpus=gpus)
+
+
+def test_of_a_node_of_which_nothing_is_known_one_worker_is_assumed() -> None:
+    node = node_of(load_cluster("generic"), Worker())
+
+    assert (node.workers, node.price_per_hour, node.watts) == (1, None, None)
+    assert "--workers-per-node" in node.why
+
+
+def test_cost_and_energy_are_those_of_the_node_with_its_gpus() -> None:
+    assert (NODE.price_per_hour, NODE.watts) == (3.0, 2000.0)
+
+    found = choose(forecaster(), NODE, 10)
+
+    # 14,400 items of 100 s are 100 node-hours of 4 workers.
+    assert found.node_hours.median == pytest.approx(100.0, rel=0.05)
+    assert found.gpu_hours is not None
+    assert found.gpu_hours.median == pytest.approx(4 * found.node_hours.median)
+    assert found.cost is not None
+    assert found.cost.median == pytest.approx(3 * found.node_hours.median)
+    assert found.energy_kwh is not None
+    assert found.energy_kwh.median == pytest.approx(2 * found.node_hours.median)
+
+
+def test_a_price_of_a_gpu_that_is_given_stands_for_the_clusters() -> None:
+    node = node_of(SITE, Worker(), price_per_gpu_hour=2.0, watts_per_gpu=0.0)
+
+    assert (node.price_per_hour, node.watts) == (8.0, 800.0)
+
+
+def test_the_limit_to_ask_for_is_above_the_interval() -> None:
+    found = choose(forecaster(), NODE, 10)
+
+    assert found.ask_s >= found.forecast.time_s.high
+    assert found.ask_s % 900 == 0
+    assert found.in_a_row == 1
+
+
+def test_a_limit_cuts_the_work_into_jobs_that_follow_each_other() -> None:
+    found = choose(forecaster(), NODE, 10, limit_s=2 * 3600)
+
+    assert found.ask_s == 2 * 3600
+    # 10 hours of work, and 2 hours less what each end costs.
+    assert found.in_a_row == 6
+
+
+def test_a_limit_that_no_item_keeps_is_told() -> None:
+    assert jobs_in_a_row(forecaster(), 36_000.0, 90) == 0
+
+
+def test_short_jobs_on_many_nodes_stand_beside_a_long_one_on_few() -> None:
+    short, long = ways(forecaster(3_600), SITE, NODE, 12)
+
+    assert [(way.partition, way.nodes) for way in (short, long)] == [("short", 12), ("long", 4)]
+    assert (short.in_a_row, long.in_a_row) == (1, 1)
+    assert long.time_s.median == pytest.approx(3 * short.time_s.median, rel=0.1)
+    (cut,) = [way for way in ways(forecaster(), SITE, NODE, 10) if way.partition == "short"]
+    assert cut.in_a_row == 4
+    assert cut.jobs == 40
+    assert cut.lost_node_hours > 0
+
+
+def test_a_page_says_everything_that_the_record_does() -> None:
+    plan = plan_of(within_s=3600.0)
+
+    lines, page = as_lines(plan), as_markdown(plan)
+
+    for text in ("USD", "kWh", "GPU-hours", "done by then", "partition", "short", "Least time"):
+        assert any(text in line for line in lines)
+        assert text in page
+    assert "restricted" not in page
+    assert json.loads(json.dumps(plan.to_json(), allow_nan=False))["format"] == 1
+
+
+def test_units_that_are_too_large_for_so_many_workers_are_told() -> None:
+    few, many = (
+        make_plan(typed_work(300), SURE, [nodes], SITE, NODE, draws=4) for nodes in (1, 64)
+    )
+
+    assert not any("largest unit" in line for line in as_lines(few))
+    assert any("largest unit: more of them help little" in line for line in as_lines(many))
+
+
+def test_a_picture_is_svg_and_the_same_each_time() -> None:
+    plan = plan_of(within_s=3600.0)
+
+    drawn = plan_svg(plan)
+
+    assert drawn == plan_svg(plan_of(within_s=3600.0))
+    assert len(list(ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}circle"))) == 2
+
+
+def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    plan = json.loads(json.dumps(make_plan(toy.work(), None, [1], SITE, NODE, draws=8).to_json()))
+    so_far = compare(toy.run.view(), ManualClock(1_001.0), plan)
+    late = compare(toy.run.view(), ManualClock(1e6), plan)
+    toy.worker.attempt(3, at=1_020.0)
+    toy.worker.release(at=1_020.0)
+    for number, first in enumerate((4, 6)):
+        toy.worker.claim(toy.run.unit_name(first))
+        toy.worker.attempt(first, at=1_040.0 + 40 * number)
+        toy.worker.attempt(first + 1, at=1_060.0 + 40 * number)
+        toy.worker.release(at=1_060.0 + 40 * number)
+
+    found = compare(toy.run.view(), ManualClock(9e9), plan)
+
+    assert (so_far.complete, so_far.left, so_far.inside, so_far.error) == (False, 5, None, None)
+    assert late.inside is False
+    assert found.complete
+    assert found.workers == 1
+    assert found.real_s == 100.0
+    assert found.error == pytest.approx(found.predicted_s / 100.0 - 1.0)
+    assert found.inside == (found.low_s <= 100.0 <= found.high_s)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "choices": []}', "{}"])
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"plan\.json"):
+        read_plan(tmp_path / "plan.json")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(load_commands("plan"), ["plan", *arguments])
+
+
+def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("plan.md", "plan.svg", "plan.json")]
+    outs = [word for file in files for word in ("-o", str(file))]
+
+    found = call("--items", "50", "--seconds-per-item", "3", "--nodes", "2,1", "--json", *outs)
+
+    assert found.exit_code == 0, found.output
+    plan = json.loads(found.stdout)
+    assert [choice["nodes"] for choice in plan["choices"]] == [1, 2]
+    assert json.loads(files[2].read_text()) == plan
+    assert files[0].read_text().startswith("# Plan of a run to come")
+    assert files[1].read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--items", "5"], "--items needs --seconds-per-item"),
+        (["--items", "0", "--seconds-per-item", "1"], "not 1 to"),
+        (["--items", "5", "--groups", "6", "--seconds-per-item", "1"], "--groups 6"),
+        (["run", "--items", "5", "--seconds-per-item", "1"], "run to come"),
+        (["--items", "5", "--seconds-per-item", "soon"], "--seconds-per-item: 'soon'"),
+        (["--items", "5", "--seconds-per-item", "1", "--guess-factor", "0"], "--guess-factor"),
+        (["--items", "5", "--seconds-per-item", "1", "--nodes", "1,x"], "--nodes: '1,x'"),
+        (["--items", "5", "--seconds-per-item", "1", "--nodes", "0"], "--nodes: '0'"),
+        (["--items", "5", "--workers-per-node", "0"], "--workers-per-node: 0"),
+        (["--items", "5", "--price-per-gpu-hour", "nan"], "--price-per-gpu-hour: nan"),
+        (["--items", "5", "--seed", "-1"], "--seed: -1"),
+        (["--items", "5", "-o", "x.pdf"], "unknown format '.pdf'"),
+        (["--check", "nowhere.json"], "nowhere.json: No such file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], said: str) -> None:
+    found = call(*arguments)
+
+    assert isinstance(found.exception, ConfigError)
+    assert said in found.exception.message
+
+
+def test_a_comparison_before_the_end_says_try_again(tmp_path: Path) -> None:
+    toy = Toy(tmp_path)
+    path = tmp_path / "plan.json"
+    plan = make_plan(toy.work(), None, [1], SITE, NODE, draws=8)
+    path.write_text(json.dumps(plan.to_json()))
+
+    found = call(str(toy.run.root), "--check", str(path))
+
+    assert found.exit_code == 75
+    assert "5 items left" in found.stdout

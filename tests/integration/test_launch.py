@@ -1,0 +1,262 @@
+"""``hpctk launch`` with real ranks: they train, die, start again, are warned and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.realrun import lives, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.realrun import Hpctk, Started
+
+# A process that imports torch takes 3 s alone, and many times that among others.
+LIMIT_S = 120
+pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(3 * LIMIT_S)]
+
+# Says after each step which one it was, of which start, and in which process.
+TRAIN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group(os.environ["HPCTK_BACKEND"])
+total = torch.ones(1)
+for step in range(int(sys.argv[1])):
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+    assert total == 1
+    print("step", step, "start", os.environ["TORCHELASTIC_RESTART_COUNT"], "pid", os.getpid())
+    # Until the test has seen it, this start does not end.
+    while step == 2 and not os.path.exists(sys.argv[2]):
+        time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+# A rank that needs no torch: it says where it is, and does what its arguments say.
+PLAIN = """
+import os, signal, sys, time
+
+found = []
+signal.signal(signal.SIGUSR1, lambda number, frame: found.append(number))
+names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+print("ready", os.getpid(), *(os.environ[name] for name in names))
+rank, start = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if sys.argv[1] == "fail" and rank == 1:
+    raise SystemExit(int(sys.argv[2])) if len(sys.argv) > 2 else ValueError("nothing to learn")
+if sys.argv[1] == "again" and start == "1":
+    sys.exit()
+while not found:
+    time.sleep(0.02)
+# The second saves after the first has left, as ranks do that write parts of a checkpoint.
+time.sleep(0.5 * rank)
+print("saved")
+sys.exit(75)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*os.environ]:
+        if name.startswith(("SLURM_", "HPCTK_", "PET_", "TORCHELASTIC_", "MASTER_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN)
+    return path
+
+
+def ready(started: Started, ranks: int, start: int = 0) -> list[list[str]]:
+    """Wait until plain ranks of a start are there: what each said of itself."""
+
+    def found() -> list[list[str]]:
+        lines = re.findall(r"^\[rank \d+\] ready (.*)$", started.printed(), re.MULTILINE)
+        words = [line.split() for line in lines if line.split()[5] == str(start)]
+        return words if len(words) == ranks else []
+
+    return wait_until(found, f"{ranks} ranks", limit_s=LIMIT_S)
+
+
+def trained(started: Started, rank: int, step: int, start: int) -> int:
+    """Wait until a rank has made a step; its process."""
+    pattern = rf"^\[rank {rank}\] step {step} start {start} pid (\d+)$"
+    found = wait_until(
+        lambda: re.search(pattern, started.printed(), re.MULTILINE),
+        f"step {step} of rank {rank}",
+        limit_s=LIMIT_S,
+    )
+    assert found is not None
+    return int(found[1])
+
+
+def test_of_two_launches_at_once_a_killed_rank_starts_again_in_its_own(
+    hpctk: Hpctk, train: Path, tmp_path: Path
+) -> None:
+    options = ("--nproc-per-node", 2, "--max-restarts", 1, "--run-dir", "run")
+    first, second = (
+        hpctk.start("launch", *options, train, 5, tmp_path / f"go-{number}") for number in range(2)
+    )
+    killed = trained(first, 1, 2, 0)
+    trained(second, 0, 2, 0)
+
+    os.kill(killed, signal.SIGKILL)
+    at = time.monotonic()
+    trained(first, 0, 0, 1)
+    took_s = time.monotonic() - at
+    for number in range(2):
+        (tmp_path / f"go-{number}").touch()
+
+    assert first.ended(limit_s=LIMIT_S).code == 0
+    other = second.ended(limit_s=LIMIT_S)
+    assert other.code == 0
+    assert "start 1" not in other.out
+    # Half a minute is promised; a rank starts in the time in which it imports torch.
+    assert took_s < 30
+    print(f"training again {took_s:.1f} s after the kill")
+    logs = [path.name for path in sorted((tmp_path / "run" / "logs").glob("*/*.out"))]
+    assert logs.count("rank-0.restart-0.out") == 2
+    assert logs.count("rank-1.restart-1.out") == 1
+
+
+def test_a_warning_reaches_every_rank_and_what_left_with_75_does_not_start_again(
+    hpctk: Hpctk, plain: Path
+) -> None:
+    started = hpctk.start("launch", "--nproc-per-node", 2, "--max-restarts", 3, plain, "wait")
+    ready(started, 2)
+
+    started.send(signal.SIGUSR1)
+    ended = started.ended(limit_s=LIMIT_S)
+
+    assert ended.code == 75
+    assert ended.out.count("ready") == ended.out.count("saved") == 2
+    assert "error:" not in ended.err
+
+
+def test_the_rank_that_failed_is_named_and_gives_its_code(hpctk: Hpctk, plain: Path) -> None:
+    call = f"""
+import hpc_toolkit
+from hpc_toolkit.errors import HpcToolkitError
+
+try:
+    hpc_toolkit.launch({str(plain)!r}, nproc=2)
+except HpcToolkitError as error:
+    print(error.message)
+print("code", hpc_toolkit.launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run"))
+"""
+    python = hpctk.start(first=call + "raise SystemExit")
+    command = hpctk("launch", "--nproc-per-node", 2, plain, "fail", limit_s=LIMIT_S)
+
+    told = python.ended(limit_s=LIMIT_S)
+    assert "launch has no option 'nproc'\n" in told.out
+    assert told.out.endswith("code 7\n")
+    assert re.search(
+        r"^error: rank 1 on \S+ ended with exit code 7; its log: /", told.err, re.MULTILINE
+    )
+    assert command.code == 1
+    error = command.err[command.err.index("error:") :]
+    assert re.match(r"error: rank 1 on \S+ ended with exit code 1; its log: (\S+)\n", error)
+    assert error.endswith("  ValueError: nothing to learn\n")
+
+
+def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path) -> None:
+    started = hpctk.start("launch", "--nproc-per-node", 2, plain, "wait")
+    pids = [int(words[0]) for words in ready(started, 2)]
+
+    started.send(signal.SIGKILL)
+
+    wait_until(lambda: not any(lives(pid) for pid in pids), "the ranks to end")
+
+
+def test_nodes_start_again_together_and_meet_in_a_new_place(hpctk: Hpctk, plain: Path) -> None:
+    options = ("--nnodes", 2, "--max-restarts", 1, "--run-dir", "run", "--rdzv-id", "first")
+    nodes = [
+        hpctk.start(
+            *("launch", *options, "--node-rank", node, plain, "again"),
+            env={"HPCTK_HOST": f"n{node}"},
+        )
+        for node in range(2)
+    ]
+    before = [ready(node, 1)[0] for node in nodes]
+
+    # The rank of node 0 notices nothing: it is its agent that is told.
+    os.kill(int(before[1][0]), signal.SIGKILL)
+    after = [ready(node, 1, start=1)[0] for node in nodes]
+
+    assert [node.ended(limit_s=LIMIT_S).code for node in nodes] == [0, 0]
+    assert [words[1:3] for words in before] == [["0", "2"], ["1", "2"]]
+    for words in (before, after):
+        assert words[0][3:5] == words[1][3:5]
+    assert before[0][4] != after[0][4]
+    assert list((hpctk.cwd / "run" / "rendezvous").iterdir()) == []
+
+
+def test_tasks_that_srun_started_become_ranks(hpctk: Hpctk, train: Path, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    tasks = [
+        hpctk.start(
+            *("launch", "--run-dir", "run", train, 3, tmp_path / "go"),
+            env={
+                **step,
+                "SLURM_PROCID": str(task),
+                "SLURM_LOCALID": str(task),
+                "SLURM_NODEID": "0",
+            },
+        )
+        for task in range(2)
+    ]
+
+    for task in tasks:
+        ended = task.ended(limit_s=LIMIT_S)
+        assert ended.code == 0, ended.err
+        # The task itself is the rank; no agent is between it and srun.
+        assert re.findall(r"step \d start 0 pid (\d+)", ended.out) == [str(task.pid)] * 3
+
+
+def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
+    script = tmp_path / "stubborn.sh"
+    script.write_text("trap '' TERM\necho ready $$\nwhile :; do sleep 0.1; done\n")
+    started = hpctk.start(
+        *("launch", "--no-python", "--shutdown-timeout", 1, "--log-dir", "logs", "bash", script)
+    )
+    wait_until(lambda: "ready" in started.printed(), "the rank", limit_s=LIMIT_S)
+    pid = int(started.printed().split()[-1])
+
+    started.send(signal.SIGTERM)
+
+    assert started.ended(limit_s=LIMIT_S).code == 143
+    assert not lives(pid)
+
+
+def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Path) -> None:
+    found = hpctk(
+        *("launch", "--dry-run", "--json", "--nproc_per_node=2", "--run-dir", "run"),
+        *(plain, "--nproc-per-node", 9),
+        limit_s=LIMIT_S,
+    )
+
+    told = json.loads(found.out)
+    assert (told["ranks"], told["meeting"], told["backend"]) == (2, "alone", "gloo")
+    assert told["command"][0] == sys.executable
+    assert told["command"][1:] == ["-u", str(plain), "--nproc-per-node", "9"]
+    assert told["environment"]["HPCTK_RUN_DIR"] == str(hpctk.cwd / "run")
+    assert not (hpctk.cwd / "run").exists()

@@ -10,10 +10,16 @@ TRIES = 8
 """How often in a row one item is run again after its workload made it smaller."""
 
 
+_OF_THE_HOST = "DefaultCPUAllocator: "
+"""With it torch begins to say, by a plain RuntimeError, that it got no memory of the host."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: ``MemoryError``, or torch's error, known by its name."""
+    """Whether memory ran out: ``MemoryError``, or torch's errors, known by a name and a text."""
     names = {known.__name__ for known in type(error).__mro__}
-    return isinstance(error, MemoryError) or "OutOfMemoryError" in names
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
+        return True
+    return isinstance(error, RuntimeError) and _OF_THE_HOST in str(error)
 
 
 class Shrinking:

@@ -44,6 +44,8 @@ class Asked:
         (MemoryError(), True),
         (OutOfMemoryError(), True),
         (OfADriverError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
         (RuntimeError("CUDA error: out of memory"), False),
         (ValueError(), False),
     ],
@@ -162,3 +164,13 @@ def test_on_oom_that_cannot_be_called_is_refused() -> None:
 
     with pytest.raises(WorkloadError, match="on_oom is no method on_oom"):
         load_workload(spec)
+
+
+@pytest.mark.torch
+def test_what_torch_says_of_the_hosts_memory_is_known() -> None:
+    torch = pytest.importorskip("torch")
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    assert is_out_of_memory(caught.value)

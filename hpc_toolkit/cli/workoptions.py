@@ -50,6 +50,7 @@ MonitorOption = Annotated[
     bool,
     typer.Option(
         "--monitor",
+        envvar="HPCTK_MONITOR",
         help="Sample CPUs, memory, GPUs and network of this host into the run's logs.",
         rich_help_panel=_BESIDE,
     ),

@@ -193,6 +193,21 @@ def test_a_monitor_dies_with_its_killed_pool(hpctk: Hpctk) -> None:
     wait_until(lambda: not any(map(lives, children)), "the end of worker and monitor")
 
 
+def test_the_first_rank_of_a_node_samples_it_when_the_environment_says_so(hpctk: Hpctk) -> None:
+    hpctk.make_sleeping(1, 0)
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "HPCTK_MONITOR": "1"}
+    ranks = [
+        hpctk.start("work", "run", env={**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank})
+        for rank in ("1", "0")
+    ]
+
+    assert [rank.ended().code for rank in ranks] == [0, 0]
+    (path,) = (hpctk.cwd / "run" / "logs").glob("monitor-*.jsonl")
+    (recording,) = read_recordings(path)
+    assert recording.header["pid"] == ranks[1].pid
+    assert recording.samples
+
+
 def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
     write_lines(hpctk.cwd / "items.jsonl", [{"seed": seed} for seed in range(4)])
     (hpctk.cwd / "rows.csv").write_text(

@@ -12,6 +12,7 @@ from hpc_toolkit import __version__, files
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.layout import Manifest, parse_manifest
 from hpc_toolkit.queue.items import canonical
+from hpc_toolkit.tables import row_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,13 +162,17 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
         items=record["items"],
         rows=record["rows"],
     )
-    known = {canonical(item) for item in snapshot.items}
+    known = set()
+    given: list[object] = record["items"]
+    for number, item in enumerate(given):
+        if not isinstance(item, dict):
+            message = f"item {number} is not a JSON object"
+            raise TypeError(message)
+        known.add(canonical(item))
     for number, row in enumerate(snapshot.rows):
-        if canonical(row["item"]) not in known:
-            message = f"row {number} is of no item"
-            raise ValueError(message)
-        if row["state"] not in ("done", "failed"):
-            message = f"row {number} is {row['state']!r}"
+        fault = row_fault(row) or ("" if canonical(row["item"]) in known else "it is of no item")
+        if fault:
+            message = f"row {number}: {fault}"
             raise ValueError(message)
     if snapshot.counts != record["counts"]:
         message = f"it holds {snapshot.counts}, and says {record['counts']}"

@@ -55,7 +55,11 @@ class Snapshots:
         if self._every is None or now < self._look_at:
             return
         self._look_at = now + _LOOK_S
-        done = self._count()
+        try:
+            done = self._count()
+        except (OSError, HpcToolkitError) as error:
+            _warn(error)
+            return
         if done // self._every > self._done // self._every:
             self.take()
         self._done = done
@@ -67,4 +71,8 @@ class Snapshots:
             done = str(snapshot.counts["done"])
             write_snapshot(Path(self._pattern.replace("{done}", done)), snapshot)
         except (OSError, HpcToolkitError) as error:
-            sys.stderr.write(f"warning: no snapshot was taken: {error}\n")
+            _warn(error)
+
+
+def _warn(error: Exception) -> None:
+    sys.stderr.write(f"warning: no snapshot was taken: {error}\n")

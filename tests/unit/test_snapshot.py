@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+ROW = {
+    "item": {"id": 1},
+    "state": "done",
+    "value": {},
+    "error": None,
+    "attempts": 1,
+    "seconds": 0.0,
+    "worker": "w",
+}
+
+
 def half_done(root: Path, **spec: Any) -> ToyRun:
     """Items 0, 1, 5 done, 4 failed for good, 2 failed once, the others untouched."""
     toy = ToyRun(root, 9, unit=3, **spec)
@@ -233,8 +244,10 @@ def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
         ({"kind": "other"}, "is no snapshot: ValueError: its kind is 'other'"),
         ({"format": 2}, "format 2; this hpctk reads up to 1"),
         ({"format": None}, "format None"),
-        ({"rows": [{"item": {"id": 77}, "state": "done"}]}, "row 0 is of no item"),
-        ({"rows": [{"item": {"id": 1}, "state": "lost"}]}, "row 0 is 'lost'"),
+        ({"rows": [{**ROW, "item": {"id": 77}}]}, "row 0: it is of no item"),
+        ({"rows": [ROW, {**ROW, "state": "lost"}]}, "row 1: its 'state' is neither"),
+        ({"rows": [{"item": {"id": 1}, "state": "done"}]}, "row 0: it has no 'value'"),
+        ({"items": [1]}, "item 0 is not a JSON object"),
         ({"items": [{"id": number} for number in range(8)]}, "it holds"),
         ({"items": 3}, "is damaged"),
         ({"manifest": {}}, "is damaged: KeyError"),
@@ -278,12 +291,19 @@ def test_snapshots_follow_a_run_one_for_every_so_many_results(tmp_path: Path) ->
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_stop_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = half_done(tmp_path / "run")
 
     Snapshots(toy.reopen(), str(tmp_path / "none" / "s.json"), 1).take()
 
     assert "warning: no snapshot was taken" in capsys.readouterr().err
+    clock = ManualClock()
+    following = Snapshots(toy.reopen(), str(tmp_path / "s.json"), 1, clock)
+    clock.advance(1.0)
+    monkeypatch.setattr(Run, "status", lambda _run: (tmp_path / "none").read_text())
+    following.look()
+    assert "warning: no snapshot was taken: [Errno 2]" in capsys.readouterr().err
+    monkeypatch.undo()
     with pytest.raises(ConfigError, match="--snapshot-every must be at least 1"):
         Snapshots(toy.reopen(), "s.json", 0)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.clusters.facts import load_cluster
-from hpc_toolkit.render.kinds import TRAININGS
 from hpc_toolkit.render.script import render_script, template_names
 from hpc_toolkit.render.spec import ScriptSpec
 
@@ -24,10 +23,17 @@ OF_TEMPLATE: dict[str, dict[str, Any]] = {
     "campaign": {},
     "array": {"array": "0-3", "array_offset": 4},
     "command": {"command": ("date", "it's", "x y")},
-    **{name: {"command": ("it's/train.py", "x y")} for name in TRAININGS},
 }
-GPUS = {"train-cpu": 0, "train-single-gpu": 1, "train-multi-gpu": 4}
-"""How many those have that do not take any number."""
+"""Templates that differ in every kind of surroundings."""
+PROGRAM = {"command": ("it's/train.py", "x y")}
+OF_COMMANDS: dict[str, dict[str, Any]] = {
+    "ray": {"gpus_per_node": 4, "nodes": 2},
+    "train-cpu": {},
+    "train-single-gpu": {},
+    "train-multi-gpu": {"gpus_per_node": 4},
+    "train-multi-node": {"gpus_per_node": 4, "nodes": 2},
+}
+"""Templates that are like 'command' around what they start."""
 SURROUNDINGS: list[dict[str, Any]] = [
     {"job_name": "date"},  # which reads like a forgotten $(...)
     {"requeue": False},
@@ -36,9 +42,9 @@ SURROUNDINGS: list[dict[str, Any]] = [
     {"node_setup": ("mkdir -p /tmp/x", "cp 'a b' /tmp/x"), "gpus_per_node": 4},
     {"gpus_per_node": 4, "cpus_per_gpu": 4, "isolate_gpus": True},
 ]
-OF_TRAININGS: list[dict[str, Any]] = [
+STAGED: list[dict[str, Any]] = [
     {"stage": ("/data/it's", "x y"), "stage_dir": "/local/it's"},
-    {"stage": ("/data/$x",), "teardown": ("rm x",)},
+    {"stage": ("/data/$x",), "teardown": ("rm x",), "launch": "task-per-gpu"},
 ]
 CONTAINERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
@@ -51,24 +57,23 @@ CONTAINERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def forms() -> list[str]:
     found = []
     for template, around, (site, container) in product(OF_TEMPLATE, SURROUNDINGS, CONTAINERS):
-        fields = {"python": "/opt/python", "nodes": 2, **OF_TEMPLATE[template], **around}
-        if template in TRAININGS:
-            fields.pop("isolate_gpus", None)
-            fields |= {} if template == "train-multi-node" else {"nodes": 1}
-            fields |= {"gpus_per_node": GPUS[template]} if template in GPUS else {}
-            if not fields.get("gpus_per_node"):
-                fields.pop("cpus_per_gpu", None)
-        cluster = replace(LAB, login_shell=True, **site)
-        found.append(render_script(ScriptSpec(**fields, **container), cluster, template))
-    for form, around in product(("task-per-node", "task-per-gpu"), OF_TRAININGS):
-        fields = {"python": "/opt/python", "nodes": 2, "gpus_per_node": 4, "launch": form}
-        spec = ScriptSpec(**fields, **around, command=("train.py",))
-        found.append(render_script(spec, LAB, "train-multi-node"))
+        fields = {"nodes": 2, **OF_TEMPLATE[template], **around, **container}
+        found.append(form(template, fields, site))
+    for template, fields in OF_COMMANDS.items():
+        found.append(form(template, {**PROGRAM, **fields, **SURROUNDINGS[3]}, {}))
+    multi = {**PROGRAM, **OF_COMMANDS["train-multi-node"]}
+    found += [form("train-multi-node", {**multi, **one}, site) for site, one in CONTAINERS]
+    found += [form("train-multi-node", {**multi, **one}, {}) for one in STAGED]
     return found
 
 
+def form(template: str, fields: dict[str, Any], site: dict[str, Any]) -> str:
+    cluster = replace(LAB, login_shell=True, **site)
+    return render_script(ScriptSpec(python="/opt/python", **fields), cluster, template)
+
+
 def test_every_template_has_a_form_here() -> None:
-    assert set(template_names()) == set(OF_TEMPLATE)
+    assert set(template_names()) == {*OF_TEMPLATE, *OF_COMMANDS}
 
 
 @pytest.mark.slow
@@ -88,4 +93,4 @@ def test_every_form_of_a_script_is_clean(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert set(parsed) == {0}
     surrounded = len(OF_TEMPLATE) * len(SURROUNDINGS) * len(CONTAINERS)
-    assert len(paths) == surrounded + 2 * len(OF_TRAININGS)
+    assert len(paths) == surrounded + len(OF_COMMANDS) + len(CONTAINERS) + len(STAGED)

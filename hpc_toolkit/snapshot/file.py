@@ -162,6 +162,9 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
         items=record["items"],
         rows=record["rows"],
     )
+    if len(snapshot.manifest.stages) != 1 or not isinstance(snapshot.sealed, bool):
+        message = "it is not that of one list of items"
+        raise ValueError(message)
     known = set()
     given: list[object] = record["items"]
     for number, item in enumerate(given):

@@ -251,6 +251,11 @@ def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
         ({"items": [{"id": number} for number in range(8)]}, "it holds"),
         ({"items": 3}, "is damaged"),
         ({"manifest": {}}, "is damaged: KeyError"),
+        ({"sealed": 1}, "not that of one list"),
+        (
+            {"manifest": {"run": "r", "stages": [], "campaign": None, "provenance": {}}},
+            "not that of one list",
+        ),
     ],
 )
 def test_a_damaged_snapshot_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings, variations, directory = parse(argv)
         return _measure_all(settings, variations, directory)
     except HpcToolkitError as error:
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"error: {error.message}\n")
-            sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
+        # By every rank: the launcher shows the end of one log, and not always that of rank 0.
+        sys.stderr.write(f"error: {error.message}\n")
+        sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
         return error.exit_code
 
 

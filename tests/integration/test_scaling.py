@@ -143,7 +143,7 @@ def test_four_bits_are_refused_without_a_gpu_and_the_reason_is_told(tmp_path: Pa
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    words = ("--world-sizes", "1", "--lora-rank", "2", "--load-in-4bit")
+    words = ("--world-sizes", "2", "--lora-rank", "2", "--load-in-4bit")
 
     done = hpctk("run", "-o", str(tmp_path / "run"), *SMALL, *words, code=1)
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
-from hpc_toolkit import cli
+from hpc_toolkit import cli, pool
 from hpc_toolkit.binding import Shares, limit_memory
+from hpc_toolkit.cli import working
 from hpc_toolkit.cli.workoptions import monitored, read_shares, show_places, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.ranks import RankInfo
 from hpc_toolkit.run import Run
 from hpc_toolkit.snapshot import read_snapshot, take_snapshot, write_snapshot
+from hpc_toolkit.worker import WorkerOptions
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 ALONE = RankInfo()
@@ -63,6 +68,48 @@ def test_places_are_shown_where_something_was_asked_for(
         "worker 0: GPUs 4, 128.0 MiB of memory",
         "worker 1: GPUs 5, 128.0 MiB of memory",
     ]
+
+
+def test_a_pool_of_a_fresh_interpreter_is_told_its_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Ended:
+        """A process that is over at once."""
+
+        def __init__(self, argv: list[str], **_how: Any) -> None:
+            told.extend(argv)
+
+        def wait(self, **_how: Any) -> int:
+            return 0
+
+        def poll(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+
+    code = pool.work_elsewhere(tmp_path, 2, WorkerOptions(), None, Shares(cpus=1, gpus=0.5))
+
+    assert code == 0
+    assert told[-4:] == ["--cpus-per-worker", "1", "--gpus-per-worker", "0.5"]
+
+
+def test_a_progress_bar_and_snapshots_are_called_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ToyRun(tmp_path / "run").reopen()
+    looked: list[str] = []
+
+    def work_on(on_tick: Callable[[], None] | None) -> int:
+        assert on_tick is not None
+        on_tick()
+        return 75
+
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        assert working._shown(run, work_on, lambda: looked.append("look")) == 75
+    assert looked == ["look", "look"]
 
 
 def test_the_limit_of_memory_holds_in_a_process_and_raises_there() -> None:

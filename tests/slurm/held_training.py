@@ -1,6 +1,6 @@
 """``examples/train_ddp.py`` that waits after one step of its first start, for a test to disturb it.
 
-It goes on when it is told to stop (SIGUSR1), or when there is a file ``go`` beside its output.
+It goes on when it is told to stop, by SIGUSR1 or SIGTERM.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HeldTraining(train_ddp.Training):
         places = [Path(os.environ[f"HPCTK_STAGED_{at}"]) for at in (1, 2) if _staged(at)]
         told = [str(os.getpid()), *(path.read_text() for path in places)]
         (self.args.output / f"held-{self.info.rank}").write_text("\n".join(told))
-        while not (self.args.output / "go").exists() and not getattr(stop, "received", None):
+        while not getattr(stop, "received", None):
             time.sleep(0.05)
 
 

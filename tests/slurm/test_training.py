@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
 HELD_TRAINING = str(Path(__file__).with_name("held_training.py"))
@@ -88,12 +88,12 @@ def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
     # On the lab all nodes' processes are this machine's.
     os.kill(int(found.held["nodes"][1][0]), signal.SIGKILL)
-    (site.cwd / "runs/tasks/go").touch()
-    site.warn(jobs["warned"])
+    for name in ("tasks", "warned"):
+        site.warn(jobs[name])
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null")
     lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
     for name, job in jobs.items():
-        found.ends[name] = site.end_of(job, limit_s=180)
+        found.ends[name] = site.end_of(job, limit_s=300)
         found.said[name] = site.said(job)
     return found
 
@@ -103,7 +103,7 @@ def one_process(site: Site) -> Path:
     words = [sys.executable, str(REPOSITORY / "examples/train_ddp.py"), *TRAINING]
     done = subprocess.run(
         [*words, "--output", "runs/alone"], cwd=site.cwd, env=site.lab.env, check=False,
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return next((site.cwd / "runs/alone/data").iterdir())
@@ -130,7 +130,7 @@ def wait_for_ranks(site: Site, name: str, job: str, ranks: int) -> list[list[str
     wait_until(
         lambda: all(path.exists() for path in paths),
         lambda: f"{name}:\n{site.said(job)}",
-        limit_s=180,
+        limit_s=300,
     )
     return [path.read_text().split("\n") for path in paths]
 
@@ -149,7 +149,7 @@ def test_losses_of_a_training_are_those_of_one_process(trained: Trained, name: s
 
 def test_two_trainings_on_the_same_nodes_meet_each_at_its_own_place(trained: Trained) -> None:
     """Both had all of their ranks at once, since they waited for each other."""
-    assert [trained.ends[name] for name in ("nodes", "tasks")] == [("COMPLETED", 0, 0)] * 2
+    assert [trained.ends[name][0] for name in ("nodes", "tasks")] == ["COMPLETED"] * 2
     assert [len(trained.held[name]) for name in ("nodes", "tasks")] == [4, 4]
 
 
@@ -159,11 +159,12 @@ def test_a_killed_rank_starts_again_inside_its_job(trained: Trained) -> None:
     assert trained.steps("nodes") == [*range(1, HELD + 1), *range(HELD, STEPS + 1)]
 
 
-def test_a_warned_training_saves_its_step_and_is_requeued(trained: Trained) -> None:
-    assert trained.ends["warned"] == ("COMPLETED", 0, 1)
-    assert trained.said["warned"].count("requeueing") == 1
+@pytest.mark.parametrize("name", ["tasks", "warned"])
+def test_a_warned_training_saves_its_step_and_is_requeued(trained: Trained, name: str) -> None:
+    assert trained.ends[name] == ("COMPLETED", 0, 1)
+    assert trained.said[name].count("requeueing") == 1
     # No step is made twice, since it was saved.
-    assert trained.steps("warned") == [*range(1, STEPS + 1)]
+    assert trained.steps(name) == [*range(1, STEPS + 1)]
 
 
 def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trained) -> None:
@@ -174,10 +175,10 @@ def test_a_preempted_training_saves_its_step_and_goes_on_behind_it(trained: Trai
 
 
 def test_what_is_staged_is_there_for_every_rank_and_removed_at_the_end(trained: Trained) -> None:
-    for name in ("nodes", "tasks"):
+    for name, starts in {"nodes": 1, "tasks": 2}.items():
         assert [words[1] for words in trained.held[name]] == ["staged as it is"] * 4
-        found = re.findall(r"n\d: staged it's: .*", trained.said[name])
-        assert [line[:3] for line in sorted(found)] == ["n1:", "n2:"]
+        found = re.findall(r"(n\d): staged it's: ", trained.said[name])
+        assert sorted(found) == sorted(["n1", "n2"] * starts)
     assert list((trained.site.cwd / "local").iterdir()) == []
 
 

@@ -125,3 +125,26 @@ def test_what_the_ranks_or_the_device_cannot_do_is_named() -> None:
     assert "3 ranks times --accumulate 2" in caught.value.hint
     with pytest.raises(HpcToolkitError, match="fp16 needs a GPU"):
         train_ddp.autocast_dtype("fp16", "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
+def test_a_gpu_trains_with_nccl_in_mixed_precision(
+    precision: str, tmp_path: Path, one: dict[int, float]
+) -> None:
+    options = ("--output", str(tmp_path), *QUICK, "--precision", precision)
+    launch = ("launch", "--nproc-per-node", "1", "--backend", "nccl")
+    ended = subprocess.run(
+        [*HPCTK, *launch, str(PROGRAM), *options, "--gradient-checkpointing"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    summary = json.loads(ended.stdout[ended.stdout.index("{") :])
+    assert (summary["backend"], summary["device"]) == ("nccl", "cuda:0")
+    assert summary["precision"] in ("bfloat16", "float16")
+    assert summary["peak_gpu_bytes"] > 0
+    found = losses(tmp_path)
+    assert max(abs(found[step] - one[step]) for step in one) < 0.2

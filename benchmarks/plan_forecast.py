@@ -237,6 +237,7 @@ def main() -> None:
     given = parser(__doc__)
     given.add_argument("--runs", type=number_or_none, default=1, help="real runs of each shape")
     given.add_argument("--simulated", type=number_or_none, default=20, help="seeds of each shape")
+    given.add_argument("--first-seed", type=number_or_none, default=1)
     given.add_argument("--shapes", default=",".join(SHAPES), help="which")
     given.add_argument("--write", action="store_true", help="into benchmarks/results.md")
     options = given.parse_args()
@@ -244,15 +245,16 @@ def main() -> None:
     rows: list[list[str]] = []
     lines: list[str] = []
     real: list[Result] = []
+    first = options.first_seed
     for name in options.shapes.split(","):
-        for seed in range(1, options.runs + 1 if name in REAL else 1):
+        for seed in range(first, first + options.runs if name in REAL else first):
             with tempfile.TemporaryDirectory() as directory:
                 real.append(played(name, seed, Path(directory)))
                 told(real[-1], "real")
         mine = [one for one in real if one.shape == name]
         rows += [summary("real", name, mine)] if mine else []
     for name in options.shapes.split(","):
-        seeds = range(100, 100 + options.simulated)
+        seeds = range(100 * first, 100 * first + options.simulated)
         simulated = []
         for seed in seeds:
             simulated.append(rehearsed(name, seed))

@@ -28,9 +28,9 @@ _FEWEST_DRAWS = 50
 _MOST_JOBS = 400_000
 """Units times draws that are scheduled for one number of workers."""
 _SIMULATED = 5
-_DRIFT = 0.03
+_DRIFT = 0.05
 """How much everything together may run slower or faster from now on: other jobs on the network, a
-warmer node. Standard deviation of a logarithm."""
+warmer node, and what the model does not know. Standard deviation of a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)

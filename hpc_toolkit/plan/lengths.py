@@ -33,7 +33,7 @@ _GROUP_SD = 0.15
 """The same of groups of one kin."""
 _TAIL = (0.05, 0.7)
 """Bounds of the tail's index: how much longer than all that were seen the next one may be."""
-_TAIL_WEIGHT = 0.25
+_TAIL_WEIGHT = 0.5
 """How many items' worth it has among those that were seen, on average; most draws give it next to
 nothing, some much more, so that it widens the interval and leaves the median alone."""
 _FARTHEST = 20.0

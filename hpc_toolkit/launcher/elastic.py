@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.launcher import agent as agents
+from hpc_toolkit.launcher.lines import whole_lines
 from hpc_toolkit.launcher.outcome import (
     SAVED,
     Outcome,
@@ -66,7 +67,11 @@ def run_agent(
         program, arguments = wrapped(program, arguments, agent=os.getpid())
     here = _Here()
     names = config.signals_to_handle
-    with signals(names, here.warn, last=last) as over, contextlib.ExitStack() as stack:
+    with (
+        whole_lines(),
+        signals(names, here.warn, last=last) as over,
+        contextlib.ExitStack() as stack,
+    ):
         outcome = _ended(lambda: _take_part(plan, config, (program, arguments), here, stack), here)
         if outcome is None:
             outcome = _failed(here.agent, logs)

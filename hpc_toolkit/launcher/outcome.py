@@ -23,7 +23,7 @@ _LAST_BYTES = 16384
 _HINTS = (
     (r"ModuleNotFoundError|No module named", "install it for the Python that runs hpctk"),
     (r"can't open file|No such file or directory", "is the path right on every node?"),
-    (r"(?i)address already in use|EADDRINUSE", "leave the port to hpctk: no --master-port"),
+    (r"(?i)address already in use|EADDRINUSE", "leave the choice of ports to hpctk"),
     (r"(?i)out of memory", "a smaller batch, gradient checkpointing, or more GPUs"),
     (r"NCCL built in|NCCL is not", "--backend gloo where there is no NVIDIA GPU"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.launcher import launch as launching
+from hpc_toolkit.launcher.lines import WholeLines
 from hpc_toolkit.launcher.options import all_options
 from hpc_toolkit.launcher.outcome import (
     RankFailure,
@@ -363,7 +365,7 @@ def test_a_failure_names_rank_host_signal_and_log(tmp_path: Path) -> None:
     [
         ("ModuleNotFoundError: No module named 'x'", "install it"),
         ("python: can't open file 'x'", "on every node"),
-        ("RuntimeError: The server socket ... Address already in use", "no --master-port"),
+        ("RuntimeError: The server socket ... Address already in use", "leave the choice of ports"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "a smaller batch"),
         ("RuntimeError: Distributed package doesn't have NCCL built in", "--backend gloo"),
     ],
@@ -429,6 +431,28 @@ def test_a_node_follows_one_that_failed_at_once_and_one_that_saved_later() -> No
     assert watch.follows(left, running=False)
     clock.advance(30)
     assert watch.follows(left, running=True)
+
+
+# Output
+
+
+def test_a_line_that_a_rank_writes_in_pieces_appears_whole() -> None:
+    under = io.StringIO()
+    lines = WholeLines(under)
+
+    for text in ("[rank 0] step", "[rank 1] other\n", "[rank 0]  ", "note\n", "[rank 0] 7\n"):
+        assert lines.write(text) == len(text)
+    assert under.getvalue() == "[rank 1] other\nnote\n[rank 0] step 7\n"
+
+
+def test_what_a_rank_wrote_last_appears_at_the_end() -> None:
+    under = io.StringIO()
+    lines = WholeLines(under)
+    lines.write("[rank 3] half")
+
+    lines.end()
+
+    assert under.getvalue() == "[rank 3] half\n"
 
 
 def test_a_signal_to_handle_must_have_a_name() -> None:

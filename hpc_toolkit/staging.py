@@ -50,8 +50,13 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
             _copy(source, directory / target)
         for user in range(users):
             (directory / USERS / str(user)).mkdir(parents=True)
-    except OSError as error:
+    except BaseException as error:
+        # Also at SIGTERM: in a job that is cancelled nobody else can remove it.
         shutil.rmtree(directory, ignore_errors=True)
+        with suppress(OSError):
+            directory.parent.rmdir()
+        if not isinstance(error, OSError):
+            raise
         msg = f"cannot copy to {directory}: {error.strerror or error}: {error.filename}"
         raise StagingError(msg, hint="is it readable, and the disk writable?") from error
     names = ", ".join(path.name for path in paths)

@@ -52,6 +52,7 @@ def stage(
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     own = Path(directory) / host_name()
     print(f"{host_name()}: {stage_paths([Path(path) for path in paths], own, users=users)}")
 

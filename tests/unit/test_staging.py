@@ -110,6 +110,20 @@ def test_a_file_that_is_no_file_ends_the_copying_and_leaves_nothing(tmp_path: Pa
     assert not place(tmp_path).exists()
 
 
+def test_a_copying_that_is_ended_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr("hpc_toolkit.staging.shutil.copyfile", ended)
+
+    with pytest.raises(SystemExit):
+        stage_paths([source], place(tmp_path), users=1)
+
+    assert not place(tmp_path).parent.exists()
+
+
 def test_a_directory_of_somebody_else_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

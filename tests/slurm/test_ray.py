@@ -6,8 +6,9 @@ first node from the others by their addresses.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+LIMIT_S = 240.0
+
 
 @pytest.fixture
 def site(lab: LabUnderTest, tmp_path: Path) -> Iterator[Site]:
@@ -33,7 +36,14 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(site: Site) -> None:
-    site.init(40, 0.2)
+    script = site.cwd / "hold"
+    # Slurm tells every process of the step, and this one would be ended by it.
+    hold = "until [ -e go ]; do sleep 0.1; done"
+    script.write_text(f"#!/bin/sh\ntrap '' USR1\n[ $1 -lt 4 ] || {hold}\n")
+    script.chmod(0o755)
+    items = "".join(f'{{"n": {number}}}\n' for number in range(20))
+    (site.cwd / "items.jsonl").write_text(items, encoding="utf-8")
+    site.hpctk("init", ODD, "--command", "./hold {n}", "--items", "items.jsonl")
     driver = ("hpctk", "work", ODD, "--engine", "ray", "--workers", "2")
     job = site.submit(
         "ray",
@@ -44,15 +54,24 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
         run=None,
         command=driver,
     )
-    site.wait_for_workers(2)
-    wait_until(lambda: "done" in site.hpctk("status", ODD), "a first result")
 
+    def status() -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(site.hpctk("status", ODD, "--json"))
+        return told
+
+    def said() -> str:
+        return f"what did not come:\n{site.said(job)}"
+
+    wait_until(lambda: status()["stages"]["items"]["leased"] >= 2, said, limit_s=LIMIT_S)
+    wait_until(lambda: status()["workers"]["alive"] == 2, said, limit_s=LIMIT_S)
     site.warn(job)
-    ended = site.end_of(job, limit_s=240)
+    wait_until(lambda: status()["draining"] == 2, said, limit_s=LIMIT_S)
+    (site.cwd / "go").touch()
+    ended = site.end_of(job, limit_s=LIMIT_S)
 
     assert ended == ("COMPLETED", 0, 1), site.said(job)
     assert "requeueing" in site.said(job)
-    assert site.finished()["done"] == 40
+    assert site.finished()["done"] == 20
     assert len(site.hosts()) == 4
     assert set(site.hosts()) <= set(site.lab.nodes)
     assert not list(Path("/tmp").glob(f"hpctk-ray-{job}.*"))

@@ -53,11 +53,13 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
     rows = [row for one in comparisons for row in one.rows]
     least = 1.0
     most = max(2.0, *(row.ideal for row in rows))
-    top = max(most, *(row.high * row.ideal for row in rows))
+    # Bars of repeats that differ wildly end at the edge, or nothing else could be told apart.
+    speedups = [max(row.speedup, min(row.high * row.ideal, 2 * most)) for row in rows]
+    top = max(most, *speedups)
     speedup = _Axes(
         _LEFT, most, least, 0.7 * min(1.0, *(_low(row.speedup) for row in rows)), top, True
     )
-    highest = max(1.1, *(row.high for row in rows))
+    highest = max(1.1, *(max(row.efficiency, min(row.high, 2.0)) for row in rows))
     share = _Axes(_LEFT + _WIDTH + _GAP, most, least, 0.0, math.ceil(10 * highest) / 10, False)
     height = _TOP + _HEIGHT + 70 + 20 * len(comparisons)
     width = _LEFT + 2 * _WIDTH + _GAP + 30
@@ -118,7 +120,8 @@ def _ticks(axes: _Axes) -> list[float]:
     if axes.log:
         low, high = math.ceil(math.log2(axes.low)), math.floor(math.log2(axes.high))
         return [2.0**power for power in range(low, high + 1)]
-    return [number / 5 for number in range(int(5 * axes.high) + 1)]
+    step = 0.2 * math.ceil(axes.high / 2.2)
+    return [step * number for number in range(int(axes.high / step + 1e-9) + 1)]
 
 
 def _series(speedup: _Axes, share: _Axes, one: Comparison, colour: str) -> Iterator[str]:

@@ -92,6 +92,17 @@ def test_a_picture_of_one_world_size_and_of_several_bases_can_be_drawn(tmp_path:
     assert "NaN" not in (tmp_path / "p.svg").read_text()
 
 
+def test_wild_repeats_leave_a_picture_that_can_be_read(tmp_path: Path) -> None:
+    text = "world_size,samples_per_s\n1,1\n1,100\n2,1\n2,100\n4,50\n"
+    (tmp_path / "wild.csv").write_text(text)
+
+    scaling("analyze", str(tmp_path / "wild.csv"), "-o", str(tmp_path / "p.svg"))
+
+    root = ET.fromstring((tmp_path / "p.svg").read_text())
+    ticks = [one.text for one in root.iter() if (one.text or "").endswith("%")]
+    assert 5 <= len(ticks) <= 12
+
+
 def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> None:
     lines = V100.splitlines()
     texts = set()

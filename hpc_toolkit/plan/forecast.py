@@ -27,7 +27,7 @@ DRAWS = 200
 _FEWEST_DRAWS = 50
 _MOST_JOBS = 400_000
 """Units times draws that are scheduled for one number of workers."""
-_SIMULATED = 5
+_SIMULATED = 3
 _DRIFT = 0.05
 """How much everything together may run slower or faster from now on: other jobs on the network, a
 warmer node, and what the model does not know. Standard deviation of a logarithm."""

@@ -29,7 +29,7 @@ MOST_PER_WORKER = 500
 """Nor those with more items for each worker: the end, where the two differ, is a small part."""
 MOST_WORKERS = 64
 """More take open files, and minutes."""
-_TICKS = 10_000
+_TICKS = 4_000
 """Wake-ups of a simulation, at most about, for what it takes by the wall clock."""
 _LONGEST_TICK_S = 40.0
 """Well below a lease."""

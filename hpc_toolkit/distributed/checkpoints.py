@@ -194,14 +194,11 @@ class Checkpoints:
             set_generator_states(content["generators"][rank])
 
 
-def _bare(part: Stateful) -> Stateful:
+def _bare(part: Any) -> Any:
     """A part without DistributedDataParallel around it, whose names differ."""
     from hpc_toolkit.distributed.wrapping import unwrapped
 
-    # What is no module is given back as it is.
-    inner: Any = unwrapped(part)  # type: ignore[arg-type] # a protocol's object may be a module
-    found: Stateful = inner
-    return found
+    return unwrapped(part)
 
 
 def _damage(path: Path) -> str:

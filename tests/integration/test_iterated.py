@@ -42,6 +42,9 @@ class Troubled(Iterations):
 
 class Bound(Iterations):
     def measure(self, item, batch):
+        if "once" in item and first_time(item):
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(3600)
         return {
             **super().measure(item, batch),
             "cpus": sorted(os.sched_getaffinity(0)),
@@ -139,9 +142,11 @@ def check_snapshots(hpctk: Hpctk) -> None:
     assert Run.open("again").manifest.stages[0].timeout_s == 30.0
 
 
-def test_workers_are_bound_to_their_part_of_the_machine(hpctk: Hpctk) -> None:
+def test_workers_are_bound_to_their_part_of_the_machine_replaced_ones_too(hpctk: Hpctk) -> None:
     (hpctk.cwd / "troubled.py").write_text(CODE)
-    write_lines(hpctk.cwd / "items.jsonl", [{"seed": seed} for seed in range(256)])
+    items: list[dict[str, Any]] = [{"seed": seed} for seed in range(256)]
+    items[0]["once"] = str(hpctk.cwd / "once")
+    write_lines(hpctk.cwd / "items.jsonl", items)
     cpus = sorted(os.sched_getaffinity(0))
     workers = min(2, len(cpus))
     hpctk(
@@ -160,9 +165,12 @@ def test_workers_are_bound_to_their_part_of_the_machine(hpctk: Hpctk) -> None:
     assert f"worker 0: CPUs {cpus[0]} (NUMA node " in ended.err
     rows = Run.open("run").results()
     assert {row["state"] for row in rows} == {"done"}
-    found = {row["worker"]: row["value"] for row in rows}
-    assert len({tuple(value["cpus"]) for value in found.values()}) == len(found)
-    assert {(len(v["cpus"]), v["threads"], v["gpus"]) for v in found.values()} == {(1, "1", "")}
+    found = [row["value"] for row in rows]
+    assert {tuple(value["cpus"]) for value in found} <= {(cpu,) for cpu in cpus[:workers]}
+    assert {(value["threads"], value["gpus"]) for value in found} == {("1", "")}
+    by_worker = {(row["worker"], *row["value"]["cpus"]) for row in rows}
+    assert len(by_worker) == len({row["worker"] for row in rows})  # none of them moved
+    assert hpctk("status", "run", "--json").json["deaths"] == 1
     # 4 x 60 MiB do not fit: MemoryError, and on_oom halves the batch without an attempt.
     assert {row["attempts"] for row in rows} == {1}
     assert max(row["value"]["batch"] for row in rows) == 2

@@ -183,6 +183,7 @@ def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path
 
     started.send(signal.SIGKILL)
 
+    assert started.ended(limit_s=LIMIT_S).code == -signal.SIGKILL
     wait_until(lambda: not any(lives(pid) for pid in pids), "the ranks to end")
 
 

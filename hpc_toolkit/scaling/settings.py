@@ -91,7 +91,7 @@ class Settings:
         if self.weak:
             return self.batch_size
         share, left = divmod(self.batch_size, world_size)
-        if left or not share:
+        if left:
             message = f"--batch-size: {self.batch_size} samples are no equal parts for {world_size}"
             least = world_size * (share + 1)
             hint = f"take a multiple of every world size, such as {least}, or --weak"

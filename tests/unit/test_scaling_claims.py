@@ -135,6 +135,37 @@ def test_a_claim_is_as_exact_as_the_digits_it_was_written_with(stated: str, verd
     assert check_claims(compare(series))[0].verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "contradictory"),
+    [
+        ('"value": 8, "world_size": 8', '"value": 8.4, "world_size": 8', False),
+        ('"value": 8.4, "world_size": 8', '"value": 8, "world_size": 8', False),
+        ('"value": 8.0, "world_size": 8', '"value": 8.4, "world_size": 8', True),
+        ('"value": 2, "world_size": 2', '"value": 3.00, "world_size": 4', False),
+    ],
+)
+def test_claims_contradict_each_other_beyond_their_rounding_and_of_one_world_size(
+    first: str, second: str, contradictory: bool
+) -> None:
+    claims = ", ".join(f'{{"quantity": "speedup", {one}}}' for one in (first, second))
+    text = f'{{"points": [{{"world_size": 1, "value": 1}}], "claims": [{claims}]}}'
+
+    (series,) = read_json(text, "t")
+
+    verdicts = [finding.verdict for finding in check_claims(compare(series))]
+    assert ("contradictory" in verdicts) == contradictory
+
+
+@pytest.mark.parametrize(("stated", "verdict"), [("8", "reproduced"), ("8.0", "contradicted")])
+def test_a_rounded_claim_holds_within_its_last_digit(stated: str, verdict: str) -> None:
+    text = f"""{{"points": [{{"world_size": 1, "value": 1}}, {{"world_size": 8, "value": 7.6}}],
+      "claims": [{{"quantity": "speedup", "value": {stated}, "world_size": 8}}]}}"""
+
+    (series,) = read_json(text, "t")
+
+    assert check_claims(compare(series))[0].verdict == verdict
+
+
 def test_a_claim_about_what_nobody_knows_is_unknown() -> None:
     (series,) = read_json(
         table(claims=[{"text": "cheap", "quantity": "cost", "value": 1, "world_size": 1}]), "t"

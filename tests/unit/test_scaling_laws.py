@@ -71,6 +71,23 @@ def test_the_interval_holds_the_share_about_as_often_as_it_says() -> None:
     assert 0.9 <= held / tries <= 0.99
 
 
+def test_the_interval_is_that_of_weighted_least_squares_to_first_order() -> None:
+    import numpy as np
+
+    rates = {1: 1.0, 2: 1.9, 4: 3.1, 8: 5.2}
+    x, y = np.array([1 / n for n in rates]), np.array([1 / rate for rate in rates.values()])
+    (b, a), covariance = np.polyfit(x, y, 1, w=1 / y, cov=True)
+    slope = np.array([-a, b]) / (a + b) ** 2
+    half = 4.303 * float(np.sqrt(slope @ covariance @ slope))
+
+    found = fit(series(dict(rates)))
+
+    assert found is not None
+    assert found.share == pytest.approx(a / (a + b))
+    assert found.low == pytest.approx(found.share - half, abs=1e-6)
+    assert found.high == pytest.approx(found.share + half, abs=1e-6)
+
+
 def test_two_world_sizes_have_a_share_without_interval_and_one_has_none() -> None:
     two, one = fit(amdahl(0.25, (1, 4))), fit(amdahl(0.25, (4,)))
 
@@ -174,6 +191,12 @@ def test_repeats_on_both_sides_of_the_wanted_efficiency_are_named() -> None:
     found = judge(compare(series({1: (10.0, 10.0), 2: (16.0, 19.0)})), 0.85)
 
     assert any("repeats differ too much to tell: 80.0% to 95.0%" in one for one in found.reasons)
+
+
+def test_repeats_on_one_side_of_the_wanted_efficiency_are_no_doubt() -> None:
+    found = judge(compare(series({1: (10.0, 10.0), 2: (12.0, 16.0)})), 0.85)
+
+    assert not any("differ too much" in one for one in found.reasons)
 
 
 def test_causes_are_told_where_they_are_notable() -> None:

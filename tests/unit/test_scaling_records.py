@@ -85,7 +85,8 @@ def test_the_order_of_reading_changes_nothing_and_the_later_of_two_counts() -> N
     random.Random(1).shuffle(mixed)
 
     assert compare(series_of(mixed)[0]) == compare(series_of([*records, again])[0])
-    assert series_of(mixed)[0].points[1].rates == (5.0, 20.0, 20.0)
+    for order in (mixed, [again, *records], [*records, again]):
+        assert series_of(order)[0].points[1].rates == (5.0, 20.0, 20.0)
 
 
 def test_number_of_repeats_is_no_part_of_what_was_measured() -> None:

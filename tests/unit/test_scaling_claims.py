@@ -141,7 +141,7 @@ def test_a_claim_is_as_exact_as_the_digits_it_was_written_with(stated: str, verd
         ('"value": 8, "world_size": 8', '"value": 8.4, "world_size": 8', False),
         ('"value": 8.4, "world_size": 8', '"value": 8, "world_size": 8', False),
         ('"value": 8.0, "world_size": 8', '"value": 8.4, "world_size": 8', True),
-        ('"value": 2, "world_size": 2', '"value": 3.00, "world_size": 4', False),
+        ('"value": 2.00, "world_size": 2', '"value": 3.00, "world_size": 4', False),
     ],
 )
 def test_claims_contradict_each_other_beyond_their_rounding_and_of_one_world_size(

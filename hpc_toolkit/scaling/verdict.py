@@ -120,6 +120,9 @@ def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
     if serial.raw <= 0:
         yield f"{serial.name}'s law finds no serial share"
         return
+    if serial.raw >= 1:
+        yield f"more ranks are slower, which {serial.name}'s law does not know"
+        return
     yield (
         f"{serial.name}'s law: {serial.share:.1%} serial (95 %: {serial.low:.1%} to "
         f"{serial.high:.1%}), off by up to {serial.worst:.1%}"

@@ -121,6 +121,13 @@ def test_more_than_ideal_has_no_serial_share_and_says_so() -> None:
     assert "finds no serial share" in reasons
 
 
+def test_ranks_that_make_it_slower_are_beyond_the_law() -> None:
+    reasons = " ".join(judge(compare(series({1: 83.0, 2: 80.0, 4: 61.0}))).reasons)
+
+    assert "more ranks are slower, which Amdahl's law does not know" in reasons
+    assert "serial" not in reasons
+
+
 def test_rows_are_what_the_formulas_say() -> None:
     found = compare(series({1: (9.0, 10.0, 11.0), 4: (30.0, 32.0, 40.0)}, price_per_gpu_hour=2.0))
 

@@ -111,7 +111,7 @@ def trained(started: Started, rank: int, step: int, start: int) -> int:
 def test_of_two_launches_at_once_a_killed_rank_starts_again_in_its_own(
     hpctk: Hpctk, train: Path, tmp_path: Path
 ) -> None:
-    options = ("--nproc-per-node", 2, "--max-restarts", 1, "--run-dir", "run")
+    options = ("--nproc-per-node", 2, "--max-restarts", 1, "--run-dir", "run", "--backend", "gloo")
     first, second = (
         hpctk.start("launch", *options, train, 5, tmp_path / f"go-{number}") for number in range(2)
     )
@@ -215,7 +215,7 @@ def test_tasks_that_srun_started_become_ranks(hpctk: Hpctk, train: Path, tmp_pat
     step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
     tasks = [
         hpctk.start(
-            *("launch", "--run-dir", "run", train, 3, tmp_path / "go"),
+            *("launch", "--run-dir", "run", "--backend", "gloo", train, 3, tmp_path / "go"),
             env={
                 **step,
                 "SLURM_PROCID": str(task),
@@ -251,6 +251,7 @@ def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> 
 def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Path) -> None:
     found = hpctk(
         *("launch", "--dry-run", "--json", "--nproc_per_node=2", "--run-dir", "run"),
+        *("--backend", "gloo"),
         *(plain, "--nproc-per-node", 9),
         limit_s=LIMIT_S,
     )

@@ -34,7 +34,7 @@ def share(amounts: list[float], workers: int) -> float:
     )
     for fraction in fractions:
         rounded = math.floor(fraction * _STEPS) / _STEPS
-        if rounded and sum(_parts(amount, rounded) for amount in amounts) >= workers:
+        if sum(_parts(amount, rounded) for amount in amounts) >= workers:
             return rounded
     return 0.0
 

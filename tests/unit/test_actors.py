@@ -441,7 +441,7 @@ def test_an_actor_that_works_is_waited_for(toy: ToyRun, monkeypatch: pytest.Monk
 
 
 def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = Stage(toy, monkeypatch, [None], [None])
     before = signal.getsignal(signal.SIGTERM)
@@ -461,6 +461,7 @@ def test_a_signal_is_passed_on_and_told_again_until_all_have_left(
     # A second SIGINT would end the item that runs.
     assert stage.actors[1].told == [signal.SIGINT, signal.SIGTERM]
     assert stage.ranks == [0, 1]  # who dies in a drain is not replaced
+    assert capsys.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -174,12 +174,13 @@ def _as_task(request: Request, plan: Plan, *, replace: bool) -> Outcome:
 
     step = Step.from_environ()
     assert step is not None
-    environ = {**os.environ, **task.task_environment(plan, step)}
+    place, keeper = task.task_environment(plan, step)
+    environ = {**os.environ, **place}
     program, *arguments = command(request)
     try:
         if replace:
             task.become(program, arguments, environ)
-        code = exit_code(task.run_child(program, arguments, environ))
+        code = exit_code(task.run_child(program, arguments, environ, keeper))
     except OSError as error:
         message = f"{program} cannot be started: {error.strerror}"
         raise ConfigError(message, hint="is it there on every node?") from error

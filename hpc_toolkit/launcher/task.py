@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 _BACKLOG = 4096
 
 
-def task_environment(plan: Plan, step: Step) -> dict[str, str]:
+def task_environment(plan: Plan, step: Step) -> tuple[dict[str, str], int | None]:
     """Where the ranks meet, and which of them this one is, in torchrun's variables.
 
-    Rank 0 begins to serve, and tells the others through the run directory.
+    Rank 0 begins to serve, by a child whose process is the second value, and tells the others
+    through the run directory.
 
     Raises:
         NodesMissingError: rank 0 did not say where it is in time.
         RunError: the name of this launch is taken.
     """
     assert plan.run_dir is not None
+    keeper = None
     if step.task == 0:
-        address = _serve(plan, meeting.own_host(None))
+        address, keeper = _serve(plan, meeting.own_host(None))
     else:
         address = meeting.find(plan.run_dir, plan.launch, timeout_s=plan.start_timeout_s)
-    return {
+    place = {
         "RANK": str(step.task),
         "LOCAL_RANK": str(step.local),
         "WORLD_SIZE": str(sum(step.tasks)),
@@ -56,19 +58,21 @@ def task_environment(plan: Plan, step: Step) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": plan.launch,
     }
+    return place, keeper
 
 
-def _serve(plan: Plan, host: str) -> Address:
+def _serve(plan: Plan, host: str) -> tuple[Address, int]:
     """Take a port, let a child serve there for as long as this process lives, and publish it."""
     assert plan.run_dir is not None
     listener = socket.create_server(("", 0), backlog=_BACKLOG)
     address = Address(host, listener.getsockname()[1])
     parent = os.getpid()
-    if os.fork() == 0:
+    keeper = os.fork()
+    if keeper == 0:
         _hold_store(listener, parent, plan.start_timeout_s)
     listener.close()
     meeting.publish(plan.run_dir, plan.launch, address)
-    return address
+    return address, keeper
 
 
 def _hold_store(listener: socket.socket, parent: int, timeout_s: float) -> None:
@@ -112,10 +116,12 @@ def become(program: str, arguments: list[str], environ: Mapping[str, str]) -> No
     os.execvpe(program, [program, *arguments], dict(environ))  # noqa: S606 - as in rank
 
 
-def run_child(program: str, arguments: list[str], environ: Mapping[str, str]) -> int:
+def run_child(
+    program: str, arguments: list[str], environ: Mapping[str, str], keeper: int | None
+) -> int:
     """Run the program beside this process, which Python's caller wants to keep; its code.
 
-    Signals are forwarded to it for as long as it runs.
+    Signals are forwarded to it for as long as it runs, and ``keeper`` ends with it.
     """
     pid = os.fork()
     if pid == 0:
@@ -136,4 +142,7 @@ def run_child(program: str, arguments: list[str], environ: Mapping[str, str]) ->
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if keeper is not None:
+            os.kill(keeper, signal.SIGKILL)
+            os.waitpid(keeper, 0)
     return os.waitstatus_to_exitcode(status)

@@ -65,7 +65,9 @@ sys.exit(75)
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Logs of ranks that failed stay, and so do those of an agent that was killed.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     for name in [*os.environ]:
         if name.startswith(("SLURM_", "HPCTK_", "PET_", "TORCHELASTIC_", "MASTER_")):
             monkeypatch.delenv(name)

@@ -64,10 +64,10 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
         message = "--engine ray: Ray is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
     _check_dashboard(settings)
-    root = "" if address else _make_root()
     _quieten(local=not address)
     import ray
 
+    root = "" if address else _make_root()
     try:
         # What actors write, and Ray about them, is printed here; stdout is for data.
         with redirect_stdout(sys.stderr):

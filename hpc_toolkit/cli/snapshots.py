@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
 from hpc_toolkit.errors import PASSING, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpc_toolkit.layout import StageSpec
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.verification import Problem, Results
@@ -125,13 +128,26 @@ def verify(
         sample = Recomputation(
             count=recompute, seed=seed, tolerance=tolerance, ignore=tuple(ignore or ())
         )
-        # What the code prints is no data of ours.
-        with redirect_stdout(sys.stderr):
+        with _stdout_on_stderr():
             again, more = sample.check(stage, found.rows)
         problems += more
     _show(found, known, problems, again, as_json=as_json)
     if problems:
         sys.exit(1)
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """What the user's code prints, and what its children do, is no data of ours."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | None]:

@@ -6,12 +6,16 @@ import importlib
 import json
 import math
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.cli.snapshots import verify as verify_command
 from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
 from hpc_toolkit.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.run import Run
+from hpc_toolkit.snapshot import take_snapshot, write_snapshot
 from hpc_toolkit.tables import write_table
 from hpc_toolkit.verification import (
     Problem,
@@ -181,7 +185,9 @@ def test_a_file_of_something_else_is_refused(
 
 
 CODE = """
+import os
 import random
+import sys
 LOADS = []
 
 def value(item):
@@ -191,6 +197,14 @@ def value(item):
 
 def noisy(item):
     return {**value(item), "deep": {"steps": [1.0 + 1e-6, item["seed"]], "time": random.random()}}
+
+def leaves(item):
+    sys.exit(0)
+
+def loud(item):
+    print("a word")
+    os.system("echo another")
+    return {"mean": 0.5}
 
 class Grouped:
     def load(self, group):
@@ -279,6 +293,27 @@ def test_after_a_failure_the_group_is_loaded_anew(code: str) -> None:
 
     assert [one.what for one in problems] == ["fails now: OSError: lost the device"]
     assert loads == [0, 0]  # the one that fails is not the last of this draw
+
+
+def test_code_that_leaves_by_sys_exit_is_a_failure(code: str) -> None:
+    again, problems = Recomputation(count=1).check(stage(f"{code}:leaves"), [row(0)])
+
+    assert again == 1
+    assert [one.what for one in problems] == ["fails now: SystemExit: 0"]
+
+
+def test_what_code_prints_is_no_part_of_the_answer(
+    code: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", [ITEMS[0]], workload=f"{code}:loud")
+    taken = replace(take_snapshot(run), rows=[row(0, value={"mean": 0.5})])
+    write_snapshot(tmp_path / "s.json", taken)
+
+    verify_command(str(tmp_path / "s.json"), recompute=1, as_json=True)
+
+    out, err = capfd.readouterr()
+    assert json.loads(out)["whole"]
+    assert {"a word", "another"} <= set(err.split("\n"))
 
 
 def test_code_that_cannot_be_loaded_is_refused() -> None:

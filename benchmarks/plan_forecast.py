@@ -15,8 +15,8 @@ the directory does not hold it. Three shapes:
 Simulated runs are of the same shapes with other seeds, ten times as long, on the queue's own code
 with a virtual clock. ``--write`` puts the table into benchmarks/results.md.
 
-Takes about ten minutes for three real runs, at next to no load, and as long again for eighty
-simulated ones. Needs nothing but the package.
+Takes about ten minutes for three real runs, at next to no load, and some more for simulated ones.
+Needs nothing but the package.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +43,8 @@ def analyze(
         ),
     ],
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(min=0, help="What one rank's GPU costs in an hour.")
+        float | None,
+        typer.Option(min=0, help="What one rank's GPU costs in an hour, whatever a table says."),
     ] = None,
     min_efficiency: Annotated[
         float | None,
@@ -65,6 +67,13 @@ def analyze(
         if path.suffix not in _ENDINGS:
             message = f"{path}: unknown format {path.suffix!r}"
             raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
+    for option, number in (
+        ("price-per-gpu-hour", price_per_gpu_hour),
+        ("min-efficiency", min_efficiency),
+    ):
+        if number is not None and not math.isfinite(number):
+            message = f"--{option}: {number:g} is no number that is usable"
+            raise ConfigError(message, hint="write digits, such as 0.9")
     judged, notes = _judged(source, price_per_gpu_hour, min_efficiency)
     if as_json:
         print(json.dumps(as_data(judged, notes), allow_nan=False))
@@ -79,8 +88,6 @@ def analyze(
 def _judged(
     sources: list[Path], price: float | None, minimum: float | None
 ) -> tuple[list[Judged], list[str]]:
-    from dataclasses import replace
-
     from hpc_toolkit.scaling.claims import check_claims
     from hpc_toolkit.scaling.comparison import compare
     from hpc_toolkit.scaling.sources import read_source
@@ -92,8 +99,7 @@ def _judged(
         found, left_out = read_source(path)
         notes += left_out
         for series in found:
-            priced = series if price is None else replace(series, price_per_gpu_hour=price)
-            comparison = compare(priced)
+            comparison = compare(series if price is None else series.at_price(price))
             verdict = judge(comparison, FAIR if minimum is None else minimum)
             judged.append((comparison, verdict, check_claims(comparison)))
     return judged, notes

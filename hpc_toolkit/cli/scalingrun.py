@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.cli.optiontable import PANELS
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling.settings import DEFAULT_MODEL, Settings, Variation, parse_world_sizes
@@ -19,8 +20,17 @@ if TYPE_CHECKING:
 
 _TRAINING = "Training"
 _WHERE = "Where"
-_OWN = {"nodes": "--world-sizes", "ntasks": "--world-sizes", "ntasks_per_node": "--ranks-per-node"}
+_OWN = {
+    "nodes": "--world-sizes",
+    "ntasks": "--world-sizes",
+    "ntasks_per_node": "--ranks-per-node",
+    # Its jobs would measure the same at the same time, into the same files.
+    "array": "--world-sizes",
+}
 """Options of a script that another one decides here."""
+
+_REFUSED = {*_OWN, "array_offset", "run", "idle_exit", "lease"}
+"""Not shown, beside those of trainings: no job of a measurement takes them."""
 
 
 class RunCommand(ScriptCommand):
@@ -28,7 +38,15 @@ class RunCommand(ScriptCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params = [one for one in self.params if one.param_type_name == "option"]
+        hidden = _REFUSED | {option.name for option in PANELS[_TRAINING]}
+        found: dict[str, Any] = {}
+        params: list[Any] = list(self.params)
+        for one in params:
+            if one.param_type_name == "option" and one.name not in found:
+                # Ours come first, and hold for those of a script that have the same name.
+                one.hidden = one.name in hidden and one.name != "backend"
+                found[one.name] = one
+        self.params = list(found.values())
 
 
 def run(
@@ -183,6 +201,9 @@ def run(
         variations=variations,
     )
     wanted.check()
+    if backend not in (None, "nccl", "gloo"):
+        message = f"--backend: {backend!r} is neither nccl nor gloo"
+        raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
     _check_directory(out, resume=resume)
     if not slurm:
         given["ranks_per_node"] = ranks_per_node

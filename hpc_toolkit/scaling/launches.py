@@ -32,7 +32,7 @@ class ScalingRun:
         for case in cases(self.settings, self.variations):
             case.settings.decoder()
             for size in self.world_sizes:
-                case.settings.batch_per_rank(size)
+                case.settings.batch_per_rank(size, self.world_sizes)
 
     def first_repeats(self, count: int) -> ScalingRun:
         """The same with no more than so many repeats; what is measured of them is not repeated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,6 +102,11 @@ class Series:
     def base(self) -> Point:
         """The smallest world size, which all others are compared with."""
         return self.points[0]
+
+    def at_price(self, per_gpu_hour: float) -> Series:
+        """The same with another price for all world sizes."""
+        points = tuple(replace(point, price_per_hour=None) for point in self.points)
+        return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
 
     def price(self, point: Point) -> float | None:
         """What all ranks of a point cost in an hour; None if nobody said."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
@@ -82,8 +83,8 @@ class Settings:
         """Whose law the scaling is held against."""
         return "weak" if self.weak else "strong"
 
-    def batch_per_rank(self, world_size: int) -> int:
-        """Samples of a forward pass on one rank.
+    def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
+        """Samples of a forward pass on one rank; ``among`` are all world sizes that shall share it.
 
         Raises:
             ConfigError: the batch cannot be shared equally.
@@ -93,7 +94,8 @@ class Settings:
         share, left = divmod(self.batch_size, world_size)
         if left:
             message = f"--batch-size: {self.batch_size} samples are no equal parts for {world_size}"
-            least = world_size * (share + 1)
+            unit = math.lcm(world_size, *among)
+            least = unit * -(-self.batch_size // unit)
             hint = f"take a multiple of every world size, such as {least}, or --weak"
             raise ConfigError(message, hint=hint)
         return share

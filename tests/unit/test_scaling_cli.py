@@ -68,6 +68,15 @@ def test_a_price_makes_costs_of_gpu_hours(table: str) -> None:
     assert 0.014 < series["serial_share"]["low"] < series["serial_share"]["share"] < 0.024
 
 
+def test_a_price_that_is_given_stands_for_those_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "priced.csv"
+    path.write_text("world_size,seconds,price_per_hour\n1,3600,3\n2,1800,7\n")
+
+    found = scaling("analyze", str(path), "--price-per-gpu-hour", "100", "--json")
+
+    assert [row["cost"] for row in json.loads(found.stdout)["series"][0]["rows"]] == [100.0, 100.0]
+
+
 def test_files_are_written_in_the_format_of_their_ending(table: str, tmp_path: Path) -> None:
     paths = [tmp_path / f"page{ending}" for ending in (".md", ".json", ".svg")]
 
@@ -122,6 +131,9 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
     [
         (("analyze", "TABLE", "-o", "x.pdf"), "unknown format '.pdf'"),
         (("analyze", "TABLE", "-o", "missing/x.md"), "missing/x.md: cannot be written"),
+        (("analyze", "TABLE", "--price-per-gpu-hour", "nan"), "--price-per-gpu-hour: nan"),
+        (("analyze", "TABLE", "--price-per-gpu-hour", "inf"), "--price-per-gpu-hour: inf"),
+        (("analyze", "TABLE", "--min-efficiency", "nan"), "--min-efficiency: nan"),
         (("run", "-o", "d", "--world-sizes", "1,3"), "8 samples are no equal parts for 3"),
         (("run", "-o", "d", "--vary", "loader=1"), "'loader' cannot vary"),
         (("run", "-o", "d", "--time", "10"), "--time is for jobs"),
@@ -129,6 +141,9 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("run", "-o", "d", "--model", "decoder-1x3"), "'decoder-1x3' is no decoder"),
         (("run", "-o", "d", "--slurm", "--nodes", "2"), "--nodes: --world-sizes decides that"),
         (("run", "-o", "d", "--slurm", "--interleave"), "--interleave: jobs do not take turns"),
+        (("run", "-o", "d", "--slurm", "--array", "0-3"), "--array: --world-sizes decides that"),
+        (("run", "-o", "d", "--slurm", "--backend", "mpi"), "'mpi' is neither nccl nor gloo"),
+        (("run", "-o", "d", "--slurm", "--stage", "x"), "--stage: the template command starts no"),
         (("run", "-o", "d", "--load-in-4bit"), "weights of 4 bits cannot be trained"),
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
@@ -146,6 +161,15 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
     assert isinstance(found.exception, ConfigError | RunError | HpcToolkitError)
     assert match in str(found.exception)
     assert not (tmp_path / "d").exists()
+
+
+def test_help_shows_no_option_that_is_always_refused() -> None:
+    words = scaling("run", "--help").stdout.split()
+
+    assert words.count("--backend") == 1
+    assert {"--partition", "--time", "--ranks-per-node"} <= set(words)
+    refused = {"--nodes", "--ntasks", "--array", "--run", "--lease", "--stage", "--launch"}
+    assert not refused & set(words)
 
 
 def test_a_directory_with_measurements_is_measured_again_only_where_asked(tmp_path: Path) -> None:

@@ -51,6 +51,13 @@ def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
             Settings(batch_size=8).batch_per_rank(size)
 
 
+def test_the_batch_that_is_advised_can_be_shared_at_every_world_size() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Settings(batch_size=8).batch_per_rank(3, (1, 2, 3))
+
+    assert "such as 12," in refused.value.hint
+
+
 def test_cases_are_all_combinations_of_what_varies() -> None:
     varied = [Variation.parse("loader-workers=1,4"), Variation.parse("accumulate=1,2")]
 

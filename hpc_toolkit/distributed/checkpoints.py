@@ -72,8 +72,8 @@ class Checkpoints:
     ) -> None:
         """Save and restore ``parts`` by their names; a wrapped model is saved without its wrapping.
 
-        ``keep`` is how many are kept, the latest ones; ``every`` how many steps lie between two
-        that are `due`, 0 for none.
+        ``keep`` is how many are kept, the one written last and the latest others; ``every`` how
+        many steps lie between two that are `due`, 0 for none.
         """
         if keep < 1 or every < 0:
             msg = f"keep is {keep} and every is {every}"
@@ -161,7 +161,9 @@ class Checkpoints:
                 (self._directory / name).unlink(missing_ok=True)
         with replacing_file(path) as file:
             torch.save(content, file)
-        for old in self._named()[self._keep :]:
+        # Not this one, though others may have later steps: of a training before, or damaged.
+        others = [old for old in self._named() if old != path]
+        for old in others[self._keep - 1 :]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
@@ -209,7 +211,7 @@ def _damage(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except (OSError, zipfile.BadZipFile) as error:
+    except Exception as error:  # noqa: BLE001 - a changed byte may name an encryption, or no text
         return f"it is no whole file of torch.save: {error}"
     return f"it is damaged in {bad}" if bad else ""
 

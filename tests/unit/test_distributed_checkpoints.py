@@ -75,6 +75,17 @@ def test_the_latest_are_kept_and_those_that_are_due_are_told(tmp_path: Path) -> 
     assert toy.checkpoints.saving_s > 0
 
 
+def test_a_training_that_begins_anew_keeps_what_it_saves(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, keep=2)
+    for step in (450, 500, 50):
+        saved = toy.checkpoints.save(step)
+        assert saved.exists()
+
+    assert names(tmp_path) == ["step-000000050.pt", "step-000000500.pt"]
+    toy.checkpoints.save(100)
+    assert names(tmp_path) == ["step-000000100.pt", "step-000000500.pt"]
+
+
 def test_nothing_is_restored_where_there_is_nothing(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "absent")
 
@@ -91,6 +102,22 @@ def flipped(path: Path) -> None:
     # In the weights themselves, where torch would read on.
     at = data.index(torch.tensor([0.5, 0.25, 0.125]).numpy().tobytes())
     data[at] ^= 1
+    path.write_bytes(data)
+
+
+def encrypted(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    # The flags of the first entry of the archive's directory.
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+
+
+def renamed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    # The first letter of that entry's name: no UTF-8, which the flags then promise.
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 9] |= 8
+    data[entry + 46] = 0xFF
     path.write_bytes(data)
 
 
@@ -111,6 +138,8 @@ def code(path: Path) -> None:
     [
         (torn, "no whole file"),
         (flipped, "damaged in"),
+        (encrypted, "no whole file"),
+        (renamed, "no whole file"),
         (other_text, "no whole file"),
         (other_training, "no checkpoint of the format"),
         (code, "cannot load it"),

@@ -105,6 +105,7 @@ class Training:
         self.micro_batch = batch_per_pass(args, info)
         torch.manual_seed(args.seed)
         self.windows = token_windows(args, info)
+        check_texts(args.batch_size, len(self.windows))
         model = make_model(args.model)
         if args.gradient_checkpointing:
             _log.info("gradient checkpointing by %s", gradient_checkpointing(model))
@@ -249,6 +250,9 @@ class Training:
 
 def batch_per_pass(args: argparse.Namespace, info: DistributedInfo) -> int:
     """Sequences of one pass of one rank."""
+    if args.accumulate < 1:
+        msg = f"--accumulate {args.accumulate} is no number of passes"
+        raise HpcToolkitError(msg, hint="1 makes a step of each pass")
     passes = info.world_size * args.accumulate
     if args.batch_size % passes:
         msg = f"--batch-size {args.batch_size} has no equal part for each of {passes} passes a step"
@@ -256,6 +260,13 @@ def batch_per_pass(args: argparse.Namespace, info: DistributedInfo) -> int:
         raise HpcToolkitError(msg, hint=hint)
     found: int = args.batch_size // passes
     return found
+
+
+def check_texts(batch: int, sequences: int) -> None:
+    """Refuse a batch that no epoch holds: the training would look for one for ever."""
+    if batch > sequences:
+        msg = f"--batch-size {batch} is more than the {sequences} sequences of the texts"
+        raise HpcToolkitError(msg, hint="a smaller batch, or more --texts")
 
 
 def token_windows(args: argparse.Namespace, info: DistributedInfo) -> torch.Tensor:

@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--checkpoint-every", type=int, default=10, help="rounds between two saved models")
     add("--threads", type=int, default=granted_cores(), help="default: all cores granted")
     args = parser.parse_args(argv)
+    if args.rounds < 1 or args.checkpoint_every < 1:
+        parser.error("--rounds and --checkpoint-every are at least 1")
 
     began = time.perf_counter()
     args.output.mkdir(parents=True, exist_ok=True)

@@ -123,6 +123,12 @@ def test_what_the_ranks_or_the_device_cannot_do_is_named() -> None:
     with pytest.raises(HpcToolkitError, match="8 has no equal part for each of 6 passes") as caught:
         train_ddp.batch_per_pass(args, DistributedInfo(world_size=3))
     assert "3 ranks times --accumulate 2" in caught.value.hint
+    args.accumulate = 0
+    with pytest.raises(HpcToolkitError, match="--accumulate 0 is no number of passes"):
+        train_ddp.batch_per_pass(args, DistributedInfo())
+    with pytest.raises(HpcToolkitError, match="--batch-size 9 is more than the 8 sequences"):
+        train_ddp.check_texts(9, 8)
+    train_ddp.check_texts(8, 8)
     with pytest.raises(HpcToolkitError, match="fp16 needs a GPU"):
         train_ddp.autocast_dtype("fp16", "cpu")
 

@@ -73,6 +73,16 @@ def saved_in(output: Path) -> bytes:
     return (output / "xgboost.json").read_bytes()
 
 
+@pytest.mark.parametrize("option", ["--rounds", "--checkpoint-every"])
+def test_trees_that_would_never_grow_are_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        train_trees.main(["--output", str(tmp_path), option, "0"])
+
+    assert "are at least 1" in capsys.readouterr().err
+
+
 def test_cores_are_those_of_the_affinity_and_no_more_than_slurm_gave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

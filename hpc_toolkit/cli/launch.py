@@ -92,7 +92,12 @@ def launch(
     request = Request(
         script=script,
         arguments=arguments,
-        options={name: value for name, value in given.items() if value not in (None, False)},
+        options={
+            # 0 is a value, though it equals False.
+            name: value
+            for name, value in given.items()
+            if value is not None and value is not False
+        },
         backend=backend,
         start_timeout_s=start_timeout,
         run_dir=run_dir.absolute() if run_dir is not None else None,

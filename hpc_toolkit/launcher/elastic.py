@@ -73,6 +73,7 @@ def run_agent(
         contextlib.ExitStack() as stack,
     ):
         outcome = _ended(lambda: _take_part(plan, config, (program, arguments), here, stack), here)
+        failed = outcome is None
         if outcome is None:
             outcome = _failed(here.agent, logs)
         over()
@@ -81,12 +82,16 @@ def run_agent(
             if outcome.code:
                 rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
             # Ranks of other nodes may be saving their state.
-            is_saved = outcome.code == SAVED
-            patience_s = config.shutdown_timeout if is_saved else FAREWELL_S
-            rounds.leave(patience_s, together=is_saved)
-    if temporary and outcome.error is None:
+            rounds.leave(_patience_s(config, outcome), together=outcome.code == SAVED)
+    if temporary and not (failed and outcome.error):
         shutil.rmtree(temporary, ignore_errors=True)
     return outcome
+
+
+def _patience_s(config: LaunchConfig, outcome: Outcome) -> float:
+    """How long other nodes may take to leave: they look no more often than at their ranks."""
+    leaving_s = config.shutdown_timeout if outcome.code == SAVED else FAREWELL_S
+    return float(leaving_s or 0) + config.monitor_interval
 
 
 def _redirect(plan: Plan, config: LaunchConfig) -> tuple[Path | None, Path | None]:

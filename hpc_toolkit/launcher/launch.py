@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
+_NEEDED = {
+    *("event_log_handler", "numa_options", "signals_to_handle", "virtual_local_rank"),
+    *("duplicate_stdout_filters", "duplicate_stderr_filters", "shutdown_timeout"),
+}
+"""Parts of torch's LaunchConfig that came after its first versions."""
+
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
     """Start the ranks of this node, or become one, and stay until they have ended.
@@ -87,7 +93,8 @@ def _planned(request: Request) -> tuple[Plan, Any]:
     namespace = _namespace(request)
     given = "nproc_per_node" in request.options or "PET_NPROC_PER_NODE" in os.environ
     if step is not None and not given:
-        namespace.nproc_per_node = max(1, gpus or int(os.environ.get("SLURM_GPUS_ON_NODE") or 0))
+        granted = os.environ.get("SLURM_GPUS_ON_NODE", "")
+        namespace.nproc_per_node = max(1, gpus or (int(granted) if granted.isdecimal() else 0))
     namespace.nproc_per_node = _ranks(namespace.nproc_per_node)
     plan = make_plan(request, namespace, step=step, backend=backend)
     if step is not None:
@@ -166,6 +173,13 @@ def _configured(
         config, program, arguments = config_from_args(namespace)
     except (ValueError, AssertionError, OSError) as error:
         raise ConfigError(str(error), hint="see hpctk launch --help") from error
+    lacking = sorted(_NEEDED - vars(config).keys())
+    if lacking:
+        message = f"launch needs a newer torch: this one's launcher has no {', '.join(lacking)}"
+        raise ConfigError(message, hint="pip install --upgrade torch; 2.13 was tested")
+    if not config.monitor_interval > 0:
+        message = f"--monitor-interval: {config.monitor_interval:g} is no time between two looks"
+        raise ConfigError(message, hint="such as 0.1, in seconds")
     return config, program, list(arguments)
 
 

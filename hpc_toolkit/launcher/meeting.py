@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -57,7 +58,10 @@ def publish(run_dir: Path, name: str, address: Address) -> Path:
     directory = run_dir / "rendezvous"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
-    there = files.create_name(path, str(address))
+    try:
+        there = files.create_name(path, str(address))
+    except OSError as error:
+        raise _foreign(path, error) from error
     if there != str(address):
         message = f"{path} is taken: another launch of this name listens at {there}"
         raise RunError(message, hint="give every launch an --rdzv-id of its own")
@@ -85,15 +89,26 @@ def find(
         # opening the directory asks the server again.
         with suppress(OSError):
             os.close(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
-        with suppress(FileNotFoundError):
+        try:
             if target := os.readlink(path):
                 return Address.parse(target)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _foreign(path, error) from error
         if monotonic() >= end:
             message = f"node 0 did not publish its address as {path} within {timeout_s:g} s"
             hint = "is the run directory the same on all nodes? --start-timeout waits longer"
             raise NodesMissingError(message, hint=hint)
         sleep(min(pause, max(0.0, end - monotonic())))
         pause = min(2 * pause, _LONGEST_S)
+
+
+def _foreign(path: Path, error: OSError) -> Exception:
+    """What to raise where a name cannot be read: what to do, where something else has it."""
+    if error.errno != errno.EINVAL:
+        return error
+    return RunError(f"{path} is no symlink", hint="remove that name, and start again")
 
 
 def own_host(given: str | None, environ: Mapping[str, str] = os.environ) -> str:

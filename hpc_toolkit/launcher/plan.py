@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.launcher.step import Step
 
 START_TIMEOUT_S = 600.0
+_LONGEST_S = 366 * 86400.0
 _PORT = 29500
+_PORTS = range(1, 1 << 16)
 _OF_RANKS = {"module", "no_python"}
 """Options that mean something where srun started every rank."""
 
@@ -95,7 +97,7 @@ def check_request(request: Request) -> None:
     if request.backend not in (None, "nccl", "gloo"):
         message = f"--backend: {request.backend!r} is neither nccl nor gloo"
         raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
-    if not request.start_timeout_s > 0:
+    if not 0 < request.start_timeout_s <= _LONGEST_S:
         message = f"--start-timeout: {request.start_timeout_s:g} is no time to wait"
         raise ConfigError(message, hint="such as --start-timeout 600, in seconds")
     _check_script(request)
@@ -107,7 +109,7 @@ def _check_script(request: Request) -> None:
         top = script.partition(".")[0]
         # As 'python -m' does, look in the current directory first.
         here = any(Path(top + end).exists() for end in ("", ".py"))
-        if not here and importlib.util.find_spec(top) is None:
+        if not top or not (here or importlib.util.find_spec(top)):
             message = f"there is no module {script!r}"
             raise ConfigError(message, hint="is it installed for the Python that runs hpctk?")
     elif request.options.get("no_python"):
@@ -117,6 +119,9 @@ def _check_script(request: Request) -> None:
     elif not Path(script).is_file():
         message = f"there is no script {script!r}"
         raise ConfigError(message, hint="options of launch stand before the script; -m is a module")
+    elif script.startswith("-"):
+        message = f"Python would read {script!r} as an option of its own"
+        raise ConfigError(message, hint=f"write ./{script}")
 
 
 def make_plan(
@@ -244,6 +249,10 @@ def _meeting(
     request: Request, namespace: Any, given: set[str], *, nodes: int, step: Step | None
 ) -> Literal["alone", "directory", "address", "torch"]:
     """How the nodes meet."""
+    port = namespace.master_port
+    if port is not None and port not in _PORTS:
+        message = f"{all_options()['master_port'].spellings[-1]}: {port} is no number of a port"
+        raise ConfigError(message, hint="from 1 to 65535, or leave it out")
     if namespace.standalone:
         if nodes > 1:
             message = f"--standalone is for one node, and there are {nodes}"

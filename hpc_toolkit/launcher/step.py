@@ -53,7 +53,7 @@ class Step:
             raise ConfigError(message, hint="start hpctk launch with srun, once per task")
         return cls(
             job=environ.get("SLURM_JOB_ID", "0"),
-            restart=int(environ.get("SLURM_RESTART_COUNT") or 0),
+            restart=_number({"SLURM_RESTART_COUNT": "0", **environ}, "SLURM_RESTART_COUNT"),
             step=environ["SLURM_STEP_ID"],
             task=task,
             node=node,

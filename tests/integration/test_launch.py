@@ -259,16 +259,17 @@ raise SystemExit
 def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
     script = tmp_path / "stubborn.sh"
     script.write_text("trap '' TERM\necho ready $$\nwhile :; do sleep 0.1; done\n")
-    started = hpctk.start(
-        *("launch", "--no-python", "--shutdown-timeout", 1, "--log-dir", "logs", "bash", script)
-    )
+    started = hpctk.start(*("launch", "--no-python", "--shutdown-timeout", 1, "bash", script))
     wait_until(lambda: "ready" in started.printed(), "the rank", limit_s=LIMIT_S)
     pid = int(started.printed().split()[-1])
+    assert list(tmp_path.glob("hpctk-launch-*"))
 
     started.send(signal.SIGTERM)
 
     assert started.ended(limit_s=LIMIT_S).code == 143
     assert not lives(pid)
+    # No rank failed, so that nobody asks for its output.
+    assert not list(tmp_path.glob("hpctk-launch-*"))
 
 
 def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Path) -> None:

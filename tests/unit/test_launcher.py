@@ -11,12 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.launcher import launch as launching
+from hpc_toolkit.launcher.elastic import _patience_s
 from hpc_toolkit.launcher.lines import WholeLines
 from hpc_toolkit.launcher.options import all_options
 from hpc_toolkit.launcher.outcome import (
+    SAVED,
+    Outcome,
     RankFailure,
     exit_code,
     failure_error,
@@ -25,7 +30,7 @@ from hpc_toolkit.launcher.outcome import (
     saved,
 )
 from hpc_toolkit.launcher.plan import Plan, Request, check_request, make_plan, task_plan
-from hpc_toolkit.launcher.rounds import Ending
+from hpc_toolkit.launcher.rounds import FAREWELL_S, Ending
 from hpc_toolkit.launcher.step import Step
 from hpc_toolkit.launcher.watch import Watch
 from tests.manualclock import ManualClock
@@ -108,6 +113,52 @@ def test_options_are_read_by_torchruns_own_parser(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.torch
+def test_what_torch_would_meet_too_late_is_told_as_bad_input() -> None:
+    pytest.importorskip("torch")
+    request = Request(script="a", options={"monitor_interval": -5.0})
+    found = launching._namespace(request)
+    found.nproc_per_node = 1
+
+    with pytest.raises(ConfigError, match="--monitor-interval: -5 is no time"):
+        launching._configured(found, plan_of())
+
+
+@pytest.mark.torch
+def test_a_torch_without_a_part_that_is_needed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    old = SimpleNamespace(monitor_interval=0.1, event_log_handler="null")
+    monkeypatch.setattr(run, "config_from_args", lambda _: (old, "a", []))
+
+    with pytest.raises(ConfigError, match=r"newer torch.* has no .*shutdown_timeout"):
+        launching._configured(namespace(redirects="0", tee="0"), plan_of())
+
+
+@pytest.mark.torch
+def test_a_node_waits_as_long_as_others_take_to_look() -> None:
+    pytest.importorskip("torch")
+    config: Any = SimpleNamespace(shutdown_timeout=30, monitor_interval=12.0)
+
+    assert _patience_s(config, Outcome(0)) == FAREWELL_S + 12
+    assert _patience_s(config, Outcome(SAVED)) == 30 + 12
+
+
+def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def launched(request: Request, *, replace: bool) -> Outcome:
+        asked.append(request)
+        return Outcome(0)
+
+    monkeypatch.setattr(launching, "launch", launched)
+    words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0", "--monitor-interval", "1"]
+
+    ended = CliRunner().invoke(load_commands("launch"), [*words, "train.py"])
+
+    assert ended.exit_code == 0, ended.output
+    assert asked[0].options == {"max_restarts": 0, "shutdown_timeout": 0, "monitor_interval": 1.0}
+
+
+@pytest.mark.torch
 def test_a_value_that_torchrun_refuses_is_told_as_bad_input() -> None:
     pytest.importorskip("torch")
 
@@ -135,8 +186,24 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
         check_request(replace(good, options={"nproc": 2}))
     with pytest.raises(ConfigError, match="'mpi' is neither nccl nor gloo"):
         check_request(replace(good, backend="mpi"))
-    with pytest.raises(ConfigError, match="--start-timeout: 0 is no time"):
-        check_request(replace(good, start_timeout_s=0))
+    for timeout_s in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=r"--start-timeout: .* is no time"):
+            check_request(replace(good, start_timeout_s=timeout_s))
+    with pytest.raises(ConfigError, match="there is no module ''"):
+        check_request(Request(script="", options={"module": True}))
+
+
+def test_a_script_whose_name_is_an_option_of_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-x.py").write_text("")
+
+    with pytest.raises(ConfigError, match=r"'-x\.py' as an option") as caught:
+        check_request(Request(script="-x.py"))
+
+    assert caught.value.hint == "write ./-x.py"
+    check_request(Request(script="./-x.py"))
 
 
 def test_a_module_and_a_program_that_exist_are_accepted() -> None:
@@ -185,6 +252,7 @@ def test_an_uneven_step_has_the_ranks_of_each_node() -> None:
         {"SLURM_LOCALID": "1"},
         {"SLURM_PROCID": "2"},
         {"SLURM_STEP_TASKS_PER_NODE": ""},
+        {"SLURM_RESTART_COUNT": "x"},
     ],
     ids=str,
 )
@@ -246,6 +314,8 @@ def test_a_variable_of_torchrun_counts_as_given() -> None:
         ({"nnodes": "2:4"}, "only torch's c10d takes a range"),
         ({"nnodes": "2", "node_rank": 2, "master_addr": "n"}, "--node-rank 2 is no number"),
         ({"nnodes": "2", "standalone": True}, "--standalone is for one node"),
+        ({"nnodes": "2", "master_port": 65536}, "65536 is no number of a port"),
+        ({"master_port": 0}, "0 is no number of a port"),
         ({"rdzv_conf": "timeout=3"}, "--rdzv-conf says how torch's own"),
     ],
     ids=str,

@@ -126,6 +126,16 @@ def test_a_name_that_another_launch_has_is_refused(tmp_path: Path) -> None:
     assert find(tmp_path, "mine", timeout_s=1).port == 1
 
 
+def test_a_name_that_is_no_symlink_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "rendezvous").mkdir()
+    (tmp_path / "rendezvous" / "mine").write_text("n0:1")
+
+    with pytest.raises(RunError, match="rendezvous/mine is no symlink"):
+        publish(tmp_path, "mine", Address("n0", 1))
+    with pytest.raises(RunError, match="rendezvous/mine is no symlink"):
+        find(tmp_path, "mine", timeout_s=1)
+
+
 def test_waiting_for_node_0_ends_after_the_start_timeout(tmp_path: Path) -> None:
     clock = ManualClock()
     started = clock.monotonic()

@@ -20,6 +20,7 @@ class CountedCalls(ReplacedCalls):
         "scandir",
         "readlink",
         "symlink",
+        "link",
         "stat",
         "lstat",
         "mkdir",
@@ -33,7 +34,7 @@ class CountedCalls(ReplacedCalls):
     def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
             # Of a symlink the name that is made counts, not what it says.
-            shown = args[0] if name == "symlink" else path
+            shown = args[0] if name in ("symlink", "link") else path
             self.calls.append((name, os.path.basename(str(shown))))
             return real(path, *args, **kwargs)
 

@@ -233,6 +233,7 @@ class Faults(ReplacedCalls):
         "fsync",
         "fdatasync",
         "symlink",
+        "link",
         "mkdir",
         "rename",
         "replace",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,7 @@ import typer
 from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
 from hpc_toolkit.cli.scalingrun import RunCommand, run
 from hpc_toolkit.cli.scriptoptions import add_script_command
-from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 from hpc_toolkit.scaling.collectives import DEFAULT_SIZES
 
 if TYPE_CHECKING:
@@ -119,6 +121,8 @@ def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
     try:
         replace_file(path, iter([text.encode()]))
     except OSError as error:
+        if error.errno in PASSING:
+            raise
         message = f"{path}: cannot be written: {error.strerror}"
         raise RunError(message, hint="name a file in a directory that you can write to") from error
 
@@ -150,6 +154,9 @@ def collectives(
     if out is not None and out.suffix not in (".md", ".json"):
         message = f"{out}: unknown format {out.suffix!r}"
         raise ConfigError(message, hint=".md, or .json")
+    if out is not None and not os.access(out.parent, os.W_OK | os.X_OK):
+        message = f"{out}: cannot be written there"
+        raise ConfigError(message, hint="name a file in a directory that you can write to")
     if logs:
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
@@ -183,17 +190,23 @@ def _timed(
     parse_sizes(sizes)
     parse_collectives(names)
     words = ("--sizes", sizes, "--collectives", names, "--iterations", str(iterations))
-    with tempfile.TemporaryDirectory() as directory:
+    directory = Path(tempfile.mkdtemp(prefix="hpctk-collectives-"))
+    kept = False
+    try:
         options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
         request = Request(
             script=MODULE,
             arguments=words,
             options=options,
             backend=backend,
-            run_dir=Path(directory),
+            run_dir=directory,
         )
         outcome = launch(request)
         if outcome.error is not None:
+            kept = True  # the error names a log in it
             raise outcome.error
-        outputs = sorted(Path(directory, "logs").glob("*/rank-0.*.out"))
+        outputs = sorted(directory.glob("logs/*/rank-0.*.out"))
         return [one for path in outputs for one in records_in(read_text(path))]
+    finally:
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +64,18 @@ def records_in(text: str) -> Iterator[dict[str, Any]]:
             continue
         try:
             value, _ = decoder.raw_decode(line, start)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and value.get("kind") == KIND:
+        if isinstance(value, dict) and value.get("kind") == KIND and _is_whole(value):
             yield value
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether a line has all that the table shows; one that was damaged is left out."""
+    names = ("world_size", "size_bytes", "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
+    return isinstance(record.get("collective"), str) and all(
+        isinstance(record.get(name), int | float) and math.isfinite(record[name]) for name in names
+    )
 
 
 def as_markdown(records: Iterable[dict[str, Any]]) -> str:
@@ -100,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _time_all(names, sizes, given.iterations)
     except HpcToolkitError as error:
         sys.stderr.write(f"error: {error.message}\n")
+        sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
         return error.exit_code
     return 0
 

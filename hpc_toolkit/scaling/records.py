@@ -7,6 +7,7 @@ is decision 0029.
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ _BUSY = 1.25
 
 _NUMBERS = ("samples_per_s", "tokens_per_s")
 _COUNTS = ("world_size", "nodes", "repeat")
+_COMPUTED: dict[str, tuple[str, ...]] = {"shares": (), "machine": ("cpus", "threads", "load")}
+"""Numbers of these objects that more is computed of; of an empty tuple all."""
 _OBJECTS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 
 
@@ -37,22 +40,49 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
     if record.get("format") != FORMAT:
         message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
         raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
+    fault = "".join(list(_faults(record))[:1])
+    if fault:
+        message = f"{where}: {fault}"
+        raise ConfigError(message, hint="leave the damaged line out, and measure again")
+
+
+def _faults(record: Mapping[str, Any]) -> Iterator[str]:
     for key in _NUMBERS:
         if not _is_number(record.get(key)) or record[key] <= 0:
-            message = f"{where}: {key} is {record.get(key)!r}"
-            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+            yield f"{key} is {record.get(key)!r:.50}"
     for key in _COUNTS:
-        if not isinstance(record.get(key), int) or isinstance(record[key], bool):
-            message = f"{where}: {key} is {record.get(key)!r}"
-            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+        if not _is_count(record.get(key)):
+            yield f"{key} is {record.get(key)!r:.50}"
     for key in _OBJECTS:
         if not isinstance(record.get(key), dict):
-            message = f"{where}: {key} is no object"
-            raise ConfigError(message, hint="leave the damaged line out, and measure again")
+            yield f"{key} is no object"
+            return
+    yield from _faults_inside(record)
+
+
+def _faults_inside(record: Mapping[str, Any]) -> Iterator[str]:
+    for group, keys in _COMPUTED.items():
+        for key in keys or record[group]:
+            if not _is_number(record[group].get(key, 0)):
+                yield f"{group}.{key} is {record[group][key]!r:.50}"
+    use = record.get("utilisation", {})
+    if not isinstance(use, dict) or not _are_objects(use.get("gpus", [])):
+        yield "utilisation is not what a monitor saw"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether arithmetic can do with it: no truth value, no NaN, nothing beyond a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def records_in(text: str, where: str) -> Iterator[Record]:
@@ -68,7 +98,7 @@ def records_in(text: str, where: str) -> Iterator[Record]:
             continue
         try:
             value, _ = decoder.raw_decode(line, start)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict) and value.get("kind") == KIND:
             check_record(value, f"{where}:{number}")

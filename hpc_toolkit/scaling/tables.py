@@ -35,7 +35,7 @@ def read_json(text: str, where: str) -> tuple[Series, ...]:
     """The tables of a JSON text. Raises ConfigError, which names the table and the key."""
     try:
         found = json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refused)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"{where}: not JSON: {error}"
         raise ConfigError(message, hint=_HOW) from error
     tables = found.get("tables", [found]) if isinstance(found, dict) else None
@@ -63,12 +63,15 @@ def read_csv(text: str, where: str) -> tuple[Series, ...]:
         message = f"{where}: its columns are {', '.join(names) or 'none'}"
         hint = f"name them world_size, one of {', '.join(_UNITS)}, and price_per_hour if known"
         raise ConfigError(message, hint=hint)
-    points: dict[str, dict[str, Any]] = {}
+    points: dict[Decimal, dict[str, Any]] = {}
     for row in rows:
         at = f"{where}:{rows.line_num}"
+        if None in row:
+            message = f"{at}: it has more cells than the first line"
+            raise ConfigError(message, hint="write numbers without thousands separators")
         cells = {str(key).strip(): (value or "").strip() for key, value in row.items()}
-        size = cells["world_size"]
-        point = points.setdefault(size, {"world_size": _decimal(size, at), "values": []})
+        size = _decimal(cells["world_size"], at)
+        point = points.setdefault(size, {"world_size": size, "values": []})
         point["values"].append(_decimal(cells[units[0]], at))
         if cells.get("price_per_hour"):
             point["price_per_hour"] = _decimal(cells["price_per_hour"], at)
@@ -94,6 +97,14 @@ def _checked(value: object, where: str) -> Decimal:
     return value
 
 
+def _from_0(value: object, where: str) -> float:
+    number = float(_checked(value, where))
+    if number < 0:
+        message = f"{where}: {number:g} is below 0"
+        raise ConfigError(message, hint="prices and counts are 0 or more")
+    return number
+
+
 def _table(table: object, where: str) -> Series:
     given = _object(table, _KEYS, where)
     name = str(given.get("name", where))
@@ -111,7 +122,7 @@ def _table(table: object, where: str) -> Series:
         name=name,
         points=tuple(points),
         law="weak" if law == "weak" else "strong",
-        price_per_gpu_hour=None if price is None else float(_checked(price, where)),
+        price_per_gpu_hour=None if price is None else _from_0(price, where),
         claims=tuple(_claim(one, where) for one in _list(given, "claims", where)),
         notes=tuple(str(one) for one in _list(given, "notes", where)),
         **_work(given, unit, where),
@@ -121,7 +132,7 @@ def _table(table: object, where: str) -> Series:
 def _work(given: Mapping[str, Any], unit: str, where: str) -> dict[str, Any]:
     """What the GPU-hours of a table are told of."""
     samples = given.get("samples")
-    count = None if samples is None else float(_checked(samples, where))
+    count = None if samples is None else _from_0(samples, f"{where}, samples")
     if unit == "samples_per_s":
         count = count or float(THOUSAND)
         return {"work": f"{count:,.0f} samples", "work_size": count, "work_samples": count}
@@ -135,6 +146,9 @@ def _point(point: object, unit: str, where: str) -> Point:
     if size != int(size):
         message = f"{at}: that is no number of ranks"
         raise ConfigError(message, hint="write 1 or more")
+    if "values" in given and "value" in given:
+        message = f"{at}: value and values are both there"
+        raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
     values = given.get("values", [given.get("value")])
     if not isinstance(values, list):
         message = f"{at}: values is no list"
@@ -150,7 +164,7 @@ def _point(point: object, unit: str, where: str) -> Point:
     return Point(
         world_size=int(size),
         rates=tuple(1 / (number * scale) if scale else number for number in numbers),
-        price_per_hour=None if price is None else float(_checked(price, at)),
+        price_per_hour=None if price is None else _from_0(price, at),
     )
 
 

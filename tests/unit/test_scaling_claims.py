@@ -193,6 +193,11 @@ def test_a_claim_about_what_nobody_knows_is_unknown() -> None:
         (table(points=[{"world_size": 1, "values": 2}]), "values is no list"),
         (table(points=[{"world_size": 1, "value": 1e300}]), "is no number that is usable"),
         ('{"points": [{"world_size": 1, "value": NaN}]}', "not JSON: NaN"),
+        (table(points=[{"world_size": 1, "value": 1, "values": [2]}]), "value and values are both"),
+        (table(points=[{"world_size": 1, "value": 1, "price_per_hour": -1}]), "-1 is below 0"),
+        (table(price_per_gpu_hour=-3), "-3 is below 0"),
+        (table(samples=-5), "samples: -5 is below 0"),
+        ("[" * 100_000, "not JSON"),
         (table(claims=[{"quantity": "speed", "value": 1}]), "quantity is 'speed'"),
         (table(claims=[{"quantity": "speedup"}]), "nothing is no number"),
     ],
@@ -203,7 +208,7 @@ def test_a_table_that_cannot_be_read_names_where(text: str, match: str) -> None:
 
 
 def test_csv_rows_of_one_world_size_are_repeats() -> None:
-    text = "world_size,seconds,price_per_hour\n2,30,4\n1,50,2\n2,25,4\n"
+    text = "world_size,seconds,price_per_hour\n2,30,4\n1,50,2\n2.0,25,4\n"
 
     (series,) = read_csv(text, "t.csv")
 
@@ -219,6 +224,8 @@ def test_csv_rows_of_one_world_size_are_repeats() -> None:
         ("world_size,days\n", "its columns are world_size, days"),
         ("world_size,seconds\n1,fast\n", r"t\.csv:2: 'fast' is no number"),
         ("world_size,seconds\n1\n", r"t\.csv:2: '' is no number"),
+        ("world_size,seconds\n1,2\n2,1,205\n", r"t\.csv:3: it has more cells"),
+        ("world_size,seconds,price_per_hour\n1,2,-1\n", "-1 is below 0"),
         ("world_size,seconds\n", "no world size was measured"),
     ],
 )

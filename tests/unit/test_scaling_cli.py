@@ -148,6 +148,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
         (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
+        (("collectives", "-o", "missing/x.md"), "missing/x.md: cannot be written there"),
         (("collectives", "TABLE"), "no collective was timed"),
     ],
 )
@@ -259,7 +260,9 @@ def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
 def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:
     timed = Timed(collective="all_reduce", size_bytes=4_000_000, seconds=0.001, world_size=4)
     line = json.dumps(collectives.as_record(timed))
-    (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n")
+    damaged = json.dumps({**collectives.as_record(timed), "seconds": None})
+    deep = '{"kind": "hpctk.collectives", "a": ' + "[" * 100_000
+    (tmp_path / "a.log").write_text(f"text\n0: {line}\n{line[:30]}\n{damaged}\n{deep}\n")
 
     found = scaling("collectives", str(tmp_path / "a.log"), "-o", str(tmp_path / "o.json"))
 

@@ -119,11 +119,32 @@ def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() ->
         ({"world_size": "2"}, "world_size is '2'"),
         ({"repeat": True}, "repeat is True"),
         ({"shares": []}, "shares is no object"),
+        ({"samples_per_s": 10**400}, "samples_per_s is 1000"),
+        ({"tokens_per_s": float("nan")}, "tokens_per_s is nan"),
+        ({"shares": {"loading": None}}, "shares.loading is None"),
+        ({"shares": {"loading": 1e400}}, "shares.loading is inf"),
+        ({"machine": {"cpus": "2"}}, "machine.cpus is '2'"),
+        ({"machine": {"load": []}}, "machine.load is "),
+        ({"utilisation": {"gpus": [1]}}, "utilisation is not what a monitor saw"),
+        ({"nodes": 10**400}, "nodes is 1000"),
+        ({"utilisation": 3}, "utilisation is not what a monitor saw"),
     ],
 )
 def test_a_damaged_record_is_named_by_its_line(change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         list(records_in(json.dumps({**record(2, 1.0), **change}), "log"))
+
+
+def test_a_line_of_too_many_brackets_is_no_record() -> None:
+    deep = '{"kind": "hpctk.scaling", "a": ' + "[" * 100_000
+
+    assert list(records_in(f"{deep}\n{json.dumps(record(2, 1.0))}", "log")) == [record(2, 1.0)]
+
+
+def test_memory_beyond_a_float_is_left_out() -> None:
+    (found,) = series_of([{**record(1, 1.0), "memory": {"rss": float("inf")}}])
+
+    assert "rss_bytes" not in found.points[0].details
 
 
 def test_a_directory_of_a_run_is_read_from_its_records(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ def snapshot(
     """
     from hpc_toolkit.snapshot import take_snapshot, write_snapshot
 
+    if not out:
+        message = "--out '': that is the name of no file"
+        raise ConfigError(message, hint="such as -o bench.json, or - for stdout")
     taken = take_snapshot(open_run(run))
     if out == "-":
         sys.stdout.buffer.writelines(taken.to_lines())

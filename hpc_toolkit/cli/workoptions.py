@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -137,7 +138,7 @@ def with_snapshots(
     """What is to be called a few times a second while the block works; a last snapshot follows it.
 
     Raises:
-        ConfigError: a rank of Slurm is asked, or there is no file.
+        ConfigError: a rank of Slurm is asked, or there is no file, or no place for one.
     """
     if pattern is None and every is None:
         yield None
@@ -150,8 +151,26 @@ def with_snapshots(
         raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
     from hpc_toolkit.snapshot import Snapshots
 
+    _check_place(pattern)
     snapshots = Snapshots(run, pattern, every)
     try:
         yield snapshots.look
     finally:
         snapshots.take()
+
+
+def _check_place(pattern: str) -> None:
+    """Refuse before the work what could only be told after it.
+
+    Raises:
+        ConfigError: no snapshot can be written there.
+    """
+    path = Path(pattern)
+    # Where the number is part of a directory's name, nobody can say yet.
+    there = "{done}" in str(path.parent) or os.access(path.parent, os.W_OK | os.X_OK)
+    if path.name and there and not path.is_dir():
+        return
+    message = f"--snapshot {pattern!r}: no file can be written there"
+    raise ConfigError(
+        message, hint="such as --snapshot 'bench-{done}.json', in a directory of yours"
+    )

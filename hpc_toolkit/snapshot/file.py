@@ -165,18 +165,21 @@ def _snapshot(record: dict[str, Any]) -> Snapshot:
     if len(snapshot.manifest.stages) != 1 or not isinstance(snapshot.sealed, bool):
         message = "it is not that of one list of items"
         raise ValueError(message)
-    known = set()
+    waiting = set()
     given: list[object] = record["items"]
     for number, item in enumerate(given):
         if not isinstance(item, dict):
             message = f"item {number} is not a JSON object"
             raise TypeError(message)
-        known.add(canonical(item))
+        waiting.add(canonical(item))
     for number, row in enumerate(snapshot.rows):
-        fault = row_fault(row) or ("" if canonical(row["item"]) in known else "it is of no item")
+        fault = row_fault(row)
+        if not fault and canonical(row["item"]) not in waiting:
+            fault = "it is of no item, or of one that has a row already"
         if fault:
             message = f"row {number}: {fault}"
             raise ValueError(message)
+        waiting.remove(canonical(row["item"]))
     if snapshot.counts != record["counts"]:
         message = f"it holds {snapshot.counts}, and says {record['counts']}"
         raise ValueError(message)

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
+from hpc_toolkit.errors import RunError
 from hpc_toolkit.journal import JournalWriter, encode_line
 from hpc_toolkit.layout import Manifest
 from hpc_toolkit.provenance import collect_provenance
@@ -55,7 +56,8 @@ def restore_run(
     check_items(snapshot.items, group_by=stage.group_by, taken=set())
     check_placeholders(snapshot.items, stage.workload.command)
     provenance = collect_provenance((stage,))
-    before = snapshot.manifest.provenance.get("code", {}).get(stage.name)
+    code = snapshot.manifest.provenance.get("code")
+    before = code.get(stage.name) if isinstance(code, dict) else None
     if snapshot.counts["done"] and before not in (None, provenance["code"][stage.name]):
         sys.stderr.write("warning: the results of the snapshot were made by other code\n")
     provenance["from"] = {
@@ -109,7 +111,12 @@ def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
             }
             if found:
                 claims.create(unit.name, 1, name)
-                journal.append(_pass(f"{stage.name}/{unit.name}", found, journal.size, at))
+                try:
+                    record = _pass(f"{stage.name}/{unit.name}", found, journal.size, at)
+                except ValueError as error:
+                    message = f"a result of the snapshot is none that a run can have: {error}"
+                    raise RunError(message, hint="'hpctk verify FILE.json' may name it") from error
+                journal.append(record)
     journal.sync()
     # Last, as that of a worker that leaves: it says that all lines are there.
     PresenceFile(paths.worker(name), replace(presence, journal=journal.size)).close()

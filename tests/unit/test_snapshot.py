@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -219,6 +221,10 @@ def test_restoring_makes_nothing_where_it_is_refused(tmp_path: Path) -> None:
         restore_run(tmp_path / "again", snapshot, changes={"group_by": "seed"})
     with pytest.raises(RunError, match="exists"):
         restore_run(tmp_path / "run", snapshot)
+    first, *rest = snapshot.rows
+    infinite = replace(snapshot, rows=[{**first, "value": {"mean": math.inf}}, *rest])
+    with pytest.raises(RunError, match="none that a run can have"):
+        restore_run(tmp_path / "again", infinite)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -245,6 +251,7 @@ def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
         ({"format": 2}, "format 2; this hpctk reads up to 1"),
         ({"format": None}, "format None"),
         ({"rows": [{**ROW, "item": {"id": 77}}]}, "row 0: it is of no item"),
+        ({"rows": [ROW, ROW]}, "row 1: it is of no item, or of one that has a row already"),
         ({"rows": [ROW, {**ROW, "state": "lost"}]}, "row 1: its 'state' is neither"),
         ({"rows": [{"item": {"id": 1}, "state": "done"}]}, "row 0: it has no 'value'"),
         ({"items": [1]}, "item 0 is not a JSON object"),

@@ -173,11 +173,20 @@ def test_a_last_snapshot_is_taken_however_the_work_ends(tmp_path: Path) -> None:
         (ALONE, None, 50, "--snapshot-every needs --snapshot FILE.json"),
         (IN_STEP, "s.json", None, "a rank of Slurm takes no snapshots"),
         (ALONE, "s.json", 0, "--snapshot-every must be at least 1"),
+        (ALONE, "none/s-{done}.json", None, "'none/s-{done}.json': no file can be written there"),
+        (ALONE, "run", None, "'run': no file can be written there"),
+        (ALONE, "", None, "'': no file can be written there"),
     ],
 )
 def test_snapshots_that_cannot_be_taken_are_refused(
-    rank: RankInfo, pattern: str | None, every: int | None, match: str, tmp_path: Path
+    rank: RankInfo,
+    pattern: str | None,
+    every: int | None,
+    match: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     run = ToyRun(tmp_path / "run").reopen()
 
     with pytest.raises(ConfigError, match=match), with_snapshots(run, rank, pattern, every):
@@ -197,6 +206,7 @@ def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
     code, message = called("snapshot", toy.root, "-o", tmp_path / "none" / "s.json")
     assert code == 1
     assert "cannot write" in message
+    assert "no file" in called("snapshot", toy.root, "-o", "")[1]
 
 
 @pytest.mark.parametrize(

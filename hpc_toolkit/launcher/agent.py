@@ -95,7 +95,7 @@ def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
         agent._remaining_restarts = 0
     if agent.rounds is None:
         return result
-    if result.state == WorkerState.SUCCEEDED and not agent.rounds.finish():
+    if result.state == WorkerState.SUCCEEDED and not agent.rounds.done_everywhere():
         # A rank elsewhere may still fail, and all of them then start again.
         result = RunResult(state=WorkerState.HEALTHY)
     if result.state == WorkerState.HEALTHY:

@@ -150,6 +150,18 @@ class Rounds:
         self._look()
         return self._all_done
 
+    def done_everywhere(self) -> bool:
+        """Say that the ranks of this node are done, and wait for those of the others.
+
+        False once another node wants the next round, or has ended. Torch's agent would ask again
+        only when it looks at its ranks, by when node 0 and the store may be gone.
+        """
+        while not self.finish():
+            if self._wanted or self._ending is not None:
+                return False
+            self._sleep(_LOOK_S)
+        return True
+
     def end(self, code: int, reason: str) -> None:
         """Tell the other nodes that this one is leaving before its ranks are done."""
         if self.nodes > 1 and self._ending is None:

@@ -245,6 +245,40 @@ def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are() -> None:
     assert first.finish()
 
 
+def test_a_node_that_is_done_stays_until_the_others_are() -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        looks.append(seconds)
+        if len(looks) == 3:
+            second.finish()
+
+    first._sleep = sleep
+    clock.advance(1)
+
+    assert first.done_everywhere()
+    assert looks == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("way", ["wants the next round", "has ended"])
+def test_a_node_that_is_done_goes_on_when_another(way: str) -> None:
+    store, clock = SharedStore(), ManualClock()
+    first, second = (rounds_of(store, node, 2, clock) for node in range(2))
+    together(first, second)
+    first._sleep = clock.advance
+    clock.advance(1)
+    if way == "has ended":
+        second.end(3, "x")
+    else:
+        store.set("wanted", "1")
+
+    assert not first.done_everywhere()
+
+
 def test_a_new_round_forgets_who_was_done_with_the_last() -> None:
     store, clock = SharedStore(), ManualClock()
     first, second = (rounds_of(store, node, 2, clock) for node in range(2))

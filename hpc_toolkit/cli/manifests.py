@@ -10,7 +10,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from hpc_toolkit.cli.optiontable import NUMBERS, Option
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from hpc_toolkit.kubernetes.request import Kind
@@ -115,6 +115,7 @@ class RenderCommand(ScriptCommand):
         """Hand the words on to the command of a manifest that they name."""
         position = _position(args)
         if position is None:
+            _check_word(args[0] if args else "")
             return super().make_context(info_name, args, parent, **extra)
         kind = cast("Kind", args[position])
         rest = [*args[:position], *args[position + 1 :]]
@@ -144,6 +145,17 @@ def manifest_command(kind: Kind) -> TyperCommand:
 
     arguments = [words] if kind in ONLY_OF["command"] else []
     return TyperCommand(kind, callback=write, params=[*arguments, *options], help=_HELP[kind])
+
+
+def _check_word(word: str) -> None:
+    """Refuse a template that is meant to be a manifest's, before its options are read as Slurm's.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if word.startswith("kubernetes"):
+        msg = f"no template is called {word!r}"
+        raise ConfigError(msg, hint=near_miss(word, list(_HELP)))
 
 
 def _position(args: list[str]) -> int | None:

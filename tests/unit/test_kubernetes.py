@@ -420,3 +420,11 @@ def test_without_pyyaml_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         render_manifest(spec())
 
     assert "[kubernetes]" in caught.value.hint
+
+
+def test_a_template_that_is_nearly_one_is_told_before_its_options_are_read() -> None:
+    found = call("kubernetes-que", "--image", IMAGE).exception
+
+    assert isinstance(found, HpcToolkitError)
+    assert found.message == "no template is called 'kubernetes-que'"
+    assert found.hint == "did you mean 'kubernetes-queue'?"

@@ -16,9 +16,11 @@ from hpc_toolkit.cli.arguments import (
     complete_cluster,
     open_run,
 )
-from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.plan.comparison import Comparison
     from hpc_toolkit.plan.lengths import Guess
@@ -39,6 +41,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
+    context: typer.Context,
     run: RunArgument = None,
     nodes: Annotated[str, typer.Option(help="Numbers of nodes to compare.")] = "1,2,4,8",
     items: Annotated[
@@ -130,8 +133,14 @@ def plan(
     for path in out or []:
         _check_out(path)
     if check is not None:
+        _refuse_given(context, {"run", "check", "as_json"}, "is not for --check")
         _compare(run, check, as_json=as_json)
         return
+    if items is None:
+        _refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
+    if seconds_per_item is None:
+        of_guess = {"load_seconds", "guess_factor"}
+        _refuse_given(context, context.params.keys() - of_guess, "is for --seconds-per-item")
     counts = _counts(nodes)
     _refuse_below(1, {"workers-per-node": workers_per_node, "cores-per-worker": cores_per_worker})
     _refuse_below(0, {"gpus-per-node": gpus_per_node, "seed": seed})
@@ -161,6 +170,15 @@ def plan(
         seed=seed,
     )
     _show(found, out or [], as_json=as_json)
+
+
+def _refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
+    """Refuse options that were given and would have no effect."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            message = f"--{name.replace('_', '-')} {why}"
+            raise ConfigError(message, hint="add what it is for, or leave it out")
 
 
 def _refuse_below(least: int, given: dict[str, int | None] | dict[str, float | None]) -> None:
@@ -238,10 +256,11 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
 
 def _said(found: Comparison) -> list[str]:
+    from hpc_toolkit.plan.page import counted
     from hpc_toolkit.quantities import format_duration as shown
 
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
-    on = f"on {found.workers_predicted} workers"
+    on = f"on {counted(found.workers_predicted)}"
     lines = [f"predicted  {shown(found.predicted_s)} ({span}) {on}"]
     if not found.complete:
         lines.append(f"so far     {shown(found.real_s)}, {found.left:,} items left")
@@ -249,7 +268,7 @@ def _said(found: Comparison) -> list[str]:
         return lines
     assert found.error is not None
     inside = "inside" if found.inside else "outside"
-    lines.append(f"real       {shown(found.real_s)} on {found.workers} workers")
+    lines.append(f"real       {shown(found.real_s)} on {counted(found.workers)}")
     lines.append(f"off by     {found.error:+.1%} of the real time, {inside} of the interval")
     return lines
 
@@ -265,6 +284,7 @@ def _check_out(path: Path) -> None:
 
 
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
+    from hpc_toolkit.files import replace_file
     from hpc_toolkit.plan.page import as_lines, as_markdown
     from hpc_toolkit.plan.picture import plan_svg
 
@@ -277,7 +297,9 @@ def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
             ".svg": lambda: plan_svg(found),
         }[path.suffix]()
         try:
-            path.write_text(written, encoding="utf-8")
+            replace_file(path, iter([written.encode()]))
         except OSError as error:
+            if error.errno in PASSING:
+                raise
             message = f"{path}: {error.strerror}"
             raise RunError(message, hint="name a file that you can write to") from error

@@ -67,6 +67,11 @@ def node_of(
         message = f"--gpus-per-node: {gpus} is more than {site.name} has"
         raise ConfigError(message, hint=f"{site.written('gpus_per_node')} = {most}")
     count = gpus if gpus is not None else most or 0
+    of_gpus = {"--price-per-gpu-hour": price_per_gpu_hour, "--watts-per-gpu": watts_per_gpu}
+    for option, number in of_gpus.items():
+        if number is not None and not count:
+            message = f"{option}: the nodes of {site.name} have no GPUs, as far as is known"
+            raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
     if price_per_gpu_hour is not None:
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
     if watts_per_gpu is not None:

@@ -78,10 +78,34 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise ConfigError(
             message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
         ) from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT or "choices" not in found:
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not _is_whole(found):
         message = f"{path}: not a plan of format {FORMAT}"
         raise ConfigError(message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote")
     return found
+
+
+def _is_whole(plan: dict[str, Any]) -> bool:
+    """Whether a record has what a comparison reads."""
+    choices = plan.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        return False
+    forecasts = [one.get("forecast") for one in choices] + (
+        [plan["now"]] if plan.get("now") else []
+    )
+    named = isinstance(plan.get("run"), str) and isinstance(plan.get("at"), int | float)
+    return named and all(map(_is_forecast, forecasts))
+
+
+def _is_forecast(record: object) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("time_s"), dict):
+        return False
+    numbers = [record.get("workers"), *map(record["time_s"].get, ("low", "median", "high"))]
+    return all(isinstance(number, int | float) for number in numbers)
+
+
+def counted(workers: int) -> str:
+    """ "1 worker", "2 workers"."""
+    return "1 worker" if workers == 1 else f"{workers} workers"
 
 
 def _span(interval: Interval, shown: Any = format_duration) -> str:
@@ -108,11 +132,10 @@ def basis(plan: Plan) -> list[str]:
         said.append(f"Their length follows {' and '.join(plan.keys)}.")
     if plan.retried:
         said.append(
-            f"{plan.retried:,} attempts failed and were tried again; as many of the rest will."
+            f"{plan.retried:,} attempts failed; as large a share of those to come is taken to fail."
         )
     node = plan.node
-    workers = "1 worker" if node.workers == 1 else f"{node.workers} workers"
-    said.append(f"{workers} on a node of {plan.cluster}: {node.why}.")
+    said.append(f"{counted(node.workers)} on a node of {plan.cluster}: {node.why}.")
     return said
 
 
@@ -195,7 +218,7 @@ def as_lines(plan: Plan) -> list[str]:
     lines = basis(plan)
     if plan.now is not None:
         now = plan.now
-        lines += ["", f"As it goes on now, on {now.workers} workers: {_now(now)}"]
+        lines += ["", f"As it goes on now, on {counted(now.workers)}: {_now(now)}"]
     if plan.choices:
         lines += ["", *_aligned(*_table_rows(plan)), "", *_sentences(plan)]
     if plan.ways:
@@ -220,7 +243,7 @@ def as_markdown(plan: Plan) -> str:
     """A page."""
     lines = [f"# Plan of {plan.run or 'a run to come'}", "", *basis(plan), ""]
     if plan.now is not None:
-        lines += [f"As it goes on now, on {plan.now.workers} workers: {_now(plan.now)}", ""]
+        lines += [f"As it goes on now, on {counted(plan.now.workers)}: {_now(plan.now)}", ""]
     if plan.choices:
         lines += [*_piped(*_table_rows(plan)), "", *_sentences(plan), ""]
     if plan.ways:

@@ -160,7 +160,7 @@ def test_a_plan_of_a_run_tells_the_workers_that_go_on(tmp_path: Path) -> None:
     assert plan.now is not None
     assert plan.now.workers == 1
     assert plan.seen == 3
-    assert any("As it goes on now, on 1 workers" in line for line in as_lines(plan))
+    assert any("As it goes on now, on 1 worker:" in line for line in as_lines(plan))
 
 
 def test_a_run_without_items_left_is_refused(tmp_path: Path) -> None:
@@ -318,7 +318,32 @@ def test_a_plan_is_compared_with_what_came(tmp_path: Path) -> None:
     assert found.inside == (found.low_s <= 100.0 <= found.high_s)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "choices": []}', "{}"])
+FORECAST: dict[str, Any] = {"workers": 1, "time_s": {"low": 1, "median": 1.5, "high": 2}}
+KEPT: dict[str, Any] = {"format": 1, "run": "r", "at": 0.0, "choices": [{"forecast": FORECAST}]}
+DAMAGED: list[dict[str, Any]] = [
+    {"at": "now"},
+    {"run": 5},
+    {"choices": [{}]},
+    {"choices": [3]},
+    {"choices": {}},
+    {"now": {"workers": 2}},
+    {"now": {**FORECAST, "time_s": {"low": 1}}},
+]
+
+
+def test_a_plan_that_was_kept_is_read(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(KEPT))
+
+    assert read_plan(tmp_path / "plan.json") == KEPT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"format": 2, "choices": []}', "{}"),
+        *(json.dumps({**KEPT, **change}) for change in DAMAGED),
+    ],
+)
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
 
@@ -357,6 +382,11 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
         (["--items", "5", "--seconds-per-item", "1", "--nodes", "0"], "--nodes: '0'"),
         (["--items", "5", "--workers-per-node", "0"], "--workers-per-node: 0"),
         (["--items", "5", "--price-per-gpu-hour", "nan"], "--price-per-gpu-hour: nan"),
+        (["--items", "5", "--seconds-per-item", "1", "--watts-per-gpu", "3"], "have no GPUs"),
+        (["run", "--groups", "2"], "--groups is for --items"),
+        (["run", "--load-seconds", "2"], "--load-seconds is for --seconds-per-item"),
+        (["--check", "plan.json", "--nodes", "3"], "--nodes is not for --check"),
+        (["--check", "plan.json", "-o", "x.svg"], "--out is not for --check"),
         (["--items", "5", "--seed", "-1"], "--seed: -1"),
         (["--items", "5", "-o", "x.pdf"], "unknown format '.pdf'"),
         (["--check", "nowhere.json"], "nowhere.json: No such file"),

@@ -83,7 +83,7 @@ class Shares:
 
 
 def _is_share(gpus: float) -> bool:
-    return 0 <= gpus < 1 or (gpus >= 1 and gpus == int(gpus))
+    return 0 <= gpus < 1 or (gpus >= 1 and math.isfinite(gpus) and gpus == int(gpus))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

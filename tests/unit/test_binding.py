@@ -123,6 +123,7 @@ def test_a_quota_of_the_container_counts_beside_its_cpus() -> None:
         ({"gpus": 1.5}, "--gpus-per-worker must be 0, a fraction below 1 or whole, got 1.5"),
         ({"gpus": -1.0}, "got -1"),
         ({"gpus": float("nan")}, "got nan"),
+        ({"gpus": float("inf")}, "got inf"),
         ({"memory_bytes": 1 << 20}, "--memory-per-worker must be at least 64.0 MiB, got 1.0 MiB"),
     ],
 )

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_toolkit.errors import ConfigError
+
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from hpc_toolkit.run import Run
 
 
@@ -43,3 +47,16 @@ def open_run(given: str | None) -> Run:
     from hpc_toolkit.run import Run
 
     return Run.open(find_run(given))
+
+
+def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
+    """Refuse options that were given on the command line and would have no effect.
+
+    Raises:
+        ConfigError: one that is not among those ``allowed``.
+    """
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            message = f"--{name.replace('_', '-')} {why}"
+            raise ConfigError(message, hint="add what it is for, or leave it out")

@@ -15,12 +15,11 @@ from hpc_toolkit.cli.arguments import (
     RunArgument,
     complete_cluster,
     open_run,
+    refuse_given,
 )
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
-    from collections.abc import Set as AbstractSet
-
     from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.plan.comparison import Comparison
     from hpc_toolkit.plan.lengths import Guess
@@ -133,14 +132,14 @@ def plan(
     for path in out or []:
         _check_out(path)
     if check is not None:
-        _refuse_given(context, {"run", "check", "as_json"}, "is not for --check")
+        refuse_given(context, {"run", "check", "as_json"}, "is not for --check")
         _compare(run, check, as_json=as_json)
         return
     if items is None:
-        _refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
+        refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
     if seconds_per_item is None:
         of_guess = {"load_seconds", "guess_factor"}
-        _refuse_given(context, context.params.keys() - of_guess, "is for --seconds-per-item")
+        refuse_given(context, context.params.keys() - of_guess, "is for --seconds-per-item")
     counts = _counts(nodes)
     _refuse_below(1, {"workers-per-node": workers_per_node, "cores-per-worker": cores_per_worker})
     _refuse_below(0, {"gpus-per-node": gpus_per_node, "seed": seed})
@@ -170,15 +169,6 @@ def plan(
         seed=seed,
     )
     _show(found, out or [], as_json=as_json)
-
-
-def _refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) -> None:
-    """Refuse options that were given and would have no effect."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in allowed and source is not None and source.name == "COMMANDLINE":
-            message = f"--{name.replace('_', '-')} {why}"
-            raise ConfigError(message, hint="add what it is for, or leave it out")
 
 
 def _refuse_below(least: int, given: dict[str, int | None] | dict[str, float | None]) -> None:

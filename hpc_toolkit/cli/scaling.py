@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.arguments import JsonOption, refuse_given
 from hpc_toolkit.cli.scalingrun import RunCommand, run
 from hpc_toolkit.cli.scriptoptions import add_script_command
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
@@ -64,6 +64,7 @@ def analyze(
 ) -> None:
     """Compare world sizes: speed-up, efficiency, GPU-hours, cost, a fitted law and advice."""
     from hpc_toolkit.scaling.page import as_data, as_markdown
+    from hpc_toolkit.terminal import printable_lines
 
     for path in out or []:
         if path.suffix not in _ENDINGS:
@@ -80,7 +81,7 @@ def analyze(
     if as_json:
         print(json.dumps(as_data(judged, notes), allow_nan=False))
     else:
-        sys.stdout.write(as_markdown(judged, notes))
+        sys.stdout.write(printable_lines(as_markdown(judged, notes)))
     for path in out or []:
         _write(path, judged, notes)
     if min_efficiency is not None and any(verdict.below for _, verdict, _ in judged):
@@ -128,6 +129,7 @@ def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
 
 
 def collectives(
+    context: typer.Context,
     logs: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[LOG]...", help="Show what these logs hold; measure nothing."),
@@ -158,6 +160,9 @@ def collectives(
         message = f"{out}: cannot be written there"
         raise ConfigError(message, hint="name a file in a directory that you can write to")
     if logs:
+        refuse_given(
+            context, {"logs", "out", "as_json"}, "is for a measurement, and a log is there"
+        )
         found = [one for path in logs for one in records_in(read_text(path))]
     else:
         found = _timed(world_size, sizes, names, iterations, backend)

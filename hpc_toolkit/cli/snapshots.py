@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.verification import Problem, Results
 
 _SHOWN = 20
+_TOLERANCE = 1e-9
 
 
 def register(app: typer.Typer) -> None:
@@ -102,7 +103,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="Which ones are drawn for --recompute.")] = 0,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="How far a recomputed number may be off, relatively.")
-    ] = 1e-9,
+    ] = _TOLERANCE,
     ignore: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="What --recompute does not compare, such as a time."),
@@ -116,6 +117,9 @@ def verify(
     from hpc_toolkit.verification import Range, Recomputation
     from hpc_toolkit.verification import verify as check
 
+    if not recompute and (seed or ignore or tolerance != _TOLERANCE):
+        message = "--seed, --tolerance and --ignore are for --recompute"
+        raise ConfigError(message, hint="add --recompute 5, or leave them out")
     ranges = tuple(map(Range.parse, range_ or ()))
     found, known, stage = _read(results)
     if items is not None:

@@ -32,7 +32,7 @@ def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
 def _section(one: Judged) -> Iterator[str]:
     comparison, verdict, findings = one
     series = comparison.series
-    yield f"## {series.name}"
+    yield f"## {' '.join(series.name.split())}"
     yield ""
     yield from _table(comparison)
     yield ""

@@ -150,6 +150,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
         (("collectives", "-o", "missing/x.md"), "missing/x.md: cannot be written there"),
         (("collectives", "TABLE"), "no collective was timed"),
+        (("collectives", "TABLE", "--world-size", "2"), "--world-size is for a measurement"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(
@@ -162,6 +163,13 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
     assert isinstance(found.exception, ConfigError | RunError | HpcToolkitError)
     assert match in str(found.exception)
     assert not (tmp_path / "d").exists()
+
+
+def test_names_of_tables_do_nothing_to_a_terminal(tmp_path: Path) -> None:
+    points = [{"world_size": 1, "value": 2}]
+    (tmp_path / "t.json").write_text(json.dumps({"name": "a\n# b \033[2J", "points": points}))
+
+    assert "## a # b \\x1b[2J\n" in scaling("analyze", str(tmp_path / "t.json")).stdout
 
 
 def test_help_shows_no_option_that_is_always_refused() -> None:

@@ -257,3 +257,4 @@ def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> 
     assert code == 1
     assert '"recomputed": 2' in printed
     assert "value.id was null, is 0" in printed
+    assert "are for --recompute" in called("verify", toy.root, "--tolerance", "1e-3")[1]

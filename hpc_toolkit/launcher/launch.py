@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.launcher.options import all_options
 from hpc_toolkit.launcher.outcome import SAVED, Outcome, exit_code
-from hpc_toolkit.launcher.plan import Plan, Request, check_request, make_plan, task_plan
+from hpc_toolkit.launcher.plan import (
+    Plan,
+    Request,
+    check_request,
+    given_options,
+    make_plan,
+    task_plan,
+)
 from hpc_toolkit.launcher.step import Step
 from hpc_toolkit.preflight import usable_gpus
 
@@ -25,6 +32,8 @@ _NEEDED = {
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "shutdown_timeout"),
 }
 """Parts of torch's LaunchConfig that came after its first versions."""
+_OF_OUTPUT = {"redirects", "tee", "logs_specs"}
+"""Options that say where the output of ranks goes."""
 
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
@@ -127,6 +136,8 @@ def _namespace(request: Request) -> Any:
     try:
         with contextlib.redirect_stderr(told):
             parser = get_args_parser()
+            if not _OF_OUTPUT & given_options(request):
+                parser.set_defaults(tee="3")
             return parser.parse_args([*words, "--", request.script, *request.arguments])
     except (SystemExit, ValueError) as error:
         lines = told.getvalue().strip().splitlines() or [str(error)]
@@ -157,11 +168,10 @@ def _configured(
     Raises:
         ConfigError: it refuses one of them.
     """
+    from torch.distributed.elastic.events.handlers import get_logging_handler
     from torch.distributed.run import config_from_args
 
     if plan.own_logs:
-        if not (namespace.redirects != "0" or namespace.tee != "0"):
-            namespace.tee = "3"
         # Else torch makes a directory that nobody uses.
         namespace.log_dir = os.devnull
     if namespace.master_port is None:
@@ -177,6 +187,11 @@ def _configured(
     if lacking:
         message = f"launch needs a newer torch: this one's launcher has no {', '.join(lacking)}"
         raise ConfigError(message, hint="pip install --upgrade torch; 2.13 was tested")
+    try:
+        get_logging_handler(config.event_log_handler)
+    except KeyError as error:
+        message = f"--event-log-handler: torch has none called {config.event_log_handler!r}"
+        raise ConfigError(message, hint="null or console") from error
     if not config.monitor_interval > 0:
         message = f"--monitor-interval: {config.monitor_interval:g} is no time between two looks"
         raise ConfigError(message, hint="such as 0.1, in seconds")

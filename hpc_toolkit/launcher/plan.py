@@ -145,7 +145,7 @@ def make_plan(
     Raises:
         ConfigError: options contradict each other, or Slurm.
     """
-    given = {*request.options, *_from_environ(environ)}
+    given = given_options(request, environ)
     nodes, node_rank = _place(namespace, given, step)
     meeting = _meeting(request, namespace, given, nodes=nodes, step=step)
     log_dir = Path(namespace.log_dir) if namespace.log_dir else None
@@ -178,7 +178,7 @@ def task_plan(
     Raises:
         ConfigError: an option has no effect here, or the run directory is missing.
     """
-    given = {*request.options, *_from_environ(environ)} - _OF_RANKS
+    given = given_options(request, environ) - _OF_RANKS
     if given:
         spelled = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
         message = f"{spelled}: srun started each rank here, so that there is no agent to obey it"
@@ -209,9 +209,10 @@ def _name(namespace: Any, given: set[str], step: Step | None) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", ".".join(words)).lstrip(".") or "_"
 
 
-def _from_environ(environ: Mapping[str, str]) -> set[str]:
-    """Options that torchrun's variables set, such as PET_NNODES."""
-    return {name for name in all_options() if f"PET_{name.upper()}" in environ}
+def given_options(request: Request, environ: Mapping[str, str] = os.environ) -> set[str]:
+    """Options that were given, also by torchrun's variables, such as PET_NNODES."""
+    from_environ = {name for name in all_options() if f"PET_{name.upper()}" in environ}
+    return {*request.options, *from_environ}
 
 
 def _place(namespace: Any, given: set[str], step: Step | None) -> tuple[int, int]:

@@ -57,7 +57,11 @@ def signals(names: str, warn: Callable[[int], None], *, last: bool) -> Iterator[
 
 def _signal(name: str) -> signal.Signals:
     try:
-        return signal.Signals[name]
+        found = signal.Signals[name]
     except KeyError as error:
         message = f"--signals-to-handle: there is no signal {name!r}"
         raise ConfigError(message, hint="such as SIGTERM,SIGINT") from error
+    if found in (signal.SIGKILL, signal.SIGSTOP):
+        message = f"--signals-to-handle: no process can handle {name}"
+        raise ConfigError(message, hint="such as SIGTERM,SIGINT")
+    return found

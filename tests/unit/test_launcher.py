@@ -115,12 +115,33 @@ def test_options_are_read_by_torchruns_own_parser(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.torch
 def test_what_torch_would_meet_too_late_is_told_as_bad_input() -> None:
     pytest.importorskip("torch")
-    request = Request(script="a", options={"monitor_interval": -5.0})
-    found = launching._namespace(request)
-    found.nproc_per_node = 1
+    for options, told in (
+        ({"monitor_interval": -5.0}, "--monitor-interval: -5 is no time"),
+        ({"event_log_handler": "none"}, "torch has none called 'none'"),
+    ):
+        found = launching._namespace(Request(script="a", options=options))
+        found.nproc_per_node = 1
 
-    with pytest.raises(ConfigError, match="--monitor-interval: -5 is no time"):
-        launching._configured(found, plan_of())
+        with pytest.raises(ConfigError, match=told):
+            launching._configured(found, plan_of())
+
+
+@pytest.mark.torch
+def test_output_goes_to_files_and_here_unless_somebody_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+
+    def where(**options: str) -> tuple[str, str]:
+        found = launching._namespace(Request(script="a", options=options))
+        return found.redirects, found.tee
+
+    assert where() == ("0", "3")
+    assert where(tee="0") == ("0", "0")
+    assert where(redirects="3") == ("3", "0")
+    assert where(logs_specs="mine") == ("0", "0")
+    monkeypatch.setenv("PET_TEE", "1")
+    assert where() == ("0", "1")
 
 
 @pytest.mark.torch
@@ -531,3 +552,5 @@ def test_a_signal_to_handle_must_have_a_name() -> None:
     assert _signal("SIGUSR2") == signal.SIGUSR2
     with pytest.raises(ConfigError, match="there is no signal 'SIGNONE'"):
         _signal("SIGNONE")
+    with pytest.raises(ConfigError, match="no process can handle SIGKILL"):
+        _signal("SIGKILL")

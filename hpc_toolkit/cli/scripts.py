@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -53,8 +54,10 @@ def stage(
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    own = Path(directory) / host_name()
-    print(f"{host_name()}: {stage_paths([Path(path) for path in paths], own, users=users)}")
+    # The script looks for the copies below Slurm's name of the node, whatever HPCTK_HOST says.
+    host = os.environ.get("SLURMD_NODENAME") or host_name()
+    said = stage_paths([Path(path) for path in paths], Path(directory) / host, users=users)
+    print(f"{host}: {said}")
 
 
 def left(run: RunArgument = None) -> None:

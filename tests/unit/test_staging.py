@@ -7,7 +7,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.staging import StagingError, stage_paths
 
 if TYPE_CHECKING:
@@ -132,3 +134,19 @@ def test_a_directory_of_somebody_else_is_refused(
 
     with pytest.raises(StagingError, match=r"hpctk-17.0 is not yours"):
         stage_paths([source], place(tmp_path), users=1)
+
+
+def test_copies_lie_where_the_script_looks_for_them(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_HOST", "elsewhere")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    ended = CliRunner().invoke(
+        load_commands("stage"), ["stage", str(tmp_path / "hpctk-17.0"), str(source)]
+    )
+
+    assert ended.exit_code == 0, ended.output
+    assert ended.output.startswith("n1: staged it's a corpus")
+    assert (place(tmp_path) / source.name / "weights").exists()

@@ -47,9 +47,10 @@ def snapshot(
     """
     from hpc_toolkit.snapshot import take_snapshot, write_snapshot
 
-    if not out:
-        message = "--out '': that is the name of no file"
-        raise ConfigError(message, hint="such as -o bench.json, or - for stdout")
+    if out != "-" and Path(out).suffix != ".json":
+        # 'verify' and people would take it for something else.
+        message = f"--out {out!r}: the name of a snapshot ends with .json"
+        raise ConfigError(message, hint="- is stdout; 'hpctk gather' writes tables")
     taken = take_snapshot(open_run(run))
     if out == "-":
         sys.stdout.buffer.writelines(taken.to_lines())

@@ -168,9 +168,9 @@ def _check_place(pattern: str) -> None:
     path = Path(pattern)
     # Where the number is part of a directory's name, nobody can say yet.
     there = "{done}" in str(path.parent) or os.access(path.parent, os.W_OK | os.X_OK)
-    if path.name and there and not path.is_dir():
+    if path.suffix == ".json" and there and not path.is_dir():
         return
-    message = f"--snapshot {pattern!r}: no file can be written there"
+    message = f"--snapshot {pattern!r}: no FILE.json can be written there"
     raise ConfigError(
         message, hint="such as --snapshot 'bench-{done}.json', in a directory of yours"
     )

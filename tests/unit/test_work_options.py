@@ -173,9 +173,15 @@ def test_a_last_snapshot_is_taken_however_the_work_ends(tmp_path: Path) -> None:
         (ALONE, None, 50, "--snapshot-every needs --snapshot FILE.json"),
         (IN_STEP, "s.json", None, "a rank of Slurm takes no snapshots"),
         (ALONE, "s.json", 0, "--snapshot-every must be at least 1"),
-        (ALONE, "none/s-{done}.json", None, "'none/s-{done}.json': no file can be written there"),
-        (ALONE, "run", None, "'run': no file can be written there"),
-        (ALONE, "", None, "'': no file can be written there"),
+        (
+            ALONE,
+            "none/s-{done}.json",
+            None,
+            "'none/s-{done}.json': no FILE.json can be written there",
+        ),
+        (ALONE, "s.csv", None, "'s.csv': no FILE.json can be written there"),
+        (ALONE, "run", None, "'run': no FILE.json can be written there"),
+        (ALONE, "", None, "'': no FILE.json can be written there"),
     ],
 )
 def test_snapshots_that_cannot_be_taken_are_refused(
@@ -206,7 +212,8 @@ def test_snapshot_prints_what_it_wrote(tmp_path: Path) -> None:
     code, message = called("snapshot", toy.root, "-o", tmp_path / "none" / "s.json")
     assert code == 1
     assert "cannot write" in message
-    assert "no file" in called("snapshot", toy.root, "-o", "")[1]
+    for name in ("", "s.csv", "s"):
+        assert "ends with .json" in called("snapshot", toy.root, "-o", name)[1]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,8 @@ class Training:
     def _summary(self, first: int, loss: float | None, seconds: float) -> dict[str, Any]:
         import torch
 
-        tokens = (self.args.steps - first) * self.args.batch_size * self.windows.shape[1]
+        steps = max(0, self.args.steps - first)
+        tokens = steps * self.args.batch_size * self.windows.shape[1]
         cuda = self.info.device.startswith("cuda")
         return {
             "steps": self.args.steps,
@@ -250,6 +251,9 @@ class Training:
 
 def batch_per_pass(args: argparse.Namespace, info: DistributedInfo) -> int:
     """Sequences of one pass of one rank."""
+    if args.texts is not None and args.texts < 1:
+        msg = f"--texts {args.texts} leaves nothing to learn from"
+        raise HpcToolkitError(msg, hint="leave it out for all of them")
     if args.accumulate < 1:
         msg = f"--accumulate {args.accumulate} is no number of passes"
         raise HpcToolkitError(msg, hint="1 makes a step of each pass")

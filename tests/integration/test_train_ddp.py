@@ -123,6 +123,10 @@ def test_what_the_ranks_or_the_device_cannot_do_is_named() -> None:
     with pytest.raises(HpcToolkitError, match="8 has no equal part for each of 6 passes") as caught:
         train_ddp.batch_per_pass(args, DistributedInfo(world_size=3))
     assert "3 ranks times --accumulate 2" in caught.value.hint
+    args.texts = 0
+    with pytest.raises(HpcToolkitError, match="--texts 0 leaves nothing"):
+        train_ddp.batch_per_pass(args, DistributedInfo())
+    args.texts = None
     args.accumulate = 0
     with pytest.raises(HpcToolkitError, match="--accumulate 0 is no number of passes"):
         train_ddp.batch_per_pass(args, DistributedInfo())

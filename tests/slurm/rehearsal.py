@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -93,7 +94,10 @@ class Measured:
     ended: list[tuple[float, str]]
     """Epoch seconds and worker of every done line, in time's order."""
     claimed: list[tuple[float, str]]
-    """The same of every claim."""
+    """The same of every claim; roughly, since names of one file share its time: when the first
+    item began that has a line, else when the worker claimed for the first time."""
+    taken_over: set[str]
+    """Workers that claimed a unit after another."""
     deaths: list[dict[str, Any]]
     workers: dict[str, dict[str, Any]]
 
@@ -240,18 +244,25 @@ class Rehearsal:
         """Read everything that the run's workers left."""
         done: Counter[tuple[str, int]] = Counter()
         ended, deaths = [], []
+        began: dict[tuple[str, int], float] = {}
         for worker, line in self._lines():
             record = decode_line(line)
             assert record is not None
             if record["type"] == "done":
                 done[record["unit"].partition("-")[0], record["item"]] += 1
                 ended.append((record["at"], worker))
+                key = record["unit"], record["generation"]
+                began[key] = min(began.get(key, math.inf), record["at"] - record["seconds"])
             elif record["type"] == "death":
                 deaths.append(record)
-        claims = [
-            (os.lstat(path).st_mtime, os.readlink(path))
-            for path in self.run.glob("stages/*/claims/*.lock")
-        ]
+        claims, taken_over = [], set()
+        for path in self.run.glob("stages/*/claims/*.lock"):
+            unit, _, generation = path.stem.rpartition(".")
+            key = f"{path.parent.parent.name}/{unit}", int(generation)
+            owner = os.readlink(path)
+            claims.append((began.get(key, os.lstat(path).st_mtime), owner))
+            if key[1] > 1:
+                taken_over.add(owner)
         found = [read_presence(path) for path in self.run.glob("workers/*.json")]
         presences = [asdict(one) for one in found if one is not None]
         return Measured(
@@ -259,6 +270,7 @@ class Rehearsal:
             done_lines=done,
             ended=sorted(ended),
             claimed=sorted(claims),
+            taken_over=taken_over,
             deaths=deaths,
             workers={presence["worker"]: presence for presence in presences},
         )

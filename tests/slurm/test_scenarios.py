@@ -234,8 +234,7 @@ def test_killed_rank_is_seen_by_its_lock_on_its_own_node(rehearsal: Rehearsal) -
     (death,) = found.deaths
     report("killed rank", size, found, whole_after_s=round(death["at"] - killed_at, 1))
     assert (death["worker"], death["evidence"], death["explained"]) == (victim, "lock", "")
-    taker = {worker for at, worker in found.claimed if at > killed_at}
-    assert taker & found.workers_of(host="n5"), "only its own node can see the lock"
+    assert found.taken_over & found.workers_of(host="n5"), "only its own node can see the lock"
 
 
 def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:

@@ -99,7 +99,7 @@ def test_a_run_of_nothing_is_refused(hpctk: Hpctk) -> None:
     ended = hpctk("init", "runs/x", "--command", "true")
 
     assert ended.code == 1
-    assert "init needs --items FILE.jsonl, or --campaign CAMPAIGN.toml" in ended.err
+    assert "init needs --items FILE.jsonl, --from SNAPSHOT.json or --campaign" in ended.err
 
 
 def test_an_existing_run_is_no_place_for_a_campaign(toy: Hpctk) -> None:

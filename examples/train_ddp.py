@@ -33,6 +33,7 @@ from hpc_toolkit.distributed import (
     accumulating,
     all_reduce,
     gradient_checkpointing,
+    leave,
     process_group,
     rank_logging,
     scaled,
@@ -326,4 +327,4 @@ def make_model(name: str) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hpc_toolkit.distributed.batches import Scaled, scaled
 from hpc_toolkit.distributed.checkpoints import Checkpoints, Restored
 from hpc_toolkit.distributed.collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from hpc_toolkit.distributed.group import process_group
+from hpc_toolkit.distributed.group import leave, process_group
 from hpc_toolkit.distributed.logs import rank_logging
 from hpc_toolkit.distributed.place import DistributedInfo, get_distributed_info
 from hpc_toolkit.distributed.sampler import ResumableSampler
@@ -37,6 +37,7 @@ __all__ = [
     "broadcast",
     "get_distributed_info",
     "gradient_checkpointing",
+    "leave",
     "process_group",
     "rank_logging",
     "reduce_scatter",

@@ -134,4 +134,6 @@ def _time_all(names: Sequence[str], sizes: Sequence[int], iterations: int) -> No
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from hpc_toolkit.distributed.group import leave
+
+    leave(main())

@@ -244,6 +244,8 @@ def _utilisation(path: Path | None, before: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    from hpc_toolkit.distributed.group import leave
+
     # Where the launcher asks a rank to leave, the monitor's child still ends with it.
     with suppress(BrokenPipeError):
-        sys.exit(main())
+        leave(main())

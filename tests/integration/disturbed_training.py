@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from examples.train_ddp import Training, main
-from hpc_toolkit.distributed import get_distributed_info
+from hpc_toolkit.distributed import get_distributed_info, leave
 
 
 def disturbed(number: signal.Signals, at: int) -> None:
@@ -27,4 +27,4 @@ def disturbed(number: signal.Signals, at: int) -> None:
 
 if __name__ == "__main__":
     disturbed(signal.Signals[sys.argv[1]], int(sys.argv[2]))
-    sys.exit(main(sys.argv[3:]))
+    leave(main(sys.argv[3:]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -211,3 +213,20 @@ def test_each_line_of_a_ranks_log_has_time_and_rank(
     assert [line.rpartition("INFO ")[2] for line in lines[:2]] == ["two", "lines"]
     assert lines[-1].endswith("ERROR ValueError: too bad")
     assert not (tmp_path / "elsewhere" / "rank-1.log").read_text()
+
+
+def test_leaving_writes_out_what_was_printed_and_tears_nothing_down() -> None:
+    code = (
+        "import atexit, threading, time\n"
+        "from hpc_toolkit.distributed import leave\n"
+        "atexit.register(print, 'torn down')\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "print('said', end='')\n"
+        "leave(75)\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+
+    assert (ended.returncode, ended.stdout) == (75, b"said")

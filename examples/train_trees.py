@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     default = Path(os.environ.get("HPCTK_RUN_DIR") or "runs/train-trees")
     add("--output", "--run-dir", type=Path, default=default)
-    add("--library", choices=tuple(LIBRARIES), default="xgboost")
+    add("--library", dest="grower", choices=tuple(LIBRARIES), default="xgboost")
     add("--rows", type=int, default=20_000)
     add("--features", type=int, default=40)
     add("--rounds", type=int, default=100, help="trees of the whole training")
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.perf_counter()
     args.output.mkdir(parents=True, exist_ok=True)
     train, test = made_data(args.rows, args.features)
-    trees = LIBRARIES[args.library](args.threads, train, read_fresh(model_path(args)))
+    trees = LIBRARIES[args.grower](args.threads, train, read_fresh(model_path(args)))
     first, growing, busy = trees.rounds(), time.perf_counter(), time.process_time()
     with StopSignal() as stop:
         while trees.rounds() < args.rounds:
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     growing, busy = time.perf_counter() - growing, time.process_time() - busy
     wrong = float(((trees.predict(test[0]) > 0.5) != test[1]).mean())
     summary = {
-        "library": args.library,
+        "library": args.grower,
         "threads": args.threads,
         "rounds": trees.rounds(),
         "resumed_from": first,
@@ -79,7 +79,7 @@ def granted_cores() -> int:
 def model_path(args: argparse.Namespace) -> Path:
     """Where the model is saved: JSON of XGBoost, text of LightGBM."""
     directory: Path = args.output
-    return directory / {"xgboost": "xgboost.json", "lightgbm": "lightgbm.txt"}[args.library]
+    return directory / {"xgboost": "xgboost.json", "lightgbm": "lightgbm.txt"}[args.grower]
 
 
 Table = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]

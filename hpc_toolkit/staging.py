@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,8 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
     lower number. Nothing is synced, since nothing is kept.
 
     Raises:
-        StagingError: a path is missing or leads to itself, or the disk has not the room.
+        StagingError: a path is missing, leads to itself or is neither file nor directory, or the
+            disk has not the room.
     """
     started = time.monotonic()
     files = [pair for path in paths for pair in _below(path, Path(path.name), ())]
@@ -67,13 +69,18 @@ def _below(path: Path, target: Path, above: tuple[str, ...]) -> Iterator[tuple[P
     """A path and all below it, directories first, with their names among the copies."""
     try:
         real = os.path.realpath(path, strict=True)
-        inside = sorted(path.iterdir()) if path.is_dir() else []
+        mode = path.stat().st_mode
+        inside = sorted(path.iterdir()) if stat.S_ISDIR(mode) else []
     except OSError as error:
         msg = f"cannot stage {path}: {error.strerror}"
         raise StagingError(msg, hint="is it there, on every node?") from error
     if real in above:
         msg = f"cannot stage {path}: it leads to itself"
         raise StagingError(msg, hint="remove the link")
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        # A device may never end, and a pipe may never begin.
+        msg = f"cannot stage {path}: it is neither a file nor a directory"
+        raise StagingError(msg, hint="stage files that have an end")
     yield path, target
     for one in inside:
         yield from _below(one, target / one.name, (*above, real))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -103,13 +104,39 @@ def test_what_cannot_be_copied_is_named(tmp_path: Path, make: str) -> None:
     assert not place(tmp_path).exists()
 
 
-def test_a_file_that_is_no_file_ends_the_copying_and_leaves_nothing(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device"])
+def test_what_is_neither_file_nor_directory_is_refused_before_anything_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = source / "odd"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = type(source)("/dev/null")  # /dev/zero has no end
+    else:
+        path.symlink_to("/dev/null")
+    monkeypatch.setattr("hpc_toolkit.staging.shutil.copyfile", lambda *_: pytest.fail("copied"))
 
-    with pytest.raises(StagingError, match="cannot copy to"):
-        stage_paths([tmp_path / "pipe"], place(tmp_path), users=1)
+    with pytest.raises(StagingError, match=r"cannot stage .*(odd|null): it is neither a file nor"):
+        stage_paths(
+            [source / "weights", source if kind != "device" else path], place(tmp_path), users=1
+        )
 
-    assert not place(tmp_path).exists()
+    assert not place(tmp_path).parent.exists()
+
+
+def test_a_copying_that_fails_is_told_and_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, *_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("hpc_toolkit.staging.shutil.copyfile", broken)
+
+    with pytest.raises(StagingError, match=r"cannot copy to .*Input/output error: .*tokens"):
+        stage_paths([source], place(tmp_path), users=1)
+
+    assert not place(tmp_path).parent.exists()
 
 
 def test_a_copying_that_is_ended_leaves_nothing(

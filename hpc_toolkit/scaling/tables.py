@@ -141,11 +141,8 @@ def _work(given: Mapping[str, Any], unit: str, where: str) -> dict[str, Any]:
 
 def _point(point: object, unit: str, where: str) -> Point:
     given = _object(point, _POINT_KEYS, f"{where}, points")
-    size = _checked(given.get("world_size"), f"{where}, world_size")
+    size = _ranks(given.get("world_size"), where)
     at = f"{where}, world size {size}"
-    if size != int(size):
-        message = f"{at}: that is no number of ranks"
-        raise ConfigError(message, hint="write 1 or more")
     if "values" in given and "value" in given:
         message = f"{at}: value and values are both there"
         raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
@@ -162,10 +159,18 @@ def _point(point: object, unit: str, where: str) -> Point:
     price = given.get("price_per_hour")
     scale = _UNITS[unit]
     return Point(
-        world_size=int(size),
+        world_size=size,
         rates=tuple(1 / (number * scale) if scale else number for number in numbers),
         price_per_hour=None if price is None else _from_0(price, at),
     )
+
+
+def _ranks(value: object, where: str) -> int:
+    size = _checked(value, f"{where}, world_size")
+    if size != int(size) or size < 1:
+        message = f"{where}, world size {size}: that is no number of ranks"
+        raise ConfigError(message, hint="write 1 or more")
+    return int(size)
 
 
 def _claim(claim: object, where: str) -> Claim:
@@ -177,6 +182,9 @@ def _claim(claim: object, where: str) -> Claim:
     value = _checked(given.get("value"), f"{where}, claims")
     size = given.get("world_size")
     samples = _checked(given.get("samples", Decimal(THOUSAND)), f"{where}, claims")
+    if samples < 1:
+        message = f"{where}, claims: {samples} is no number of samples"
+        raise ConfigError(message, hint="write 1 or more")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)  # the value is finite
     return Claim(
@@ -184,8 +192,8 @@ def _claim(claim: object, where: str) -> Claim:
         quantity=quantity,
         value=float(value),
         half=float(Decimal(5).scaleb(exponent - 1)),
-        world_size=None if size is None else int(_checked(size, f"{where}, claims")),
-        samples=max(1, int(samples)),
+        world_size=None if size is None else _ranks(size, f"{where}, claims"),
+        samples=int(samples),
     )
 
 

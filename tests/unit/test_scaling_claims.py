@@ -115,6 +115,10 @@ def table(**changes: Any) -> str:
     return json.dumps({**plain, **changes})
 
 
+def claim(**keys: Any) -> str:
+    return table(claims=[{"quantity": "speedup", "value": 2, **keys}])
+
+
 @pytest.mark.parametrize(
     ("stated", "verdict"),
     [
@@ -200,6 +204,9 @@ def test_a_claim_about_what_nobody_knows_is_unknown() -> None:
         ("[" * 100_000, "not JSON"),
         (table(claims=[{"quantity": "speed", "value": 1}]), "quantity is 'speed'"),
         (table(claims=[{"quantity": "speedup"}]), "nothing is no number"),
+        (claim(world_size=2.5), "claims, world size 2.5: that is no number of ranks"),
+        (claim(world_size=0), "claims, world size 0: that is no number of ranks"),
+        (claim(samples=0), "claims: 0 is no number of samples"),
     ],
 )
 def test_a_table_that_cannot_be_read_names_where(text: str, match: str) -> None:

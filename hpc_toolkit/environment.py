@@ -6,6 +6,8 @@ it all the same.
 
 from __future__ import annotations
 
+import re
+
 from hpc_toolkit.allowlist import (
     check_match,
     check_module,
@@ -26,6 +28,7 @@ _PROGRAMS = f"/[^:]{{1,{_PATH_MAX - 1}}}"
 _CONDA = f"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,127}}|{_PROGRAMS}"
 _IMAGE = f"[^-].{{0,{_PATH_MAX - 1}}}"
 _BIND = "/[^:,]{0,4000}(:/[^:,]{0,4000}(:r[ow])?)?"
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _WORD = ".{0,32768}"
 _WORDS_MAX = 131072
 
@@ -107,7 +110,9 @@ def _check_conda(conda: str | None, venv: str | None, where: str) -> None:
 
 def _check_command(words: tuple[str, ...], where: str) -> None:
     option = f"{where}the program after --"
-    if not words[0] or words[0].startswith("-"):
+    # Which templates start a module is told elsewhere.
+    module = words[0] == "-m" and len(words) > 1 and _MODULE.fullmatch(words[1]) is not None
+    if not module and (not words[0] or words[0].startswith("-")):
         raise refusal(option, words[0], "a program and its arguments")
     for word in words:
         check_match(word, _WORD, "words on one line; what is longer goes into a file", option)

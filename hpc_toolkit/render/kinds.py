@@ -73,6 +73,9 @@ def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> No
         what = "a program" if template not in TRAININGS else "a training script"
         msg = f"the template {template} needs {what}"
         raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
+    if spec.command[0] == "-m" and template not in TRAININGS:
+        msg = f"the template {template} starts a program, and no module {spec.command[1]}"
+        raise RenderError(msg, hint=f"write the interpreter too: python -m {spec.command[1]}")
     why = f"the template {template} works on no run"
     for name in _OF_QUEUES:
         if name in given:

@@ -41,6 +41,29 @@ def step(text: str) -> str:
 # --- who starts the ranks ---
 
 
+def test_a_module_is_started_like_a_script() -> None:
+    words = ("-m", "package.train", "--lr", "1")
+
+    assert program(script(command=words)).endswith(" --max-restarts=3 -m package.train --lr 1")
+    assert program(script("train-cpu", command=words)) == "/p/python -m package.train --lr 1"
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "match"),
+    [
+        ("command", ("-m", "train"), "starts a program, and no module train"),
+        ("train-cpu", ("-m",), "'-m' is not accepted"),
+        ("train-cpu", ("-m", "train.py/x"), "'-m' is not accepted"),
+        ("train-cpu", ("-c", "train"), "'-c' is not accepted"),
+    ],
+)
+def test_what_starts_no_training_is_refused(
+    template: str, words: tuple[str, ...], match: str
+) -> None:
+    with pytest.raises(RenderError, match=match):
+        script(template, command=words)
+
+
 def test_a_launcher_on_each_node_starts_its_ranks_and_has_all_of_their_cpus() -> None:
     text = script(**TWO_NODES)
 

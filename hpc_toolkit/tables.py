@@ -13,11 +13,15 @@ from hpc_toolkit.errors import ConfigError, RunError, near_miss
 from hpc_toolkit.files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
     from pathlib import Path
 
     from hpc_toolkit.gather import Row
 
+
+OWN = ("state", "error", "attempts", "seconds", "worker")
+"""Columns of a table that tell of a row, in this order: those of its item stand before them, those
+of its value behind."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "item": (dict,),
@@ -70,9 +74,11 @@ def json_lines(rows: list[Row]) -> Iterator[bytes]:
 def write_table(path: Path, rows: list[Row]) -> None:
     """Write rows in the format of the file's ending; the file is replaced whole.
 
-    CSV, npz and Parquet have a column per key: those of the item as they are, those of the value
-    behind ``value.``; what is neither a number nor a text is JSON. An npz holds one array per
-    column, float64 (NaN where a row lacks it) or text; it is read without pickle.
+    CSV, npz and Parquet have a column per key: first those of the items as they are, then
+    :data:`OWN`, then those of the values behind ``value.``. Where an item of any row has a key of
+    one of the latter names, ``hpctk.`` stands before it in all rows. What is neither a number nor a
+    text is JSON. An npz holds one array per column, float64 (NaN where a row lacks it) or text; it
+    is read without pickle.
 
     Raises:
         ConfigError: an unknown ending, or what the format needs is not installed.
@@ -94,30 +100,30 @@ def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
     return writer
 
 
-def _flatten(row: Row) -> dict[str, Any]:
-    value = row["value"] or {}
-    flat = {key: _cell(cell) for key, cell in row["item"].items()}
-    for key in ("state", "error", "attempts", "seconds", "worker"):
-        # An item's own key of this name keeps its column.
-        flat[key if key not in flat else f"hpctk.{key}"] = row[key]
-    for key, cell in value.items():
-        name = f"value.{key}"
-        flat[name if name not in flat else f"hpctk.{name}"] = _cell(cell)
-    return flat
-
-
 def _cell(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
 def _columns(rows: list[Row]) -> dict[str, list[Any]]:
     try:
-        flat = [_flatten(row) for row in rows]
+        keys = dict.fromkeys(key for row in rows for key in row["item"])
+        columns = {key: [_cell(row["item"].get(key)) for row in rows] for key in keys}
+        for key in OWN:
+            columns[_beside(key, keys)] = [row[key] for row in rows]
+        for key in dict.fromkeys(key for row in rows for key in row["value"] or ()):
+            cells = [_cell((row["value"] or {}).get(key)) for row in rows]
+            columns[_beside(f"value.{key}", keys)] = cells
     except (AttributeError, KeyError, TypeError):
         check_rows(rows)
         raise
-    names = dict.fromkeys(name for row in flat for name in row)
-    return {name: [row.get(name) for row in flat] for name in names}
+    return columns
+
+
+def _beside(name: str, keys: Container[str]) -> str:
+    """A column's name that is none of the items' keys."""
+    while name in keys:
+        name = f"hpctk.{name}"
+    return name
 
 
 def _csv(rows: list[Row]) -> Iterator[bytes]:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.tables import read_parquet
+from hpc_toolkit.tables import OWN, read_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from hpc_toolkit.gather import Row
     from hpc_toolkit.queue.items import Item
-
-_OWN = ("state", "error", "attempts", "seconds", "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,42 +63,79 @@ def plain_key(item: Item) -> str:
 
 def _read_csv(path: Path) -> Results:
     with path.open(newline="", encoding="utf-8") as file:
-        table = [_row(cells, _number) for cells in csv.DictReader(file)]
-    return Results(rows=table, key=lambda item: _flat_key(item, str))
+        head, *lines = (line for line in csv.reader(file) if line)
+    for line in lines:
+        if len(line) != len(head):
+            message = f"{len(line)} cells of {len(head)} in {line}"
+            raise ValueError(message)
+    rows = _rows(head, lines, _number)
+    return Results(rows=rows, key=lambda item: _flat_key(item, str))
 
 
 def _read_columns(path: Path) -> Results:
     columns = read_parquet(path)
-    count = len(next(iter(columns.values()), []))
-    table = [
-        _row({name: cells[index] for name, cells in columns.items()}, lambda cell: cell)
-        for index in range(count)
-    ]
-    return Results(rows=table, key=lambda item: _flat_key(item, _plain))
+    rows = _rows(list(columns), list(zip(*columns.values(), strict=True)), lambda cell: cell)
+    return Results(rows=rows, key=lambda item: _flat_key(item, _plain))
 
 
-def _row(cells: dict[str, Any], parse: Callable[[Any], Any]) -> Row:
-    """A row of a table with a column per key, as :mod:`hpc_toolkit.tables` writes it."""
-    # Where an item has a key of this name, ours has another in that item's row alone.
-    own = {
-        key: f"hpctk.{key}" if cells.get(f"hpctk.{key}") not in (None, "") else key for key in _OWN
+def _rows(
+    head: list[str], table: Sequence[Sequence[Any]], parse: Callable[[Any], Any]
+) -> list[Row]:
+    """Rows of a table with a column per key, as :mod:`hpc_toolkit.tables` writes it.
+
+    What stands before the column of the state is the items', whatever its name.
+    """
+    own = {key: _own(key, head) for key in OWN}
+    state = own["state"]
+    if state is None:
+        message = "state"
+        raise KeyError(message)
+    values = {
+        place: name.partition("value.")[2]
+        for place, name in enumerate(head)
+        if place > state and _stem(name).startswith("value.")
     }
-    if cells[own["state"]] == "done" and "hpctk.error" in cells:
-        own["error"] = "hpctk.error"
-    item, value = {}, {}
-    for name, cell in cells.items():
-        if name.startswith(("value.", "hpctk.value.")):
-            if cell not in (None, ""):
-                value[name.partition("value.")[2]] = parse(cell)
-        elif name not in own.values() and not name.startswith("hpctk."):
-            item[name] = cell
-    state = cells[own["state"]]
-    error = cells[own["error"]] or None
+    items = {
+        place: name
+        for place, name in enumerate(head)
+        if place not in values and place not in own.values()
+    }
+    return [_row(cells, own, items, values, parse) for cells in table]
+
+
+def _stem(name: str) -> str:
+    """A column's name as it would be if no item had such a key."""
+    while name.startswith("hpctk."):
+        name = name.removeprefix("hpctk.")
+    return name
+
+
+def _own(key: str, head: list[str]) -> int | None:
+    """The column of what tells of a row; an item's column of that name stands before it."""
+    return max((place for place, name in enumerate(head) if _stem(name) == key), default=None)
+
+
+def _row(
+    cells: Sequence[Any],
+    own: dict[str, int | None],
+    items: dict[int, str],
+    values: dict[int, str],
+    parse: Callable[[Any], Any],
+) -> Row:
+    told = {key: None if place is None else cells[place] for key, place in own.items()}
+    if told["state"] not in ("done", "failed"):
+        message = f"the state {told['state']!r} of {list(cells)}"
+        raise ValueError(message)
+    value = {
+        name: parse(cells[place])
+        for place, name in values.items()
+        if cells[place] not in (None, "")
+    }
     return {
-        "item": item,
-        "state": state,
-        "value": value if state == "done" else None,
-        "error": error,
+        "item": {name: cells[place] for place, name in items.items()},
+        "state": told["state"],
+        "value": value if told["state"] == "done" else None,
+        "error": told["error"] or None,
     }
 
 

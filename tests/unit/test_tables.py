@@ -90,6 +90,22 @@ def test_an_items_own_key_keeps_its_column(tmp_path: Path) -> None:
     assert sorted(value for key, value in found.items() if key.endswith("value.a")) == ["1", "2"]
 
 
+def test_a_column_means_the_same_in_all_rows(tmp_path: Path) -> None:
+    rows = [row({"id": 0}, {"a": 1}), row({"id": 1, "state": "Ohio", "value.a": 5}, {"a": 2})]
+    write_table(tmp_path / "t.csv", rows)
+
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        head, *found = csv.reader(file)
+    assert head == [
+        *("id", "state", "value.a"),
+        *("hpctk.state", "error", "attempts", "seconds", "worker", "hpctk.value.a"),
+    ]
+    assert [(one[1], one[2], one[3], one[-1]) for one in found] == [
+        ("", "", "done", "1"),
+        ("Ohio", "5", "done", "2"),
+    ]
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".csv", ".npz"])
 def test_no_rows_make_a_readable_file(tmp_path: Path, ending: str) -> None:
     write_table(tmp_path / f"t{ending}", [])

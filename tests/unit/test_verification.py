@@ -150,6 +150,29 @@ def test_what_gather_wrote_is_read_back_in_every_format(ending: str, tmp_path: P
     assert verify(Results(rows=results.rows[:3], key=results.key), items[:3])[0].kind == "failed"
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_keys_of_items_are_never_taken_for_columns_of_ours(ending: str, tmp_path: Path) -> None:
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"rows{ending}"
+    items: list[dict[str, Any]] = [
+        {"value.mean": 9.0},
+        {"seed": 1, "hpctk.value.mean": 8.0, "value.mean": 7.0},
+        {"seed": 2, "state": "Ohio", "hpctk.error": "none", "value.other": "x"},
+        {"seed": 3},
+        {"seed": 4, "error": "its own", "hpctk.hpctk.state": "Utah"},
+    ]
+    values = [{"mean": 0.1}, {"mean": 0.2, "other": 5}, {"other": 6}, {"mean": 0.4}, {"mean": 0.5}]
+    rows = [row(0, item=items[n], value=value) for n, value in enumerate(values)]
+    rows[4] |= {"state": "failed", "value": None, "error": "ill"}
+    write_table(path, rows)
+
+    results = read_results(path)
+
+    assert [(one.kind, one.what) for one in verify(results, items)] == [("failed", "ill")]
+    assert [one["value"] for one in results.rows] == [*values[:4], None]
+
+
 def test_numbers_that_are_not_finite_are_found_in_csv(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("seed,state,error,value.a,value.b\n1,done,,nan,inf\n2,done,,1e3,text\n")
@@ -170,7 +193,10 @@ def test_numbers_that_are_not_finite_are_found_in_csv(tmp_path: Path) -> None:
         ("rows.jsonl", "{}\n", RunError, "holds no gathered rows: KeyError"),
         ("rows.jsonl", "[1]\n", RunError, "holds no gathered rows"),
         ("rows.jsonl", "{\n", RunError, "holds no gathered rows"),
+        ("rows.csv", "", RunError, "holds no gathered rows: "),
         ("rows.csv", "a,b\n1,2\n", RunError, "holds no gathered rows: KeyError"),
+        ("rows.csv", "a,state\n1,done\n2,d", RunError, r"holds no gathered rows: .*state 'd'"),
+        ("rows.csv", "a,state\n1,done\n2", RunError, r"holds no gathered rows: .*1 cells of 2"),
     ],
 )
 def test_a_file_of_something_else_is_refused(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.launcher.meeting import Address, NodesMissingError
+from hpc_toolkit.launcher.outcome import SAVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,10 @@ class Store(Protocol):
 
 
 class RendezvousLostError(HpcToolkitError):
-    """The node that holds the store is gone."""
+    """The node that holds the store is gone: without a word, unless it bears that node's code."""
+
+    # A node that fails says so before it leaves, so this one was lost, and all may start again.
+    exit_code = SAVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,14 @@ class Rounds:
     def join(self) -> Address:
         """Begin the next round as soon as all nodes want it; where its ranks meet.
 
+        A node that takes the place of one that was lost comes to rounds that have begun: it wants
+        the next one, and the others follow.
+
         Raises:
             NodesMissingError: some did not come in time.
             RendezvousLostError: the node that holds the store is gone.
         """
-        number = self.number + 1
+        number = self.number + 1 if self.number >= 0 else self._first()
         self._finished = self._all_done = False
         self._set("wanted", str(number))
         self._set(f"round/{number}/node/{self._node}", self._host)
@@ -124,6 +131,10 @@ class Rounds:
         self.number = number
         self._wanted = False
         return Address.parse(self._get(address_key))
+
+    def _first(self) -> int:
+        number = int(self._get("wanted")) if self._check(["wanted"]) else 0
+        return number + self._check([f"round/{number}/address"])
 
     def wanted(self) -> bool:
         """Whether another node wants the next round."""
@@ -206,7 +217,9 @@ class Rounds:
         end = self._clock() + self._timeout_s
         while not self._check(keys):
             if (ending := self._read_ending()) is not None:
-                raise RendezvousLostError(ended_message(ending))
+                lost = RendezvousLostError(ended_message(ending))
+                lost.exit_code = ending.code
+                raise lost
             if self._clock() >= end:
                 raise self._missing(number)
             self._sleep(_POLL_S)

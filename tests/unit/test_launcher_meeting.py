@@ -199,6 +199,37 @@ def test_a_node_that_wants_a_new_round_is_seen_by_the_others() -> None:
     assert not first.wanted()
 
 
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_node_in_the_place_of_a_lost_one_is_in_the_next_round_with_the_others(
+    waiting: bool,
+) -> None:
+    store, clock, ports = SharedStore(), ManualClock(), Ports()
+    first, second = (rounds_of(store, node, 2, clock, ports) for node in range(2))
+    together(first, second)
+    together(first, second)
+    waits = threading.Thread(target=first.join, daemon=True)
+    if waiting:
+        # Its ranks failed with those of the lost node.
+        waits.start()
+        while "round/2/node/0" not in store.values:
+            time.sleep(0.001)
+
+    place = rounds_of(store, 1, 2, clock, ports)
+    comes = threading.Thread(target=place.join, daemon=True)
+    comes.start()
+    while "round/2/node/1" not in store.values:
+        assert comes.is_alive(), place.number
+        time.sleep(0.001)
+    clock.advance(1)
+    if not waiting:
+        assert first.wanted()
+        waits.start()
+    waits.join()
+    comes.join()
+
+    assert first.number == place.number == 2
+
+
 def test_a_node_that_does_not_come_is_named() -> None:
     store, clock = SharedStore(), ManualClock()
 
@@ -228,8 +259,9 @@ def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself() -> None:
 
     assert first.ended() == Ending(1, "n1", 137, "rank 1 on n1 ended by SIGKILL")
     assert second.ended() is None
-    with pytest.raises(RendezvousLostError, match=r"node 1 \(n1\) has ended: rank 1 on n1"):
+    with pytest.raises(RendezvousLostError, match=r"node 1 \(n1\) has ended: rank 1 on n1") as caught:
         first.join()
+    assert caught.value.exit_code == 137
 
 
 def test_a_launch_is_finished_when_the_ranks_of_all_nodes_are() -> None:
@@ -313,8 +345,9 @@ def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0() -> None:
     store.gone = True
     clock.advance(1)
 
-    with pytest.raises(RendezvousLostError, match="node 0, where all nodes of this launch meet"):
+    with pytest.raises(RendezvousLostError, match="node 0, where all nodes of this launch meet") as caught:
         second.wanted()
+    assert caught.value.exit_code == 75
     # Leaving must not fail for it.
     second.end(1, "x")
     second.leave()

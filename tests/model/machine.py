@@ -248,14 +248,14 @@ class Model:
         """What one worker does between two passes, as ``Worker._main`` has it."""
         disk = self._disk(state, sees, self.names[who], choices)
         near = self.config.deaths_by == "lock"
-        # Between hosts they are taken for free, as where the filesystem keeps none.
+        # Between hosts they are taken for free, as where the filesystem keeps none; nobody's own.
         disk.free_locks = {
             name
             for name, one in zip(self.names, state.actors, strict=False)
-            if not near or one.phase in ("gone", "dead")
+            if name != self.names[who] and (not near or one.phase in ("gone", "dead"))
         }
         with mounted(disk):
-            view, liveness, picker = self._process(state, who, choices, sees.old)
+            view, liveness, picker = self._process(state, who, choices, sees)
             log = view.stages["items"].log
             found, outcome = None, "wait"
             try:
@@ -280,19 +280,23 @@ class Model:
         return outcome, taken, created | met, liveness.wrong, lost, told, old
 
     def _process(
-        self, state: State, who: int, choices: Choices, old: int
+        self, state: State, who: int, choices: Choices, sees: Sees
     ) -> tuple[RunView, Verdicts, Picker]:
-        view = RunView(self.paths, self.manifest)
+        name, shared = self.names[who], self.config.shared
+        view = RunView(self.paths, self.manifest, local=not shared)
+        stage = view.stages["items"]
+        mine = [claim[:2] for claim in sees.claims if claim[2] == name]
+        if mine and not shared:  # of it a further one is another name (decision 0035)
+            stage.claims._twins[name] = stage.paths.claims / claim_name(*max(mine))
         liveness = Verdicts(self, state, choices, who)
         for notice in ControlReader(self.paths).poll()[1]:
             liveness.take_notice(notice)
-        name, shared = self.names[who], self.config.shared
         picker = Picker(view, liveness, ManualClock(), name, shared=shared)
         picker._random = choices  # type: ignore[assignment]
         for fresh in picker._fresh.values():
             fresh._random = choices  # type: ignore[assignment]
-        if old >= 0:  # it began to read before
-            view.stages["items"].log._old_word = old
+        if sees.old >= 0:  # it began to read before
+            stage.log._old_word = sees.old
         view.poll_claims()
         view.poll()
         return view, liveness, picker
@@ -494,10 +498,11 @@ class Model:
     ) -> Disk:
         lost: list[str] = []
 
-        def reply(_path: str) -> str:
+        def reply(call: str) -> str:
             if choices is None or state.left[EVILS.index("lost")] <= len(lost):
                 return ""
-            how = ["", "repeated", "lost", "hidden"][choices.of(4)]
+            ways = ["", "repeated", "lost", "hidden", *(["refused"] if call == "link" else [])]
+            how = ways[choices.of(len(ways))]
             if how:
                 lost.append(how)
             return how

@@ -39,7 +39,7 @@ class Disk:
         world: dict[str, Content],
         *,
         name: str,
-        reply: Callable[[str], str] = lambda _path: "",
+        reply: Callable[[str], str] = lambda _call: "",
         lost: list[str] | None = None,
     ) -> None:
         self.image = image
@@ -118,11 +118,23 @@ class Disk:
         self.image[key] = self.world[key] = self.changed[key] = content
 
     def symlink(self, target: str, path: object) -> None:
-        key = str(path)
+        self._create("symlink", target, str(path))
+
+    def link(self, source: object, path: object, *, follow_symlinks: bool) -> None:
+        """Give a symlink another name."""
+        assert not follow_symlinks
+        target = self.world.get(str(source))
+        if not isinstance(target, str):
+            raise _error(errno.ENOENT, str(source))
+        self._create("link", target, str(path))
+
+    def _create(self, call: str, target: str, key: str) -> None:
         if key in self.world:
             self.image[key] = self.world[key]
             raise _error(errno.EEXIST, key)
-        how = self._reply(key)
+        how = self._reply(call)
+        if how == "refused":  # it has as many names as it may have
+            raise _error(errno.EMLINK, key)
         self._put(key, target)
         if how == "repeated":  # the first reply was lost, and the client asked again
             raise _error(errno.EEXIST, key)

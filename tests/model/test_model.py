@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_toolkit import gather, passes
+from hpc_toolkit import files, gather, passes
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import Liveness
@@ -42,6 +42,12 @@ SMALL = {
     "an executor dies": Config(evils={"die": 2, "crash": 1}, people=()),
     "an item kills every executor": Config(kinds=(), evils={"die": 5}, people=(), stale=NOTHING),
     "a reply is lost": Config(evils={"lost": 1, "crash": 1}, people=()),
+    "a reply is lost on a filesystem that others share": Config(
+        shared=True, evils={"lost": 1, "crash": 1}, people=()
+    ),
+    "a reply to a further claim is lost": Config(
+        units=(1, 1), evils={"lost": 1}, people=(), stale=NOTHING
+    ),
     "a worker is drained": Config(
         evils={"abort": 1, "crash": 1}, people=(("drain-0",),), stale=frozenset({"control"})
     ),
@@ -294,6 +300,26 @@ MISTAKES = [
             Claims,
             "return owner == worker",
             "return True",
+        ),
+    ),
+    (
+        "I6: two workers",
+        SMALL["two units"],
+        Mistake(
+            "a further name of a claim is taken for made where it exists",
+            files,
+            "except FileExistsError:\n        raise",
+            "except FileExistsError:\n        pass",
+        ),
+    ),
+    (
+        "I6: two workers",
+        SMALL["a reply to a further claim is lost"],
+        Mistake(
+            "a further name of a claim that was refused is taken for made",
+            files,
+            "        return False\n    return True",
+            "        return True\n    return True",
         ),
     ),
     (

@@ -15,6 +15,8 @@ JOBSET = "jobset.x-k8s.io/v1alpha2"
 ROLE = "pod"
 """The one replicated Job of a JobSet; its pods are called ``<jobset>-pod-0-<number>``."""
 EXIT_LATER = 75
+_TOLD_TO_LEAVE = 143
+"""SIGTERM ended the program of a pod that was to leave, or of one that met with it."""
 _UNUSABLE = [1, 2]
 """Exit codes of hpctk that trying again cannot mend: bad input, and wrong usage."""
 _REPLACED = 10
@@ -99,7 +101,10 @@ def _queue_failures(spec: ManifestSpec) -> dict[str, Any]:
     return {
         "backoffLimitPerIndex": _REPLACED if spec.max_restarts is None else spec.max_restarts,
         "podFailurePolicy": {
-            "rules": [*_innocent(), {"action": "FailIndex", "onExitCodes": _codes("In", _UNUSABLE)}]
+            "rules": [
+                *_innocent(EXIT_LATER),
+                {"action": "FailIndex", "onExitCodes": _codes("In", _UNUSABLE)},
+            ]
         },
         # A pod leaves with 0 only when the run is sealed and nothing is left for any other.
         "successPolicy": {"rules": [{"succeededCount": 1}]},
@@ -107,17 +112,22 @@ def _queue_failures(spec: ManifestSpec) -> dict[str, Any]:
 
 
 def _ddp_failures() -> dict[str, Any]:
-    """One pod that failed ends all of them: the others would wait for it."""
-    others = _codes("NotIn", [EXIT_LATER])  # codespell:ignore notin
+    """One pod that failed ends all of them: the others would wait for it.
+
+    One that was lost does not: either the others stay, and its ranks join theirs again, or they
+    leave as it did, or with 75 where they met at it, and all of them are replaced.
+    """
+    innocent = [EXIT_LATER, _TOLD_TO_LEAVE]
+    others = _codes("NotIn", innocent)  # codespell:ignore notin
     failed = {"action": "FailJob", "onExitCodes": others}
-    return {"backoffLimit": 0, "podFailurePolicy": {"rules": [*_innocent(), failed]}}
+    return {"backoffLimit": 0, "podFailurePolicy": {"rules": [*_innocent(*innocent), failed]}}
 
 
-def _innocent() -> list[dict[str, Any]]:
+def _innocent(*codes: int) -> list[dict[str, Any]]:
     """Ends of a pod that count as no failure: another takes its place."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": _codes("In", [EXIT_LATER])},
+        {"action": "Ignore", "onExitCodes": _codes("In", list(codes))},
     ]
 
 

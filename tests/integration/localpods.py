@@ -96,6 +96,12 @@ class LocalJob:
         pod.evicted = True
         pod.process.terminate()
 
+    def lose(self, index: int) -> None:
+        """What the loss of its node does to the pod of an index."""
+        (pod,) = (one for one in self.pods if one.index == index)
+        pod.evicted = True
+        pod.process.kill()
+
     def run(self, limit_s: float = 90.0) -> str:
         """Follow the pods until the Job has ended; its outcome."""
         wait_until(lambda: self.look() and self.outcome, "the end of the Job", limit_s=limit_s)

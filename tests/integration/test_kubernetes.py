@@ -23,6 +23,12 @@ def job_of(spec: ManifestSpec) -> dict[str, Any]:
     return job
 
 
+def meeting_place() -> dict[str, str]:
+    """An address of this machine for pods that have none of their own."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+
+
 def queue(root: Path, **asked: Any) -> dict[str, Any]:
     given = {"nodes": 2, "pvc": "shared", "mount": str(root), "run": "run", "grace": "1s", **asked}
     return job_of(ManifestSpec(kind="kubernetes-queue", image="x", **given))
@@ -63,6 +69,52 @@ def test_pods_without_their_run_fail_for_good(tmp_path: Path) -> None:
     assert [(code, action) for _, code, action in job.ended] == [(1, "FailIndex")] * 2
 
 
+RANK = """
+import os, time
+with open("trace", "a") as trace:
+    trace.write(os.environ["RANK"] + " " + os.environ["TORCHELASTIC_RESTART_COUNT"] + "\\n")
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANK)
+    trace = tmp_path / "trace"
+    trace.touch()
+    request = ManifestSpec(kind="kubernetes-ddp", image="x", nodes=2, command=("train.py",))
+
+    def wait_for(*ranks: str) -> None:
+        """The two ranks, each with the number of its start, and nothing else meanwhile."""
+        wait_until(
+            lambda: (job.look() >= 0 and job.outcome) or len(trace.read_text().splitlines()) > 1,
+            f"ranks {ranks}",
+            limit_s=120,
+        )
+        assert not job.outcome, {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+        assert sorted(trace.read_text().splitlines()) == list(ranks)
+        trace.write_text("")
+
+    with LocalJob(job_of(request), tmp_path, meeting_place()) as job:
+        wait_for("0 0", "1 0")
+        job.lose(1)
+        wait_for("0 1", "1 1")
+        job.lose(0)
+        wait_for("0 0", "1 0")
+        job.evict(1)
+        wait_for("0 0", "1 0")
+        (tmp_path / "go").touch()
+        outcome = job.run()
+
+    assert outcome == "Complete"
+    codes = [code for _, code, _ in job.ended]
+    assert codes[0] == 137
+    assert sorted(codes[1:3]) == [75, 137]
+    assert codes[3:] == [143, 143, 0, 0]
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_pods_of_a_measurement_meet_and_their_logs_are_what_analyze_reads(tmp_path: Path) -> None:
@@ -74,12 +126,8 @@ def test_pods_of_a_measurement_meet_and_their_logs_are_what_analyze_reads(tmp_pa
     spec = ManifestSpec(
         kind="kubernetes-scaling", image="x", node_counts=(2,), command=tuple(words.split())
     )
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
 
-    with LocalJob(
-        job_of(spec), tmp_path, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ) as job:
+    with LocalJob(job_of(spec), tmp_path, meeting_place()) as job:
         outcome = job.run()
 
     assert outcome == "Complete", {path.name: path.read_text() for path in tmp_path.glob("*.log")}

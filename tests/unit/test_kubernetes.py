@@ -147,7 +147,8 @@ def test_an_evicted_pod_and_one_that_saved_are_replaced_and_count_as_no_failure(
 
         assert [rule["action"] for rule in rules[:2]] == ["Ignore", "Ignore"]
         assert rules[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
-        assert rules[1]["onExitCodes"]["values"] == [75]
+        left = [75] if kind == "kubernetes-queue" else [75, 143]
+        assert rules[1]["onExitCodes"]["values"] == left
 
 
 def test_a_failed_pod_of_a_training_ends_all_and_one_of_a_queue_itself_alone() -> None:

@@ -5,7 +5,6 @@ typer reads them from a signature that is made at run time.
 """
 
 import gc
-import inspect
 import json
 import shlex
 import sys
@@ -13,44 +12,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument
 
+from hpc_toolkit.cli.optiontable import TableCommand, add_table_command
 from hpc_toolkit.launcher.options import PANELS
 from hpc_toolkit.launcher.plan import START_TIMEOUT_S
+from hpc_toolkit.options import only_given
 
 if TYPE_CHECKING:
-    from hpc_toolkit.launcher.options import Option
     from hpc_toolkit.launcher.plan import Request
 
-_TYPES: dict[str, type] = {"N": int, "SECONDS": float}
 
-
-class LaunchCommand(TyperCommand):
+class LaunchCommand(TableCommand):
     """A command that takes torchrun's options, and a script with arguments of its own."""
 
-    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
-        options = [_parameter(option, panel) for panel, group in PANELS.items() for option in group]
-        super().__init__(*args, params=[*_arguments(), *params, *options], **settings)
+    panels = PANELS
+
+    def arguments(self) -> list[TyperArgument]:
+        """The script, and all words after it."""
+        return [
+            TyperArgument(
+                param_decls=["script"], metavar="SCRIPT", required=True, help="What each rank runs."
+            ),
+            TyperArgument(
+                param_decls=["arguments"], nargs=-1, metavar="[ARGUMENTS]...", help="Its arguments."
+            ),
+        ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    signature = inspect.signature(launch)
-    own = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        and parameter.name not in ("script", "arguments")
-    ]
-    # typer makes an option of each parameter that it sees; the others come from the table.
-    launch.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     settings = {
         # What follows the script is its own.
         "allow_interspersed_args": False,
         # torchrun takes --nproc_per_node as well.
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    app.command(cls=LaunchCommand, context_settings=settings, rich_help_panel="Training")(launch)
+    add_table_command(app, launch, LaunchCommand, panel="Training", context_settings=settings)
 
 
 def launch(
@@ -92,12 +90,7 @@ def launch(
     request = Request(
         script=script,
         arguments=arguments,
-        options={
-            # 0 is a value, though it equals False.
-            name: value
-            for name, value in given.items()
-            if value is not None and value is not False
-        },
+        options=only_given(given),
         backend=backend,
         start_timeout_s=start_timeout,
         run_dir=run_dir.absolute() if run_dir is not None else None,
@@ -149,26 +142,3 @@ def _tell(request: "Request", *, as_json: bool) -> None:
     for name, value in sorted(variables.items()):
         print(f"variable  {name}={value}")
     print(f"command   {shlex.join(command)}")
-
-
-def _arguments() -> list[TyperArgument]:
-    return [
-        TyperArgument(
-            param_decls=["script"], metavar="SCRIPT", required=True, help="What each rank runs."
-        ),
-        TyperArgument(
-            param_decls=["arguments"], nargs=-1, metavar="[ARGUMENTS]...", help="Its arguments."
-        ),
-    ]
-
-
-def _parameter(option: "Option", panel: str) -> TyperOption:
-    return TyperOption(
-        param_decls=[option.name, *option.spellings],
-        type=_TYPES.get(option.metavar, str) if option.metavar else None,
-        is_flag=True if not option.metavar else None,
-        default=None,
-        metavar=option.metavar or None,
-        help=option.help,
-        rich_help_panel=panel,
-    )

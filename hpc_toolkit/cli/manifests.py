@@ -6,16 +6,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand
 
-from hpc_toolkit.cli.optiontable import NUMBERS, Option
+from hpc_toolkit.cli.optiontable import parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.options import Option, by_name, flag, many, only_given
 
 if TYPE_CHECKING:
     from hpc_toolkit.kubernetes.request import Kind
+    from hpc_toolkit.options import Panels
 
-PANELS: dict[str, tuple[Option, ...]] = {
+PANELS: Panels = {
     "Resources": (
         Option("image", "Image of the pods, with hpctk in it; needed.", "IMAGE"),
         Option("nodes", "Number of pods; by default 1.", "N"),
@@ -36,13 +38,8 @@ PANELS: dict[str, tuple[Option, ...]] = {
     "Program": (
         Option("python", "Interpreter in the image; by default its hpctk.", "FILE"),
         Option("chdir", "Start there; by default where the image says.", "DIR"),
-        Option("env", "Set this variable; may be repeated.", "NAME=VALUE", repeated=True),
-        Option(
-            "env_from_secret",
-            "Set it from a key of a Secret; may be repeated.",
-            "NAME=SECRET:KEY",
-            repeated=True,
-        ),
+        many("env", "Set this variable", "NAME=VALUE"),
+        many("env_from_secret", "Set it from a key of a Secret", "NAME=SECRET:KEY"),
         Option("workers", "Workers of each pod; by default one per GPU.", "N"),
         Option("lease", "Silence after which a worker counts as dead; 3min.", "DURATION"),
         Option("backend", "nccl or gloo; by default by the GPUs."),
@@ -58,31 +55,16 @@ PANELS: dict[str, tuple[Option, ...]] = {
         Option("job_name", "Name of Job and file; by default that of the template."),
         Option("namespace", "Where it is made; by default kubectl's current one."),
         Option("service_account", "Account of the pods; without one they have no token.", "NAME"),
-        Option(
-            "image_pull_secret",
-            "Secret that the image is pulled with; may be repeated.",
-            "NAME",
-            repeated=True,
-        ),
-        Option(
-            "node_selector",
-            "Label that the nodes have; may be repeated.",
-            "KEY=VALUE",
-            repeated=True,
-        ),
-        Option(
-            "toleration",
-            "Taint that the nodes may have; may be repeated.",
-            "KEY[=VALUE][:EFFECT]",
-            repeated=True,
-        ),
+        many("image_pull_secret", "Secret that the image is pulled with", "NAME"),
+        many("node_selector", "Label that the nodes have", "KEY=VALUE"),
+        many("toleration", "Taint that the nodes may have", "KEY[=VALUE][:EFFECT]"),
         Option("priority_class", "Which pods go first.", "NAME"),
         Option("queue_name", "LocalQueue of Kueue that admits the Job.", "NAME"),
-        Option("jobset", "Make a JobSet instead of a Job and a Service.", ""),
+        flag("jobset", "Make a JobSet instead of a Job and a Service."),
     ),
     "Output": (
-        Option("out", "Write FILE; - prints the manifest.", "FILE"),
-        Option("force", "Overwrite an edited manifest.", ""),
+        Option("out", "Write FILE; - prints the manifest.", "FILE", short="-o"),
+        flag("force", "Overwrite an edited manifest."),
     ),
 }
 """Every option of a manifest, by the panel of the help that shows it."""
@@ -127,12 +109,14 @@ def manifest_command(kind: Kind) -> TyperCommand:
     from hpc_toolkit.kubernetes.request import KINDS, ONLY_OF
 
     said = _OF_QUEUES if kind == "kubernetes-queue" else {}
-    options = [
-        _parameter(option._replace(help=said.get(option.name, option.help)), panel)
+    panels = {
+        panel: tuple(
+            option._replace(help=said.get(option.name, option.help))
+            for option in group
+            if kind in ONLY_OF.get(option.name, KINDS)
+        )
         for panel, group in PANELS.items()
-        for option in group
-        if kind in ONLY_OF.get(option.name, KINDS)
-    ]
+    }
     words = TyperArgument(
         param_decls=["command"],
         nargs=-1,
@@ -144,7 +128,9 @@ def manifest_command(kind: Kind) -> TyperCommand:
         _write(kind, **given)
 
     arguments = [words] if kind in ONLY_OF["command"] else []
-    return TyperCommand(kind, callback=write, params=[*arguments, *options], help=_HELP[kind])
+    return TyperCommand(
+        kind, callback=write, params=[*arguments, *parameters(panels)], help=_HELP[kind]
+    )
 
 
 def _check_word(word: str) -> None:
@@ -160,8 +146,8 @@ def _check_word(word: str) -> None:
 
 def _position(args: list[str]) -> int | None:
     """Where the name of a manifest's template stands, if it does."""
-    options = {f"--{one.name.replace('_', '-')}": one for group in PANELS.values() for one in group}
-    takes = {name for name, one in options.items() if one.metavar} | {"-o"}
+    options = [one for one in by_name(PANELS).values() if one.metavar]
+    takes = {word for one in options for word in (one.spelling, one.short) if word}
     for number, word in enumerate(args):
         if word == "--":
             return None
@@ -171,26 +157,12 @@ def _position(args: list[str]) -> int | None:
     return None
 
 
-def _parameter(option: Option, panel: str) -> TyperOption:
-    names = [f"--{option.name.replace('_', '-')}"]
-    return TyperOption(
-        param_decls=[option.name, *(["-o"] if option.name == "out" else []), *names],
-        type=int if option.metavar in NUMBERS else str if option.metavar else None,
-        is_flag=True if not option.metavar else None,
-        default=None,
-        multiple=option.repeated,
-        metavar=option.metavar or None,
-        help=option.help,
-        rich_help_panel=panel,
-    )
-
-
 def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
     from hpc_toolkit.kubernetes.manifest import render_manifest
     from hpc_toolkit.kubernetes.request import ManifestSpec
     from hpc_toolkit.kubernetes.values import is_floating
 
-    values = {name: value for name, value in given.items() if value not in (None, (), [])}
+    values = only_given(given)
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")

@@ -1,148 +1,87 @@
-"""The options of a job script, told once for every command that renders one."""
+"""Commands whose options come from a table, and not from the parameters of a function.
+
+typer would look at each annotation of such a function twice whenever its command starts; for the
+hundred options of a script that takes longer than rendering it.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import typer
+
+    from hpc_toolkit.options import Option, Panels
+
+_TYPES: dict[str, type] = {"N": int, "[=N]": int, "SECONDS": float, "MS": float}
+"""Names of values that are no text."""
 
 
-class Option(NamedTuple):
-    """One option; its name is the field's of ScriptSpec with dashes."""
+class TableCommand(TyperCommand):
+    """A command with the options of a table behind those of its function."""
 
-    name: str
-    """The parameter's name: the field's, or a singular of it; after a slash its negation's."""
-    help: str
-    """One line for people."""
-    metavar: str = "TEXT"
-    """What the value is called; with "N" it is a whole number, with "" the option has none."""
-    repeated: bool = False
-    """Whether it may be given more than once."""
-    without: str | None = None
-    """The value that the bare option stands for; None where a value is needed. As in sbatch, the
-    value then follows an equals sign."""
+    panels: ClassVar[Panels]
+
+    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
+        every = [*self.arguments(), *params, *parameters(self.panels)]
+        super().__init__(*args, params=every, **settings)
+
+    def arguments(self) -> list[TyperArgument]:
+        """Words that are no options."""
+        return []
 
 
-def _flag(name: str, help_text: str) -> Option:
-    return Option(name, help_text, "")
+def add_table_command(
+    app: typer.Typer,
+    function: Callable[..., None],
+    cls: type[TableCommand],
+    *,
+    panel: str,
+    **settings: Any,
+) -> None:
+    """Add ``function(..., *, ..., **given)`` as a command.
+
+    typer makes the options of its keyword-only parameters, whose annotations are objects, and not
+    text. All others come from ``cls``.
+    """
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    app.command(cls=cls, rich_help_panel=panel, **settings)(function)
 
 
-def _many(name: str, help_text: str, metavar: str = "TEXT") -> Option:
-    return Option(name, f"{help_text}; may be repeated.", metavar, repeated=True)
+def parameters(panels: Panels) -> list[TyperOption]:
+    """The options of a table, for a command."""
+    return [_parameter(option, panel) for panel, group in panels.items() for option in group]
 
 
-PANELS: dict[str, tuple[Option, ...]] = {
-    "Resources": (
-        Option("nodes", "Number of nodes; by default 1.", "N"),
-        Option("gpus_per_node", "GPUs on each node, as 4 or l40s:4; by default none.", "[TYPE:]N"),
-        Option("ntasks_per_node", "Ranks on each node; by default one per GPU.", "N"),
-        Option("cpus_per_task", "CPUs of a rank; by default its share.", "N"),
-        Option("mem", "Memory of each node ('480G'); 0 is all of it.", "SIZE"),
-        Option("mem_per_cpu", "Memory per CPU.", "SIZE"),
-        Option("mem_per_gpu", "Memory per GPU.", "SIZE"),
-        Option("ntasks", "Ranks in all, where nodes may have different numbers.", "N"),
-        Option("ntasks_per_gpu", "Ranks that share one GPU, and see no other.", "N"),
-        Option("cpus_per_gpu", "CPUs per GPU.", "N"),
-        Option("gpu_type", "Type of the GPUs; by default the cluster's.", "TYPE"),
-        _flag("isolate_gpus", "Let each rank see its own GPUs alone."),
-        Option("gpu_bind", "Which GPUs a rank sees: closest, single:2, map_gpu:0,1 ..."),
-        Option("gres", "Other resources of each node, such as nvme:1.", "LIST"),
-        Option("gres_flags", "enforce-binding, disable-binding ..."),
-        Option("tmp", "Local disk of each node.", "SIZE"),
-        Option("licenses", "Licenses, such as ansys:2.", "LIST"),
-    ),
-    "Time": (
-        Option("time", "Time limit, as sbatch reads it ('90' is minutes).", "TIME"),
-        Option("time_min", "Shortest limit that is of use, to start earlier.", "TIME"),
-        Option("begin", "Not before: 18:00, tomorrow, now+2hours, 2030-01-31T18:00.", "WHEN"),
-        Option("deadline", "Ended by then, or not started.", "WHEN"),
-        Option("signal", "When the ranks start to finish.", "B:USR1@SECONDS"),
-        _flag("requeue/no-requeue", "Start again while items are left."),
-        Option("max_restarts", "How often, Slurm's own restarts included; by default 10.", "N"),
-        Option("idle_exit", "How long a rank waits for work; by default 10min.", "DURATION"),
-        Option("lease", "Silence after which a rank counts as dead; by default 3min.", "DURATION"),
-    ),
-    "Placement": (
-        Option("cluster", "Limits and notation: a name of 'hpctk cluster list', or a TOML file."),
-        Option("account", "Who pays."),
-        Option("partition", "Comma-separated partitions."),
-        Option("qos", "Quality of service."),
-        Option("reservation", "Comma-separated reservations."),
-        Option("constraint", "Node features."),
-        Option("prefer", "Node features that would be better (Slurm 22.05)."),
-        Option("nodelist", "Nodes that must be used."),
-        Option("exclude", "Nodes that must not be used."),
-        Option(
-            "exclusive",
-            "Share the nodes with no other job; =user, =mcs or =topo (24.05) with some.",
-            "[=WHOM]",
-            without="yes",
-        ),
-        _flag("oversubscribe", "Allow others on the same CPUs."),
-        _flag("spread_job", "Take as many nodes as possible."),
-        Option("switches", "At most so many leaf switches.", "N[@TIME]"),
-        Option("segment", "Nodes of one block each (Slurm 24.05).", "N"),
-        Option("network", "What the switch plugin is told."),
-    ),
-    "Order": (
-        Option("array", "Indices of a job array, %8 for at most 8 at once.", "0-99%8"),
-        Option("array_offset", "What the script adds to its index.", "N"),
-        Option("dependency", "afterok:JOB, afterany:JOB, after:JOB+MINUTES, singleton ..."),
-        Option("kill_on_invalid_dep", "Cancel a job if that can never be met: yes.", "yes|no"),
-        _flag("hold", "Wait for 'scontrol release'."),
-        Option("priority", "A number or TOP; for operators of Slurm."),
-        Option(
-            "nice",
-            "How much lower the priority shall be; 100 without a value.",
-            "[=N]",
-            without="100",
-        ),
-    ),
-    "Job and its log": (
-        Option("job_name", "Name of job and script; by default TEMPLATE."),
-        Option("output", "The log; by default slurm/logs/%x-%j.out.", "PATTERN"),
-        Option("error", "A log of its own for stderr.", "PATTERN"),
-        Option("open_mode", "append (the default) or truncate."),
-        Option("chdir", "Work there; by default where sbatch is called.", "DIR"),
-        Option("comment", "A remark that Slurm keeps."),
-        Option("wckey", "Workload characterization key."),
-        Option("mail_type", "Events that send mail: END,FAIL ..."),
-        Option("mail_user", "Who gets it."),
-        _many("sbatch", "Pass on any other option of sbatch", "NAME[=VALUE]"),
-    ),
-    "Training": (
-        Option("run_dir", "Where ranks meet, and logs are; by default runs/JOB-NAME.", "DIR"),
-        Option("launch", "task-per-node (the default), or task-per-gpu.", "FORM"),
-        Option("nproc_per_node", "Ranks on each node; by default one per GPU.", "N"),
-        Option("rank_restarts", "How often ranks start again inside a job; by default 3.", "N"),
-        Option("backend", "nccl or gloo; by default nccl where there are GPUs.", "NAME"),
-        _many("stage", "Copy this to each node's disk first", "PATH"),
-        Option("stage_dir", "To this directory; by default $SLURM_TMPDIR or $TMPDIR.", "DIR"),
-        Option("cpu_bind", "none, cores, sockets, ldoms ...; srun's words.", "WHAT"),
-        Option("mem_bind", "none, local ...; srun's words.", "WHAT"),
-        Option("distribution", "block, cyclic, block:cyclic ...; srun's words.", "HOW"),
-        Option("hint", "nomultithread, compute_bound, memory_bound ...", "WORD"),
-    ),
-    "Environment": (
-        Option("run", "The run; the script's argument overrides it.", "DIR"),
-        Option("python", "Interpreter on the nodes; by default this one.", "FILE"),
-        _many("module", "Load this module"),
-        Option("conda", "Activate this conda environment: a name or an absolute path."),
-        Option("venv", "Use this virtual environment.", "DIR"),
-        Option("container", "Run the ranks in this image."),
-        _many("bind", "Show this directory to the container", "FROM[:TO[:ro]]"),
-        _many("env", "Export this variable", "NAME=VALUE"),
-        _many("setup", "Run this command first", "COMMAND"),
-        _many("node_setup", "Run this command first, once on every node", "COMMAND"),
-        _many("teardown", "Run this command at the end", "COMMAND"),
-        _flag("get_user_env", "Let Slurm make the environment of a login."),
-        Option(
-            "propagate",
-            "Take resource limits along; all without a value.",
-            "[=LIST]",
-            without="ALL",
-        ),
-    ),
-}
-"""Every option, by the panel of the help that shows it."""
+def _parameter(option: Option, panel: str) -> TyperOption:
+    name = option.name.partition("/")[0]
+    long = "/".join(f"--{word.replace('_', '-')}" for word in option.name.split("/"))
+    return TyperOption(
+        param_decls=[name, *([option.short] if option.short else []), long],
+        type=_TYPES.get(option.metavar, str) if option.metavar else None,
+        is_flag=True if not option.metavar else None,
+        default=option.default,
+        show_default=option.default is not None,
+        multiple=option.repeated,
+        metavar=option.metavar or None,
+        help=option.help,
+        hidden=option.hidden,
+        envvar=option.variable,
+        show_envvar=option.variable is not None,
+        autocompletion=_completion(option.complete) if option.complete else None,
+        rich_help_panel=panel,
+    )
 
-NUMBERS = {"N", "[=N]"}
-"""Names of values that are whole numbers."""
+
+def _completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
+    def completed(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+        return [*complete(incomplete)]
+
+    return completed

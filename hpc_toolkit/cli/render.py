@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.manifests import RenderCommand
-from hpc_toolkit.cli.scriptoptions import add_script_command, requested
+from hpc_toolkit.cli.optiontable import add_table_command
+from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _NOTE = "note: "
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    add_script_command(app, render, panel=_PANEL, cls=RenderCommand)
+    add_table_command(app, render, RenderCommand, panel=_PANEL)
 
 
 def render(

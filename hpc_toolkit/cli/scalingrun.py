@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.optiontable import PANELS
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
+from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling.settings import DEFAULT_MODEL, Settings, Variation, parse_world_sizes
 

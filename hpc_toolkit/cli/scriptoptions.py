@@ -1,71 +1,59 @@
-"""Commands that render a job script: all of them take the options of ``optiontable``.
-
-The options are made from a table, and not from the parameters of a function: typer would look at
-each annotation twice whenever such a command starts, which takes longer than rendering the script.
-"""
+"""Commands that render a job script: all of them take the options of ``scripttable``."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument
 
-from hpc_toolkit.cli.arguments import complete_cluster
-from hpc_toolkit.cli.optiontable import NUMBERS, PANELS
+from hpc_toolkit.cli.optiontable import TableCommand
+from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
+from hpc_toolkit.options import by_name, only_given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import typer
-
-    from hpc_toolkit.cli.optiontable import Option
     from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.render.spec import ScriptSpec
 
 DEFAULT_TEMPLATE = "work-queue"
 
 
-class ScriptCommand(TyperCommand):
-    """A command that takes what a script is rendered from, beside the options of its own."""
+class ScriptCommand(TableCommand):
+    """A command that takes what a script is rendered from, beside the options of its own.
 
-    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
-        options = [_parameter(option, panel) for panel, group in PANELS.items() for option in group]
-        super().__init__(*args, params=[*_arguments(), *params, *options], **settings)
+    Its function is ``function(template, *, ..., **given)``. ``template`` is None where the user
+    gave none; ``given`` goes to ``requested`` as it is.
+    """
+
+    panels = PANELS
+
+    def arguments(self) -> list[TyperArgument]:
+        """The template, and what follows two dashes."""
+        return [
+            TyperArgument(
+                param_decls=["template"],
+                metavar="[TEMPLATE]",
+                help=f"Which kind of script; by default {DEFAULT_TEMPLATE}.",
+                autocompletion=_complete_template,
+            ),
+            TyperArgument(
+                param_decls=["command"],
+                nargs=-1,
+                metavar="[-- COMMAND...]",
+                help="The program of 'command' and 'ray', or the script of 'train-...'.",
+            ),
+        ]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write out the value of an option that stands without one."""
         end = args.index("--") if "--" in args else len(args)
-        bare = {f"--{option.name}": option for option in _all() if option.without is not None}
-        words = [f"{word}={bare[word].without}" if word in bare else word for word in args[:end]]
+        options = by_name(self.panels).values()
+        bare = {one.spelling: one.without for one in options if one.without is not None}
+        words = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
         return super().parse_args(ctx, [*words, *args[end:]])
-
-
-def add_script_command(
-    app: typer.Typer,
-    function: Callable[..., None],
-    *,
-    panel: str,
-    name: str | None = None,
-    cls: type[ScriptCommand] = ScriptCommand,
-) -> None:
-    """Add ``function(template, *, ..., **given)`` as a command with all options of a script.
-
-    ``template`` is None where the user gave none. ``given`` goes to ``requested`` as it is.
-    """
-    signature = inspect.signature(function)
-    own = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name != "template"
-    ]
-    # typer makes an option of each parameter that it sees; the others come from the table.
-    function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
-    app.command(name, cls=cls, rich_help_panel=panel)(function)
 
 
 def requested(
@@ -145,7 +133,7 @@ def _python(values: dict[str, Any], template: str) -> str:
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
     """The fields of ScriptSpec that the options set."""
-    values = {name: value for name, value in given.items() if value not in (None, (), [])}
+    values = only_given(given)
     if "module" in values:
         values["modules"] = values.pop("module")
     if "env" in values:
@@ -175,47 +163,6 @@ def _variable(text: str) -> tuple[str, str]:
         msg = f"--env: {text!r} has no '='"
         raise ConfigError(msg, hint="write NAME=VALUE")
     return name, value
-
-
-def _all() -> list[Option]:
-    return [option for group in PANELS.values() for option in group]
-
-
-def _arguments() -> list[TyperArgument]:
-    return [
-        TyperArgument(
-            param_decls=["template"],
-            metavar="[TEMPLATE]",
-            help=f"Which kind of script; by default {DEFAULT_TEMPLATE}.",
-            autocompletion=_complete_template,
-        ),
-        TyperArgument(
-            param_decls=["command"],
-            nargs=-1,
-            metavar="[-- COMMAND...]",
-            help="The program of 'command' and 'ray', or the script of 'train-...'.",
-        ),
-    ]
-
-
-def _parameter(option: Option, panel: str) -> TyperOption:
-    declared = "/".join(f"--{word.replace('_', '-')}" for word in option.name.split("/"))
-    name = option.name.partition("/")[0]
-    return TyperOption(
-        param_decls=[name, declared],
-        type=int if option.metavar in NUMBERS else str if option.metavar else None,
-        is_flag=True if not option.metavar else None,
-        default=None,
-        multiple=option.repeated,
-        metavar=option.metavar or None,
-        help=option.help,
-        autocompletion=_complete_cluster if name == "cluster" else None,
-        rich_help_panel=panel,
-    )
-
-
-def _complete_cluster(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-    return complete_cluster(incomplete)
 
 
 def _complete_template(_context: object, _words: list[str], incomplete: str) -> list[Any]:

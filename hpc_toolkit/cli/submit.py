@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
+from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
-    add_script_command,
+    ScriptCommand,
     refuse_run,
     requested,
 )
@@ -34,7 +35,7 @@ _AFTER_EACH = "afterany"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    add_script_command(app, submit, panel=_PANEL)
+    add_table_command(app, submit, ScriptCommand, panel=_PANEL)
     app.command(rich_help_panel=_PANEL)(cancel)
 
 

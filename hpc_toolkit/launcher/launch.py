@@ -131,7 +131,7 @@ def _namespace(request: Request) -> Any:
     for name, value in request.options.items():
         if value is None or value is False:
             continue
-        words += [known[name].spellings[-1], *([] if value is True else [str(value)])]
+        words += [known[name].spelling, *([] if value is True else [str(value)])]
     told = io.StringIO()
     try:
         with contextlib.redirect_stderr(told):

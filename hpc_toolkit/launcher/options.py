@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.options import Option, by_name, flag
+
+if TYPE_CHECKING:
+    from hpc_toolkit.options import Panels
 
 
-class Option(NamedTuple):
-    """One option of torchrun, under its name there."""
-
-    name: str
-    """The attribute in torchrun's namespace: the longest spelling, with underscores."""
-    help: str
-    """One line for people."""
-    metavar: str = ""
-    """What the value is called: "N" is a whole number, "SECONDS" a number; "" has no value."""
-    short: str = ""
-    """Its one-letter spelling."""
-
-    @property
-    def spellings(self) -> list[str]:
-        """How it is written; with underscores instead of inner dashes it is taken as well."""
-        return [*([self.short] if self.short else []), f"--{self.name.replace('_', '-')}"]
-
-
-PANELS: dict[str, tuple[Option, ...]] = {
+PANELS: Panels = {
     "Ranks": (
         Option(
             "nproc_per_node",
@@ -33,19 +20,19 @@ PANELS: dict[str, tuple[Option, ...]] = {
         ),
         Option("nnodes", "Nodes, or MIN:MAX of them with c10d; by default 1.", "N[:MAX]"),
         Option("node_rank", "The number of this node, from 0.", "N"),
-        Option("module", "SCRIPT is a module, as for 'python -m'.", short="-m"),
-        Option("no_python", "SCRIPT is a program, not Python."),
-        Option("run_path", "Run SCRIPT inside the process that the agent makes (runpy)."),
+        flag("module", "SCRIPT is a module, as for 'python -m'.", short="-m"),
+        flag("no_python", "SCRIPT is a program, not Python."),
+        flag("run_path", "Run SCRIPT inside the process that the agent makes (runpy)."),
         Option("role", "A name for these ranks.", "TEXT"),
         Option("numa_binding", "Bind each rank beside its GPU: node, socket ...", "MODE"),
-        Option("virtual_local_rank", "Show each rank its GPU alone, as local rank 0."),
+        flag("virtual_local_rank", "Show each rank its GPU alone, as local rank 0."),
         Option("start_method", "How --run-path starts processes: spawn, fork ...", "METHOD"),
     ),
     "Meeting": (
         Option("master_addr", "Where node 0 is; without it, the run directory tells.", "HOST"),
         Option("master_port", "Where node 0 listens; 29500 with an address.", "N"),
         Option("local_addr", "The address of this node, where its name does not do.", "HOST"),
-        Option("standalone", "One node, which meets nobody: the same as no option here."),
+        flag("standalone", "One node, which meets nobody: the same as no option here."),
         Option("rdzv_backend", "Meet by torch's own c10d, static or etcd instead.", "NAME"),
         Option("rdzv_endpoint", "Where that is, as HOST:PORT.", "ADDRESS"),
         Option("rdzv_id", "A name of this launch, the same on all nodes, never used twice.", "ID"),
@@ -65,18 +52,21 @@ PANELS: dict[str, tuple[Option, ...]] = {
     "Output": (
         Option("log_dir", "Files of the ranks' output; by default logs/ of the run.", "DIR"),
         Option(
-            "redirects", "To files alone: 1 stdout, 2 stderr, 3 both, or 0:3,1:1.", "WHAT", "-r"
+            "redirects",
+            "To files alone: 1 stdout, 2 stderr, 3 both, or 0:3,1:1.",
+            "WHAT",
+            short="-r",
         ),
-        Option("tee", "To files and here, as --redirects; by default 3.", "WHAT", "-t"),
+        Option("tee", "To files and here, as --redirects; by default 3.", "WHAT", short="-t"),
         Option("local_ranks_filter", "Show the output of these local ranks alone.", "LIST"),
         Option("duplicate_stdout_filters", "Copy lines of stdout with these words.", "LIST"),
         Option("duplicate_stderr_filters", "Copy lines of stderr with these words.", "LIST"),
         Option("logs_specs", "An installed torchrun.logs_specs that says where logs go.", "NAME"),
     ),
 }
-"""Every option of torchrun, by the panel of the help that shows it."""
+"""Every option of torchrun, under its longest spelling, by the panel of the help that shows it."""
 
 
 def all_options() -> dict[str, Option]:
     """Every option by its name."""
-    return {option.name: option for options in PANELS.values() for option in options}
+    return by_name(PANELS)

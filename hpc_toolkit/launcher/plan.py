@@ -252,7 +252,7 @@ def _meeting(
     """How the nodes meet."""
     port = namespace.master_port
     if port is not None and port not in _PORTS:
-        message = f"{all_options()['master_port'].spellings[-1]}: {port} is no number of a port"
+        message = f"{all_options()['master_port'].spelling}: {port} is no number of a port"
         raise ConfigError(message, hint="from 1 to 65535, or leave it out")
     if namespace.standalone:
         if nodes > 1:

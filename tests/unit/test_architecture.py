@@ -32,7 +32,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 # A module may import from layers above its own line, and from its own package.
 LAYERS: list[set[str]] = [
     {"__version__", "clock", "errors", "gpus", "memory", "processes", "ranks", "terminal"},
-    {"ahead", "allowlist", "attempts", "files", "quantities"},
+    {"ahead", "allowlist", "attempts", "files", "options", "quantities"},
     {"binding", "distributed", "environment", "monitor"},
     {"bandit", "journal", "layout", "metrics", "slurm", "tomltable"},
     {"worktable"},

@@ -90,7 +90,7 @@ def test_every_option_of_torchrun_is_an_option_of_launch() -> None:
     assert set(found) == set(known)
     for name, action in found.items():
         option = known[name]
-        assert set(option.spellings) <= set(action.option_strings)
+        assert {option.spelling, option.short or option.spelling} <= set(action.option_strings)
         assert bool(option.metavar) == (action.nargs != 0), name
         assert (option.metavar == "N") == (action.type is int), name
         assert (option.metavar == "SECONDS") == (action.type is float), name

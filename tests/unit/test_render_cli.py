@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.cli.optiontable import PANELS
+from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.render.file import log_directory, read_header, write_script
 from hpc_toolkit.render.script import template_names

@@ -6,16 +6,20 @@ Annotations are objects here, not text: typer reads those of a command with a sc
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from hpc_toolkit.cli.optiontable import parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.scaling.settings import DEFAULT_MODEL, Settings, Variation, parse_world_sizes
+from hpc_toolkit.options import Option, Panels, by_name, many, only_given, spelled
+from hpc_toolkit.scaling.settings import Settings, Variation, parse_world_sizes
 
 if TYPE_CHECKING:
+    from typer.core import TyperArgument
+
     from hpc_toolkit.scaling.launches import ScalingRun
 
 _TRAINING = "Training"
@@ -33,20 +37,63 @@ _REFUSED = {*_OWN, "array_offset", "run", "idle_exit", "lease"}
 """Not shown, beside those of trainings: no job of a measurement takes them."""
 
 
+_DEFAULTS = Settings()
+
+
+def _setting(name: str, help_text: str, metavar: str = "N") -> Option:
+    """The option of a field of Settings."""
+    default = getattr(_DEFAULTS, name.partition("/")[0])
+    return Option(name, help_text, metavar, default=default)
+
+
+_SETTINGS: Panels = {
+    _TRAINING: (
+        _setting("batch_size", "Samples of a forward pass, of all ranks together."),
+        _setting("weak/strong", "Let each rank have that batch, instead of all together.", ""),
+        _setting("seq_length", "Tokens of a sample."),
+        _setting("max_steps", "Steps that are measured."),
+        _setting("warmup", "Steps before."),
+        _setting("repeats", "Measurements of each case."),
+        _setting(
+            "model", "decoder-LAYERSxWIDTH, or a model of transformers; weights are random.", "NAME"
+        ),
+        _setting("lora_rank", "Train adapters of this rank alone."),
+        _setting("load_in_4bit", "Keep frozen weights in 4 bits; CUDA only.", ""),
+        _setting("precision", "float32, or bf16.", "NAME"),
+        _setting("accumulate", "Forward passes of a step."),
+        _setting("loader_workers", "Processes that make each rank's samples."),
+        _setting("bucket_cap_mb", "MiB of gradients exchanged at once."),
+        _setting("sample_cost_ms", "CPU time that a sample costs.", "MS"),
+        _setting(
+            "threads",
+            "Threads of each rank; by default what the largest world size has CPUs for here, and "
+            "what the launcher gives in a job.",
+        ),
+    )
+}
+"""Every field of Settings."""
+_VARY = many("vary", "Compare values, as in loader-workers=1,4,8", "NAME=VALUES")
+
+
 class RunCommand(ScriptCommand):
     """``scaling run``: the options of a script, for ``--slurm``, without its arguments."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        hidden = _REFUSED | {option.name for option in PANELS[_TRAINING]}
-        found: dict[str, Any] = {}
-        params: list[Any] = list(self.params)
-        for one in params:
-            if one.param_type_name == "option" and one.name not in found:
-                # Ours come first, and hold for those of a script that have the same name.
-                one.hidden = one.name in hidden and one.name != "backend"
-                found[one.name] = one
-        self.params = list(found.values())
+    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
+        training = parameters({_TRAINING: (*_SETTINGS[_TRAINING], _VARY)})
+        super().__init__(*args, params=[*training, *params], **settings)
+
+    panels: ClassVar[Panels] = {
+        panel: tuple(
+            one._replace(hidden=panel == _TRAINING or one.name in _REFUSED)
+            for one in group
+            if one.name != "backend"  # is ours
+        )
+        for panel, group in PANELS.items()
+    }
+
+    def arguments(self) -> "list[TyperArgument]":
+        """None: what a job runs is the measured program."""
+        return []
 
 
 def run(
@@ -55,80 +102,6 @@ def run(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where records and logs go.")
     ],
     world_sizes: Annotated[str, typer.Option(help="Numbers of ranks.")] = "1,2,4",
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            help="Samples of a forward pass, of all ranks together.", rich_help_panel=_TRAINING
-        ),
-    ] = 8,
-    weak: Annotated[
-        bool,
-        typer.Option(
-            "--weak/--strong",
-            help="Let each rank have that batch, instead of all together.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = False,
-    seq_length: Annotated[
-        int, typer.Option(help="Tokens of a sample.", rich_help_panel=_TRAINING)
-    ] = 128,
-    max_steps: Annotated[
-        int, typer.Option(help="Steps that are measured.", rich_help_panel=_TRAINING)
-    ] = 20,
-    warmup: Annotated[int, typer.Option(help="Steps before.", rich_help_panel=_TRAINING)] = 5,
-    repeats: Annotated[
-        int, typer.Option(help="Measurements of each case.", rich_help_panel=_TRAINING)
-    ] = 3,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="decoder-LAYERSxWIDTH, or a model of transformers; weights are random.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = DEFAULT_MODEL,
-    lora_rank: Annotated[
-        int, typer.Option(help="Train adapters of this rank alone.", rich_help_panel=_TRAINING)
-    ] = 0,
-    load_in_4bit: Annotated[
-        bool,
-        typer.Option(
-            "--load-in-4bit",
-            help="Keep frozen weights in 4 bits; CUDA only.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = False,
-    precision: Annotated[
-        str, typer.Option(help="float32, or bf16.", rich_help_panel=_TRAINING)
-    ] = "float32",
-    accumulate: Annotated[
-        int, typer.Option(help="Forward passes of a step.", rich_help_panel=_TRAINING)
-    ] = 1,
-    loader_workers: Annotated[
-        int,
-        typer.Option(help="Processes that make each rank's samples.", rich_help_panel=_TRAINING),
-    ] = 0,
-    bucket_cap_mb: Annotated[
-        int, typer.Option(help="MiB of gradients exchanged at once.", rich_help_panel=_TRAINING)
-    ] = 25,
-    sample_cost_ms: Annotated[
-        float, typer.Option(help="CPU time that a sample costs.", rich_help_panel=_TRAINING)
-    ] = 0.0,
-    threads: Annotated[
-        int,
-        typer.Option(
-            help="Threads of each rank; by default what the largest world size has CPUs for here, "
-            "and what the launcher gives in a job.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = 0,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUES",
-            help="Compare values, as in loader-workers=1,4,8; may be repeated.",
-            rich_help_panel=_TRAINING,
-        ),
-    ] = None,
     backend: Annotated[
         str | None,
         typer.Option(help="nccl or gloo; by default what suits the node.", rich_help_panel=_WHERE),
@@ -176,24 +149,8 @@ def run(
     """
     from hpc_toolkit.scaling.launches import ScalingRun
 
-    settings = Settings(
-        batch_size=batch_size,
-        seq_length=seq_length,
-        max_steps=max_steps,
-        warmup=warmup,
-        repeats=repeats,
-        weak=weak,
-        model=model,
-        accumulate=accumulate,
-        loader_workers=loader_workers,
-        bucket_cap_mb=bucket_cap_mb,
-        sample_cost_ms=sample_cost_ms,
-        lora_rank=lora_rank,
-        load_in_4bit=load_in_4bit,
-        precision=precision,
-        threads=threads,
-    )
-    variations = tuple(Variation.parse(text) for text in vary or ())
+    settings = Settings(**{name: given.pop(name) for name in by_name(_SETTINGS)})
+    variations = tuple(Variation.parse(text) for text in given.pop("vary") or ())
     wanted = ScalingRun(
         directory=out.absolute(),
         world_sizes=parse_world_sizes(world_sizes),
@@ -233,9 +190,8 @@ def _here(
 ) -> None:
     from hpc_toolkit.scaling.launches import with_equal_threads
 
-    named = [name for name, value in given.items() if value not in (None, (), [])]
-    if named:
-        message = f"--{named[0].replace('_', '-')} is for jobs"
+    for name in only_given(given):
+        message = f"{spelled(name)} is for jobs"
         raise ConfigError(message, hint="add --slurm, or leave it out")
     run = with_equal_threads(run)
     if dry_run:
@@ -277,7 +233,7 @@ def _through_slurm(
 
     for name, instead in _OWN.items():
         if given.get(name):
-            message = f"--{name.replace('_', '-')}: {instead} decides that here"
+            message = f"{spelled(name)}: {instead} decides that here"
             raise ConfigError(message, hint=f"leave it out, and give {instead}")
     gpus = str(given.get("gpus_per_node") or "").rpartition(":")[2]
     per_node = ranks_per_node or (int(gpus) if gpus.isdecimal() and int(gpus) else 1)

@@ -18,7 +18,7 @@ REQUESTS = {
         gpus_per_node=2,
         cpus=16,
         mem="64G",
-        pvc="shared",
+        pvc=("shared",),
         run="runs/bench",
     ),
     "ddp.yaml": ManifestSpec(
@@ -30,7 +30,7 @@ REQUESTS = {
         cpus=32,
         mem="200G",
         shm="16G",
-        pvc="shared",
+        pvc=("shared", "corpus:/corpus"),
         run="runs/train",
         env_from_secret=("HF_TOKEN=hub:token",),
         command=("examples/train_ddp.py", "--lr", "1e-3"),

@@ -29,11 +29,11 @@ PANELS: Panels = {
         Option("shm", "Size of /dev/shm; by default 2G.", "SIZE"),
     ),
     "Storage": (
-        Option("pvc", "Claim of a volume with the access mode ReadWriteMany.", "NAME"),
-        Option("mount", "Where the pods see it; by default /data.", "DIR"),
-        Option("run", "Run, or directory of a training, below --mount.", "DIR"),
+        many("pvc", "Claim of a ReadWriteMany volume, and where pods see it", "NAME[:/DIR]"),
+        Option("mount", "Where they see the one that does not say; by default /data.", "DIR"),
+        Option("run", "Run, or directory of a training, on a volume.", "DIR"),
         Option("user", "Who the program is; by default 1000:1000.", "UID[:GID]"),
-        Option("fs_group", "Group that Kubernetes gives the whole volume to.", "N"),
+        Option("fs_group", "Group that Kubernetes gives whole volumes to.", "N"),
     ),
     "Program": (
         Option("python", "Interpreter in the image; by default its hpctk.", "FILE"),

@@ -148,9 +148,10 @@ def _quantity(mib: int) -> str:
 def _volumes(spec: ManifestSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []
-    if spec.pvc is not None:
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": spec.pvc}})
-        mounts.append({"name": "data", "mountPath": spec.root})
+    for number, volume in enumerate(spec.volumes, 1):
+        name = "data" if number == 1 else f"data-{number}"
+        volumes.append({"name": name, "persistentVolumeClaim": {"claimName": volume.claim}})
+        mounts.append({"name": name, "mountPath": volume.path})
     if spec.kind != "kubernetes-queue":
         # NCCL and the workers of a DataLoader meet there; without it there are 64 MiB.
         memory = {"medium": "Memory", "sizeLimit": _quantity(spec.shm_mib)}

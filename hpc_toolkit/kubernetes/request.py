@@ -11,7 +11,6 @@ from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.kubernetes.values import (
     COUNTS,
     PATTERNS,
-    below,
     check_env,
     check_number,
     check_secret_name,
@@ -20,14 +19,13 @@ from hpc_toolkit.kubernetes.values import (
     split_selector,
     split_toleration,
 )
+from hpc_toolkit.kubernetes.volumes import Volume, below, volumes_of
 from hpc_toolkit.quantities import parse_duration, parse_mem_mib, parse_walltime
 
 Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _HOST_MAX = 63
-_TAKEN = {"", ".", "dev", "proc", "sys", "etc"}
-"""What a directory may not begin with that is put over the image's own."""
 _ROLE = "-pod-0"
 """What JobSet puts between its own name and a pod's number."""
 _TRAININGS: tuple[Kind, ...] = ("kubernetes-ddp", "kubernetes-scaling")
@@ -76,12 +74,13 @@ class ManifestSpec:
     """Memory of each pod as Slurm writes it ("480G" is GiB), as request and limit."""
     shm: str | None = None
     """Size of /dev/shm, which counts as memory of the pod; by default 2G."""
-    pvc: str | None = None
-    """Claim of a volume that many nodes can write to (ReadWriteMany)."""
+    pvc: tuple[str, ...] = ()
+    """``CLAIM[:/DIR]``: volumes that many nodes can write to (ReadWriteMany), and where the pods
+    see them."""
     mount: str | None = None
-    """Where the pods see it; by default /data."""
+    """Where they see the one that does not say; by default /data."""
     run: str | None = None
-    """The run's directory, or that of a training, below ``mount``."""
+    """The run's directory, or that of a training, on a volume; the first, if it is relative."""
     chdir: str | None = None
     """Directory in which the program starts; by default the image's."""
     python: str | None = None
@@ -105,7 +104,7 @@ class ManifestSpec:
     user: str = "1000:1000"
     """UID and GID of the program; the run must belong to that user."""
     fs_group: int | None = None
-    """Group that Kubernetes gives the volume to."""
+    """Group that Kubernetes gives the volumes to."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables of the program."""
     env_from_secret: tuple[str, ...] = ()
@@ -148,14 +147,14 @@ class ManifestSpec:
         return (self.nodes or 1,)
 
     @property
-    def root(self) -> str:
-        """Where the pods see the volume."""
-        return self.mount or "/data"
+    def volumes(self) -> tuple[Volume, ...]:
+        """The volumes of each pod."""
+        return volumes_of(self.pvc, self.mount)
 
     @property
     def directory(self) -> str | None:
         """The run's directory as the pods see it."""
-        return below(self.run, self.root, "--run") if self.run is not None else None
+        return below(self.run, self.volumes, "--run") if self.run is not None else None
 
     @property
     def grace_s(self) -> int:
@@ -202,8 +201,8 @@ def _check_each(spec: ManifestSpec) -> None:
             check_number(value, field, option(field))
     for size in spec.node_counts:
         check_number(size, "nodes", "--node-counts")
-    for path in filter(None, (spec.run, spec.mount, spec.chdir, spec.python)):
-        check_names(path, "--run, --mount, --chdir or --python")
+    for path in filter(None, (spec.run, spec.chdir, spec.python)):
+        check_names(path, "--run, --chdir or --python")
     _check_quantities(spec)
 
 
@@ -269,7 +268,7 @@ def _check_together(spec: ManifestSpec) -> None:
 
 
 def _check_volume(spec: ManifestSpec) -> None:
-    if spec.pvc is None:
+    if not spec.volumes:
         lost = [name for name in ("mount", "run", "fs_group") if getattr(spec, name) is not None]
         if lost or spec.kind == "kubernetes-queue":
             what = option(lost[0]) if lost else spec.kind
@@ -277,10 +276,7 @@ def _check_volume(spec: ManifestSpec) -> None:
             raise RenderError(msg, hint="--pvc NAME: a claim with the access mode ReadWriteMany")
     elif spec.run is None and spec.kind == "kubernetes-queue":
         msg = "kubernetes-queue: nothing says which run"
-        raise RenderError(msg, hint="--run DIR, below --mount")
-    if spec.root.split("/")[1] in _TAKEN or ".." in spec.root.split("/"):
-        msg = f"--mount: {spec.root!r} is not free in a pod"
-        raise RenderError(msg, hint="write a directory such as /data")
+        raise RenderError(msg, hint="--run DIR, on a volume")
     # Read once, to refuse a path outside of the volume.
     _ = spec.directory
 

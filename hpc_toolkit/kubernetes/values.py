@@ -31,8 +31,6 @@ PATTERNS = {
     "job_name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "a letter, then a-z, 0-9 and '-'"),
     "namespace": (_LABEL, "at most 63 of a-z, 0-9 and '-'"),
     "image": (_IMAGE, "an image such as registry.org/group/name:1.2, without spaces"),
-    "pvc": (_SUBDOMAIN, "the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.'"),
-    "mount": ("/[^:]{1,4095}", "an absolute path without ':'"),
     "chdir": (_PATH, "an absolute path"),
     "python": (_PATH, "the absolute path of an interpreter in the image"),
     "service_account": (_SUBDOMAIN, "the name of a ServiceAccount"),
@@ -137,20 +135,15 @@ def split_toleration(text: str, where: str) -> dict[str, str]:
     return found
 
 
+def check_claim(name: object, where: str) -> None:
+    """Raise RenderError unless ``name`` can be that of a claim of a volume."""
+    wanted = "the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.', or NAME:/DIR"
+    check_match(name, _SUBDOMAIN, wanted, where)
+
+
 def check_secret_name(name: object, where: str) -> None:
     """Raise RenderError unless ``name`` can be that of a Secret."""
     check_match(name, _SUBDOMAIN, "the name of a Secret: a-z, 0-9, '-' and '.'", where)
-
-
-def below(path: str, mount: str, where: str) -> str:
-    """``path`` in the pods: below ``mount``, where it is relative. Raises RenderError."""
-    whole = path if path.startswith("/") else f"{mount}/{path}"
-    parts = [part for part in whole.split("/") if part not in ("", ".")]
-    root = [part for part in mount.split("/") if part not in ("", ".")]
-    if ".." in parts or parts[: len(root)] != root or len(parts) == len(root):
-        msg = f"{where}: {path!r} is not below {mount}"
-        raise RenderError(msg, hint="a path below --mount, in full or relative to it")
-    return "/" + "/".join(parts)
 
 
 def is_floating(image: str) -> bool:

@@ -30,7 +30,14 @@ def meeting_place() -> dict[str, str]:
 
 
 def queue(root: Path, **asked: Any) -> dict[str, Any]:
-    given = {"nodes": 2, "pvc": "shared", "mount": str(root), "run": "run", "grace": "1s", **asked}
+    given = {
+        "nodes": 2,
+        "pvc": ("shared",),
+        "mount": str(root),
+        "run": "run",
+        "grace": "1s",
+        **asked,
+    }
     return job_of(ManifestSpec(kind="kubernetes-queue", image="x", **given))
 
 

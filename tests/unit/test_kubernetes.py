@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 IMAGE = "reg.io/a/b:1"
 NEEDED: dict[Kind, dict[str, Any]] = {
-    "kubernetes-queue": {"pvc": "shared", "run": "runs/x"},
+    "kubernetes-queue": {"pvc": ("shared",), "run": "runs/x"},
     "kubernetes-ddp": {"command": ("train.py",)},
     "kubernetes-scaling": {},
 }
@@ -184,7 +184,7 @@ def test_pods_of_a_queue_work_with_one_worker_per_gpu() -> None:
 
 
 def test_pods_of_a_training_meet_at_the_first_of_them() -> None:
-    request = spec(nodes=3, gpus_per_node=2, backend="nccl", pvc="p", run="t", rank_restarts=1)
+    request = spec(nodes=3, gpus_per_node=2, backend="nccl", pvc=("p",), run="t", rank_restarts=1)
 
     words = container(request)["args"]
 
@@ -221,8 +221,13 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"python": "/opt/python"}, "command:\n        - /opt/python\n"),
     ("kubernetes-ddp", {"user": "7:8"}, "runAsUser: 7\n        runAsGroup: 8\n"),
     ("kubernetes-ddp", {"user": "7"}, "runAsUser: 7\n        runAsGroup: 7\n"),
-    ("kubernetes-ddp", {"pvc": "p", "fs_group": 9}, "fsGroup: 9\n"),
-    ("kubernetes-ddp", {"pvc": "p", "mount": "/big"}, "mountPath: /big"),
+    ("kubernetes-ddp", {"pvc": ("p",), "fs_group": 9}, "fsGroup: 9\n"),
+    ("kubernetes-ddp", {"pvc": ("p",), "mount": "/big"}, "mountPath: /big"),
+    ("kubernetes-ddp", {"pvc": ("p:/big/one/",)}, "mountPath: /big/one\n"),
+    ("kubernetes-ddp", {"pvc": ("p", "q:/big")}, "name: data-2\n          mountPath: /big\n"),
+    ("kubernetes-ddp", {"pvc": ("p", "q:/big"), "mount": "/m"}, "mountPath: /m\n"),
+    ("kubernetes-ddp", {"pvc": ("p", "q:/big"), "run": "/big/t"}, "- /big/t\n"),
+    ("kubernetes-ddp", {"pvc": ("p:/m", "q:/big"), "run": "t"}, "- /m/t\n"),
     ("kubernetes-ddp", {"env": (("A", "1"),)}, 'name: A\n          value: "1"\n'),
     ("kubernetes-ddp", {"env": (("HOME", "/x"),)}, "name: HOME\n          value: /x\n"),
     ("kubernetes-ddp", {"env_from_secret": ("A=s:k",)}, "secretKeyRef:\n              name: s"),
@@ -268,17 +273,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"gpus_per_node": -1}, "--gpus-per-node"),
     ({"mem": "lots"}, "--mem"),
     ({"mem": "2G"}, "2048 MiB are not less than"),
-    ({"pvc": "p", "mount": "data"}, "--mount"),
-    ({"pvc": "p", "mount": "/"}, "--mount"),
-    ({"pvc": "p", "mount": "//x"}, "not free in a pod"),
-    ({"pvc": "p", "mount": "/dev/shm"}, "not free in a pod"),
-    ({"pvc": "p", "mount": "/a/../dev"}, "not free in a pod"),
-    ({"pvc": "p", "mount": "/a:b"}, "--mount"),
+    ({"pvc": ("p",), "mount": "data"}, "--mount"),
+    ({"pvc": ("p",), "mount": "/"}, "--mount"),
+    ({"pvc": ("p",), "mount": "//x"}, "not free in a pod"),
+    ({"pvc": ("p",), "mount": "/dev/shm"}, "not free in a pod"),
+    ({"pvc": ("p",), "mount": "/a/../dev"}, "not free in a pod"),
+    ({"pvc": ("p",), "mount": "/a:b"}, "--mount"),
     ({"mount": "/data"}, "there is no volume"),
     ({"run": "x"}, "there is no volume"),
-    ({"pvc": "p", "run": "../x"}, "is not below /data"),
-    ({"pvc": "p", "run": "/elsewhere/x"}, "is not below /data"),
-    ({"pvc": "p", "run": "/data"}, "is not below /data"),
+    ({"pvc": ("p",), "run": "../x"}, "is not below /data"),
+    ({"pvc": ("p",), "run": "/elsewhere/x"}, "is not below /data"),
+    ({"pvc": ("p",), "run": "/data"}, "is not below /data"),
+    ({"pvc": ("p", "q")}, "'/data' is given twice"),
+    ({"pvc": ("p:/a", "p:/b")}, "'p' is given twice"),
+    ({"pvc": ("p:/a", "q:/a/")}, "'/a' is given twice"),
+    ({"pvc": ("p:a",)}, "--pvc"),
+    ({"pvc": ("p:",)}, "--pvc"),
+    ({"pvc": ("p:/a:ro",)}, "--pvc"),
+    ({"pvc": ("P",)}, "--pvc"),
+    ({"pvc": ("p:/etc",)}, "not free in a pod"),
+    ({"pvc": ("p:/a",), "mount": "/b"}, "each --pvc says where"),
+    ({"pvc": ("p:/a", "q:/b"), "run": "/c/t"}, "is not below /a or /b"),
     ({"user": "0"}, "--user"),
     ({"user": "root"}, "--user"),
     ({"env": (("MASTER_ADDR", "x"),)}, "--env"),
@@ -307,7 +322,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kind": "kubernetes-x"}, "no manifest is called"),
     ({"kind": "kubernetes-queue", "command": ("x",)}, "has no use for it"),
     ({"kind": "kubernetes-queue", "command": ()}, "there is no volume"),
-    ({"kind": "kubernetes-queue", "command": (), "pvc": "p"}, "which run"),
+    ({"kind": "kubernetes-queue", "command": (), "pvc": ("p",)}, "which run"),
     ({"kind": "kubernetes-scaling", "nodes": 2}, "has no use for it"),
     ({"kind": "kubernetes-scaling", "node_counts": (2, 2)}, "given twice"),
 ]

@@ -24,9 +24,9 @@ LIST_FIELDS = [
     field.name for field in fields(ManifestSpec) if str(field.type).startswith("tuple[str")
 ]
 NEEDED: dict[Kind, dict[str, Any]] = {
-    "kubernetes-queue": {"pvc": "shared", "run": "runs/x"},
-    "kubernetes-ddp": {"command": ("train.py",), "pvc": "shared"},
-    "kubernetes-scaling": {"pvc": "shared"},
+    "kubernetes-queue": {"pvc": ("shared",), "run": "runs/x"},
+    "kubernetes-ddp": {"command": ("train.py",), "pvc": ("shared",)},
+    "kubernetes-scaling": {"pvc": ("shared",)},
 }
 
 

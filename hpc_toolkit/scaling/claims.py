@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.scaling.series import THOUSAND
+from hpc_toolkit.scaling.series import THOUSAND, money
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +25,14 @@ class Quantity:
     read: Callable[[Row], float | None]
     words: str
     """How a number of it is written, with one place for the number."""
+    digits: str = ""
+    """How a sum of money is written within that place; "" for what is none."""
+
+    def say(self, number: float, currency: str) -> str:
+        """The number for people."""
+        if not self.digits:
+            return self.words.format(number)
+        return self.words.format(money(format(number, self.digits), currency))
 
 
 QUANTITIES: dict[str, Quantity] = {
@@ -34,9 +42,9 @@ QUANTITIES: dict[str, Quantity] = {
     "hours": Quantity(read=lambda row: row.hours, words="{:.4g} h"),
     "gpu_hours": Quantity(read=lambda row: row.gpu_hours, words="{:.4g} GPU-hours"),
     "premium": Quantity(read=lambda row: row.premium, words="{:+.1%}"),
-    "cost": Quantity(read=lambda row: row.cost, words="${:.4g}"),
+    "cost": Quantity(read=lambda row: row.cost, words="{}", digits=".4g"),
     "cost_per_samples": Quantity(
-        read=lambda row: row.cost_per_1000, words="${:.3f} per 1,000 samples"
+        read=lambda row: row.cost_per_1000, words="{} per 1,000 samples", digits=".3f"
     ),
 }
 """By the name that the input uses; a cost per samples is compared as one per 1,000."""
@@ -57,7 +65,7 @@ class Finding:
 def check_claims(comparison: Comparison) -> tuple[Finding, ...]:
     """Every statement, then every pair of statements that contradict each other."""
     claims = comparison.series.claims
-    found = [_check(claim, comparison.rows) for claim in claims]
+    found = [_check(claim, comparison) for claim in claims]
     found += [
         finding
         for one, other in combinations(claims, 2)
@@ -66,12 +74,13 @@ def check_claims(comparison: Comparison) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _check(claim: Claim, rows: tuple[Row, ...]) -> Finding:
+def _check(claim: Claim, comparison: Comparison) -> Finding:
+    currency = comparison.series.currency
     quantity = QUANTITIES[claim.quantity]
     value, half = _normal(claim)
     known = [
         (row.world_size, number)
-        for row in rows
+        for row in comparison.rows
         if claim.world_size in (None, row.world_size) and (number := quantity.read(row)) is not None
     ]
     if not known:
@@ -80,7 +89,7 @@ def _check(claim: Claim, rows: tuple[Row, ...]) -> Finding:
         )
     fitting = [(size, number) for size, number in known if _agree(value, half, number)]
     told = fitting or known
-    computed = ", ".join(f"{quantity.words.format(number)} on {size}" for size, number in told)
+    computed = ", ".join(f"{quantity.say(number, currency)} on {size}" for size, number in told)
     return Finding(
         text=claim.text,
         verdict="reproduced" if fitting else "contradicted",
@@ -99,11 +108,11 @@ def _contradictions(one: Claim, other: Claim, comparison: Comparison) -> Iterato
     _, other_value, other_half = second
     if _agree(value, half + other_half, other_value):
         return
-    words = QUANTITIES[kind].words
+    say, currency = QUANTITIES[kind].say, comparison.series.currency
     yield Finding(
         text=f"{one.text!r} and {other.text!r}",
         verdict="contradictory",
-        computed=f"{words.format(value)} against {words.format(other_value)}",
+        computed=f"{say(value, currency)} against {say(other_value, currency)}",
     )
 
 

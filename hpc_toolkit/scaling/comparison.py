@@ -43,6 +43,8 @@ class Row:
     """Of the work; None without a price."""
     cost_per_1000: float | None
     """Of 1,000 samples; None without a price, or where nobody said how many samples a work has."""
+    energy_kwh: float | None
+    """Of the GPUs for the work; None without a power."""
     shares: Mapping[str, float]
     details: Mapping[str, Any]
 
@@ -75,6 +77,7 @@ def _row(series: Series, point: Point) -> Row:
     of_base = _cost(series, base)
     premium = ideal / speedup if cost is None or not of_base else cost / of_base
     samples = series.work_samples
+    watts = series.watts(point)
     return Row(
         world_size=point.world_size,
         repeats=len(point.rates),
@@ -90,6 +93,7 @@ def _row(series: Series, point: Point) -> Row:
         premium=premium - 1,
         cost=cost,
         cost_per_1000=None if cost is None or not samples else cost * 1000 / samples,
+        energy_kwh=None if watts is None else watts * hours / 1000,
         shares=point.shares,
         details=point.details,
     )

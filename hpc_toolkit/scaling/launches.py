@@ -26,6 +26,8 @@ class ScalingRun:
     world_sizes: tuple[int, ...]
     settings: Settings
     variations: tuple[Variation, ...] = ()
+    cluster: str = ""
+    """The cluster whose jobs measure; "" for this machine."""
 
     def check(self) -> None:
         """Refuse what a rank would refuse, before any is started. Raises ConfigError."""
@@ -41,7 +43,8 @@ class ScalingRun:
     def words(self) -> list[str]:
         """The arguments of the measured program; they are the same at every world size."""
         varied = [word for one in self.variations for word in ("--vary", one.word)]
-        return [*self.settings.words(), *varied, "-o", str(self.directory)]
+        where = ["--cluster", self.cluster] if self.cluster else []
+        return [*self.settings.words(), *varied, *where, "-o", str(self.directory)]
 
     def measurements(self) -> int:
         """How many records each world size shall have."""
@@ -65,23 +68,29 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
 
     Raises:
         HpcToolkitError: a rank failed, or could not be started.
+        OSError: the disk is full.
     """
     from hpc_toolkit.launcher.launch import launch
     from hpc_toolkit.launcher.plan import Request
+    from hpc_toolkit.scaling.place import check_room
 
     options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
     arguments = tuple(run.words())
-    outcome = launch(
-        Request(
-            script=MODULE,
-            arguments=arguments,
-            options=options,
-            backend=backend,
-            run_dir=run.directory,
-        )
+    request = Request(
+        script=MODULE,
+        arguments=arguments,
+        options=options,
+        backend=backend,
+        run_dir=run.directory,
     )
-    if outcome.error is not None:
-        raise outcome.error
+    try:
+        outcome = launch(request)
+        if outcome.error is not None:
+            raise outcome.error
+    except Exception:
+        # On a full disk ranks fail in whatever way, and their logs have no room for the reason.
+        check_room(run.directory)
+        raise
     return outcome.code
 
 

@@ -81,6 +81,7 @@ def _exchange(
     """What the exchange of gradients costs, three ways."""
     typical = median(steps.seconds)
     exposed = typical - median(apart.seconds)
+    with_it, without = median_interval(steps.seconds), median_interval(apart.seconds)
     timed = time_collective("all_reduce", _LARGE, device=training.device, iterations=_ITERATIONS)
     size = training.gradient_bytes
     return {
@@ -88,6 +89,9 @@ def _exchange(
         # What a step lasts longer than without; noise can make it negative.
         "exposed_s": exposed,
         "share": min(max(exposed / typical, 0.0), 1.0),
+        # Of the worst corners of both intervals, so at least 95 %; below 0 it is noise.
+        "share_low": 1 - without[1] / with_it[0],
+        "share_high": 1 - without[0] / with_it[1],
         "all_reduce_s": time_all_reduces(
             training.buckets(), device=training.device, iterations=_ITERATIONS
         ),
@@ -112,6 +116,21 @@ def _meet(info: DistributedInfo) -> None:
         import torch.distributed as dist
 
         dist.barrier()
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the median, by ranks: whatever the times are distributed like.
+
+    Of fewer than 6 values it is the least and the greatest, which is less.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, below = 0, 0
+    # How often so few of so many are below the median, in parts of 2 ** count.
+    while outside + math.comb(count, below) <= 0.025 * 2**count:
+        outside += math.comb(count, below)
+        below += 1
+    at = max(0, below - 1)
+    return ordered[at], ordered[count - 1 - at]
 
 
 def _p90(values: Sequence[float]) -> float:

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.quantities import format_duration, format_size
+from hpc_toolkit.scaling.series import money
+from hpc_toolkit.scaling.verdict import POSSIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -13,86 +15,188 @@ if TYPE_CHECKING:
     from hpc_toolkit.scaling.claims import Finding
     from hpc_toolkit.scaling.comparison import Comparison, Row
     from hpc_toolkit.scaling.serialshare import SerialShare
+    from hpc_toolkit.scaling.series import Series
     from hpc_toolkit.scaling.verdict import Verdict
+
+    Column = tuple[str, Callable[[Row], str | None]]
 
 Judged = tuple["Comparison", "Verdict", tuple["Finding", ...]]
 """A comparison, its verdict, and what became of the claims about it."""
 
 
 def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
-    """One section for each series."""
+    """One section for each series, behind a table of what is advised for each where they are
+    several."""
     lines = ["# Scaling"]
+    if len(judged) > 1:
+        lines += ["", *_overview(judged)]
     for one in judged:
         lines += ["", *_section(one)]
+    if any("exposed_s" in row.details for comparison, _, _ in judged for row in comparison.rows):
+        lines += ["", "## How it was measured", "", *_MEANINGS]
     if notes:
         lines += ["", "## Left out", "", *(f"- {note}" for note in notes)]
-    return "\n".join(lines) + "\n"
+    # A table ends with an empty line, and so may the page.
+    return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip("\n") + "\n"
+
+
+_MEANINGS = """\
+- communication: the share of a step that is gone without the exchange of gradients (no_sync)
+- exchange in a step: that share as a time; all-reduce apart: the same messages, with nothing else
+  running; bytes / bandwidth: what the gradients take at the bandwidth of one message of 16 MiB
+- spread: the least and the greatest that repeats give, no confidence interval; of a single repeat
+  an interval of at least 95 %
+""".splitlines()
+
+
+def _overview(judged: Sequence[Judged]) -> Iterator[str]:
+    """What is advised for each series, a line each."""
+    yield "| | use | its rate or time | efficiency | its cost | the largest | statements |"
+    yield "|---|---:|---:|---:|---:|---|---|"
+    for comparison, verdict, findings in judged:
+        series, largest = comparison.series, comparison.rows[-1].world_size
+        row = next(one for one in comparison.rows if one.world_size == verdict.world_size)
+        cost = f"{_digits(row.gpu_hours)} GPU-hours"
+        if row.cost is not None:
+            cost = money(_digits(row.cost), series.currency)
+        told = [one.verdict for one in findings]
+        wrong = sum(word.startswith("contradict") for word in told)
+        cells = (
+            _name(series),
+            str(verdict.world_size),
+            _speed(series, row),
+            f"{row.efficiency:.1%}",
+            f"{cost} for {series.work}",
+            f"{verdict.word} on {largest}",
+            f"{wrong} contradicted" if wrong else "hold" if "reproduced" in told else "",
+        )
+        yield f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _speed(series: Series, row: Row) -> str:
+    if series.work_samples == series.work_size:
+        return f"{_digits(row.rate)} samples/s"
+    return format_duration(row.hours * 3600)
+
+
+def _name(series: Series) -> str:
+    return " ".join(series.name.split())
 
 
 def _section(one: Judged) -> Iterator[str]:
     comparison, verdict, findings = one
     series = comparison.series
-    yield f"## {' '.join(series.name.split())}"
+    yield f"## {_name(series)}"
     yield ""
-    yield from _table(comparison)
-    yield ""
-    largest, advice = comparison.rows[-1].world_size, f"use {verdict.world_size}"
-    if verdict.word == "unknown":
-        advice = "measure another world size"
-    wanted = f"efficiency of at least {verdict.minimum:.0%} wanted"
-    yield f"**{verdict.word} on {largest}: {advice}** ({wanted})"
+    yield headline(comparison, verdict)
     yield ""
     yield from (f"- {reason}" for reason in (*verdict.reasons, *series.notes))
+    yield ""
+    for columns in (_results(comparison), _step(), _machine()):
+        yield from _table(comparison, list(columns))
     if findings:
-        yield ""
         yield "| stated | verdict | computed |"
         yield "|---|---|---|"
         for finding in findings:
             yield f"| {_cell(finding.text)} | {finding.verdict} | {_cell(finding.computed)} |"
 
 
+def headline(comparison: Comparison, verdict: Verdict) -> str:
+    """The advice, and the number that decided it."""
+    last = comparison.rows[-1]
+    if len(comparison.rows) == 1:
+        return f"**Measure another world size**: {last.world_size} alone says nothing of scaling"
+    below = " or ".join(map(str, verdict.below))
+    doubt = "" if verdict.certain else "; repeats do not agree, see below"
+    if any(row.efficiency > POSSIBLE for row in comparison.rows):
+        doubt += "; more than the ranks explain, see below"
+    return (
+        f"**Use {verdict.world_size}{', not ' * bool(below)}{below}** ({verdict.word} on "
+        f"{last.world_size}: {last.efficiency:.1%} efficiency, at least {verdict.minimum:.0%} "
+        f"wanted{doubt})"
+    )
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _columns(comparison: Comparison) -> Iterator[tuple[str, Callable[[Row], str | None]]]:
+def _results(comparison: Comparison) -> Iterator[Column]:
+    """How fast it was, and what that costs."""
     series = comparison.series
-    yield "world size", lambda row: str(row.world_size)
     if series.work_samples == series.work_size:
-        yield "samples/s", lambda row: f"{row.rate:.4g}"
-        yield "tokens/s", lambda row: _number(row, "tokens_per_s", "{:.4g}")
+        yield "samples/s", lambda row: _digits(row.rate)
+        yield "tokens/s", _tokens
     else:
         yield f"time of {series.work}", lambda row: format_duration(row.hours * 3600)
     yield "speed-up", lambda row: f"{row.speedup:.2f}"
     yield "efficiency", lambda row: f"{row.efficiency:.1%}"
     yield "its spread", lambda row: f"{row.low:.1%} to {row.high:.1%}" if row.repeats > 1 else None
-    yield "step", lambda row: _seconds(row, "step_median_s")
+    yield f"GPU-hours of {series.work}", lambda row: _digits(row.gpu_hours)
+    yield "premium", lambda row: f"{row.premium:+.1%}"
+    # That of 1,000 samples stands in the next column.
+    if series.work_samples != 1000:
+        yield "cost", lambda row: _cost(row.cost, series)
+    yield "cost per 1,000 samples", lambda row: _cost(row.cost_per_1000, series)
+    yield f"energy of {series.work}", _energy
+
+
+def _step() -> Iterator[Column]:
+    """Where the time of a step goes."""
+    yield "step, median", lambda row: _seconds(row, "step_median_s")
     yield "p90", lambda row: _seconds(row, "step_p90_s")
-    yield "communication", lambda row: _share(row, "communication")
+    yield "loading", lambda row: _share(row, "loading")
+    yield "communication", lambda row: _share(row, "communication") if _exchanges(row) else None
+    yield "its spread", _communication_spread
+    yield "exchange in a step", lambda row: _seconds(row, "exposed_s")
     yield "all-reduce apart", lambda row: _seconds(row, "all_reduce_s")
     yield "bytes / bandwidth", lambda row: _seconds(row, "expected_s")
-    yield "loading", lambda row: _share(row, "loading")
+    yield "gradients", lambda row: _size(row, "gradient_bytes")
+    yield "bus bandwidth", _bandwidth
+
+
+def _machine() -> Iterator[Column]:
+    """What ranks and nodes did meanwhile."""
     yield "memory of a rank", lambda row: _size(row, "rss_bytes")
     yield "GPU memory", lambda row: _size(row, "cuda_bytes")
     yield "CPUs busy", lambda row: _number(row, "cpu_percent", "{:.0f}%")
     yield "GPUs busy", lambda row: _number(row, "gpu_percent", "{:.0f}%")
+    yield "the least busy", lambda row: _number(row, "gpu_percent_least", "{:.0f}%")
     yield "power of a GPU", lambda row: _number(row, "gpu_power_w", "{:.0f} W")
-    yield f"GPU-hours of {series.work}", lambda row: f"{row.gpu_hours:.4g}"
-    yield "premium", lambda row: f"{row.premium:+.1%}"
-    # That of 1,000 samples stands in the next column.
-    if series.work_samples != 1000:
-        yield "cost", lambda row: None if row.cost is None else f"${row.cost:.2f}"
-    yield "cost per 1,000 samples", _cost
 
 
-def _table(comparison: Comparison) -> Iterator[str]:
-    cells = [(head, [read(row) for row in comparison.rows]) for head, read in _columns(comparison)]
+def _table(comparison: Comparison, columns: Sequence[Column]) -> Iterator[str]:
+    """One row a world size, and an empty line behind; nothing where nothing is known."""
+    cells = [(head, [read(row) for row in comparison.rows]) for head, read in columns]
     # What is known of no world size has no column.
     shown = [(head, column) for head, column in cells if any(one is not None for one in column)]
-    yield "| " + " | ".join(_cell(head) for head, _ in shown) + " |"
-    yield "|" + "---:|" * len(shown)
-    for number in range(len(comparison.rows)):
-        yield "| " + " | ".join(column[number] or "" for _, column in shown) + " |"
+    if not shown:
+        return
+    yield "| world size | " + " | ".join(_cell(head) for head, _ in shown) + " |"
+    yield "|" + "---:|" * (1 + len(shown))
+    for number, row in enumerate(comparison.rows):
+        values = [column[number] or "" for _, column in shown]
+        yield f"| {row.world_size} | " + " | ".join(values) + " |"
+    yield ""
+
+
+def _exchanges(row: Row) -> bool:
+    return "exposed_s" in row.details
+
+
+def _communication_spread(row: Row) -> str | None:
+    ends = [row.details.get(f"communication_{end}") for end in ("low", "high")]
+    known = [max(end, 0.0) for end in ends if end is not None]
+    return f"{known[0]:.1%} to {known[1]:.1%}" if len(known) == 2 else None
+
+
+def _bandwidth(row: Row) -> str | None:
+    known = row.details.get("bus_bytes_per_s")
+    return None if known is None else f"{known / 1e9:.3g} GB/s"
+
+
+def _energy(row: Row) -> str | None:
+    return None if row.energy_kwh is None else f"{_digits(row.energy_kwh)} kWh"
 
 
 def _number(row: Row, key: str, words: str) -> str | None:
@@ -112,8 +216,17 @@ def _size(row: Row, key: str) -> str | None:
     return format_size(round(row.details[key])) if row.details.get(key) else None
 
 
-def _cost(row: Row) -> str | None:
-    return None if row.cost_per_1000 is None else f"${row.cost_per_1000:.4g}"
+def _cost(amount: float | None, series: Series) -> str | None:
+    return None if amount is None else money(_digits(amount), series.currency)
+
+
+def _digits(number: float) -> str:
+    """Four digits, and no power of ten, so that rows can be compared."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:#.4g}".rstrip(".")
+
+
+def _tokens(row: Row) -> str | None:
+    return _digits(row.details["tokens_per_s"]) if "tokens_per_s" in row.details else None
 
 
 def as_data(judged: Sequence[Judged], notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -134,6 +247,8 @@ def _data(
         "name": series.name,
         "law": series.law,
         "work": series.work,
+        "currency": series.currency,
+        "cluster": series.cluster,
         "rows": [_row_data(row) for row in comparison.rows],
         "serial_share": _serial_data(comparison.serial),
         "verdict": asdict(verdict),

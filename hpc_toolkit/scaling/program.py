@@ -12,20 +12,21 @@ import platform
 import shlex
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
-from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.errors import PASSING, HpcToolkitError
 from hpc_toolkit.ranks import host_name
 from hpc_toolkit.scaling.records import DIRECTORY, FORMAT, KIND, identity
 from hpc_toolkit.scaling.settings import Settings, Variation, cases
 from hpc_toolkit.scaling.sources import read_records
+from hpc_toolkit.scaling.utilisation import monitored, of_all_ranks, sample_count, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hpc_toolkit.distributed.place import DistributedInfo
     from hpc_toolkit.scaling.records import Record
@@ -33,23 +34,27 @@ if TYPE_CHECKING:
 EXIT_LATER = 75
 """What was measured is written, and the rest can be measured by the same call."""
 
-MONITOR_INTERVAL_S = 0.5
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure what the arguments say at the world size of this launch; the exit code."""
     try:
-        settings, variations, directory = parse(argv)
-        return _measure_all(settings, variations, directory)
+        settings, variations, directory, cluster = parse(argv)
+        return _measure_all(settings, variations, directory, place(cluster, os.environ))
     except HpcToolkitError as error:
         # By every rank: the launcher shows the end of one log, and not always that of rank 0.
         sys.stderr.write(f"error: {error.message}\n")
         sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
         return error.exit_code
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
+        # Not 75: a job would start again and again on a full disk.
+        sys.stderr.write(f"error: {error.filename or 'a record'}: {error.strerror}\n")
+        return 1
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None]:
-    """Settings, what varies, and the directory of the records. Raises ConfigError."""
+def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None, str]:
+    """Settings, what varies, the records' directory, and the cluster. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog="hpc_toolkit.scaling.program", allow_abbrev=False)
     for one in fields(Settings):
         name = f"--{one.name.replace('_', '-')}"
@@ -59,14 +64,43 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path |
             parser.add_argument(name, type=type(one.default), default=one.default, dest=one.name)
     parser.add_argument("--vary", action="append", default=[])
     parser.add_argument("-o", "--out", type=Path, default=None)
+    parser.add_argument("--cluster", default="")
     given = vars(parser.parse_args(argv))
-    directory = given.pop("out")
+    directory, cluster = given.pop("out"), given.pop("cluster")
     variations = [Variation.parse(text) for text in given.pop("vary")]
-    return Settings(**given), variations, directory
+    return Settings(**given), variations, directory, cluster
+
+
+def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Which cluster, partition and job this is, as far as anything says; for the record.
+
+    Outside a job the machine is no cluster's: a laptop may render scripts for one.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return {}
+    found = {
+        "cluster": cluster or _recognized(),
+        "partition": environ.get("SLURM_JOB_PARTITION", ""),
+        "job": environ["SLURM_JOB_ID"],
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _recognized() -> str:
+    from hpc_toolkit.clusters.choice import FALLBACK, resolve_cluster
+
+    try:
+        site = resolve_cluster(None).cluster
+    except HpcToolkitError:
+        return ""
+    return "" if site.name == FALLBACK else site.argument or site.name
 
 
 def _measure_all(
-    settings: Settings, variations: Sequence[Variation], directory: Path | None
+    settings: Settings,
+    variations: Sequence[Variation],
+    directory: Path | None,
+    where: dict[str, str],
 ) -> int:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     chosen = cases(settings, variations)
@@ -92,6 +126,7 @@ def _measure_all(
             for case in chosen:
                 for repeat in range(settings.repeats):
                     record = _blank(case.settings, case.variation, repeat, info, load)
+                    record["machine"] |= where
                     known = info.is_main and identity(record) in done
                     if _agreed(info, known):
                         continue
@@ -112,14 +147,16 @@ def _measure(
 
     from hpc_toolkit.scaling.measurement import measure
 
-    before = _sample_count(samples)
+    before = sample_count(samples)
     began = time.time()
     found = measure(settings, info)
+    here = summary(samples, before)
+    ranks = of_all_ranks(here, info)
     if not info.is_main:
         return
     whole = {**record, **found, "at": time.time(), "seconds": time.time() - began}
-    use = _utilisation(samples, before)
-    _write({**whole, **({"utilisation": use} if use else {})}, directory)
+    seen = {"utilisation": here, "utilisation_of_ranks": ranks}
+    _write({**whole, **{key: value for key, value in seen.items() if value}}, directory)
 
 
 def _blank(
@@ -196,51 +233,6 @@ def _write(record: Record, directory: Path | None) -> None:
         files.write_all(fd, b"\n" * torn + line)
     finally:
         os.close(fd)
-
-
-@contextmanager
-def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
-    """Have one rank of each node sample it; yields its file, None where nothing samples."""
-    if directory is None or os.environ.get("LOCAL_RANK", "0") != "0":
-        yield None
-        return
-    from hpc_toolkit.monitor.child import watching
-
-    path = directory / "monitor" / f"world-{size}-{host_name()}.jsonl"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        watcher = watching(path, MONITOR_INTERVAL_S)
-        watcher.__enter__()
-    except ConfigError as error:
-        sys.stderr.write(f"note: nothing samples this node: {error.message} ({error.hint})\n")
-        yield None
-        return
-    try:
-        yield path
-    finally:
-        watcher.__exit__(None, None, None)
-
-
-def _sample_count(path: Path | None) -> int:
-    return len(_last_samples(path))
-
-
-def _last_samples(path: Path | None) -> list[dict[str, Any]]:
-    from hpc_toolkit.monitor.recordings import read_recordings
-
-    found = read_recordings(path) if path is not None else []
-    return found[-1].samples if found else []
-
-
-def _utilisation(path: Path | None, before: int) -> dict[str, Any]:
-    """What the node of rank 0 did meanwhile; empty where it was too short for a sample."""
-    from hpc_toolkit.monitor.recordings import Recording, read_recordings, summarise
-
-    recordings = read_recordings(path) if path is not None else []
-    if not recordings or len(recordings[-1].samples) <= before:
-        return {}
-    summary = summarise(Recording(recordings[-1].header, recordings[-1].samples[before:]))
-    return {key: summary[key] for key in ("samples", "cpu_percent_mean", "gpus")}
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ _NUMBERS = ("samples_per_s", "tokens_per_s")
 _COUNTS = ("world_size", "nodes", "repeat")
 _COMPUTED: dict[str, tuple[str, ...]] = {"shares": (), "machine": ("cpus", "threads", "load")}
 """Numbers of these objects that more is computed of; of an empty tuple all."""
+_EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
+_USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
 _OBJECTS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 
 
@@ -158,7 +160,20 @@ def _series(name: str, records: list[Record]) -> Series:
         points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
         law="weak" if law == "weak" else "strong",
         notes=tuple(_notes(records)),
+        device=" and ".join(_all(records, "device")),
+        cluster=_same(records, "cluster"),
+        partition=_same(records, "partition"),
     )
+
+
+def _all(records: list[Record], key: str) -> list[str]:
+    return sorted({str(one["machine"].get(key, "")) for one in records})
+
+
+def _same(records: list[Record], key: str) -> str:
+    """What all machines say; "" where one of them says something else, or nothing."""
+    found = _all(records, key)
+    return found[0] if len(found) == 1 else ""
 
 
 def _point(records: list[Record]) -> Point:
@@ -166,18 +181,15 @@ def _point(records: list[Record]) -> Point:
     details = {
         "tokens_per_s": median(one["tokens_per_s"] for one in records),
         **{f"step_{key}_s": _median(records, "step_s", key) for key in ("median", "p90")},
-        **{
-            key: _median(records, "communication", key)
-            for key in ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes")
-        },
+        **{key: _median(records, "communication", key) for key in _EXCHANGE},
+        **_spread(records),
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
-        "cpu_percent": _median_of([_use(one).get("cpu_percent_mean") for one in records]),
-        "gpu_percent": _median_of([_of_gpus(one, "busy_percent_mean") for one in records]),
-        "gpu_power_w": _median_of([_of_gpus(one, "power_w_mean") for one in records]),
+        **{key: _median_of([_use(one).get(key) for one in records]) for key in _USE},
     }
     return Point(
         world_size=records[0]["world_size"],
         rates=tuple(one["samples_per_s"] for one in records),
+        nodes=max(one["nodes"] for one in records),
         shares={name: median(one["shares"].get(name, 0.0) for one in records) for name in names},
         details={key: value for key, value in details.items() if value is not None},
     )
@@ -192,16 +204,42 @@ def _median_of(values: list[Any]) -> float | None:
     return float(median(known)) if known else None
 
 
+def _spread(records: list[Record]) -> dict[str, float | None]:
+    """The least and the greatest share of communication over repeats; of one its interval."""
+    if len(records) == 1:
+        exchange = records[0]["communication"]
+        low, high = (exchange.get(key) for key in ("share_low", "share_high"))
+    else:
+        shares = [_exposed_share(one) for one in records]
+        known = [share for share in shares if share is not None]
+        low, high = min(known, default=None), max(known, default=None)
+    return {"communication_low": _median_of([low]), "communication_high": _median_of([high])}
+
+
+def _exposed_share(record: Record) -> float | None:
+    """The share of communication as it was measured: below 0 it is noise."""
+    exposed, step = record["communication"].get("exposed_s"), record["step_s"].get("median")
+    if not _is_number(exposed) or not _is_number(step) or step <= 0:
+        return None
+    return float(exposed / step)
+
+
 def _use(record: Record) -> dict[str, Any]:
-    """What the monitor saw of the node of rank 0; empty where none was there."""
-    found = record.get("utilisation")
-    return found if isinstance(found, dict) else {}
+    """What monitors saw: of all ranks, or in earlier records of the node of rank 0 alone."""
+    found = record.get("utilisation_of_ranks")
+    if isinstance(found, dict):
+        return found
+    node = record.get("utilisation", {})
+    return {
+        "cpu_percent": node.get("cpu_percent_mean"),
+        "gpu_percent": _of_gpus(node, "busy_percent_mean"),
+        "gpu_power_w": _of_gpus(node, "power_w_mean"),
+    }
 
 
-def _of_gpus(record: Record, key: str) -> float | None:
+def _of_gpus(node: Mapping[str, Any], key: str) -> float | None:
     """The mean over the node's GPUs."""
-    gpus = _use(record).get("gpus") or []
-    known = [gpu[key] for gpu in gpus if _is_number(gpu.get(key))]
+    known = [gpu[key] for gpu in node.get("gpus", []) if _is_number(gpu.get(key))]
     return sum(known) / len(known) if known else None
 
 
@@ -226,7 +264,11 @@ def _notes(records: list[Record]) -> Iterator[str]:
     busy = max((one.get("load", 0.0) / max(1, one.get("cpus", 1)) for one in machines), default=0)
     if busy > _BUSY:
         yield f"a node was busy before a launch: its load was {busy:.1f} times its CPUs"
-    for key, words in (("device", "kinds of device"), ("torch", "versions of torch")):
-        found = sorted({str(one.get(key)) for one in machines})
+    for key, words in (
+        ("device", "kinds of device"),
+        ("torch", "versions of torch"),
+        ("cluster", "clusters"),
+    ):
+        found = sorted({str(one.get(key, "none")) for one in machines})
         if len(found) > 1:
             yield f"measured on several {words}: {', '.join(found)}"

@@ -8,7 +8,7 @@ a / (a + b) in both.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,6 +67,12 @@ class SerialShare:
         if self.law == "strong":
             return math.inf if self.share == 0 else (1 / goal - (1 - self.share)) / self.share
         return math.inf if goal <= 1 - self.share else self.share / (goal - (1 - self.share))
+
+    def largest_between(self, efficiency: float, base: float = 1) -> tuple[float, float]:
+        """The same for both ends of the interval, the smaller world size first."""
+        ends = [self.share if end is None else end for end in (self.high, self.low)]
+        least, most = (replace(self, share=end).largest(efficiency, base) for end in ends)
+        return least, most
 
 
 def fit(series: Series) -> SerialShare | None:

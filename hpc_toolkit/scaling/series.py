@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 Law = Literal["strong", "weak"]
 
+
+def money(amount: str, currency: str) -> str:
+    """An amount for people; a number alone where nobody said in which currency."""
+    if currency == "USD":
+        return f"${amount}"
+    return f"{amount} {currency}" if currency else amount
+
+
 THOUSAND = 1000
 """Samples of a job for which only a throughput is known: its cost is that of so many."""
 
@@ -28,6 +36,8 @@ class Point:
     """Samples a second of each repeat, or works a second where the series counts works; sorted."""
     price_per_hour: float | None = None
     """What all ranks together cost in an hour; None where only the series has a price."""
+    nodes: int | None = None
+    """Nodes of these ranks; None where unknown."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Shares of a step, 0 to 1, such as ``communication`` and ``loading``."""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +92,18 @@ class Series:
     work_samples: float | None = float(THOUSAND)
     """How many samples that is; None where nobody said."""
     price_per_gpu_hour: float | None = None
+    currency: str = ""
+    """In what prices are told, such as USD; "" where nobody said."""
+    watts_per_gpu: float | None = None
+    """Power of a GPU that works; None where nobody said."""
+    watts_given: bool = False
+    """Whether that stands for what was measured, too."""
+    device: str = ""
+    """What the ranks computed on: ``cpu``, or a GPU's name; "" where nobody said."""
+    cluster: str = ""
+    """The cluster of all measurements, as ``--cluster`` takes it; "" where no record says it."""
+    partition: str = ""
+    """Its partition, where it was one."""
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader must know, such as ranks that shared CPUs."""
@@ -107,6 +129,12 @@ class Series:
         """The same with another price for all world sizes."""
         points = tuple(replace(point, price_per_hour=None) for point in self.points)
         return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
+
+    def watts(self, point: Point) -> float | None:
+        """What the GPUs of a point draw together; None where nobody measured or said it."""
+        measured = point.details.get("gpu_power_w")
+        each = self.watts_per_gpu if self.watts_given or measured is None else measured
+        return None if each is None else each * point.world_size
 
     def price(self, point: Point) -> float | None:
         """What all ranks of a point cost in an hour; None if nobody said."""

@@ -17,14 +17,14 @@ from hpc_toolkit.scaling.claims import QUANTITIES
 from hpc_toolkit.scaling.series import THOUSAND, Claim, Point, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
 """What the values of a table can be: a throughput, or the time of its work."""
 
 _KEYS = {
     *("name", "unit", "work", "samples", "law", "price_per_gpu_hour", "points", "claims"),
-    *("notes", "source"),
+    *("notes", "source", "currency"),
 }
 _POINT_KEYS = {"world_size", "value", "values", "price_per_hour"}
 _CLAIM_KEYS = {"text", "quantity", "value", "world_size", "samples"}
@@ -123,10 +123,24 @@ def _table(table: object, where: str) -> Series:
         points=tuple(points),
         law="weak" if law == "weak" else "strong",
         price_per_gpu_hour=None if price is None else _from_0(price, where),
+        currency=_currency(given.get("currency", ""), where),
         claims=tuple(_claim(one, where) for one in _list(given, "claims", where)),
-        notes=tuple(str(one) for one in _list(given, "notes", where)),
+        notes=tuple(_notes(given, where)),
         **_work(given, unit, where),
     )
+
+
+def _notes(given: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from (str(one) for one in _list(given, "notes", where))
+    if "source" in given:
+        yield f"source: {given['source']}"
+
+
+def _currency(value: object, where: str) -> str:
+    if isinstance(value, str) and len(value) < 20 and value.isprintable():
+        return value
+    message = f"{where}: currency is {str(value)[:40]!r}"
+    raise ConfigError(message, hint="write a short word, such as USD, or SU")
 
 
 def _work(given: Mapping[str, Any], unit: str, where: str) -> dict[str, Any]:

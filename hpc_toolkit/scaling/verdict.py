@@ -17,6 +17,9 @@ GOOD = 0.9
 FAIR = 0.85
 """The least efficiency that is advised where the user names none."""
 
+POSSIBLE = 1.01
+"""An efficiency that rounding can explain; no number of ranks explains more."""
+
 NOTABLE = 0.1
 """A share of a step that is worth a word."""
 
@@ -33,6 +36,8 @@ class Verdict:
     """The wanted efficiency."""
     below: tuple[int, ...]
     """World sizes whose efficiency is less."""
+    certain: bool
+    """Whether every pair of repeats would say the same; True where nothing was repeated."""
     reasons: tuple[str, ...]
     """Sentences with the numbers that decided."""
 
@@ -53,6 +58,7 @@ def judge(comparison: Comparison, minimum: float = FAIR) -> Verdict:
         world_size=chosen.world_size,
         minimum=minimum,
         below=below,
+        certain=not any(_unsure(row, minimum) for row in rows[1:]),
         reasons=tuple(_reasons(comparison, chosen, minimum)),
     )
 
@@ -76,6 +82,7 @@ def _reasons(comparison: Comparison, chosen: Row, minimum: float) -> Iterator[st
             f"the same work costs {worse.premium:+.1%}"
         )
     yield from _causes(rows[-1])
+    yield from _ways(rows[-1])
     yield from _doubts(rows, minimum)
     yield from _law(comparison, minimum)
 
@@ -92,18 +99,41 @@ def _causes(row: Row) -> Iterator[str]:
                 if name == "communication"
                 else "--vary loader-workers=1,4,8 tells whether more loaders help"
             )
-            yield f"on {row.world_size} {words} takes {share:.0%} of a step; {cure}"
+            low, high = (row.details.get(f"{name}_{end}") for end in ("low", "high"))
+            spread = "" if low is None else f" ({max(low, 0.0):.0%} to {max(high or 0.0, 0.0):.0%})"
+            yield f"on {row.world_size} {words} takes {share:.0%}{spread} of a step; {cure}"
+
+
+def _ways(row: Row) -> Iterator[str]:
+    """What the three numbers of an exchange say together, where they are far apart."""
+    exposed, apart = row.details.get("exposed_s"), row.details.get("all_reduce_s")
+    if exposed is None or apart is None or apart <= 0:
+        return
+    if row.shares.get("communication", 0.0) >= NOTABLE and exposed > 2 * apart:
+        yield (
+            f"on {row.world_size} that is {exposed / apart:.1f} times what the same all-reduces "
+            "take apart: ranks wait for each other, or for CPUs, more than for the network"
+        )
+    step = row.details.get("step_median_s") or 0.0
+    if apart >= NOTABLE * step and exposed < apart / 2:
+        yield (
+            f"on {row.world_size} more than half of the exchange hides behind the backward pass: "
+            f"apart it takes {1000 * apart:.3g} ms of a step of {1000 * step:.3g} ms"
+        )
+
+
+def _unsure(row: Row, minimum: float) -> bool:
+    return row.repeats > 1 and row.low < minimum <= row.high
 
 
 def _doubts(rows: tuple[Row, ...], minimum: float) -> Iterator[str]:
     for row in rows[1:]:
-        if row.repeats > 1 and row.low < minimum <= row.high:
+        if _unsure(row, minimum):
             yield (
                 f"on {row.world_size} repeats differ too much to tell: "
                 f"{row.low:.1%} to {row.high:.1%}"
             )
-        # What is this little above 1 may be rounding.
-        if row.efficiency > 1.01:
+        if row.efficiency > POSSIBLE:
             yield (
                 f"on {row.world_size} the efficiency is {row.efficiency:.1%}, more than the ranks "
                 "explain: caches, rounded numbers, or a smallest world size that was disturbed"
@@ -124,9 +154,13 @@ def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
         yield f"more ranks are slower, which {serial.name}'s law does not know"
         return
     yield (
-        f"{serial.name}'s law: {serial.share:.1%} serial (95 %: {serial.low:.1%} to "
-        f"{serial.high:.1%}), off by up to {serial.worst:.1%}"
+        f"{serial.name}'s law: {serial.share:.1%} of the work is serial (95 % interval: "
+        f"{serial.low:.1%} to {serial.high:.1%}); no point is more than {serial.worst:.1%} from it"
     )
     end = serial.largest(minimum, base)
     if math.isfinite(end) and end > last:
-        yield f"by that law the efficiency falls to {minimum:.0%} at about {end:.0f} ranks"
+        least, most = serial.largest_between(minimum, base)
+        # Up to the largest one it was measured.
+        least = max(least, last)
+        ends = f"{least:.0f} to {most:.0f}" if math.isfinite(most) else f"{least:.0f} or more"
+        yield f"by that law the efficiency falls to {minimum:.0%} at about {end:.0f} ranks ({ends})"

@@ -43,10 +43,18 @@ def test_a_page_has_the_numbers_the_advice_and_the_claims() -> None:
     lines = found.stdout.splitlines()
     assert "## 8 x V100" in lines
     assert "| 8 | 1 min 08 s | 7.06 | 88.2% | 0.1511 | +13.3% |" in lines
-    assert "**fair on 8: use 8** (efficiency of at least 85% wanted)" in lines
-    assert "**poor on 8: use 4** (efficiency of at least 85% wanted)" in lines
+    assert "**Use 8** (fair on 8: 88.2% efficiency, at least 85% wanted)" in lines
+    assert "**Use 4, not 8** (poor on 8: 75.0% efficiency, at least 85% wanted)" in lines
+    assert (
+        "**Use 8** (good on 8: 103.8% efficiency, at least 85% wanted; more than the ranks "
+        "explain, see below)"
+    ) in lines
+    assert (
+        "| 8 x A100 | 4 | 3 h 30 min | 85.7% | 14.00 GPU-hours for the training | poor on 8 | "
+        "3 contradicted |"
+    ) in lines
     assert "| 7.6x on 8 | contradicted | 7.06x on 8 |" in lines
-    assert "| 4 | 5.5 | 3.77 | 94.2% | 0.202 | +6.2% | $0.1212 |" in lines
+    assert "| 4 | 5.500 | 3.77 | 94.2% | 0.2020 | +6.2% | $0.1212 |" in lines
 
 
 @pytest.mark.parametrize(("wanted", "code"), [("0.88", 0), ("0.89", 1)])

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling.bandwidth import Timed, expected_s
 from hpc_toolkit.scaling.comparison import compare
+from hpc_toolkit.scaling.measurement import median_interval
 from hpc_toolkit.scaling.serialshare import fit
 from hpc_toolkit.scaling.series import Law, Point, Series
+from hpc_toolkit.scaling.utilisation import over_ranks
 from hpc_toolkit.scaling.verdict import judge
 
 SIZES = (1, 2, 4, 8)
@@ -259,3 +261,54 @@ def test_bus_bandwidth_is_that_of_nccl_tests(collective: str, ranks: int, factor
     assert timed.bus_bytes_per_s == pytest.approx(2e9 * factor)
     if collective == "all_reduce":
         assert expected_s(10**9, ranks, timed.bus_bytes_per_s) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("count", "at"), [(1, (0, 0)), (5, (0, 4)), (6, (0, 5)), (10, (1, 8)), (20, (5, 14))]
+)
+def test_the_interval_of_a_median_goes_by_ranks(count: int, at: tuple[int, int]) -> None:
+    # Order statistics of Conover, Practical nonparametric statistics: 10 values, the 2nd and 9th.
+    values = [float(one) for one in range(count)]
+
+    assert median_interval(values[::-1]) == at
+
+
+def test_numbers_of_an_exchange_that_are_far_apart_are_explained() -> None:
+    def reasons(exposed: float, apart: float) -> str:
+        details = {"exposed_s": exposed, "all_reduce_s": apart, "step_median_s": 1.0}
+        shares = {"communication": max(exposed, 0.0)}
+        points = (
+            Point(world_size=1, rates=(1.0,)),
+            Point(world_size=2, rates=(1.5,), details=details, shares=shares),
+        )
+        return " ".join(judge(compare(Series(name="s", points=points))).reasons)
+
+    assert "that is 4.0 times what the same all-reduces take apart" in reasons(0.4, 0.1)
+    assert "hides behind the backward pass: apart it takes 300 ms" in reasons(0.05, 0.3)
+    assert "apart" not in reasons(0.3, 0.2)
+    assert "apart" not in reasons(0.01, 0.05)
+
+
+def test_the_end_of_an_efficiency_has_the_interval_of_its_law() -> None:
+    rates = {1: 1.0, 2: 1.95, 4: 3.78, 8: 6.9}
+    comparison = compare(series(rates))
+    serial = comparison.serial
+    assert serial is not None
+
+    least, most = serial.largest_between(0.8)
+
+    assert least < serial.largest(0.8) < most
+    reasons = " ".join(judge(comparison, 0.8).reasons)
+    assert f"at about {serial.largest(0.8):.0f} ranks ({least:.0f} to {most:.0f})" in reasons
+
+
+def test_means_over_ranks_leave_out_what_a_rank_does_not_know() -> None:
+    nan = math.nan
+
+    assert over_ranks([(50.0, 90.0, 300.0), (nan, 70.0, nan)]) == {
+        "cpu_percent": 50.0,
+        "gpu_percent": 80.0,
+        "gpu_percent_least": 70.0,
+        "gpu_power_w": 300.0,
+    }
+    assert over_ranks([(nan, nan, nan)]) == {}

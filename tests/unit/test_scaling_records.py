@@ -64,6 +64,35 @@ def test_what_the_monitor_saw_is_the_mean_of_a_nodes_gpus() -> None:
     assert "gpu_power_w" not in details
 
 
+def test_what_all_ranks_saw_counts_more_than_the_node_of_rank_0() -> None:
+    ranks = {"cpu_percent": 10.0, "gpu_percent": 80.0, "gpu_percent_least": 50.0}
+    gpus = [{"busy_percent_mean": 99.0, "power_w_mean": 300.0}]
+    one = record(4, 1.0, utilisation={"gpus": gpus}, utilisation_of_ranks=ranks)
+
+    details = series_of([one])[0].points[0].details
+
+    assert [details[key] for key in ranks] == [10.0, 80.0, 50.0]
+    assert "gpu_power_w" not in details
+
+
+def test_the_spread_of_communication_is_over_repeats_and_of_one_its_interval() -> None:
+    exchange = record(2, 8.0)["communication"]
+    alone = record(2, 8.0, communication={**exchange, "share_low": 0.05, "share_high": 0.2})
+    # A step takes 1 s.
+    repeats = [
+        record(2, 8.0, n, communication={**exchange, "exposed_s": exposed})
+        for n, exposed in enumerate((0.1, -0.02, 0.3))
+    ]
+
+    spreads = [
+        [series_of(found)[0].points[0].details[f"communication_{end}"] for end in ("low", "high")]
+        for found in ([alone], repeats)
+    ]
+
+    assert spreads == [[0.05, 0.2], [-0.02, 0.3]]
+    assert "communication_low" not in series_of([record(2, 8.0)])[0].points[0].details
+
+
 def test_what_varies_makes_series_of_their_own_in_the_order_of_its_values() -> None:
     settings = record(1, 1.0)["settings"]
     records = [

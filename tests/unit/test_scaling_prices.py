@@ -1,0 +1,173 @@
+"""What ranks cost: whose price counts, in which currency, and where the page says it is from."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.scaling.comparison import Comparison, compare
+from hpc_toolkit.scaling.prices import Asked, priced
+from hpc_toolkit.scaling.program import place
+from hpc_toolkit.scaling.records import series_of
+from hpc_toolkit.scaling.series import money
+from hpc_toolkit.scaling.tables import read_json
+from tests.unit.test_scaling_records import record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITE = """
+description = "a site"
+source = "here"
+checked = 2026-01-01
+gpus_per_node = 4
+gpu_type = "a100"
+price_per_gpu_hour = 2.0
+price_per_node_hour = 4.0
+watts_per_gpu = 400
+currency = "CAD"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> str:
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    return str(path)
+
+
+def on_gpus(**machine: Any) -> list[dict[str, Any]]:
+    where = {**record(1, 1.0)["machine"], "device": "NVIDIA A100", **machine}
+    return [record(1, 10.0, machine=where), record(2, 20.0, machine=where)]
+
+
+def analysed(records: list[dict[str, Any]], **asked: Any) -> Comparison:
+    (series,) = series_of(records)
+    return compare(priced(series, Asked(**asked)))
+
+
+def told(comparison: Comparison) -> str:
+    return "; ".join(comparison.series.notes)
+
+
+def test_the_file_of_the_cluster_that_was_measured_has_the_price(site: str) -> None:
+    found = analysed(on_gpus(cluster=site))
+
+    # 2 for the GPU, and a quarter of its node.
+    assert found.rows[1].cost_per_1000 == pytest.approx(3 * 2 * 1000 / 20 / 3600)
+    assert found.series.currency == "CAD"
+    assert f"price: 3 CAD per GPU-hour, by {site}: price_per_gpu_hour and" in told(found)
+    assert "it was measured on" not in told(found)
+
+
+def test_no_price_is_taken_where_no_record_names_a_cluster(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCTK_CLUSTER", site)
+
+    assert analysed(on_gpus()).rows[0].cost is None
+    assert analysed([*on_gpus(cluster=site)[:1], *on_gpus()[1:]]).rows[0].cost is None
+
+
+def test_a_price_of_another_cluster_or_gpu_says_so(site: str) -> None:
+    found = analysed(on_gpus(cluster="elsewhere", device="NVIDIA H100"), cluster=site)
+
+    assert found.rows[1].cost is not None
+    assert "it was measured on elsewhere, and the price is of site" in told(found)
+    assert "it was measured on NVIDIA H100, and the price is of GPUs 'a100'" in told(found)
+    unknown = told(analysed(on_gpus(), cluster=site))
+    assert "measured on a machine whose cluster no record names, and the price is of" in unknown
+
+
+def test_a_measured_cluster_without_a_file_here_has_no_price_and_says_so(site: str) -> None:
+    found = analysed(on_gpus(cluster="elsewhere"))
+
+    assert found.rows[0].cost is None
+    assert "no price: it was measured on elsewhere" in told(found)
+    with pytest.raises(ConfigError, match="elsewhere"):
+        analysed(on_gpus(cluster=site), cluster="elsewhere")
+
+
+def test_the_price_of_the_partition_counts(tmp_path: Path) -> None:
+    path = tmp_path / "parts.toml"
+    path.write_text(SITE + '[[partitions]]\nname = "cheap"\nprice_per_gpu_hour = 1.0\n')
+
+    found = analysed(on_gpus(cluster=str(path), partition="cheap"))
+
+    assert found.series.price(found.series.points[0]) == 2.0
+    assert "partitions.cheap.price_per_gpu_hour" in told(found)
+
+
+def test_ranks_on_cpus_pay_for_their_nodes_alone(site: str) -> None:
+    machine = {**record(1, 1.0)["machine"], "cluster": site}
+    records = [record(1, 10.0, machine=machine), record(8, 40.0, machine=machine, nodes=2)]
+
+    found = analysed(records)
+
+    assert [found.series.price(point) for point in found.series.points] == [4.0, 8.0]
+    assert found.rows[1].premium == pytest.approx(-0.5)
+    assert found.rows[0].energy_kwh is None
+
+
+def test_an_option_wins_over_every_price_and_a_table_over_a_cluster(site: str) -> None:
+    (table,) = read_json(
+        json.dumps(
+            {
+                "unit": "hours",
+                "currency": "USD",
+                "price_per_gpu_hour": 5,
+                "source": "a guide",
+                "points": [{"world_size": 1, "value": 2}],
+            }
+        ),
+        "t",
+    )
+
+    both = compare(priced(table, Asked(cluster=site, price_per_gpu_hour=7.0)))
+    of_table = compare(priced(table, Asked(cluster=site)))
+
+    assert (both.rows[0].cost, of_table.rows[0].cost) == (14.0, 10.0)
+    assert of_table.series.currency == "USD"
+    assert both.series.notes[:2] == (
+        "source: a guide",
+        "price: $7 per GPU-hour, by --price-per-gpu-hour",
+    )
+
+
+def test_energy_is_of_measured_power_else_of_the_clusters_else_of_the_option(site: str) -> None:
+    plain = on_gpus(cluster=site)
+    seen = [{**one, "utilisation_of_ranks": {"gpu_power_w": 300.0}} for one in plain]
+
+    def kwh(records: list[dict[str, Any]], **asked: Any) -> float:
+        found = analysed(records, **asked).rows[1].energy_kwh
+        assert found is not None
+        return found
+
+    hours = 1000 / 20 / 3600
+    assert kwh(plain) == pytest.approx(0.4 * 2 * hours)
+    assert kwh(seen) == pytest.approx(0.3 * 2 * hours)
+    assert kwh(seen, watts_per_gpu=200.0) == pytest.approx(0.2 * 2 * hours)
+    assert "power:" not in told(analysed(seen))
+
+
+@pytest.mark.parametrize(
+    ("currency", "text"), [("USD", "$1.50"), ("CAD", "1.50 CAD"), ("", "1.50")]
+)
+def test_money_has_the_sign_of_its_currency_and_none_without_one(currency: str, text: str) -> None:
+    assert money("1.50", currency) == text
+
+
+def test_a_record_names_the_cluster_of_its_job_and_none_outside_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu"}
+    monkeypatch.setenv("HPCTK_CLUSTER", "lab")
+
+    assert place("x", {}) == {}
+    assert place("x", job) == {"cluster": "x", "partition": "gpu", "job": "7"}
+    assert place("", job)["cluster"] == "lab"
+    monkeypatch.setenv("HPCTK_CLUSTER", "generic")
+    assert "cluster" not in place("", job)

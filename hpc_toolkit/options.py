@@ -17,8 +17,8 @@ class Option(NamedTuple):
     help: str
     """One line for people."""
     metavar: str = "TEXT"
-    """What the value is called; with "N" it is a whole number, with "SECONDS" or "MS" any, with ""
-    the option has none."""
+    """What the value is called. "N" and "PORT" are whole numbers, "NUMBER", "SECONDS" and "MS" any;
+    with "" the option has no value."""
     repeated: bool = False
     """Whether it may be given more than once."""
     without: str | None = None

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.options import Option, Panels
 
-_TYPES: dict[str, type] = {"N": int, "[=N]": int, "SECONDS": float, "MS": float}
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("N", "[=N]", "PORT"), int),
+    **dict.fromkeys(("MS", "NUMBER", "SECONDS"), float),
+}
 """Names of values that are no text."""
 
 
@@ -46,10 +49,9 @@ def add_table_command(
 ) -> None:
     """Add ``function(..., *, ..., **given)`` as a command.
 
-    typer makes the options of its keyword-only parameters, whose annotations are objects, and not
-    text. All others come from ``cls``.
+    typer makes the options of its keyword-only parameters; all others come from ``cls``.
     """
-    signature = inspect.signature(function)
+    signature = inspect.signature(function, eval_str=True)
     own = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
     function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
     app.command(cls=cls, rich_help_panel=panel, **settings)(function)

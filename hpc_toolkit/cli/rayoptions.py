@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.options import Option, by_name, flag, only_given, spelled
 
 if TYPE_CHECKING:
     from hpc_toolkit.actors.settings import RaySettings
-
-_PANEL = "Ray"
+    from hpc_toolkit.binding import Shares
+    from hpc_toolkit.options import Panels
 
 
 class Engine(StrEnum):
@@ -28,54 +29,24 @@ EngineOption = Annotated[
         help="What starts the workers: processes of this machine, or actors of a Ray cluster."
     ),
 ]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|local|HOST:PORT",
-        help="The Ray cluster; auto: that of $RAY_ADDRESS, else a local one for this command.",
-        rich_help_panel=_PANEL,
-    ),
-]
-ObjectStoreMemory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE", help="Shared memory of a local Ray, such as 1G.", rich_help_panel=_PANEL
-    ),
-]
-IncludeDashboard = Annotated[
-    bool,
-    typer.Option(
-        "--include-dashboard",
-        help="A local Ray serves its dashboard, on 127.0.0.1.",
-        rich_help_panel=_PANEL,
-    ),
-]
-DashboardPort = Annotated[
-    int | None, typer.Option(metavar="PORT", help="Its port.", rich_help_panel=_PANEL)
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        metavar="PORT",
-        help="A local Ray serves its metrics for Prometheus there.",
-        rich_help_panel=_PANEL,
-    ),
-]
+PANELS: Panels = {
+    "Ray": (
+        Option(
+            "ray_address",
+            "The Ray cluster; auto: that of $RAY_ADDRESS, else a local one for this command.",
+            "auto|local|HOST:PORT",
+        ),
+        Option("object_store_memory", "Shared memory of a local Ray, such as 1G.", "SIZE"),
+        flag("include_dashboard", "A local Ray serves its dashboard, on 127.0.0.1."),
+        Option("dashboard_port", "Its port.", "PORT"),
+        Option("metrics_port", "A local Ray serves its metrics for Prometheus there.", "PORT"),
+    )
+}
+"""Every option of Ray's, by the panel of the help that shows it."""
 
 
-def ray_settings(
-    engine: Engine,
-    address: str | None,
-    object_store_memory: str | None,
-    dashboard_port: int | None,
-    metrics_port: int | None,
-    *,
-    dashboard: bool,
-    cpus: float | None = None,
-    gpus: float | None = None,
-    memory: int | None = None,
-) -> RaySettings | None:
-    """What is asked of Ray; None where the workers are processes.
+def ray_settings(engine: Engine, values: dict[str, Any], shares: Shares) -> RaySettings | None:
+    """What is asked of Ray by the values of its options; None where the workers are processes.
 
     Raises:
         ConfigError: an option of Ray's without ``--engine ray``, or a value that Ray cannot give.
@@ -83,29 +54,22 @@ def ray_settings(
     from hpc_toolkit.actors.settings import AUTO, RaySettings
     from hpc_toolkit.quantities import parse_size
 
-    given = {
-        "--ray-address": address is not None,
-        "--object-store-memory": object_store_memory is not None,
-        "--include-dashboard": dashboard,
-        "--dashboard-port": dashboard_port is not None,
-        "--metrics-port": metrics_port is not None,
-    }
+    given = only_given({name: values[name] for name in by_name(PANELS)})
     if engine is not Engine.RAY:
-        for option in (name for name, is_given in given.items() if is_given):
-            message = f"{option} is for workers that are actors"
+        for name in given:
+            message = f"{spelled(name)} is for workers that are actors"
             raise ConfigError(message, hint="add --engine ray, or leave it out")
         return None
+    memory = given.get("object_store_memory")
     return RaySettings(
-        address=AUTO if address is None else address,
-        cpus_per_worker=cpus,
-        gpus_per_worker=gpus,
-        memory_per_worker=memory,
+        address=given.get("ray_address", AUTO),
+        cpus_per_worker=shares.cpus,
+        gpus_per_worker=shares.gpus,
+        memory_per_worker=shares.memory_bytes,
         object_store_memory=(
-            parse_size(object_store_memory, where="--object-store-memory")
-            if object_store_memory is not None
-            else None
+            parse_size(memory, where="--object-store-memory") if memory is not None else None
         ),
-        dashboard=dashboard,
-        dashboard_port=dashboard_port,
-        metrics_port=metrics_port,
+        dashboard=given.get("include_dashboard", False),
+        dashboard_port=given.get("dashboard_port"),
+        metrics_port=given.get("metrics_port"),
     )

@@ -9,29 +9,15 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpc_toolkit.cli.arguments import RunArgument, open_run
-from hpc_toolkit.cli.rayoptions import (
-    DashboardPort,
-    Engine,
-    EngineOption,
-    IncludeDashboard,
-    MetricsPort,
-    ObjectStoreMemory,
-    RayAddress,
-    ray_settings,
-)
+from hpc_toolkit.cli.optiontable import add_table_command
+from hpc_toolkit.cli.rayoptions import Engine, EngineOption, ray_settings
 from hpc_toolkit.cli.workoptions import (
-    CpusPerWorker,
-    GpusPerWorker,
-    MemoryPerWorker,
-    MonitorInterval,
-    MonitorOption,
-    SnapshotEvery,
-    SnapshotOption,
+    WorkCommand,
     monitored,
     read_shares,
     show_places,
@@ -54,10 +40,11 @@ _LEAVE_BEFORE_END_S = 30.0
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(rich_help_panel="Runs")(work)
+    add_table_command(app, work, WorkCommand, panel="Runs")
 
 
 def work(
+    *,
     run: RunArgument = None,
     workers: Annotated[
         int | None,
@@ -92,19 +79,8 @@ def work(
     strict_code: Annotated[
         bool, typer.Option("--strict-code", help="Refuse if the code changed since init.")
     ] = False,
-    cpus_per_worker: CpusPerWorker = None,
-    gpus_per_worker: GpusPerWorker = None,
-    memory_per_worker: MemoryPerWorker = None,
-    monitor: MonitorOption = False,
-    monitor_interval: MonitorInterval = None,
-    snapshot: SnapshotOption = None,
-    snapshot_every: SnapshotEvery = None,
     engine: EngineOption = Engine.PROCESSES,
-    ray_address: RayAddress = None,
-    object_store_memory: ObjectStoreMemory = None,
-    include_dashboard: IncludeDashboard = False,
-    dashboard_port: DashboardPort = None,
-    metrics_port: MetricsPort = None,
+    **given: Any,
 ) -> None:
     """Work on a run: one rank inside an srun step, local workers elsewhere, or actors of Ray.
 
@@ -119,24 +95,16 @@ def work(
     rank = RankInfo.from_environ()
     if engine is Engine.RAY:
         rank = replace(rank, in_step=False)  # the driver of actors is no rank
-    shares = read_shares(cpus_per_worker, gpus_per_worker, memory_per_worker, rank)
-    settings = ray_settings(
-        engine,
-        ray_address,
-        object_store_memory,
-        dashboard_port,
-        metrics_port,
-        dashboard=include_dashboard,
-        cpus=shares.cpus,
-        gpus=shares.gpus,
-        memory=shares.memory_bytes,
+    shares = read_shares(
+        given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )
+    settings = ray_settings(engine, given, shares)
     # From here on there may be garbage; what was imported is none, and need not be looked at.
     gc.freeze()
     gc.enable()
     with (
-        monitored(found, rank, monitor_interval, wanted=monitor),
-        with_snapshots(found, rank, snapshot, snapshot_every) as look,
+        monitored(found, rank, given["monitor_interval"], wanted=bool(given["monitor"])),
+        with_snapshots(found, rank, given["snapshot"], given["snapshot_every"]) as look,
     ):
         if settings is not None:
             code = work_on_actors(found, workers, options, settings, look=look)

@@ -6,79 +6,65 @@ import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
-
+from hpc_toolkit.cli import rayoptions
+from hpc_toolkit.cli.optiontable import TableCommand
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.options import Option
 from hpc_toolkit.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpc_toolkit.binding import Shares
+    from hpc_toolkit.options import Panels
     from hpc_toolkit.ranks import RankInfo
     from hpc_toolkit.run import Run
 
-_SHARES = "What each local worker has"
-_BESIDE = "Beside the work"
+PANELS: Panels = {
+    "What each local worker has": (
+        Option(
+            "cpus_per_worker",
+            "Bind each worker to so many CPUs of its own, of one NUMA node where they fit.",
+            "N",
+        ),
+        Option(
+            "gpus_per_worker",
+            "GPUs of each worker; 0.5 lets two share one, 0 hides all. By default they take "
+            "turns, one GPU each.",
+            "NUMBER",
+        ),
+        Option(
+            "memory_per_worker",
+            "What a process of the worker's executor may allocate, such as 4G; beyond it Python "
+            "raises MemoryError, which on_oom may answer.",
+            "SIZE",
+        ),
+    ),
+    "Beside the work": (
+        Option(
+            "monitor",
+            "Sample CPUs, memory, GPUs and network of this host into the run's logs.",
+            "",
+            variable="HPCTK_MONITOR",
+        ),
+        Option("monitor_interval", "Time between samples; 1s by default.", "TIME"),
+        Option(
+            "snapshot",
+            "Write a snapshot when the work ends; {done} in the name is the number of done items.",
+            "FILE.json",
+        ),
+        Option("snapshot_every", "Write one whenever N more items are done as well.", "N"),
+    ),
+}
+"""Options of ``hpctk work``, by the panel of the help that shows them."""
 
-CpusPerWorker = Annotated[
-    int | None,
-    typer.Option(
-        help="Bind each worker to so many CPUs of its own, of one NUMA node where they fit.",
-        rich_help_panel=_SHARES,
-    ),
-]
-GpusPerWorker = Annotated[
-    float | None,
-    typer.Option(
-        help="GPUs of each worker; 0.5 lets two share one, 0 hides all. By default they take "
-        "turns, one GPU each.",
-        rich_help_panel=_SHARES,
-    ),
-]
-MemoryPerWorker = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="What a process of the worker's executor may allocate, such as 4G; beyond it Python "
-        "raises MemoryError, which on_oom may answer.",
-        rich_help_panel=_SHARES,
-    ),
-]
-MonitorOption = Annotated[
-    bool,
-    typer.Option(
-        "--monitor",
-        envvar="HPCTK_MONITOR",
-        help="Sample CPUs, memory, GPUs and network of this host into the run's logs.",
-        rich_help_panel=_BESIDE,
-    ),
-]
-MonitorInterval = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME", help="Time between samples; 1s by default.", rich_help_panel=_BESIDE
-    ),
-]
-SnapshotOption = Annotated[
-    str | None,
-    typer.Option(
-        "--snapshot",
-        metavar="FILE.json",
-        help="Write a snapshot when the work ends; {done} in the name is the number of done items.",
-        rich_help_panel=_BESIDE,
-    ),
-]
-SnapshotEvery = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Write one whenever N more items are done as well.",
-        rich_help_panel=_BESIDE,
-    ),
-]
+
+class WorkCommand(TableCommand):
+    """``hpctk work``: these options and Ray's, behind those of its function."""
+
+    panels: ClassVar[Panels] = {**PANELS, **rayoptions.PANELS}
 
 
 def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: RankInfo) -> Shares:

@@ -19,10 +19,13 @@ from hpc_toolkit.actors.engine import Engine
 from hpc_toolkit.actors.rank import Order
 from hpc_toolkit.actors.settings import RaySettings
 from hpc_toolkit.actors.shares import check_room, demand_of, room, share
+from hpc_toolkit.binding import Shares
+from hpc_toolkit.cli import rayoptions
 from hpc_toolkit.cli.rayoptions import Engine as EngineName
 from hpc_toolkit.cli.rayoptions import ray_settings
 from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.options import by_name
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.run import Run
@@ -105,20 +108,18 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"address": "local"},
+        {"ray_address": "local"},
         {"object_store_memory": "1G"},
-        {"dashboard": True},
+        {"include_dashboard": True},
         {"dashboard_port": 8265},
         {"metrics_port": 9000},
     ],
 )
 def test_rays_options_without_its_engine_are_refused(given: dict[str, Any]) -> None:
-    values: dict[str, Any] = dict.fromkeys(
-        ("address", "object_store_memory", "dashboard_port", "metrics_port")
-    )
+    values = dict.fromkeys(by_name(rayoptions.PANELS))
 
     with pytest.raises(ConfigError, match="is for workers that are actors"):
-        ray_settings(EngineName.PROCESSES, **{**values, "dashboard": False, **given})
+        ray_settings(EngineName.PROCESSES, {**values, **given}, Shares())
 
 
 def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

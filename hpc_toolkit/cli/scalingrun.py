@@ -3,8 +3,10 @@
 Annotations are objects here, not text: typer reads those of a command with a script's options so.
 """
 
+import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,7 +15,7 @@ import typer
 from hpc_toolkit.cli.optiontable import parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, requested
 from hpc_toolkit.cli.scripttable import PANELS
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.options import Option, Panels, by_name, many, only_given, spelled
 from hpc_toolkit.scaling.settings import Settings, Variation, parse_world_sizes
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from typer.core import TyperArgument
 
     from hpc_toolkit.scaling.launches import ScalingRun
+    from hpc_toolkit.submit.submission import Submission
 
 _TRAINING = "Training"
 _WHERE = "Where"
@@ -30,11 +33,20 @@ _OWN = {
     "ntasks_per_node": "--ranks-per-node",
     # Its jobs would measure the same at the same time, into the same files.
     "array": "--world-sizes",
+    "nproc_per_node": "--ranks-per-node",
+    "run_dir": "-o DIR",
 }
 """Options of a script that another one decides here."""
 
-_REFUSED = {*_OWN, "array_offset", "run", "idle_exit", "lease"}
-"""Not shown, beside those of trainings: no job of a measurement takes them."""
+_USELESS = {
+    "rank_restarts": "a rank that fails would only disturb the others once more",
+    "stage": "samples are made, and no data are read",
+    "stage_dir": "samples are made, and no data are read",
+}
+"""Options of trainings that a measurement has no use for."""
+
+_REFUSED = {*_OWN, *_USELESS, "array_offset", "run", "idle_exit", "lease"}
+"""Not shown: no job of a measurement takes them."""
 
 
 _DEFAULTS = Settings()
@@ -84,7 +96,7 @@ class RunCommand(ScriptCommand):
 
     panels: ClassVar[Panels] = {
         panel: tuple(
-            one._replace(hidden=panel == _TRAINING or one.name in _REFUSED)
+            one._replace(hidden=one.name in _REFUSED)
             for one in group
             if one.name != "backend"  # is ours
         )
@@ -137,6 +149,14 @@ def run(
             "--resume", help="Measure only what DIR does not hold yet.", rich_help_panel=_WHERE
         ),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="With --slurm: submit though jobs of DIR are there already.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Say what would be measured.", rich_help_panel=_WHERE),
@@ -163,13 +183,16 @@ def run(
         raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
     _check_directory(out, resume=resume)
     if not slurm:
-        given["ranks_per_node"] = ranks_per_node
+        given |= {"ranks_per_node": ranks_per_node, "force": force or None}
         _here(wanted, given, interleave=interleave, backend=backend, dry_run=dry_run)
         return
     if interleave:
         message = "--interleave: jobs do not take turns"
         raise ConfigError(message, hint="leave it out; each job measures its repeats by itself")
-    _through_slurm(wanted, given, ranks_per_node=ranks_per_node, backend=backend, dry_run=dry_run)
+    given["backend"] = backend
+    submissions = _submissions(wanted, given, ranks_per_node, dry_run=dry_run)
+    if not dry_run:
+        _submit(wanted, submissions, force=force)
 
 
 def _check_directory(out: Path, *, resume: bool) -> None:
@@ -189,6 +212,7 @@ def _here(
     dry_run: bool,
 ) -> None:
     from hpc_toolkit.scaling.launches import with_equal_threads
+    from hpc_toolkit.scaling.place import prepare
 
     for name in only_given(given):
         message = f"{spelled(name)} is for jobs"
@@ -198,6 +222,7 @@ def _here(
         for size in run.world_sizes:
             print(f"world size {size}: {run.measurements()} times {shlex.join(run.words())}")
         return
+    prepare(run.directory)
     turns = range(1, run.settings.repeats + 1) if interleave else [run.settings.repeats]
     for count in turns:
         for size in run.world_sizes:
@@ -219,47 +244,69 @@ def _launch(run: "ScalingRun", size: int, backend: str | None) -> None:
     print(f"world size {size}: {took}", file=sys.stderr)
 
 
-def _through_slurm(
-    run: "ScalingRun",
-    given: dict[str, Any],
-    *,
-    ranks_per_node: int | None,
-    backend: str | None,
-    dry_run: bool,
-) -> None:
-    from hpc_toolkit.scaling.launches import job_command, nodes_of
-    from hpc_toolkit.submit.send import check_directory, send
+def _submissions(
+    run: "ScalingRun", given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
+) -> "dict[int, Submission]":
+    """A job for each world size; with ``dry_run`` their scripts are printed."""
+    from hpc_toolkit.scaling.jobs import job_name, job_request
+    from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
 
     for name, instead in _OWN.items():
         if given.get(name):
             message = f"{spelled(name)}: {instead} decides that here"
             raise ConfigError(message, hint=f"leave it out, and give {instead}")
-    gpus = str(given.get("gpus_per_node") or "").rpartition(":")[2]
-    per_node = ranks_per_node or (int(gpus) if gpus.isdecimal() and int(gpus) else 1)
-    shapes = {size: nodes_of(size, per_node) for size in run.world_sizes}
-    name = given.pop("job_name", None) or "scaling"
-    submissions = []
-    for size, nodes in shapes.items():
-        python = given.get("python") or sys.executable
-        values = {
-            **given,
-            "nodes": nodes,
-            "ntasks_per_node": 1,
-            "job_name": f"{name}-{size}",
-            "command": tuple(job_command(run, size, per_node, python=python, backend=backend)),
-        }
-        if gpus.isdecimal() and 0 < size < int(gpus):
-            # Else the smallest world size would be charged for a whole node.
-            kind = str(given["gpus_per_node"]).rpartition(":")[0]
-            values["gpus_per_node"] = f"{kind}:{size}" if kind else str(size)
-        spec, site, script = requested("command", values)
+    for name, why in _USELESS.items():
+        if given.get(name) not in (None, (), []):
+            message = f"{spelled(name)}: {why}"
+            raise ConfigError(message, hint="leave it out")
+    gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None)
+    count = gpus.rpartition(":")[2]
+    per_node = ranks_per_node or (int(count) if count.isdecimal() and int(count) else 1)
+    run = replace(run, cluster=_cluster(given.get("cluster")))
+    found = {}
+    for size in run.world_sizes:
+        template, asked = job_request(
+            run, size, per_node, gpus=gpus, launch=given.get("launch") or None
+        )
+        values = {**given, **asked, "job_name": job_name(name, size)}
+        spec, site, script = requested(template, values)
         check_directory(site, Path.cwd())
-        submissions.append(of_request(spec, site, "command", run=None, cwd=Path.cwd()))
+        found[size] = of_request(spec, site, template, run=None, cwd=Path.cwd())
         if dry_run:
             sys.stdout.write(script)
-    if dry_run:
-        return
-    for submission in submissions:
-        for job in send(submission):
-            print(job.job, flush=True)
+    return found
+
+
+def _cluster(given: str | None) -> str:
+    """What records shall call the cluster of the jobs; "" for one of which nothing is known."""
+    from hpc_toolkit.clusters.choice import FALLBACK, resolve_cluster
+
+    site = resolve_cluster(given).cluster
+    if site.name == FALLBACK:
+        return ""
+    named = site.argument or site.name
+    return os.path.abspath(named) if "/" in named or named.endswith(".toml") else named
+
+
+def _submit(run: "ScalingRun", submissions: "dict[int, Submission]", *, force: bool) -> None:
+    """Send the jobs and print each id; where that breaks off, say what is in the queue."""
+    from hpc_toolkit.scaling.jobs import note_job, refuse_twice
+    from hpc_toolkit.scaling.place import prepare
+    from hpc_toolkit.submit.send import send
+
+    prepare(run.directory)
+    if not force:
+        refuse_twice(run.directory, run.world_sizes)
+    left = list(submissions)
+    try:
+        for size, submission in submissions.items():
+            for job in send(submission):
+                note_job(run.directory, job)
+                print(job.job, flush=True)
+            left.remove(size)
+    except (HpcToolkitError, KeyboardInterrupt):
+        if len(left) < len(submissions):
+            sizes = ",".join(map(str, left))
+            print(f"note: '--world-sizes {sizes}' sends what is missing", file=sys.stderr)
+        raise

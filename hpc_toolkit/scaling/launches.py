@@ -94,19 +94,6 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
     return outcome.code
 
 
-def job_command(
-    run: ScalingRun, world_size: int, per_node: int, *, python: str, backend: str | None = None
-) -> list[str]:
-    """What a job runs once on each of its nodes."""
-    chosen = ["--backend", backend] if backend else []
-    ranks = ["--nproc-per-node", str(min(world_size, per_node)), *chosen]
-    where = ["--run-dir", str(run.directory)]
-    return [
-        *(python, "-m", "hpc_toolkit", "launch", *ranks, *where),
-        *("--module", MODULE, *run.words()),
-    ]
-
-
 def nodes_of(world_size: int, per_node: int) -> int:
     """Nodes that so many ranks need.
 

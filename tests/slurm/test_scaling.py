@@ -23,12 +23,19 @@ def test_a_world_size_of_two_nodes_is_measured_by_one_job(
     request = ("--cluster", "lab", "--mem", "1G", "--time", "5", "--cpus-per-task", "1")
     words = ("scaling", "run", "-o", "s", "--slurm", "--world-sizes", "2", "--ranks-per-node", "1")
 
-    sent = lab.run(sys.executable, "-m", "hpc_toolkit", *words, *small, *request, cwd=tmp_path)
+    argv = (sys.executable, "-m", "hpc_toolkit", *words, *small, *request)
+    sent = lab.run(*argv, "--hold", cwd=tmp_path)
     (job,) = sent.stdout.split()
+    again = lab.run(*argv, cwd=tmp_path, check=False)
+    lab.scontrol("release", job)
     record = lab.wait_for(job, "COMPLETED", timeout_s=300)
 
+    assert again.returncode == 1
+    assert f"its jobs are there already: {job} (PENDING, world size 2)" in again.stderr
+    assert " render train-multi-node " in (tmp_path / "slurm" / "scaling-2.sbatch").read_text()
     line = (tmp_path / "s" / "records" / "world-2.jsonl").read_text()
     found = json.loads(line)
     assert (found["world_size"], found["nodes"]) == (2, 2), lab.output(record)
+    assert (found["machine"]["cluster"], found["machine"]["job"]) == ("lab", job)
     assert found["communication"]["all_reduce_s"] > 0
     assert len(list((tmp_path / "s" / "monitor").iterdir())) == 2

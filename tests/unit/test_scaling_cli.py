@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -15,11 +18,16 @@ from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.scaling import collectives
 from hpc_toolkit.scaling.bandwidth import Timed
+from hpc_toolkit.slurm.records import JobRecord
+from hpc_toolkit.submit.jobs import SubmittedJob
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typer.testing import Result
 
     from hpc_toolkit.scaling.launches import ScalingRun
+    from hpc_toolkit.submit.submission import Submission
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 V100 = "world_size,seconds\n1,480\n2,245\n4,128\n8,68\n"
@@ -151,7 +159,15 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("run", "-o", "d", "--slurm", "--interleave"), "--interleave: jobs do not take turns"),
         (("run", "-o", "d", "--slurm", "--array", "0-3"), "--array: --world-sizes decides that"),
         (("run", "-o", "d", "--slurm", "--backend", "mpi"), "'mpi' is neither nccl nor gloo"),
-        (("run", "-o", "d", "--slurm", "--stage", "x"), "--stage: the template command starts no"),
+        (("run", "-o", "d", "--slurm", "--stage", "x"), "--stage: samples are made"),
+        (
+            ("run", "-o", "d", "--slurm", "--rank-restarts", "2"),
+            "--rank-restarts: a rank that fails",
+        ),
+        (("run", "-o", "d", "--slurm", "--run-dir", "x"), "--run-dir: -o DIR decides that here"),
+        (("run", "-o", "d", "--force"), "--force is for jobs"),
+        (("run", "-o", "/proc/foo"), "-o /proc/foo: cannot be written to: No such file"),
+        (("run", "-o", "TABLE/d"), "/d: cannot be written to: Not a directory"),
         (("run", "-o", "d", "--load-in-4bit"), "weights of 4 bits cannot be trained"),
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
@@ -166,7 +182,7 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    found = scaling(*(table if word == "TABLE" else word for word in words))
+    found = scaling(*(word.replace("TABLE", table) for word in words))
 
     assert isinstance(found.exception, ConfigError | RunError | HpcToolkitError)
     assert match in str(found.exception)
@@ -185,7 +201,7 @@ def test_help_shows_no_option_that_is_always_refused() -> None:
 
     assert words.count("--backend") == 1
     assert {"--partition", "--time", "--ranks-per-node"} <= set(words)
-    refused = {"--nodes", "--ntasks", "--array", "--run", "--lease", "--stage", "--launch"}
+    refused = {"--nodes", "--ntasks", "--array", "--run", "--lease", "--stage", "--run-dir"}
     assert not refused & set(words)
 
 
@@ -268,9 +284,95 @@ def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
         *("job-name=scaling-4", "nodes=1", "gpus-per-node=l40s:4"),
         *("job-name=scaling-8", "nodes=2", "gpus-per-node=l40s:4"),
     ]
+    rendered = [line.split()[3] for line in lines if line.startswith("#   hpctk render")]
+    assert rendered == ["train-multi-gpu", "train-multi-gpu", "train-multi-node"]
     programs = [line for line in lines if line.startswith("hpctk_program=")]
-    assert ["--nproc-per-node 4" in line for line in programs] == [False, True, True]
+    assert ["--nproc-per-node=4" in line for line in programs] == [False, True, True]
     assert not list(tmp_path.rglob("*.sbatch"))
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('description = "mine"\n')
+    words = ("run", "-o", "d", "--slurm", "--dry-run", "--world-sizes", "1", "--cluster")
+
+    named = [scaling(*words, name).stdout for name in ("lab", "generic", "mine.toml")]
+
+    said = [re.search(r"^hpctk_program=.* --cluster (\S+)", text, re.MULTILINE) for text in named]
+    assert [one and one[1] for one in said] == ["lab", None, str(tmp_path / "mine.toml")]
+
+
+def test_jobs_that_are_there_already_are_named_and_not_sent_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent: list[str] = []
+
+    def send(submission: Submission) -> Iterator[SubmittedJob]:
+        sent.append(submission.name)
+        yield SubmittedJob(job=str(100 + len(sent)), name=submission.name)
+
+    monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
+    states = {"101": "PENDING", "102": "COMPLETED"}
+    monkeypatch.setattr(
+        "hpc_toolkit.slurm.client.job_states",
+        lambda ids, **_: {one: JobRecord(id=one, state=states.get(one, "unknown")) for one in ids},
+    )
+    words = ("run", "-o", "d", "--slurm", "--cluster", "generic", "--world-sizes")
+
+    assert scaling(*words, "1,2").stdout == "101\n102\n"
+    refused = scaling(*words, "1,2")
+    assert scaling(*words, "2,4").stdout == "103\n104\n"  # the job of 2 has ended
+    assert scaling(*words, "1", "--force").stdout == "105\n"
+
+    assert "its jobs are there already: 101 (PENDING, world size 1)" in str(refused.exception)
+    assert isinstance(refused.exception, RunError)
+    assert "'scancel 101' takes them back" in refused.exception.hint
+    assert sent == [f"scaling-{size}" for size in (1, 2, 2, 4, 1)]
+
+
+def test_jobs_that_sbatch_refuses_leave_a_word_on_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def send(submission: Submission) -> Iterator[SubmittedJob]:
+        if submission.name.endswith("-2"):
+            message = "sbatch refused"
+            raise RunError(message)
+        yield SubmittedJob(job="7", name=submission.name)
+
+    monkeypatch.setattr("hpc_toolkit.submit.send.send", send)
+
+    found = scaling("run", "-o", "d", "--slurm", "--cluster", "generic", "--world-sizes", "1,2,4")
+
+    assert (found.exit_code, found.stdout) == (1, "7\n")
+    assert "'--world-sizes 2,4' sends what is missing" in found.stderr
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_full_disk_is_told_as_such_whatever_ranks_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    room = os.statvfs(tmp_path)
+    full = os.statvfs_result((*room[:3], 0, 0, *room[5:]))
+
+    def launch(_request: object) -> None:
+        monkeypatch.setattr(os, "statvfs", lambda _: full)
+        json.loads("")  # as torch does with a rank's error
+
+    monkeypatch.setattr("hpc_toolkit.launcher.launch.launch", launch)
+    if when == "before":
+        monkeypatch.setattr(os, "statvfs", lambda _: full)
+
+    found = scaling("run", "-o", str(tmp_path / "d"))
+
+    assert isinstance(found.exception, OSError)
+    assert found.exception.errno == errno.ENOSPC
+    assert found.exception.filename == str(tmp_path / "d")
 
 
 def test_collectives_of_a_log_are_shown_as_a_table(tmp_path: Path) -> None:

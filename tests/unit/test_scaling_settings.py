@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling import program
+from hpc_toolkit.scaling.jobs import job_request
 from hpc_toolkit.scaling.launches import (
     ScalingRun,
-    job_command,
     nodes_of,
     with_equal_threads,
 )
@@ -149,10 +149,18 @@ def test_a_job_launches_the_ranks_of_its_nodes() -> None:
     assert nodes_of(2, 4) == 1
     with pytest.raises(ConfigError, match="6 ranks do not fill nodes of 4"):
         nodes_of(6, 4)
-    words = job_command(run, 8, 4, python="py", backend="gloo")
-    assert words[:4] == ["py", "-m", "hpc_toolkit", "launch"]
-    assert words[4:8] == ["--nproc-per-node", "4", "--backend", "gloo"]
-    assert words[-4:] == ["--batch-size", "16", "-o", "/shared/s"]
+    for size, template, ranks, gpus in (
+        (1, "train-multi-gpu", 1, "l40s:1"),
+        (4, "train-multi-gpu", 4, "l40s:4"),
+        (8, "train-multi-node", 4, "l40s:4"),
+    ):
+        found, values = job_request(run, size, 4, gpus="l40s:4", launch=None)
+        assert (found, values["nodes"]) == (template, max(1, size // 4))
+        assert (values["nproc_per_node"], values["gpus_per_node"]) == (ranks, gpus)
+        assert values["command"][:2] == ("-m", "hpc_toolkit.scaling.program")
+        assert values["command"][-4:] == ("--batch-size", "16", "-o", "/shared/s")
+    for gpus in ("", "0"):
+        assert job_request(run, 2, 2, gpus=gpus, launch="task-per-gpu")[0] == "train-multi-node"
 
 
 def test_the_monitor_is_left_out_where_nobody_keeps_its_file(

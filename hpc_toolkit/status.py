@@ -84,6 +84,9 @@ class Status:
     old_copies: int = 0
     """Journals of which this host shows less than their workers told of: some of their results may
     count as pending."""
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each living worker that told it: ``host``, and the ``cpus``, ``gpus`` and ``memory_bytes``
+    that it had at its start."""
     doctor: str = ""
     """What 'hpctk doctor' said of the directory; "" if nothing is kept, or all was fine."""
 
@@ -103,7 +106,8 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
     """
     view.poll_claims()
     # Before the journals: what a worker tells of is there then, or this host shows an old copy.
-    workers, alive, draining, told = _workers(view, clock)
+    workers, alive, draining, seen = _workers(view, clock)
+    told = {worker: presence.journal for worker, presence in seen.items()}
     view.poll()
     late = [worker for worker in view.behind(told) if worker not in view.unreadable]
     stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
@@ -128,6 +132,11 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
         warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
         draining=draining,
         old_copies=len(late),
+        places={
+            worker: {"host": seen[worker].host, **seen[worker].place}
+            for worker in sorted(alive.intersection(seen))
+            if seen[worker].place
+        },
     )
 
 
@@ -159,9 +168,11 @@ def held_elsewhere(view: RunView, clock: Clock, *, job: str | None) -> int:
     return sum(_count(view, stage, others).leased for stage in view.stages.values())
 
 
-def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int, dict[str, int]]:
-    """Counts, who lives, how many of them were asked to leave, and the size that each told of."""
-    told: dict[str, int] = {}
+def _workers(
+    view: RunView, clock: Clock
+) -> tuple[WorkerCounts, set[str], int, dict[str, Presence]]:
+    """Counts, who lives, how many of them were asked to leave, and what each said last."""
+    seen: dict[str, Presence] = {}
     counts = WorkerCounts()
     alive: set[str] = set()
     draining = 0
@@ -172,7 +183,7 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int, 
     for path in sorted(view.paths.workers.glob("*.json")):
         presence = read_presence(path)
         if presence is not None:
-            told[path.stem] = presence.journal
+            seen[path.stem] = presence
         if presence is not None and presence.state == FINISHED:
             counts.finished += 1
         elif presence is None or (
@@ -183,7 +194,7 @@ def _workers(view: RunView, clock: Clock) -> tuple[WorkerCounts, set[str], int, 
             draining += presence is not None and presence.state == DRAINING
         else:
             counts.dead += 1
-    return counts, alive, draining, told
+    return counts, alive, draining, seen
 
 
 def _seems_alive(presence: Presence, place: tuple[str, str], clock: Clock) -> bool:

@@ -32,7 +32,7 @@ from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.ranks import RankInfo, boot_id, host_name, process_ticks
+from hpc_toolkit.ranks import RankInfo, boot_id, host_name
 from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
 from hpc_toolkit.sickness import HostWatch
 from hpc_toolkit.witness import MISSED, Witness
@@ -92,21 +92,7 @@ class Worker:
         self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
         self._presence = PresenceFile(
             paths.worker(self.name),
-            Presence(
-                worker=self.name,
-                host=host,
-                boot=boot_id(),
-                pid=os.getpid(),
-                ticks=process_ticks(os.getpid()),
-                rank=rank.rank,
-                job=rank.job_id,
-                job_name=rank.job_name,
-                cluster=rank.cluster,
-                restart=rank.restart,
-                interval_s=self._beat_s,
-                started=round(clock.wall(), 3),
-                at=round(clock.wall(), 3),
-            ),
+            Presence.here(self.name, rank, interval_s=self._beat_s, at=clock.wall()),
         )
         self._journal = JournalWriter(paths.journal(self.name))
         # An executor that could not create it would die, and its item be suspected.

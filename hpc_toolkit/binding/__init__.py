@@ -1,6 +1,22 @@
 """The CPUs, memory and GPUs of each of several workers of a node."""
 
 from hpc_toolkit.binding.machine import Machine, read_machine
-from hpc_toolkit.binding.places import Place, Shares, bind, limit_memory, place_workers
+from hpc_toolkit.binding.places import (
+    Place,
+    Shares,
+    bind,
+    limit_memory,
+    own_place,
+    place_workers,
+)
 
-__all__ = ["Machine", "Place", "Shares", "bind", "limit_memory", "place_workers", "read_machine"]
+__all__ = [
+    "Machine",
+    "Place",
+    "Shares",
+    "bind",
+    "limit_memory",
+    "own_place",
+    "place_workers",
+    "read_machine",
+]

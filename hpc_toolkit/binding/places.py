@@ -6,9 +6,9 @@ import math
 import os
 import resource
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.binding.machine import format_cpus
+from hpc_toolkit.binding.machine import format_cpus, parse_cpus
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.gpus import CUDA
 from hpc_toolkit.quantities import format_size
@@ -103,15 +103,32 @@ class Place:
         """For people."""
         parts = []
         if self.cpus:
-            nodes = ("NUMA node " if len(self.nodes) == 1 else "NUMA nodes ") + ",".join(
-                map(str, self.nodes)
-            )
-            parts.append(f"CPUs {format_cpus(self.cpus)} ({nodes})")
+            named = "NUMA node " if len(self.nodes) == 1 else "NUMA nodes "
+            nodes = f" ({named}{','.join(map(str, self.nodes))})" if self.nodes else ""
+            parts.append(f"CPUs {format_cpus(self.cpus)}{nodes}")
         if self.gpus is not None:
             parts.append(f"GPUs {','.join(self.gpus)}" if self.gpus else "no GPU")
         if self.memory_bytes is not None:
             parts.append(f"{format_size(self.memory_bytes)} of memory")
         return ", ".join(parts)
+
+    def to_record(self) -> dict[str, Any]:
+        """The same as JSON: CPUs as the kernel lists them, NUMA nodes left out."""
+        return {
+            "cpus": format_cpus(self.cpus),
+            "gpus": None if self.gpus is None else list(self.gpus),
+            "memory_bytes": self.memory_bytes,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Place:
+        """Read what :meth:`to_record` gave; what is not there is not known."""
+        gpus = record.get("gpus")
+        return cls(
+            cpus=tuple(parse_cpus(record.get("cpus", ""))),
+            gpus=None if gpus is None else tuple(gpus),
+            memory_bytes=record.get("memory_bytes"),
+        )
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The variables that say so; a number of threads that the user set stays."""
@@ -123,6 +140,19 @@ class Place:
         if self.memory_bytes is not None:
             found[MEMORY] = str(self.memory_bytes)
         return found
+
+
+def own_place(environ: Mapping[str, str] = os.environ) -> Place:
+    """What this process has, whoever gave it: our options, Slurm, Ray or nobody.
+
+    The GPUs are None where no variable says which it sees.
+    """
+    gpus, limit = environ.get(CUDA), environ.get(MEMORY, "")
+    return Place(
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        gpus=None if gpus is None else tuple(gpu for gpu in gpus.split(",") if gpu),
+        memory_bytes=int(limit) if limit.isdigit() else None,
+    )
 
 
 def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]:

@@ -43,7 +43,7 @@ def run_campaign(
 ) -> None:
     """Run a whole campaign here: metrics, gather, bandit, summary. Run it again to go on."""
     from hpc_toolkit.campaign import read_campaign
-    from hpc_toolkit.cli.reading import status_lines
+    from hpc_toolkit.cli.statuslines import status_lines
     from hpc_toolkit.cli.working import check_code
     from hpc_toolkit.crew import campaign_of, resume_campaign
     from hpc_toolkit.run import Run
@@ -157,7 +157,7 @@ def conduct(
     ] = False,
 ) -> None:
     """Be the deciding process of a campaign; it can be killed and started again."""
-    from hpc_toolkit.cli.reading import status_lines
+    from hpc_toolkit.cli.statuslines import status_lines
     from hpc_toolkit.conduct import Conductor
     from hpc_toolkit.crew import campaign_of
     from hpc_toolkit.layout import check_trust

@@ -8,18 +8,19 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.statuslines import failed_items, not_shown, place_lines, status_parts
 from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError
-from hpc_toolkit.quantities import format_duration
 from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.records import JobRecord
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _PANEL = "Look"
 _WATCH_S = 2.0
-_EXAMPLE_CHARS = 80
 _EXHAUSTED = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -47,6 +47,10 @@ def status(
     slurm: Annotated[
         bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm about the run's jobs, if any.")
     ] = True,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Also the CPUs, GPUs and memory of each worker."),
+    ] = False,
 ) -> None:
     """Show how a run stands: counts, workers, rate, time left, failures, why nothing moves.
 
@@ -60,7 +64,7 @@ def status(
 
     runs = all_runs()
     if run is None and "HPCTK_RUN" not in os.environ and len(runs) != 1 and not watch:
-        troubled = _overview(runs, as_json=as_json)
+        troubled = _overview(runs, as_json=as_json, verbose=verbose)
         if check and troubled:
             sys.exit(1)
         return
@@ -69,7 +73,8 @@ def status(
     jobs = JobStates(found.paths)
     now, records = found.status(), jobs.read(ask=slurm)
     now.doctor = said = believed(found.paths).said
-    _show(now, records, as_json=as_json, screen=screen)
+    show = partial(_show, as_json=as_json, screen=screen, verbose=verbose)
+    show(now, records)
     while watch and not now.complete:
         gc.enable()
         time.sleep(_WATCH_S)
@@ -83,12 +88,12 @@ def status(
             jobs = JobStates(found.paths)
         records = jobs.read(ask=slurm)
         now.doctor = said
-        _show(now, records, as_json=as_json, screen=screen)
-    if check and _failed(now):
+        show(now, records)
+    if check and failed_items(now):
         sys.exit(1)
 
 
-def _overview(runs: list[Path], *, as_json: bool) -> bool:
+def _overview(runs: list[Path], *, as_json: bool, verbose: bool) -> bool:
     """Print a line for each run; whether one has failed items, or cannot be read."""
     from hpc_toolkit.cli import show_error
 
@@ -98,7 +103,7 @@ def _overview(runs: list[Path], *, as_json: bool) -> bool:
             found.append(open_run(str(run)).status())
         except RunError as error:
             show_error(error)
-    troubled = len(found) < len(runs) or any(map(_failed, found))
+    troubled = len(found) < len(runs) or any(map(failed_items, found))
     if as_json:
         print(json.dumps([one.to_json() for one in found]))
         return troubled
@@ -108,23 +113,18 @@ def _overview(runs: list[Path], *, as_json: bool) -> bool:
     for one in found:
         total = sum(counts.total for counts in one.stages.values())
         done = sum(counts.done for counts in one.stages.values())
-        alive = [f"{one.workers.alive} workers", *_not_shown(one)]
+        alive = [f"{one.workers.alive} workers", *not_shown(one)]
         state = "complete" if one.complete else ", ".join(alive)
-        print(f"{printable(one.run):<{width}}  {done}/{total} done  {_failed(one)} failed  {state}")
+        failed = f"{failed_items(one)} failed"
+        print(f"{printable(one.run):<{width}}  {done}/{total} done  {failed}  {state}")
+        for line in place_lines(one) if verbose else ():
+            print(printable(line))
     return troubled
 
 
-def _not_shown(now: Status) -> list[str]:
-    # What a complete run does not show are releases and duplicates.
-    late = 0 if now.complete else now.old_copies
-    return [f"{late} with results not shown here yet"] if late else []
-
-
-def _failed(now: Status) -> int:
-    return sum(counts.failed for counts in now.stages.values())
-
-
-def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool) -> None:
+def _show(
+    now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool, verbose: bool
+) -> None:
     """Print a status; with ``screen`` in place of what the terminal shows, and no more than it."""
     from hpc_toolkit.cli.joblines import job_json
     from hpc_toolkit.submit.standstill import why
@@ -133,7 +133,8 @@ def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool) ->
     if as_json:
         print(json.dumps({**now.to_json(), "jobs": job_json(jobs)}), flush=True)
         return
-    lines, errors = (list(map(printable, part)) for part in status_parts(now, jobs))
+    parts = status_parts(now, jobs, verbose=verbose)
+    lines, errors = (list(map(printable, part)) for part in parts)
     if not screen:
         print("\n".join(lines + errors), flush=True)
         return
@@ -144,62 +145,6 @@ def _show(now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool) ->
     columns, rows = get_terminal_size()
     shown = fit(lines, errors, columns=columns, rows=rows)
     print("\x1b[2J\x1b[H" + "\n".join(shown), flush=True)
-
-
-def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
-    """A run's status as people read it."""
-    lines, errors = status_parts(now, jobs)
-    return lines + errors
-
-
-def status_parts(now: Status, jobs: Sequence[JobRecord] = ()) -> tuple[list[str], list[str]]:
-    """The same in two parts: how it stands, then what was found wrong."""
-    from hpc_toolkit.cli.joblines import job_lines
-
-    lines = [f"{now.run}: {_headline(now)}"]
-    width = max(len(name) for name in (*now.stages, "workers"))
-    for name, counts in now.stages.items():
-        finished = counts.done + counts.failed
-        share = f"{100 * finished / counts.total:3.0f}%" if counts.total else "  - "
-        parts = [f"{counts.done} done"]
-        named = ("failed", "leased", "pending", "retried", "duplicates")
-        parts += [f"{getattr(counts, key)} {key}" for key in named if getattr(counts, key)]
-        opened = "" if counts.sealed else "  (open for more)"
-        lines.append(f"  {name:<{width}}  {share} of {counts.total}: {', '.join(parts)}{opened}")
-    crew = [f"{now.workers.alive} alive"]
-    crew += [f"{now.draining} draining"] if now.draining else []
-    crew += [f"{now.workers.finished} finished"] if now.workers.finished else []
-    crew += [f"{now.workers.dead} dead"] if now.workers.dead else []
-    crew += [f"{now.deaths} deaths seen"] if now.deaths else []
-    crew += _not_shown(now)
-    lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
-    lines += job_lines(jobs)
-    if now.reason:
-        lines.append(f"  {'why':<{width}}  {now.reason}")
-    if now.doctor:
-        lines.append(f"  {'doctor':<{width}}  {now.doctor}")
-    errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
-    errors += [
-        f"  {'failure':<{width}}  {one['items']} x {one['error']}: {_short(one['example'])}"
-        for one in now.failures
-    ]
-    return lines, errors
-
-
-def _short(item: dict[str, Any]) -> str:
-    text = json.dumps(item, ensure_ascii=False)
-    return text if len(text) <= _EXAMPLE_CHARS else f"{text[: _EXAMPLE_CHARS - 3]}..."
-
-
-def _headline(now: Status) -> str:
-    if now.complete:
-        failed = _failed(now)
-        return f"complete, {failed} failed" if failed else "complete"
-    if now.rate_per_s > 0:
-        rate = now.rate_per_s
-        speed = f"{rate:.3g} items/s" if rate >= 0.1 else f"{rate * 3600:.3g} items/h"
-        return f"{speed}, about {format_duration(now.eta_s or 0.0)} left"
-    return "nothing moves" if now.reason else "working"
 
 
 def gather(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from hpc_toolkit import files
+from hpc_toolkit.binding import own_place
+from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hpc_toolkit.ranks import RankInfo
 
 _LENGTH = 1024
 _TAIL = len(',"crc":"00000000"}\n')
@@ -67,14 +71,39 @@ class Presence:
     """Epoch seconds of the last heartbeat, for display."""
     note: str = ""
     """Why it does not work, for display."""
+    place: dict[str, Any] = field(default_factory=dict)
+    """Its CPUs, GPUs and memory at its start (:class:`hpc_toolkit.binding.Place`), for display;
+    empty if unknown, or too long for the file."""
+
+    @classmethod
+    def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:
+        """That of this process, which starts now."""
+        pid = os.getpid()
+        return cls(
+            worker=worker,
+            host=host_name(),
+            boot=boot_id(),
+            pid=pid,
+            ticks=process_ticks(pid),
+            rank=rank.rank,
+            job=rank.job_id,
+            cluster=rank.cluster,
+            job_name=rank.job_name,
+            restart=rank.restart,
+            interval_s=interval_s,
+            started=round(at, 3),
+            at=round(at, 3),
+            place=own_place().to_record(),
+        )
 
     def encode(self) -> bytes:
         """Fixed length, so that one write in place replaces it; the check tells a mix of two."""
         record = asdict(self)
-        room = _LENGTH - _TAIL - len(json.dumps({**record, "pad": ""})[:-1])
-        if room < 0:
-            record["note"] = ""
-            room = _LENGTH - _TAIL - len(json.dumps({**record, "pad": ""})[:-1])
+        room = _room(record)
+        for name, nothing in (("place", {}), ("note", "")):
+            if room < 0:
+                record[name] = nothing
+                room = _room(record)
         body = json.dumps({**record, "pad": " " * max(room, 0)})[:-1].encode()
         return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
 
@@ -87,6 +116,10 @@ class Presence:
         record: dict[str, Any] = json.loads(data)
         names = cls.__dataclass_fields__
         return cls(**{key: value for key, value in record.items() if key in names})
+
+
+def _room(record: dict[str, Any]) -> int:
+    return _LENGTH - _TAIL - len(json.dumps({**record, "pad": ""})[:-1])
 
 
 class PresenceFile:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.monitor import read_recordings
+from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import Run
 from hpc_toolkit.snapshot import read_snapshot
 from tests.integration.realrun import lives, wait_until
@@ -170,6 +171,11 @@ def test_workers_are_bound_to_their_part_of_the_machine_replaced_ones_too(hpctk:
     assert {(value["threads"], value["gpus"]) for value in found} == {("1", "")}
     by_worker = {(row["worker"], *row["value"]["cpus"]) for row in rows}
     assert len(by_worker) == len({row["worker"] for row in rows})  # none of them moved
+    told = {path.stem: read_presence(path) for path in (hpctk.cwd / "run/workers").glob("*.json")}
+    for worker, cpu in by_worker:
+        presence = told[worker]
+        assert presence is not None
+        assert presence.place == {"cpus": str(cpu), "gpus": [], "memory_bytes": 200 * 2**20}
     assert hpctk("status", "run", "--json").json["deaths"] == 1
     # 4 x 60 MiB do not fit: MemoryError, and on_oom halves the batch without an attempt.
     assert {row["attempts"] for row in rows} == {1}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.binding import Machine, Place, Shares, place_workers, read_machine
+from hpc_toolkit.binding import Machine, Place, Shares, own_place, place_workers, read_machine
 from hpc_toolkit.binding.machine import format_cpus, parse_cpus
 from hpc_toolkit.errors import ConfigError
 
@@ -267,3 +268,25 @@ def test_this_machine_can_be_read() -> None:
 
     assert found.cpus == len(os.sched_getaffinity(0))
     assert 0 < found.memory_bytes < 2**63
+
+
+def test_what_a_process_has_is_read_from_the_kernel_and_its_environment() -> None:
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    given = {"CUDA_VISIBLE_DEVICES": "1,GPU-7", "HPCTK_MEMORY_PER_WORKER": str(2**30)}
+
+    assert own_place(given) == Place(cpus=cpus, gpus=("1", "GPU-7"), memory_bytes=2**30)
+    assert own_place({}) == Place(cpus=cpus)
+    assert own_place({"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (Place(cpus=(0, 1, 2, 8), gpus=("0",), memory_bytes=2**30), "CPUs 0-2,8, GPUs 0, 1.0 GiB"),
+        (Place(cpus=(3,), gpus=()), "CPUs 3, no GPU"),
+        (Place(), ""),
+    ],
+)
+def test_a_place_is_the_same_after_json(place: Place, text: str) -> None:
+    assert Place.from_record(json.loads(json.dumps(place.to_record()))) == place
+    assert str(place).startswith(text)

@@ -12,13 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
+from hpc_toolkit.cli.statuslines import status_parts
 from hpc_toolkit.queue.control import (
     DeathNotice,
     SickNotice,
     give_notice,
     give_sick_notice,
 )
-from hpc_toolkit.queue.presence import DRAINING, FINISHED
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.status import StageCounts, Status, read_status
@@ -44,6 +45,38 @@ def living(toy: ToyRun, name: str, **changes: Any) -> ToyWorker:
 def counts(toy: ToyRun) -> dict[str, Any]:
     found = status(toy).stages["items"]
     return {field.name: getattr(found, field.name) for field in fields(found)}
+
+
+def test_living_workers_tell_what_they_have(toy: ToyRun) -> None:
+    place = {"cpus": "0-3", "gpus": ["1"], "memory_bytes": 2**30}
+    living(toy, "a", place=place)
+    living(toy, "b")
+    living(toy, "c", place=place, state=FINISHED)
+
+    found = status(toy)
+
+    assert found.places == {"a": {"host": host_name(), **place}}
+    line = "    a: CPUs 0-3, GPUs 1, 1.0 GiB of memory"
+    assert status_parts(found, verbose=True)[0][3] == line
+    assert line not in status_parts(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("note", "cpus", "kept"),
+    [(10, 100, "both"), (600, 100, "note"), (10, 800, "note"), (999, 800, "nothing")],
+)
+def test_what_is_too_long_for_the_file_is_left_out_and_the_place_first(
+    toy: ToyRun, note: int, cpus: int, kept: str
+) -> None:
+    place = {"cpus": ",".join(map(str, range(0, cpus, 2)))}
+    worker = living(toy, "a", place=place, note="n" * note)
+
+    found = read_presence(worker.paths.worker("a"))
+
+    assert found is not None
+    assert found.place == (place if kept == "both" else {})
+    assert found.note == ("" if kept == "nothing" else "n" * note)
+    assert worker.paths.worker("a").stat().st_size == 1024
 
 
 def test_a_new_run_is_pending(toy: ToyRun) -> None:

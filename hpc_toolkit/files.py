@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Filesystems whose metadata is local to this kernel: polling them often costs nobody else anything.
 _LOCAL_FILESYSTEMS = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs", "9p"}
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs"}
 )
 
 _TRIES = 5
@@ -137,15 +137,9 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> None:
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
     """Replace a file so that a reader sees all of the old bytes or all of the new ones."""
-    # A name of its own: writers that share a temporary file publish a mix of both.
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    write_new(temporary, chunks)
-    try:
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with _replacing(path) as fd:
+        for chunk in chunks:
+            write_all(fd, chunk)
 
 
 @contextlib.contextmanager
@@ -155,12 +149,22 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
     A reader sees all of the old bytes or all of the new ones, as with `replace_file`. A block that
     raises changes nothing; a killed one leaves a file ``.<name>.<random>.tmp``.
     """
+    with _replacing(path) as fd, open(fd, "wb", closefd=False) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[int]:
+    """Open a file that takes the place of ``path``, whole and synced, when the block ends."""
+    # A name of its own: writers that share a temporary file publish a mix of both.
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         temporary.replace(path)
         sync_directory(path.parent)
     except BaseException:

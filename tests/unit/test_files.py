@@ -211,6 +211,29 @@ def test_i1_write_new_syncs_the_content_and_then_its_name(
     assert (tmp_path / "file").read_bytes() == b"ab"
 
 
+def test_a_file_that_is_replaced_is_synced_once_with_its_new_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bytes]] = []
+    path, real = tmp_path / "file", os.fsync
+    path.write_bytes(b"old")
+
+    def note(fd: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        synced.append(("its directory" if name == str(tmp_path) else "a file", path.read_bytes()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    files.replace_file(path, [b"n", b"ew"])
+    with files.replacing_file(path) as file:
+        file.write(b"newer")
+
+    assert synced == [
+        *(("a file", b"old"), ("its directory", b"new")),
+        *(("a file", b"new"), ("its directory", b"newer")),
+    ]
+
+
 def test_publish_directory_syncs_the_name_after_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,10 +379,11 @@ def test_filesystem_of_knows_proc_from_the_rest(tmp_path: Path) -> None:
     assert files.filesystem_of(tmp_path) not in ("proc", "unknown")
 
 
-def test_is_local_says_no_of_what_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["lustre", "9p", "virtiofs"])
+def test_is_local_says_no_of_what_it_does_not_know_and_of_what_guests_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(files, "filesystem_of", lambda _: "lustre")
+    monkeypatch.setattr(files, "filesystem_of", lambda _: kind)
 
     assert not files.is_local(tmp_path)
 

@@ -65,6 +65,7 @@ PANELS: Panels = {
     "Output": (
         Option("out", "Write FILE; - prints the manifest.", "FILE", short="-o"),
         flag("force", "Overwrite an edited manifest."),
+        Option("from", "Render this one again; further options replace its own.", "FILE"),
     ),
 }
 """Every option of a manifest, by the panel of the help that shows it."""
@@ -96,11 +97,14 @@ class RenderCommand(ScriptCommand):
     ) -> Any:
         """Hand the words on to the command of a manifest that they name."""
         position = _position(args)
-        if position is None:
+        if position is not None:
+            kind = cast("Kind", args[position])
+            rest = [*args[:position], *args[position + 1 :]]
+        elif (source := _manifest(args)) is not None:
+            kind, rest = _embedded(source)["kind"], args
+        else:
             _check_word(args[0] if args else "")
             return super().make_context(info_name, args, parent, **extra)
-        kind = cast("Kind", args[position])
-        rest = [*args[:position], *args[position + 1 :]]
         return manifest_command(kind).make_context(f"{info_name} {kind}", rest, parent, **extra)
 
 
@@ -157,16 +161,41 @@ def _position(args: list[str]) -> int | None:
     return None
 
 
+def _manifest(args: list[str]) -> str | None:
+    """The file that ``--from`` names, if it is a manifest."""
+    from hpc_toolkit.kubernetes.drift import is_manifest
+
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        if word == "--":
+            return None
+        name, _, value = word.partition("=")
+        if name == "--from" and is_manifest(Path(value or following)):
+            return value or following
+    return None
+
+
+def _embedded(source: str) -> dict[str, Any]:
+    from hpc_toolkit.kubernetes.drift import embedded
+
+    return embedded(Path(source))
+
+
 def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
     from hpc_toolkit.kubernetes.manifest import render_manifest
     from hpc_toolkit.kubernetes.request import ManifestSpec
     from hpc_toolkit.kubernetes.values import is_floating
 
-    values = only_given(given)
+    source: str | None = given.pop("from")
+    values = _fields(only_given(given))
+    if source is not None:
+        values = {**_embedded(source), **values}
+        if values.pop("kind") != kind:
+            msg = f"--from: {source} is no {kind}"
+            raise ConfigError(msg, hint="leave out the template, or --from")
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
         raise ConfigError(msg, hint="such as --image registry.org/group/name:1.2")
-    spec = ManifestSpec(kind=kind, **_fields(values))
+    spec = ManifestSpec(kind=kind, **values)
     text = render_manifest(spec)
     if is_floating(spec.image):
         note = f"note: {spec.image} may be another image tomorrow; a tag or digest pins it"
@@ -176,7 +205,7 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
         return
     from hpc_toolkit.render.file import write_script
 
-    path = Path(out or Path("slurm", f"{spec.name}.yaml"))
+    path = Path(out or source or Path("slurm", f"{spec.name}.yaml"))
     write_script(path, text, force=bool(force))
     print(path)
 

@@ -51,8 +51,8 @@ def render(
         bool,
         typer.Option(
             "--check",
-            help="Tell whether the named scripts, or slurm/*.sbatch, are still what would be "
-            "rendered; exit with 1 if not.",
+            help="Tell whether the named scripts and manifests, or those in slurm/, are still what "
+            "would be rendered; exit with 1 if not.",
             rich_help_panel=_CHECKING,
         ),
     ] = False,
@@ -142,6 +142,7 @@ def _refuse_writing(given: dict[str, Any]) -> None:
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
     import json
 
+    from hpc_toolkit.kubernetes.drift import check_manifest, is_manifest
     from hpc_toolkit.render.drift import check_drift
     from hpc_toolkit.terminal import printable
 
@@ -150,7 +151,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
         msg = f"--{extra[0].replace('_', '-')}: --check renders what each script asks for"
         raise ConfigError(msg, hint="leave it out; --from FILE renders with other options")
     paths = [Path(word) for word in words] or _own_scripts()
-    found = [check_drift(path) for path in paths]
+    found = [check_manifest(path) if is_manifest(path) else check_drift(path) for path in paths]
     if as_json:
         print(json.dumps([_record(one, diff=diff) for one in found]))
     else:
@@ -163,9 +164,11 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 
 def _own_scripts() -> list[Path]:
-    """The scripts in slurm/ that this command wrote; there may be others beside them."""
-    found = sorted(Path("slurm").glob("*.sbatch"))
-    own = [path for path in found if _is_own(path)]
+    """What this command wrote into slurm/; there may be others beside it."""
+    from hpc_toolkit.kubernetes.drift import is_manifest
+
+    own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
+    own += [path for path in sorted(Path("slurm").glob("*.yaml")) if is_manifest(path)]
     if not own:
         msg = "slurm/ holds no rendered script"
         raise ConfigError(msg, hint="name the scripts: hpctk render --check FILE ...")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hpc_toolkit.allowlist import check_match, check_names
@@ -170,24 +169,6 @@ class ManifestSpec:
 def option(field: str) -> str:
     """How a field is called on the command line."""
     return "--" + field.replace("_", "-")
-
-
-def command_line(spec: ManifestSpec) -> str:
-    """The command that renders this manifest again, quoted for a shell."""
-    argv = ["hpctk", "render", spec.kind]
-    for field in fields(spec):
-        value = getattr(spec, field.name)
-        if field.name in ("kind", "command") or value in (field.default, None):
-            continue
-        if field.name == "node_counts":
-            argv += [option(field.name), ",".join(map(str, value))]
-        elif field.name == "env":
-            argv += [part for key, text in value for part in ("--env", f"{key}={text}")]
-        elif isinstance(value, tuple):
-            argv += [part for text in value for part in (option(field.name), text)]
-        else:
-            argv += [option(field.name)] if value is True else [option(field.name), str(value)]
-    return shlex.join([*argv, "--", *spec.command] if spec.command else argv)
 
 
 def _check_each(spec: ManifestSpec) -> None:

@@ -77,40 +77,66 @@ def read_script(path: Path) -> str:
         ) from None
 
 
+def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Which version rendered a file, and its request; ``where`` is what errors call the file.
+
+    Raises RenderError if it is not a rendered one, or if its request was edited.
+    """
+    import json
+
+    # Another system's editor ends lines with "\r\n", which is an edit, but tells the same.
+    lines = text.replace("\r\n", "\n")
+    version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
+    if _MARK not in text or not (version and spec):
+        raise _foreign(where)
+    try:
+        request: dict[str, Any] = json.loads(spec[2])
+    except ValueError:
+        raise _damaged(where) from None
+    if sha256(spec[2]) != spec[1]:
+        raise _damaged(where)
+    return version[1], request
+
+
 def read_header(script: str, where: str) -> Header:
     """The header of a script; ``where`` is what errors call the file.
 
     Raises RenderError if it is not a rendered one, or if the header was damaged.
     """
-    import json
     import shlex
 
-    # Another system's editor ends lines with "\r\n", which is an edit, but tells the same.
     text = script.replace("\r\n", "\n")
-    patterns = (_VERSION, _COMMAND, _TEMPLATE, _CLUSTER, _SPEC)
-    found = [re.search(pattern, text) for pattern in patterns]
-    version, command, template, cluster, spec = found
-    if _MARK not in script or not (version and command and template and cluster and spec):
-        msg = f"{where}: is no script that 'hpctk render' wrote, or its header was edited"
-        raise RenderError(msg, hint="render it anew")
+    found = [re.search(pattern, text) for pattern in (_COMMAND, _TEMPLATE, _CLUSTER)]
+    command, template, cluster = found
+    if not (command and template and cluster):
+        raise _foreign(where)
+    version, request = read_request(text, where)
     try:
-        request = json.loads(spec[2])
         # The command knows the path of a cluster's file, the request only its name.
         argv = shlex.split(command[1])
         argument = argv[argv.index("--cluster") + 1]
-    except ValueError:
-        request, argument = {}, ""
-    if sha256(spec[2]) != spec[1] or not argument:
-        msg = f"{where}: the request in its header was edited"
-        raise RenderError(msg, hint="render it anew")
+    except (ValueError, IndexError):
+        argument = ""
+    if not argument:
+        raise _damaged(where)
     return Header(
-        version=version[1],
+        version=version,
         template=template[1],
         template_sha256=template[2],
         cluster=argument,
         cluster_sha256=cluster[2],
         request=request,
     )
+
+
+def _foreign(where: str) -> RenderError:
+    msg = f"{where}: is no script that 'hpctk render' wrote, or its header was edited"
+    return RenderError(msg, hint="render it anew")
+
+
+def _damaged(where: str) -> RenderError:
+    msg = f"{where}: the request in its header was edited"
+    return RenderError(msg, hint="render it anew")
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:

@@ -15,8 +15,11 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.kubernetes.drift import _fields, check_manifest, embedded
 from hpc_toolkit.kubernetes.manifest import manifest_objects, render_manifest
+from hpc_toolkit.kubernetes.origin import request_json
 from hpc_toolkit.kubernetes.request import KINDS, Kind, ManifestSpec
+from hpc_toolkit.render.file import sha256, sign
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
 from tests.manifestrules import check, read
 
@@ -444,3 +447,125 @@ def test_a_template_that_is_nearly_one_is_told_before_its_options_are_read() -> 
     assert isinstance(found, HpcToolkitError)
     assert found.message == "no template is called 'kubernetes-que'"
     assert found.hint == "did you mean 'kubernetes-queue'?"
+
+
+# --- what there is already ---
+
+
+def test_a_fresh_manifest_is_up_to_date_and_checked_beside_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in rendered().items():
+        Path("slurm").mkdir(exist_ok=True)
+        Path("slurm", name).write_text(text)
+    Path("slurm/theirs.yaml").write_text("a: 1\n")
+
+    result = call("--check")
+
+    lines = [f"slurm/{name}: up to date\n" for name in sorted(REQUESTS)]
+    assert (result.exit_code, result.stdout) == (0, "".join(lines))
+
+
+EDITS: list[tuple[str, str, str]] = [
+    ("parallelism: 2", "parallelism: 8", "; Job train spec.parallelism: 8 instead of 2"),
+    ("  backoffLimit: 0\n", "", "Job train spec.backoffLimit: nothing instead of 0"),
+    ("name: HOME", "name: home", 'containers[hpctk].env[home].value: "/tmp" instead of nothing'),
+    ('- "1e-3"', '- "2e-3"', ']: "2e-3" instead of "1e-3"'),
+    ("kind: Job", "kind: [Job", "line "),
+    ("# Needs", "# Does not need", "edited by hand\n"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "told"), EDITS)
+def test_a_manifest_edited_by_hand_is_told_with_the_fields_that_differ(
+    old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ddp.yaml"
+    text = rendered()["ddp.yaml"]
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+    result = call("--check", "--diff", str(path))
+
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"{path}: edited by hand")
+    assert told in result.stdout
+
+
+def test_of_many_fields_some_are_named() -> None:
+    text = rendered()["scaling.yaml"]
+
+    found = _fields(text.replace("hpctk-job", "job").replace("shm", "s"), text)
+
+    assert len(found) == 9
+    assert found[-1].startswith("and ")
+
+
+def test_what_another_version_rendered_is_told_with_what_changed(tmp_path: Path) -> None:
+    path = tmp_path / "queue.yaml"
+    lines = rendered()["queue.yaml"].replace("backoffLimitPerIndex: 10", "backoffLimitPerIndex: 5")
+    first, _, *rest = lines.splitlines(keepends=True)
+    path.write_text(sign("".join([first.replace(" 0", " 9", 1), *rest])))
+
+    found = check_manifest(path)
+
+    assert found.reasons[0].startswith("rendered by hpctk 9")
+    assert found.reasons[1:] == ("Job bench spec.backoffLimitPerIndex: 5 instead of 10",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"nodes": 2', '"nodes": 3', "the request in its header was edited"),
+        ("# hpctk-spec: ", "# ", "its header was edited"),
+    ],
+)
+def test_a_manifest_whose_request_was_edited_is_told(
+    old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ddp.yaml"
+    path.write_text(rendered()["ddp.yaml"].replace(old, new))
+
+    assert told in check_manifest(path).reasons[-1]
+    with pytest.raises(RenderError, match=told):
+        embedded(path)
+
+
+def test_a_request_that_this_version_does_not_know_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ddp.yaml"
+    text = render_manifest(REQUESTS["ddp.yaml"])
+    request = request_json(REQUESTS["ddp.yaml"])
+    newer = request.replace('"nodes"', '"knots"')
+    path.write_text(text.replace(f"{sha256(request)} {request}", f"{sha256(newer)} {newer}"))
+
+    assert "field 'knots' that this version does not know" in check_manifest(path).reasons[-1]
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_manifest_is_rendered_again_from_itself(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(rendered()[name])
+
+    result = call("--from", str(path), "-o", "-")
+
+    assert result.stdout == rendered()[name]
+
+
+def test_options_beside_from_replace_those_of_the_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "queue.yaml"
+    path.write_text(rendered()["queue.yaml"])
+
+    changed = call(f"--from={path}", "--nodes", "9", "--pvc", "other", "--force")
+
+    assert (changed.exit_code, changed.stdout) == (0, f"{path}\n")
+    found = read(path.read_text())[0]["spec"]
+    assert found["completions"] == 9
+    claims = [one["persistentVolumeClaim"] for one in found["template"]["spec"]["volumes"]]
+    assert claims == [{"claimName": "other"}]
+    path.write_text(path.read_text().replace("completions: 9", "completions: 1"))
+    edited = call("kubernetes-queue", "--from", str(path), "--nodes", "4")
+    assert "was edited since" in str(edited.exception)
+    assert "completions: 1" in path.read_text()
+    other = call("kubernetes-ddp", "--from", str(path), "--", "x.py")
+    assert f"{path} is no kubernetes-ddp" in str(other.exception)

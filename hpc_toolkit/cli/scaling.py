@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, refuse_given
+from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, refuse_given
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scalingrun import RunCommand, run
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
@@ -20,6 +20,7 @@ from hpc_toolkit.scaling.collectives import DEFAULT_SIZES
 
 if TYPE_CHECKING:
     from hpc_toolkit.scaling.page import Judged
+    from hpc_toolkit.scaling.prices import Asked
 
 _ENDINGS = (".md", ".json", ".svg")
 
@@ -44,9 +45,23 @@ def analyze(
             help="DIR of 'scaling run' or of pods' logs, or a .json, .csv, .jsonl, .log file.",
         ),
     ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Prices: a name of 'hpctk cluster list', or a TOML file; by default the cluster "
+            "that was measured.",
+            autocompletion=complete_cluster,
+        ),
+    ] = None,
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option(min=0, help="What one rank's GPU costs in an hour, whatever a table says."),
+        typer.Option(
+            min=0, help="What one rank's GPU costs in an hour, whatever a table or a cluster says."
+        ),
+    ] = None,
+    watts_per_gpu: Annotated[
+        float | None,
+        typer.Option(min=0, help="In the place of what was measured, and of the cluster's."),
     ] = None,
     min_efficiency: Annotated[
         float | None,
@@ -64,6 +79,7 @@ def analyze(
 ) -> None:
     """Compare world sizes: speed-up, efficiency, GPU-hours, cost, a fitted law and advice."""
     from hpc_toolkit.scaling.page import as_data, as_markdown
+    from hpc_toolkit.scaling.prices import Asked
     from hpc_toolkit.terminal import printable_lines
 
     for path in out or []:
@@ -72,12 +88,16 @@ def analyze(
             raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
     for option, number in (
         ("price-per-gpu-hour", price_per_gpu_hour),
+        ("watts-per-gpu", watts_per_gpu),
         ("min-efficiency", min_efficiency),
     ):
         if number is not None and not math.isfinite(number):
             message = f"--{option}: {number:g} is no number that is usable"
             raise ConfigError(message, hint="write digits, such as 0.9")
-    judged, notes = _judged(source, price_per_gpu_hour, min_efficiency)
+    asked = Asked(
+        price_per_gpu_hour=price_per_gpu_hour, watts_per_gpu=watts_per_gpu, cluster=cluster
+    )
+    judged, notes = _judged(source, asked, min_efficiency)
     if as_json:
         print(json.dumps(as_data(judged, notes), allow_nan=False))
     else:
@@ -89,10 +109,11 @@ def analyze(
 
 
 def _judged(
-    sources: list[Path], price: float | None, minimum: float | None
+    sources: list[Path], asked: Asked, minimum: float | None
 ) -> tuple[list[Judged], list[str]]:
     from hpc_toolkit.scaling.claims import check_claims
     from hpc_toolkit.scaling.comparison import compare
+    from hpc_toolkit.scaling.prices import priced
     from hpc_toolkit.scaling.sources import read_source
     from hpc_toolkit.scaling.verdict import FAIR, judge
 
@@ -102,7 +123,7 @@ def _judged(
         found, left_out = read_source(path)
         notes += left_out
         for series in found:
-            comparison = compare(series if price is None else series.at_price(price))
+            comparison = compare(priced(series, asked))
             verdict = judge(comparison, FAIR if minimum is None else minimum)
             judged.append((comparison, verdict, check_claims(comparison)))
     return judged, notes

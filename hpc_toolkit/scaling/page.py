@@ -107,13 +107,14 @@ def headline(comparison: Comparison, verdict: Verdict) -> str:
     if len(comparison.rows) == 1:
         return f"**Measure another world size**: {last.world_size} alone says nothing of scaling"
     below = " or ".join(map(str, verdict.below))
-    doubt = "" if verdict.certain else "; repeats do not agree, see below"
+    advice = f"Use {verdict.world_size}{', not ' * bool(below)}{below}"
+    advice += "" if verdict.certain else ", but measure again: repeats do not agree"
+    doubt = ""
     if any(row.efficiency > POSSIBLE for row in comparison.rows):
-        doubt += "; more than the ranks explain, see below"
+        doubt = "; more than the ranks explain, see below"
     return (
-        f"**Use {verdict.world_size}{', not ' * bool(below)}{below}** ({verdict.word} on "
-        f"{last.world_size}: {last.efficiency:.1%} efficiency, at least {verdict.minimum:.0%} "
-        f"wanted{doubt})"
+        f"**{advice}** ({verdict.word} on {last.world_size}: {last.efficiency:.1%} efficiency, "
+        f"at least {verdict.minimum:.0%} wanted{doubt})"
     )
 
 

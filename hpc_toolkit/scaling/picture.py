@@ -61,7 +61,7 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
     )
     highest = max(1.1, *(max(row.efficiency, min(row.high, 2.0)) for row in rows))
     share = _Axes(_LEFT + _WIDTH + _GAP, most, least, 0.0, math.ceil(10 * highest) / 10, False)
-    height = _TOP + _HEIGHT + 70 + 20 * len(comparisons)
+    height = _TOP + _HEIGHT + 90 + 20 * len(comparisons)
     width = _LEFT + 2 * _WIDTH + _GAP + 30
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {_FONT}>',
@@ -76,10 +76,10 @@ def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
     for number, one in enumerate(comparisons):
         colour = COLOURS[number % len(COLOURS)]
         lines += _series(speedup, share, one, colour)
-        y = _TOP + _HEIGHT + 62 + 20 * number
+        y = _TOP + _HEIGHT + 82 + 20 * number
         lines.append(f'<path d="M{_LEFT} {y - 4}h24" stroke="{colour}" stroke-width="2"/>')
         lines.append(f'<text x="{_LEFT + 32}" y="{y}">{escape(_legend(one))}</text>')
-    words = "dotted: ideal, and what is wanted; dashed: the fitted law"
+    words = f"dotted: ideal, and the wanted {minimum:.0%}; dashed: the fitted law"
     where = f'x="{share.left + _WIDTH}" y="{_TOP + _HEIGHT + 62}" text-anchor="end" fill="#666"'
     lines.append(f"<text {where}>{words}</text>")
     return "\n".join([*lines, "</svg>", ""])
@@ -93,7 +93,8 @@ def _legend(one: Comparison) -> str:
     serial = one.serial
     if serial is None or serial.low is None:
         return one.series.name
-    return f"{one.series.name}; {serial.name}: {serial.share:.1%} serial"
+    interval = f"{serial.low:.1%} to {serial.high:.1%}"
+    return f"{one.series.name}; {serial.name}: {serial.share:.1%} serial ({interval})"
 
 
 def _frame(axes: _Axes, comparisons: Sequence[Comparison], name: str) -> Iterator[str]:

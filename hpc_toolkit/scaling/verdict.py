@@ -20,6 +20,9 @@ FAIR = 0.85
 POSSIBLE = 1.01
 """An efficiency that rounding can explain; no number of ranks explains more."""
 
+OPEN = 0.5
+"""An interval of the serial share of which so much says nothing."""
+
 NOTABLE = 0.1
 """A share of a step that is worth a word."""
 
@@ -153,9 +156,13 @@ def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
     if serial.raw >= 1:
         yield f"more ranks are slower, which {serial.name}'s law does not know"
         return
+    interval = f"95 % interval: {serial.low:.1%} to {serial.high:.1%}"
+    if (serial.high or 1.0) - serial.low > OPEN:
+        yield f"{serial.name}'s law leaves the serial share open ({interval})"
+        return
     yield (
-        f"{serial.name}'s law: {serial.share:.1%} of the work is serial (95 % interval: "
-        f"{serial.low:.1%} to {serial.high:.1%}); no point is more than {serial.worst:.1%} from it"
+        f"{serial.name}'s law: {serial.share:.1%} of the work is serial ({interval}); "
+        f"no point is more than {serial.worst:.1%} from it"
     )
     end = serial.largest(minimum, base)
     if math.isfinite(end) and end > last:

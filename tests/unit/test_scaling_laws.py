@@ -12,6 +12,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling.bandwidth import Timed, expected_s
 from hpc_toolkit.scaling.comparison import compare
 from hpc_toolkit.scaling.measurement import median_interval
+from hpc_toolkit.scaling.page import headline
 from hpc_toolkit.scaling.serialshare import fit
 from hpc_toolkit.scaling.series import Law, Point, Series
 from hpc_toolkit.scaling.utilisation import over_ranks
@@ -289,9 +290,25 @@ def test_numbers_of_an_exchange_that_are_far_apart_are_explained() -> None:
     assert "apart" not in reasons(0.01, 0.05)
 
 
+def test_a_law_whose_interval_is_wide_open_names_no_share() -> None:
+    reasons = " ".join(judge(compare(series({1: 4.1, 2: 8.4, 4: 5.4}))).reasons)
+
+    assert "Amdahl's law leaves the serial share open (95 % interval: 0.0% to 100.0%)" in reasons
+    assert "of the work" not in reasons
+
+
+def test_an_advice_that_repeats_deny_says_to_measure_again() -> None:
+    comparison = compare(series({1: (10.0, 10.0), 2: (16.0, 19.0), 4: (20.0, 20.0)}))
+
+    assert headline(comparison, judge(comparison, 0.85)) == (
+        "**Use 2, not 4, but measure again: repeats do not agree** (poor on 4: 50.0% efficiency, "
+        "at least 85% wanted)"
+    )
+    assert headline(comparison, judge(comparison, 0.4)).startswith("**Use 4** (")
+
+
 def test_the_end_of_an_efficiency_has_the_interval_of_its_law() -> None:
-    rates = {1: 1.0, 2: 1.95, 4: 3.78, 8: 6.9}
-    comparison = compare(series(rates))
+    comparison = compare(series({1: 1.0, 2: 1.95, 4: 3.78, 8: 6.9}))
     serial = comparison.serial
     assert serial is not None
 

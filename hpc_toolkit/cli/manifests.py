@@ -22,8 +22,12 @@ PANELS: Panels = {
         Option("image", "Image of the pods, with hpctk in it; needed.", "IMAGE"),
         Option("nodes", "Number of pods; by default 1.", "N"),
         Option("node_counts", "Numbers of pods to measure; by default 1,2,4.", "N,N"),
-        Option("gpus_per_node", "GPUs of each pod, their type by --node-selector; none.", "N"),
-        Option("gpu_resource", "What the cluster calls a GPU; nvidia.com/gpu.", "NAME"),
+        Option(
+            "gpus_per_node",
+            "GPUs of each pod, their type by --node-selector; by default none.",
+            "N",
+        ),
+        Option("gpu_resource", "What the cluster calls a GPU; by default nvidia.com/gpu.", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
         Option("mem", "Memory of each pod ('480G' is GiB), as request and limit.", "SIZE"),
         Option("shm", "Size of /dev/shm; by default 2G.", "SIZE"),
@@ -41,7 +45,9 @@ PANELS: Panels = {
         many("env", "Set this variable", "NAME=VALUE"),
         many("env_from_secret", "Set it from a key of a Secret", "NAME=SECRET:KEY"),
         Option("workers", "Workers of each pod; by default one per GPU.", "N"),
-        Option("lease", "Silence after which a worker counts as dead; 3min.", "DURATION"),
+        Option(
+            "lease", "Silence after which a worker counts as dead; by default 3min.", "DURATION"
+        ),
         Option("backend", "nccl or gloo; by default by the GPUs."),
         Option("grace", "Time to finish when a pod must leave; by default 60s.", "DURATION"),
     ),

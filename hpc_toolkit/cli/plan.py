@@ -45,20 +45,26 @@ def plan(
     nodes: Annotated[str, typer.Option(help="Numbers of nodes to compare.")] = "1,2,4,8",
     items: Annotated[
         int | None,
-        typer.Option(help="Of a run to come; RUN is left out.", rich_help_panel=_WORK),
+        typer.Option(help="Plan a run of so many items; RUN is left out.", rich_help_panel=_WORK),
     ] = None,
-    groups: Annotated[int, typer.Option(help="Groups of those items.", rich_help_panel=_WORK)] = 1,
+    groups: Annotated[
+        int, typer.Option(help="How many groups they are in.", rich_help_panel=_WORK)
+    ] = 1,
     seconds_per_item: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Your guess, for what nothing is known of.",
+            help="Your guess of what an item takes, where nothing is known.",
             rich_help_panel=_WORK,
         ),
     ] = None,
     load_seconds: Annotated[
         str,
-        typer.Option(metavar="DURATION", help="Guess: to load a group.", rich_help_panel=_WORK),
+        typer.Option(
+            metavar="DURATION",
+            help="Your guess of what loading a group takes.",
+            rich_help_panel=_WORK,
+        ),
     ] = "0",
     guess_factor: Annotated[
         float,
@@ -68,18 +74,25 @@ def plan(
     ] = 1.5,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option(help="By default all that the cluster's have.", rich_help_panel=_NODE),
+        typer.Option(help="GPUs of a node; by default the cluster's.", rich_help_panel=_NODE),
     ] = None,
     workers_per_node: Annotated[
         int | None,
-        typer.Option(help="By default one per GPU, or as many as fit.", rich_help_panel=_NODE),
+        typer.Option(
+            help="Workers of a node; by default one per GPU, or as many as fit.",
+            rich_help_panel=_NODE,
+        ),
     ] = None,
     cores_per_worker: Annotated[
-        int | None, typer.Option(help="CPUs of one.", rich_help_panel=_NODE)
+        int | None, typer.Option(help="CPUs that a worker needs.", rich_help_panel=_NODE)
     ] = None,
     memory_per_worker: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of one, at its peak: 24G.", rich_help_panel=_NODE),
+        typer.Option(
+            metavar="SIZE",
+            help="Memory that a worker needs at its peak: 24G.",
+            rich_help_panel=_NODE,
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
@@ -90,16 +103,18 @@ def plan(
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option(help="In the place of the cluster's.", rich_help_panel=_NODE)
+        float | None,
+        typer.Option(help="Price of a GPU, by default the cluster's.", rich_help_panel=_NODE),
     ] = None,
     watts_per_gpu: Annotated[
-        float | None, typer.Option(help="In the place of the cluster's.", rich_help_panel=_NODE)
+        float | None,
+        typer.Option(help="Power of a GPU, by default the cluster's.", rich_help_panel=_NODE),
     ] = None,
     within: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="What is done by then, and how probably all: 72:00:00.",
+            help="Say what is done by then, and how probably all: 72:00:00.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
@@ -111,9 +126,9 @@ def plan(
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Compare a plan that was kept with what came."),
+        typer.Option(metavar="FILE", help="Compare a plan that was kept with what came of it."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all chance.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn by chance.")] = 0,
     out: Annotated[
         list[Path] | None,
         typer.Option("--out", "-o", help="Write .md, .svg or .json; can be repeated."),

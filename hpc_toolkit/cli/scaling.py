@@ -160,7 +160,9 @@ def collectives(
     names: Annotated[
         str, typer.Option("--collectives", help="all_reduce, all_gather ...; or all.")
     ] = "all",
-    iterations: Annotated[int, typer.Option(min=1, help="Of each, of which the median.")] = 20,
+    iterations: Annotated[
+        int, typer.Option(min=1, help="How often each is timed; the median is shown.")
+    ] = 20,
     backend: Annotated[
         str | None, typer.Option(help="nccl or gloo; by default what suits the machine.")
     ] = None,

@@ -64,7 +64,7 @@ _SETTINGS: Panels = {
         _setting("weak/strong", "Let each rank have that batch, instead of all together.", ""),
         _setting("seq_length", "Tokens of a sample."),
         _setting("max_steps", "Steps that are measured."),
-        _setting("warmup", "Steps before."),
+        _setting("warmup", "Steps before those, which count for nothing."),
         _setting("repeats", "Measurements of each case."),
         _setting(
             "model", "decoder-LAYERSxWIDTH, or a model of transformers; weights are random.", "NAME"
@@ -75,11 +75,11 @@ _SETTINGS: Panels = {
         _setting("accumulate", "Forward passes of a step."),
         _setting("loader_workers", "Processes that make each rank's samples."),
         _setting("bucket_cap_mb", "MiB of gradients exchanged at once."),
-        _setting("sample_cost_ms", "CPU time that a sample costs.", "MS"),
+        _setting("sample_cost_ms", "CPU time that making a sample costs.", "MS"),
         _setting(
             "threads",
-            "Threads of each rank; by default what the largest world size has CPUs for here, and "
-            "what the launcher gives in a job.",
+            "Threads of each rank; 0 is what the largest world size has CPUs for here, and what the "
+            "launcher gives in a job.",
         ),
     )
 }

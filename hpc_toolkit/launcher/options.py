@@ -30,7 +30,7 @@ PANELS: Panels = {
     ),
     "Meeting": (
         Option("master_addr", "Where node 0 is; without it, the run directory tells.", "HOST"),
-        Option("master_port", "Where node 0 listens; 29500 with an address.", "N"),
+        Option("master_port", "Where node 0 listens; by default 29500 with an address.", "N"),
         Option("local_addr", "The address of this node, where its name does not do.", "HOST"),
         flag("standalone", "One node, which meets nobody: the same as no option here."),
         Option("rdzv_backend", "Meet by torch's own c10d, static or etcd instead.", "NAME"),
@@ -39,12 +39,16 @@ PANELS: Panels = {
         Option("rdzv_conf", "More of torch's settings, as KEY=VALUE,KEY=VALUE.", "LIST"),
     ),
     "Failures and signals": (
-        Option("max_restarts", "How often all ranks start again after one failed; 0.", "N"),
-        Option("monitor_interval", "How often ranks are looked at; 0.1.", "SECONDS"),
-        Option("shutdown_timeout", "Time that ranks have to leave when told to; 30.", "N"),
+        Option(
+            "max_restarts", "How often all ranks start again after one failed; by default 0.", "N"
+        ),
+        Option("monitor_interval", "How often ranks are looked at; by default 0.1.", "SECONDS"),
+        Option(
+            "shutdown_timeout", "Seconds that ranks have to leave when told to; by default 30.", "N"
+        ),
         Option(
             "signals_to_handle",
-            "Signals that end the launch and its ranks; SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
+            "Signals that end the launch and its ranks; by default SIGTERM,SIGINT,SIGHUP,SIGQUIT.",
             "LIST",
         ),
         Option("event_log_handler", "Where torch's events go: null or console.", "NAME"),

@@ -61,7 +61,9 @@ def analyze(
     ] = None,
     watts_per_gpu: Annotated[
         float | None,
-        typer.Option(min=0, help="In the place of what was measured, and of the cluster's."),
+        typer.Option(
+            min=0, help="Power of a GPU, in the place of what was measured, and of the cluster's."
+        ),
     ] = None,
     min_efficiency: Annotated[
         float | None,

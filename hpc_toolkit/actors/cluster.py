@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 from contextlib import contextmanager, redirect_stdout
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 _LONGEST_ROOT = 42
 """Sockets lie 64 characters further down, and their paths have at most 107 bytes (unix(7))."""
-_HOME = "127.0.0.2"
-"""What a local node is called. Ray makes 127.0.0.1 an address that others reach."""
+_HOME = "127.0.0.1"
+"""Where all of a local Ray listens."""
+_ANSWER_S = 5.0
+"""How long a cluster may take to let us connect; Ray itself would look for two minutes."""
 _OF_DASHBOARDS = ("aiohttp_cors", "opencensus", "prometheus_client")
 
 
@@ -64,6 +67,8 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
         message = "--engine ray: Ray is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
     _check_dashboard(settings)
+    if address:
+        _check_answers(address)
     _quieten(local=not address)
     import ray
 
@@ -77,6 +82,19 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
         ray.shutdown()
         if root:
             shutil.rmtree(root, ignore_errors=True)
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    place = host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        socket.create_connection(place, timeout=_ANSWER_S).close()
+    except OSError as error:
+        timed_out = isinstance(error, TimeoutError) and error.errno is None
+        reason = f"no answer within {_ANSWER_S:g} s" if timed_out else error.strerror or error
+        message = f"no Ray cluster answers at {address}: {reason}"
+        hint = "'ray start --head' printed host and port; may this machine connect there?"
+        raise HpcToolkitError(message, hint=hint) from error
 
 
 def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
@@ -133,7 +151,9 @@ def _quieten(*, local: bool) -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     if local:
-        # Ray listens on all interfaces, and whoever speaks with it can run programs as its user.
+        # Whoever speaks with Ray can run programs as its user. It listens on all interfaces, unless
+        # it may not be more than this machine; users of this machine are kept out by the token.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         # It would kill actors for the memory of others; a worker looks after its own.

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from hpc_toolkit.run import Run
@@ -45,6 +46,17 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def listening(pid: int) -> set[str]:
+    """Where a process and all below it listen."""
+    found = set()
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            open_ports = process.net_connections(kind="inet")
+            found |= {one.laddr.ip for one in open_ports if one.status == psutil.CONN_LISTEN}
+    return found
+
+
 def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     hpctk: Hpctk, short_dir: str
 ) -> None:
@@ -64,6 +76,8 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
         )
 
     wait_for(2)
+    assert listening(work.pid)
+    assert {address.removeprefix("::ffff:") for address in listening(work.pid)} == {"127.0.0.1"}
     killed, other = (worker["pid"] for worker in workers_of(run))
     os.kill(killed, signal.SIGKILL)
     wait_for(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -132,6 +133,50 @@ def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyP
         pass
 
     assert caught.value.hint == "pip install 'hpc-toolkit[ray]'"
+
+
+def test_an_address_where_nothing_listens_is_refused_without_asking_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_module, "find_spec", lambda _: True)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+    with (
+        pytest.raises(HpcToolkitError, match=f"no Ray cluster answers at {address}: ") as caught,
+        cluster_module.joined(RaySettings(address=address)),
+    ):
+        pass
+
+    assert "port" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError("timed out"), "no answer within 5 s"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+    ],
+)
+def test_a_host_that_is_silent_or_unknown_is_told_from_one_without_ray(
+    error: OSError, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def connect(place: tuple[str, int], timeout: float) -> None:
+        asked.append((place, timeout))
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+
+    with (
+        pytest.raises(HpcToolkitError, match=f"answers at .*: {reason}"),
+        cluster_module.joined(RaySettings(address="[::1]:6379")),
+    ):
+        pass
+
+    assert asked == [(("::1", 6379), 5.0)]
 
 
 @pytest.mark.parametrize("values", [{"dashboard": True}, {"metrics_port": 9000}])

@@ -195,7 +195,20 @@ def _configured(
     if not config.monitor_interval > 0:
         message = f"--monitor-interval: {config.monitor_interval:g} is no time between two looks"
         raise ConfigError(message, hint="such as 0.1, in seconds")
+    if config.numa_options is not None:
+        _check_gpus(config.nproc_per_node)
     return config, program, list(arguments)
+
+
+def _check_gpus(ranks: int) -> None:
+    """Refuse to bind a rank beside a GPU that is not there, which torch meets as it starts it."""
+    import torch
+
+    seen = torch.cuda.device_count()
+    if ranks > seen:
+        gpus = "GPU" if seen == 1 else "GPUs"
+        message = f"--numa-binding: {ranks} ranks, and torch sees {seen} {gpus} to bind them beside"
+        raise ConfigError(message, hint="leave it out; in a job srun's --cpu-bind binds tasks")
 
 
 def _as_task(request: Request, plan: Plan, *, replace: bool) -> Outcome:

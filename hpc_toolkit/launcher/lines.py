@@ -43,6 +43,10 @@ class WholeLines(io.TextIOBase):
                     self._begun[prefix] = line
         return len(text)
 
+    def fileno(self) -> int:
+        """That of what is under it: a forked rank sends it elsewhere (--start-method fork)."""
+        return self._under.fileno()
+
     def flush(self) -> None:
         """Pass on what has ended."""
         self._under.flush()

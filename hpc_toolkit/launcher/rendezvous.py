@@ -95,7 +95,8 @@ def _serve(port: int, timeout_s: float) -> Any:
         return TCPStore("127.0.0.1", port, None, True, timedelta(seconds=timeout_s), False)
     except RuntimeError as error:
         message = f"cannot listen on port {port}: {str(error).splitlines()[0]}"
-        raise ConfigError(message, hint="leave out the port: hpctk finds a free one") from error
+        hint = "--master-port N, another one on all nodes; with --run-dir alone a free one is found"
+        raise ConfigError(message, hint=hint) from error
 
 
 @functools.cache

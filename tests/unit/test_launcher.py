@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -118,9 +119,10 @@ def test_what_torch_would_meet_too_late_is_told_as_bad_input() -> None:
     for options, told in (
         ({"monitor_interval": -5.0}, "--monitor-interval: -5 is no time"),
         ({"event_log_handler": "none"}, "torch has none called 'none'"),
+        ({"numa_binding": "node"}, "--numa-binding: 99 ranks, and torch sees . GPUs?"),
     ):
         found = launching._namespace(Request(script="a", options=options))
-        found.nproc_per_node = 1
+        found.nproc_per_node = 99
 
         with pytest.raises(ConfigError, match=told):
             launching._configured(found, plan_of())
@@ -544,6 +546,11 @@ def test_what_a_rank_wrote_last_appears_at_the_end() -> None:
     lines.end()
 
     assert under.getvalue() == "[rank 3] half\n"
+
+
+def test_a_forked_rank_finds_the_file_to_send_elsewhere() -> None:
+    with open(os.devnull, "w", encoding="utf-8") as under:
+        assert WholeLines(under).fileno() == under.fileno()
 
 
 def test_a_signal_to_handle_must_have_a_name() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.errors import RunError
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.launcher import meeting
 from hpc_toolkit.launcher.meeting import Address, NodesMissingError, find, own_host, publish
 from hpc_toolkit.launcher.rounds import Ending, RendezvousLostError, Rounds
@@ -152,6 +153,19 @@ def test_nobody_listening_is_told_with_the_address() -> None:
         meeting.wait_for_listener(Address("127.0.0.1", 1), timeout_s=0.01)
 
 
+@pytest.mark.torch
+def test_a_port_that_another_program_has_is_told_with_what_to_do() -> None:
+    pytest.importorskip("torch")
+    from hpc_toolkit.launcher.rendezvous import _serve
+
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on port {port}") as told:
+            _serve(port, 5)
+
+    assert told.value.hint.startswith("--master-port N, another one on all nodes")
+
+
 def test_a_node_is_called_by_the_first_name_that_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "resolves", lambda name: name in ("n7", "10.0.0.1"))
     monkeypatch.setattr("socket.gethostname", lambda: "n7")
@@ -259,7 +273,9 @@ def test_the_end_of_a_node_is_seen_by_the_others_and_not_by_itself() -> None:
 
     assert first.ended() == Ending(1, "n1", 137, "rank 1 on n1 ended by SIGKILL")
     assert second.ended() is None
-    with pytest.raises(RendezvousLostError, match=r"node 1 \(n1\) has ended: rank 1 on n1") as caught:
+    with pytest.raises(
+        RendezvousLostError, match=r"node 1 \(n1\) has ended: rank 1 on n1"
+    ) as caught:
         first.join()
     assert caught.value.exit_code == 137
 
@@ -345,7 +361,9 @@ def test_a_store_that_is_gone_is_told_as_the_loss_of_node_0() -> None:
     store.gone = True
     clock.advance(1)
 
-    with pytest.raises(RendezvousLostError, match="node 0, where all nodes of this launch meet") as caught:
+    with pytest.raises(
+        RendezvousLostError, match="node 0, where all nodes of this launch meet"
+    ) as caught:
         second.wanted()
     assert caught.value.exit_code == 75
     # Leaving must not fail for it.

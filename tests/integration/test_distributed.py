@@ -64,6 +64,21 @@ def test_accumulated_gradients_travel_with_the_last_pass_alone(found: list[dict[
         assert gradient == pytest.approx(whole, abs=1e-6)
 
 
+def test_a_smaller_bucket_sends_more_messages(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        small, large = one["buckets"]
+        assert small > large
+
+
+def test_parameters_that_a_pass_leaves_out_are_found_where_asked(
+    found: list[dict[str, Any]],
+) -> None:
+    for one in found:
+        asked, not_asked = one["branched"]
+        assert asked == ""
+        assert "find_unused_parameters=True" in not_asked
+
+
 def test_a_checkpoint_holds_each_ranks_generators_and_the_bare_model(
     found: list[dict[str, Any]],
 ) -> None:

@@ -4,13 +4,15 @@
 
 Each run is planned once, as soon as 5 % of its items have ended, with nothing but what its
 directory holds then, and goes on to its end. Items only sleep; how long each does is drawn, and
-the directory does not hold it. Three shapes:
+the directory does not hold it. Shapes:
 
 - lognormal: 800 items without groups, median 0.8 s, sigma 0.7;
 - groups: 160 groups of 5 items and 4 kin, which differ, 1 s to load each group;
 - growing: 700 items whose mean grows with their size, which is in the item; with a tail: 1 of 50
   takes 8 times as long;
-- sorted: the same in the order of size, so that the first 5 % are the smallest. No real run.
+- sorted: the same in the order of size, so that the first 5 % are the smallest. No real run;
+- models: 120 checkpoints of 8 sizes of one model, the smallest first. No real run;
+- layers: layer by layer, later ones take longer; the first 5 % are of layers 0 and 1. No real run.
 
 Simulated runs are of the same shapes with other seeds, ten times as long, on the queue's own code
 with a virtual clock. ``--write`` puts the table into benchmarks/results.md.
@@ -99,11 +101,36 @@ def growing(seed: int, *, in_order: bool = False) -> Shape:
     return Shape(items, seconds)
 
 
+def models(seed: int) -> Shape:
+    chance = random.Random(seed)
+    sizes = {"70m": 0.07, "160m": 0.16, "410m": 0.41, "1b": 1.0, "1.4b": 1.4, "2.8b": 2.8}
+    sizes |= {"6.9b": 6.9, "12b": 12.0}
+    items, seconds = [], []
+    for size, billions in sizes.items():
+        level = 0.8 * billions**0.6 * chance.lognormvariate(0.0, 0.15)
+        for step in range(15):
+            own = level * chance.lognormvariate(0.0, 0.1)
+            for layer in range(6):
+                items.append({"checkpoint": f"pythia-{size}@step{step * 1000}", "layer": layer})
+                seconds.append(own * (1 + 0.1 * layer) * chance.lognormvariate(0.0, 0.15))
+    return Shape(items, seconds, "checkpoint", 1.0)
+
+
+def layers(seed: int) -> Shape:
+    chance = random.Random(seed)
+    items = [{"layer": layer, "checkpoint": f"m@step{n}"} for layer in range(24) for n in range(30)]
+    return Shape(
+        items, [0.2 * (1 + 0.15 * (n // 30)) * chance.lognormvariate(0.0, 0.25) for n in range(720)]
+    )
+
+
 SHAPES: dict[str, Callable[[int], Shape]] = {
     "lognormal": lognormal,
     "groups": grouped,
     "growing": growing,
     "sorted": partial(growing, in_order=True),
+    "models": models,
+    "layers": layers,
 }
 REAL = ("lognormal", "groups", "growing")
 

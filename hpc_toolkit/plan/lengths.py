@@ -13,29 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.plan.traits import tamed, traits
+from hpc_toolkit.plan.fit import Fit
+from hpc_toolkit.plan.traits import traits
 
 if TYPE_CHECKING:
-    from hpc_toolkit.plan.traits import Traits
     from hpc_toolkit.plan.work import StageWork
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _LEAST_S = 1e-4
-_KIN_SD = 0.7
-"""How much the kin of a run differ where one of them is known alone, as a standard deviation of
-logarithms: another size of model may take twice or half as long."""
-_SLOPE_SD = 0.5
-"""What slopes are usual, where the items that were seen say little: twice the size takes 1.4 times
-as long, or 0.7 times."""
-_GROUP_SD = 0.15
-"""The same of groups of one kin."""
-_TAIL = (0.05, 0.7)
-"""Bounds of the tail's index: how much longer than all that were seen the next one may be."""
-_TAIL_WEIGHT = 0.5
-"""How many items' worth it has among those that were seen, on average; most draws give it next to
-nothing, some much more, so that it widens the interval and leaves the median alone."""
 _FARTHEST = 20.0
 """No item is drawn longer than so many times the longest that was seen."""
 
@@ -106,13 +92,13 @@ class LearnedLengths:
     def draw(self, chance: np.random.Generator) -> Lengths:
         """One draw."""
         seen = np.arange(len(self._z))
-        fit = _Fit(self._traits, seen, self._z, chance)
+        fit = Fit(self._traits, seen, self._z, chance)
         running = np.array([index for index, _ in self._running], dtype=np.int64)
         ages = np.log([age for _, age in self._running])
         if len(running):
             # What has not ended is known to take longer, so the ended ones alone are too short.
             z = np.concatenate([self._z, fit.beyond(running, ages)])
-            fit = _Fit(self._traits, np.concatenate([seen, running]), z, chance)
+            fit = Fit(self._traits, np.concatenate([seen, running]), z, chance)
         logs = fit.sample(self._left)
         if len(running):
             logs[running - len(self._z)] = fit.beyond(running, ages)
@@ -136,193 +122,3 @@ class LearnedLengths:
         means = np.full(traits_.kins, mean)
         means[count > 0] = total[count > 0] / count[count > 0]
         return {key: float(means[traits_.kin[number]]) for key, number in place.items()}
-
-
-class _Fit:
-    """One fit of the model to items with random weights."""
-
-    def __init__(self, found: Traits, of: Ints, z: Floats, chance: np.random.Generator) -> None:
-        self._traits, self._of, self._chance = found, of, chance
-        self._weight = chance.exponential(size=len(of))
-        self._mean = float(np.average(z, weights=self._weight))
-        self.first = 0.0
-        self._slope = 0.0
-        self._words = np.zeros(found.words)
-        self._group = np.zeros(len(found.groups))
-        rest = z - self._mean
-        self._number = self._best_number(rest)
-        for _ in range(2 if found.keys else 1):
-            rest = rest - self._fit_first(rest)
-            rest = rest - self._fit_words(rest)
-            rest = rest - self._fit_slope(rest)
-            middle = float(np.average(rest, weights=self._weight))
-            self._mean += middle
-            rest = rest - middle
-        rest = rest - self._fit_groups(rest)
-        self._rest = rest
-        self._index = self._tail_index()
-
-    def _fit_first(self, rest: Floats) -> Floats:
-        first = self._traits.first[self._of]
-        if not first.any():
-            return np.zeros(len(rest))
-        at = first == 1
-        step = float(np.average(rest[at], weights=self._weight[at]))
-        step -= float(np.average(rest[~at], weights=self._weight[~at])) if (~at).any() else 0.0
-        self.first += step
-        found: Floats = step * first.astype(np.float64)
-        return found
-
-    def _fit_words(self, rest: Floats) -> Floats:
-        if self._traits.words == 1:
-            return np.zeros(len(rest))
-        of = self._traits.word[self._of]
-        count = np.bincount(of, minlength=self._traits.words)
-        effect = _shrunken(rest, of, self._weight, self._traits.words, _KIN_SD)
-        unseen = count == 0
-        width = float(np.std(effect[~unseen])) if (~unseen).any() else _KIN_SD
-        effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
-        self._words += effect
-        return effect[of]
-
-    def _best_number(self, rest: Floats) -> Floats:
-        """Of the numbers that may be the one, that which fits best with these weights."""
-        numbers = self._traits.numbers
-        if len(numbers) < 2:
-            return numbers[0] if numbers else np.zeros(len(self._traits))
-        near = tamed(rest - np.average(rest, weights=self._weight))
-        fits = [self._slope_of(one[self._of], near) for one in numbers]
-        left = [float(np.sum(self._weight * (near - fit[1]) ** 2)) for fit in fits]
-        return numbers[int(np.argmin(left))]
-
-    def _slope_of(self, x: Floats, rest: Floats) -> tuple[float, Floats]:
-        centred = x - np.average(x, weights=self._weight)
-        spread = float(np.sum(self._weight * centred**2))
-        slope = float(np.sum(self._weight * centred * rest)) / max(spread, 1e-12)
-        return slope, slope * centred
-
-    def _fit_slope(self, rest: Floats) -> Floats:
-        if not self._traits.numbers:
-            return np.zeros(len(rest))
-        x = self._number[self._of]
-        near = tamed(rest)
-        slope, fitted = self._slope_of(x, near)
-        if self._slope == 0.0:
-            belief, open_sd = self._prior_slope(x, near - fitted)
-            slope = belief * slope + self._chance.normal(0.0, open_sd)
-            fitted = slope * (x - np.average(x, weights=self._weight))
-        self._slope += slope
-        self._mean -= slope * float(np.average(x, weights=self._weight))
-        return fitted
-
-    def _fit_groups(self, rest: Floats) -> Floats:
-        found = self._traits
-        groups = len(found.groups)
-        if groups == 1:
-            return np.zeros(len(rest))
-        of = found.group[self._of]
-        if found.kins in (1, groups):
-            self._group = self._effects(rest, of, np.zeros(groups, dtype=np.int64), _KIN_SD)
-        else:
-            one = np.zeros(found.kins, dtype=np.int64)
-            families = self._effects(rest, found.kin[of], one, _KIN_SD)[found.kin]
-            own = self._effects(rest - families[of], of, found.kin, _GROUP_SD)
-            self._group = families + own
-        effect: Floats = self._group[of]
-        return effect
-
-    def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
-        """What each kind adds; drawn from how much the others differ where it was not seen.
-
-        Args:
-            rest: of each item.
-            of: kind of each item.
-            above: of each kind, to which of several larger kinds it belongs.
-            prior_sd: how much kinds of one larger kind differ, if few are known.
-        """
-        kinds = len(above)
-        effect, width = _effects(rest, of, self._weight, kinds, prior_sd)
-        unseen = np.bincount(of, minlength=kinds) == 0
-        known = np.bincount(above[~unseen], minlength=int(above.max()) + 1)
-        # Those that were seen may happen to be short ones: all others are then longer together.
-        shift = self._chance.normal(0.0, width / np.sqrt(np.maximum(known, 1)))
-        drawn = self._chance.normal(0.0, width, kinds) + shift[above]
-        return np.where(unseen, drawn, effect)
-
-    def _prior_slope(self, x: Floats, rest: Floats) -> tuple[float, float]:
-        """How far to believe a slope, and what is left open of it as a standard deviation: all of
-        it where the items that were seen have the same number."""
-        spread = float(np.sum((x - x.mean()) ** 2))
-        noise = float(np.var(rest)) / max(spread, 1e-12)
-        belief = _SLOPE_SD**2 / (_SLOPE_SD**2 + noise)
-        return belief, float(np.sqrt(max(belief * (1 - belief) * noise, 0.0)))
-
-    def _tail_index(self) -> float:
-        """Hill's estimate from the longest rests, within bounds."""
-        ordered = np.sort(self._rest)[::-1]
-        most = max(3, int(np.sqrt(len(ordered))))
-        top = ordered[: most + 1]
-        if len(top) < 3:
-            return _TAIL[1]
-        return float(np.clip(np.mean(top[:-1] - top[-1]), *_TAIL))
-
-    def _middle(self, items: Ints) -> Floats:
-        found = self._traits
-        of_kind = self._words[found.word[items]] + self._group[found.group[items]]
-        middle: Floats = self._mean + of_kind + self._slope * self._number[items]
-        return middle
-
-    def sample(self, items: Ints) -> Floats:
-        """Logarithms of seconds for items of which nothing is known but what they are."""
-        weight = np.append(self._weight, self._chance.gamma(_TAIL_WEIGHT))
-        share = np.cumsum(weight) / weight.sum()
-        drawn = np.searchsorted(share, self._chance.random(len(items)), side="right")
-        drawn = np.minimum(drawn, len(self._rest))
-        beyond = float(self._rest.max()) + self._beyond_all(len(items))
-        rest = np.where(drawn < len(self._rest), np.append(self._rest, 0.0)[drawn], beyond)
-        found: Floats = self._middle(items) + rest
-        return found
-
-    def beyond(self, items: Ints, ages: Floats) -> Floats:
-        """The same for items that have taken so long already."""
-        middle = self._middle(items)
-        found = np.empty(len(items))
-        for number, age in enumerate(ages - middle):
-            longer = np.flatnonzero(self._rest > age)
-            weight = self._weight[longer]
-            tail = self._chance.gamma(_TAIL_WEIGHT)
-            if len(longer) and self._chance.random() < weight.sum() / (weight.sum() + tail):
-                drawn = self._chance.choice(longer, p=weight / weight.sum())
-                found[number] = middle[number] + self._rest[drawn]
-            else:
-                start = max(float(age), float(self._rest.max()))
-                found[number] = middle[number] + start + self._beyond_all(1)[0]
-        return found
-
-    def _beyond_all(self, count: int) -> Floats:
-        drawn: Floats = self._index * self._chance.exponential(size=count)
-        return drawn
-
-
-def _shrunken(rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: float) -> Floats:
-    return _effects(rest, of, weight, kinds, prior_sd)[0]
-
-
-def _effects(
-    rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: float
-) -> tuple[Floats, float]:
-    """The mean of each kind, drawn towards 0 as far as chance may have made it, and how much kinds
-    differ, as a standard deviation."""
-    mass = np.bincount(of, weight, kinds)
-    count = np.bincount(of, minlength=kinds)
-    means = np.bincount(of, weight * rest, kinds) / np.maximum(mass, 1e-12)
-    seen = count > 0
-    within = float(np.sum(weight * (rest - means[of]) ** 2) / mass.sum())
-    within *= len(of) / max(len(of) - int(seen.sum()), 1)
-    noise = within / np.maximum(count, 1)
-    between = float(np.sum(means[seen] ** 2 - noise[seen])) if seen.sum() > 1 else 0.0
-    # One more kind, that differs as much as is usual, so that few of them say little.
-    variance = (max(between, 0.0) + prior_sd**2) / max(int(seen.sum()), 1)
-    effect = means * variance / np.maximum(variance + noise, 1e-12)
-    effect[~seen] = 0.0
-    return effect, float(np.sqrt(variance))

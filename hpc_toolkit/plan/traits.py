@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ _NEAR = 1.5
 """By how much more than the best key another one may leave unexplained."""
 _SIGMAS = 3.5
 """How far its slope must be from zero, in standard errors."""
+
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,6}(?:\.\d{1,6})?)([kmb])(?![a-z0-9])", re.IGNORECASE)
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +163,17 @@ def tamed(z: Floats) -> Floats:
     return np.clip(z, middle - reach, middle + reach) if reach else z
 
 
+def _sized(value: object) -> object:
+    """The size that a name tells, as pythia-1.4b does; what is no text is itself."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.search(value)
+    return float(found[1]) * _UNITS[found[2].lower()] if found else None
+
+
 def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
     """log(1 + a number of each item); None where some has none."""
-    values = [item.get(key) for item in items]
+    values = [_sized(item.get(key)) for item in items]
     if not all(
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
         for value in values

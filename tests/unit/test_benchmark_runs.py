@@ -153,3 +153,25 @@ def test_workers_that_do_not_settle_are_a_clear_failure(
 
     with pytest.raises(SystemExit, match="did not settle within 180 s"):
         operations.settle(lambda _, until: int(1e9 * 0.5 ** (until / 10.0)))
+
+
+def test_what_a_fault_costs_is_told_by_the_items(part: Any, tmp_path: Path) -> None:
+    told = [
+        *("start 0 70 7 1.0", "end 0 70 7 1.5", "start 1 80 8 1.0", "start 2 90 9 2.0"),
+        *("start 3 71 7 2.0", "end 3 71 7 2.25", "start 2 72 7 2.75", "end 2 72 7 3.0"),
+        *("start 0 81 8 3.5", "end 0 81 8 3.75", "start 3 72 7 4.0", "end 3 72 7 4.25"),
+        *("start 1 82 8 6.25", "end 1 82 8 6.5", "start 4 72 7 6.5", "end 4 72 7 6.75"),
+    ]
+    (tmp_path / "run-notes").mkdir()
+    (tmp_path / "run-notes" / "trace").write_text("".join(f"{line}\n" for line in told))
+    faults = {0: "fail", 1: "hang", 2: "kill"}
+    items = [{"seed": seed, **({"how": faults[seed]} if seed < 3 else {})} for seed in range(5)]
+
+    rows = part("iterated").fault_rows(tmp_path / "run", items)
+
+    assert [row[1:] for row in rows] == [
+        ["1", "2.00 s", "0.50 s"],
+        ["1", "5.25 s", "5.25 s"],
+        ["1", "0.75 s", "0.75 s"],
+        ["1", "", "0.25 s"],
+    ]

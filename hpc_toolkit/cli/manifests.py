@@ -98,6 +98,10 @@ _HELP = {
 class RenderCommand(ScriptCommand):
     """``hpctk render``: scripts, or manifests where the template is one of theirs."""
 
+    def templates(self) -> list[str]:
+        """Those of manifests as well."""
+        return [*super().templates(), *_HELP]
+
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
@@ -171,7 +175,7 @@ def _manifest(args: list[str]) -> str | None:
     """The file that ``--from`` names, if it is a manifest."""
     from hpc_toolkit.kubernetes.drift import is_manifest
 
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in zip(args, [*args[1:], ""], strict=False):
         if word == "--":
             return None
         name, _, value = word.partition("=")

@@ -37,7 +37,7 @@ class ScriptCommand(TableCommand):
                 param_decls=["template"],
                 metavar="[TEMPLATE]",
                 help=f"Which kind of script; by default {DEFAULT_TEMPLATE}.",
-                autocompletion=_complete_template,
+                autocompletion=self._complete_template,
             ),
             TyperArgument(
                 param_decls=["command"],
@@ -46,6 +46,15 @@ class ScriptCommand(TableCommand):
                 help="The program of 'command' and 'ray', or the script of 'train-...'.",
             ),
         ]
+
+    def templates(self) -> list[str]:
+        """What TEMPLATE may be."""
+        from hpc_toolkit.render.script import template_names
+
+        return template_names()
+
+    def _complete_template(self, _context: object, _words: list[str], incomplete: str) -> list[Any]:
+        return [name for name in self.templates() if name.startswith(incomplete)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write out the value of an option that stands without one."""
@@ -163,9 +172,3 @@ def _variable(text: str) -> tuple[str, str]:
         msg = f"--env: {text!r} has no '='"
         raise ConfigError(msg, hint="write NAME=VALUE")
     return name, value
-
-
-def _complete_template(_context: object, _words: list[str], incomplete: str) -> list[Any]:
-    from hpc_toolkit.render.script import template_names
-
-    return [name for name in template_names() if name.startswith(incomplete)]

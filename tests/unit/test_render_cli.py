@@ -17,6 +17,7 @@ from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.kubernetes.request import KINDS
 from hpc_toolkit.render.file import log_directory, read_header, write_script
 from hpc_toolkit.render.script import template_names
 from hpc_toolkit.render.spec import ScriptSpec
@@ -122,8 +123,11 @@ def test_a_run_in_place_of_a_template_is_told_from_one() -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("render ", set(template_names())),
+        ("render ", {*template_names(), *KINDS}),
         ("render w", {"work-queue"}),
+        ("render kubernetes-d", {"kubernetes-ddp"}),
+        ("render kubernetes-ddp --rank-", {"--rank-restarts"}),
+        ("render --cluster k", {"killarney"}),
         ("cluster show g", {"generic"}),
     ],
 )

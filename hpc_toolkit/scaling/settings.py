@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "decoder-4x128"
 PRECISIONS = ("float32", "bf16")
-VARIABLE = ("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "seq_length")
+VARIABLE = (
+    *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),
+)
 """What ``--vary`` can name, with dashes."""
 
 _DECODER = re.compile(r"decoder-([0-9]{1,3})x([0-9]{1,5})")

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hpc_toolkit.conduct
-from hpc_toolkit.campaign import parse_campaign
 from hpc_toolkit.conduct import Conductor, unit_size
 from hpc_toolkit.crew import make_campaign_run
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.run import Run
-from tests.toyrun import ToyWorker
+from tests.unit.playedcampaign import SECONDS, toy, work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,52 +22,16 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign import Campaign
     from hpc_toolkit.queue.items import Segment
 
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
-SECONDS = {"quick": 1.0, "slow": 50.0, "middle": 7.0}
-CAMPAIGN = parse_campaign(
-    {
-        "name": "toy",
-        "seed": 3,
-        "models": [{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
-        "metrics": {"workload": NOOP},
-        "tasks": {"workload": NOOP, "names": list(SECONDS)},
-        "search": {"policy": "ucb1", "budget": 4, "pending": 2, "asks": "window"},
-    },
-    "toy.toml",
+CAMPAIGN = toy(
+    {"policy": "ucb1", "budget": 4, "pending": 2, "asks": "window"},
+    models=[{"name": "s", "layers": 2, "size": 1000, "steps": [0, 1]}],
 )
-
-
-def work(root: Path, number: int) -> None:
-    """Do everything that is there."""
-    run = Run.open(root)
-    view = run.view
-    view.poll_claims()
-    view.poll()
-    worker = ToyWorker(run.paths, f"w{number}")
-    for name, stage in view.stages.items():
-        for unit in sorted(stage.state.open):
-            assert stage.claims.create(unit, 1, worker.name)
-            worker.begin(unit, 1)
-            worker.unit = f"{name}/{unit}"
-            where = stage.unit(unit)
-            lines = stage.log.segments[where.entry].lines(where)
-            for position, line in zip(where.items, lines, strict=True):
-                task = json.loads(line).get("task")
-                value = {"score": position / 10}
-                worker.attempt(position, value=value, seconds=SECONDS.get(task, 1.0))
-            worker.release()
 
 
 def conduct(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
     """The asks of a whole campaign, whose items somebody does whenever conduct waits."""
     make_campaign_run(root, campaign, ())
-    calls: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        calls.append(seconds)
-        work(root, len(calls))
-
-    monkeypatch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=lambda _: work(root)))
 
     Conductor(Run.open(root), campaign).run()
 
@@ -119,4 +82,4 @@ def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
         kinds = [first.kind_of(unit) for unit in first.units if unit.group == group]
         assert kinds == sorted(kinds), "the longest task of every arm before the next one"
     assert {first.kind_of(unit) for unit in first.units} == {0, 1, 2}
-    assert orders[2:] == [["slow", "middle", "quick"]] * 2
+    assert orders[2:] == [["c", "b", "a"]] * 2

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import (
     ControlReader,
     DeathNotice,
@@ -17,16 +16,9 @@ from hpc_toolkit.queue.control import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from hpc_toolkit.layout import RunPaths
 
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    found = RunPaths(tmp_path)
-    found.make([])
-    return found
 
 
 def test_a_notice_is_read_as_it_was_given_and_once(paths: RunPaths) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 BACKENDS = ("gloo", "nccl")
 """Those that are known here: gloo for CPUs, nccl for NVIDIA's GPUs."""
+_LENDING_S = 0.05
+"""How long gloo's threads may use the interpreter after the last collective.
+
+They drop its tensors, for which torch 2.13 needs the interpreter, some time after the collective
+has returned; and they outlive the group. Whichever still waits when Python begins to end is ended
+by it within a destructor, which is a SIGABRT ("terminate called without an active exception").
+Python 3.14 has such threads wait instead.
+"""
 
 
 @contextlib.contextmanager
@@ -75,15 +84,17 @@ def process_group(
         place.leave()
         if info.launched and dist.is_initialized():
             dist.destroy_process_group()
+            if chosen == "gloo":
+                # Whoever sleeps holds no interpreter.
+                time.sleep(_LENDING_S)
 
 
 def leave(code: int) -> NoReturn:
     """End this rank at once with ``code``, after its block: what was printed is written out, and
     nothing else is torn down.
 
-    A thread of torch that wants the interpreter while that is being torn down ends the process by
-    SIGABRT ("terminate called without an active exception"): measured, one of eight short trainings
-    on gloo. What is registered with atexit does not run.
+    No thread can then come to harm in an interpreter that is being torn down (`process_group` keeps
+    gloo's from it). What is registered with atexit does not run.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -213,6 +214,35 @@ def test_each_line_of_a_ranks_log_has_time_and_rank(
     assert [line.rpartition("INFO ")[2] for line in lines[:2]] == ["two", "lines"]
     assert lines[-1].endswith("ERROR ValueError: too bad")
     assert not (tmp_path / "elsewhere" / "rank-1.log").read_text()
+
+
+def test_a_thread_that_waits_for_the_interpreter_has_it_before_the_block_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    last, had = threading.Lock(), []
+    states = iter((False, True))
+    dist = torch.distributed
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: next(states))
+    monkeypatch.setattr(dist, "destroy_process_group", last.release)
+    last.acquire()
+    thread = threading.Thread(target=lambda: (last.acquire(), had.append(True)))
+    thread.start()
+    before = sys.getswitchinterval()
+    # Nothing is taken from whoever has the interpreter.
+    sys.setswitchinterval(100)
+    try:
+        with distributed.process_group("gloo"):
+            pass
+        in_time = bool(had)
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
+
+    assert in_time
 
 
 def test_leaving_writes_out_what_was_printed_and_tears_nothing_down() -> None:

@@ -1,0 +1,166 @@
+"""What was measured of trainings, as Markdown, and whether it is as promised."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from resultsfile import table
+from trainingjobs import WHAT
+
+if TYPE_CHECKING:
+    from trainingruns import Restart
+
+GROWERS = ("xgboost", "lightgbm")
+OURS, THEIRS = "hpctk launch", "torchrun"
+HANGS_S = 60.0
+"""A launch that has made no step by then is taken to hang."""
+
+
+def page(steps: int, rows: int, found: dict[str, Any]) -> list[str]:
+    """What was found, as Markdown."""
+    lines: list[str] = []
+    if "losses" in found:
+        lines += losses_page(steps, found["losses"])
+    if "restarts" in found:
+        lines += restarts_page(found["restarts"])
+    if "trees" in found:
+        lines += trees_page(rows, found["trees"])
+    bad = missed(found)
+    return [*lines, f"Promised: MISSED: {'; '.join(bad)}." if bad else "Promised: kept."]
+
+
+def losses_page(steps: int, found: list[dict[str, Any]]) -> list[str]:
+    head = ["model", "job", "end", "requeued", "steps", "made twice", "largest difference"]
+    rows = [
+        [
+            row.model,
+            WHAT[row.name],
+            row.state,
+            str(row.requeues),
+            str(row.steps),
+            str(row.twice),
+            f"{row.difference:.1e}",
+        ]
+        for one in found
+        for row in one["jobs"]
+    ]
+    lines = [
+        f"Losses of {steps} steps (gloo, SGD, float32, batch 8) beside those of one process",
+        "without Slurm, in nats; promised is 1e-5. The two of train-multi-node that nobody",
+        "disturbed ran at once on the same nodes.",
+        "",
+        *table(head, rows),
+        "",
+    ]
+    for one in found:
+        restart: Restart | None = one["restart"]
+        lines.append(
+            f"- {one['model']}: {one['together']} steps of task-per-gpu were made while"
+            f" task-per-node trained; {told(restart)}."
+        )
+    return [*lines, ""]
+
+
+def told(restart: Restart | None) -> str:
+    if restart is None:
+        return "after the rank was killed no step was made again"
+    return (
+        f"{restart.seconds:.1f} s after the rank was killed the next step was made; {restart.again}"
+        f" steps made again, {restart.lost} of them older than the last checkpoint"
+    )
+
+
+def restarts_page(found: dict[str, list[Restart | None]]) -> list[str]:
+    rows = []
+    for name, restarts in found.items():
+        times = [one.seconds for one in restarts if one]
+        rows.append(
+            [
+                name,
+                f"{len(times)} of {len(restarts)}",
+                f"{statistics.median(times):.1f} s" if times else "",
+                f"{min(times):.1f} to {max(times):.1f} s" if times else "",
+                ", ".join(str(one.again) for one in restarts if one),
+                str(sum(one.lost for one in restarts if one)),
+            ]
+        )
+    ours, theirs = (median_s(found[name]) for name in (OURS, THEIRS))
+    ratio = f" torchrun takes {theirs / ours:.2f} times as long." if ours and theirs else ""
+    head = ["launcher", "trained on", "next step after, median", "range", "steps made again"]
+    return [
+        "A rank of two is killed, without Slurm, model `plain`, the launchers in turns; one that",
+        f"makes no step within {HANGS_S:g} s is not waited for.{ratio}",
+        "",
+        *table([*head, "lost beyond the checkpoint"], rows),
+        "",
+    ]
+
+
+def median_s(restarts: list[Restart | None]) -> float:
+    """0 where no restart came to a step."""
+    return statistics.median([one.seconds for one in restarts if one] or [0.0])
+
+
+def trees_page(rows: int, found: list[dict[str, Any]]) -> list[str]:
+    cells = []
+    for name in GROWERS:
+        mine = [one for one in found if one["library"] == name]
+        base = statistics.median(one["seconds"] for one in mine if one["granted"] == 1)
+        for granted in sorted({one["granted"] for one in mine}):
+            some = [one for one in mine if one["granted"] == granted]
+            seconds = statistics.median(one["seconds"] for one in some)
+            cells.append(
+                [
+                    name,
+                    str(granted),
+                    ", ".join(sorted({str(one["threads"]) for one in some})),
+                    f"{statistics.median(one['busy_cores'] for one in some):.2f}",
+                    f"{seconds:.1f} s",
+                    f"{base / seconds:.2f}x",
+                    f"{statistics.median(one['test_error'] for one in some):.2%}",
+                ]
+            )
+    head = [
+        "library",
+        "cores granted",
+        "threads",
+        "busy cores",
+        "seconds",
+        "speed-up",
+        "test error",
+    ]
+    return [
+        f"Trees by train-cpu, 200 rounds, {rows:,} rows of which four fifths are learned from,",
+        "medians of the turns. Seconds include the making of the data; busy cores, of growing.",
+        "",
+        *table(head, cells),
+        "",
+    ]
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    """What was not as it is promised of trainings."""
+    models = found.get("losses", [])
+    killed = {f"{one['model']}, a rank killed": [one["restart"]] for one in models}
+    killed[OURS] = found.get("restarts", {}).get(OURS, [])
+    return [
+        *(
+            f"{row.model}, {WHAT[row.name]}"
+            for one in models
+            for row in one["jobs"]
+            if not row.kept
+        ),
+        *(f"{one['model']}: no two at once" for one in models if not one["together"]),
+        *(f"{name}: {told(one)}" for name, some in killed.items() for one in some if is_bad(one)),
+        *(
+            f"{one['library']}: {one['threads']} threads on {one['granted']} cores"
+            for one in found.get("trees", [])
+            if one["threads"] != one["granted"]
+        ),
+    ]
+
+
+def is_bad(restart: Restart | None) -> bool:
+    """A killed rank is to train again within 30 s, with all that was saved."""
+    return restart is None or restart.seconds > 30.0 or restart.lost > 0

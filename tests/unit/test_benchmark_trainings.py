@@ -1,0 +1,224 @@
+"""What the benchmark of trainings reads in their files, and what it takes for a promise kept."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What gives a module of the benchmarks by its name."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def made(run: Path, steps: list[int], *, at: float = 0.0, restart: int = 0, by: float = 0) -> Path:
+    """Steps of a training, a second each; each loss is a tenth of its step and ``by`` more."""
+    run.mkdir(exist_ok=True)
+    with (run / "loss.jsonl").open("a") as file:
+        for number, step in enumerate(steps):
+            line = {"step": step, "loss": step / 10 + by, "at": at + number, "restart": restart}
+            file.write(json.dumps(line) + "\n")
+    return run
+
+
+def saved(run: Path, *steps: int) -> None:
+    (run / "checkpoints").mkdir()
+    for step in steps:
+        (run / "checkpoints" / f"step-{step:09}.pt").touch()
+
+
+def test_losses_are_compared_by_the_last_of_each_step(part: Any, tmp_path: Path) -> None:
+    runs = part("trainingruns")
+    alone = made(tmp_path / "alone", [1, 2, 3])
+    found = made(tmp_path / "found", [1, 2], by=1.0)
+    made(found, [1, 2, 3], by=2e-6)
+    with (found / "loss.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')  # being written
+
+    assert runs.difference(found, alone) == pytest.approx(2e-6)
+    assert runs.repeated(found) == 2
+
+
+def test_a_training_that_lacks_steps_differs_without_limit(part: Any, tmp_path: Path) -> None:
+    alone, short = made(tmp_path / "alone", [1, 2, 3]), made(tmp_path / "short", [1, 2])
+
+    assert part("trainingruns").difference(short, alone) == math.inf
+    assert part("trainingruns").difference(tmp_path / "none", tmp_path / "none") == math.inf
+
+
+def test_trainings_overlap_by_the_steps_made_while_the_other_trained(
+    part: Any, tmp_path: Path
+) -> None:
+    one, other = made(tmp_path / "one", [1, 2, 3, 4]), made(tmp_path / "other", [1, 2], at=2.0)
+
+    assert part("trainingruns").overlap(one, other) == 2
+    assert part("trainingruns").overlap(one, tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("again", "repeated", "lost"), [(11, 5, 0), (16, 0, 0), (6, 10, 5), (1, 15, 10)]
+)
+def test_a_restart_costs_the_steps_behind_its_checkpoint(
+    part: Any, tmp_path: Path, again: int, repeated: int, lost: int
+) -> None:
+    runs = part("trainingruns")
+    run = made(tmp_path / "run", list(range(1, 16)))
+    saved(run, 5, 10)
+    assert runs.saved_step(run) == 10
+    assert runs.restart_after(run, 15.5, 10) is None
+
+    made(run, [again, again + 1], at=20.0, restart=1)
+
+    assert runs.restart_after(run, 15.5, 10) == runs.Restart(4.5, repeated, lost)
+
+
+def test_a_rank_is_killed_by_the_process_that_it_named_last(part: Any, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (tmp_path / "logs").mkdir()
+        said = "2026-01-31T18:00:00.123Z rank 1/2 restart {} INFO process {}\n"
+        log = said.format(0, os.getpid()) + said.format(1, process.pid)
+        (tmp_path / "logs" / "rank-1.log").write_text(log)
+
+        part("trainingruns").kill_rank(tmp_path, 1)
+
+        assert process.wait() == -signal.SIGKILL
+
+
+def rows(part: Any, **changes: Any) -> Any:
+    given = {
+        "model": "plain",
+        "state": "COMPLETED",
+        "code": 0,
+        "requeues": 0,
+        "steps": 30,
+        "twice": 0,
+    }
+    return part("trainingjobs").Row(**{**given, "difference": 1e-6, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"name": "nodes"}, True),
+        ({"name": "nodes", "difference": 2e-5}, False),
+        ({"name": "nodes", "difference": math.inf}, False),
+        ({"name": "nodes", "requeues": 1}, False),
+        ({"name": "nodes", "state": "FAILED"}, False),
+        ({"name": "preempted", "requeues": 1}, True),
+        ({"name": "preempted", "requeues": 0}, False),
+        ({"name": "warned", "requeues": 1, "twice": 1}, False),
+        ({"name": "killed", "twice": 7}, True),
+    ],
+)
+def test_a_job_keeps_its_promise_only_as_it_should_have_ended(
+    part: Any, changes: dict[str, Any], kept: bool
+) -> None:
+    assert rows(part, **changes).kept is kept
+
+
+def measured(part: Any, **changes: Any) -> dict[str, Any]:
+    restart = part("trainingruns").Restart
+    one = {
+        "model": "plain",
+        "jobs": [rows(part, name="nodes")],
+        "together": 20,
+        "restart": restart(3.0, 4, 0),
+    }
+    tree = {"granted": 1, "threads": 1, "busy_cores": 1.0, "seconds": 4.0, "test_error": 0.03}
+    trees = [tree, {**tree, "granted": 2, "threads": 2, "seconds": 2.0}]
+    return {
+        "losses": [one],
+        "restarts": {"hpctk launch": [restart(2.0, 5, 0)], "torchrun": [restart(3.0, 5, 0), None]},
+        "trees": [{"library": name, **one} for name in ("xgboost", "lightgbm") for one in trees],
+        **changes,
+    }
+
+
+def test_the_page_says_ratios_and_that_all_was_kept(part: Any) -> None:
+    page = "\n".join(part("trainingpage").page(30, 1000, measured(part)))
+
+    assert "| plain | train-multi-node, 2 nodes x 2 ranks, task-per-node | COMPLETED | 0 |" in page
+    assert "20 steps of task-per-gpu were made while task-per-node trained; 3.0 s after" in page
+    assert "torchrun takes 1.50 times as long." in page
+    assert "| torchrun | 1 of 2 |" in page
+    assert "| lightgbm | 2 | 2 | 1.00 | 2.0 s | 2.00x | 3.00% |" in page
+    assert page.endswith("Promised: kept.")
+
+
+@pytest.mark.parametrize("found", [None, (31.0, 4, 0), (3.0, 14, 1)])
+def test_a_killed_rank_that_is_slow_or_loses_a_checkpoint_breaks_the_promise(
+    part: Any, found: tuple[float, int, int] | None
+) -> None:
+    restart = part("trainingruns").Restart(*found) if found else None
+    missed = part("trainingpage").missed
+
+    assert len(missed(measured(part, restarts={"hpctk launch": [restart], "torchrun": []}))) == 1
+    assert missed(measured(part, restarts={"hpctk launch": [], "torchrun": [restart]})) == []
+
+
+def test_the_page_names_what_was_missed(part: Any) -> None:
+    found = measured(part)
+    found["losses"][0]["jobs"] = [rows(part, name="cpu", code=1)]
+    found["trees"][0]["threads"] = 3
+
+    page = part("trainingpage").page(30, 1000, found)
+
+    cores = part("trainingjobs").CORES
+    jobs = f"plain, train-cpu, {cores} cores; xgboost: 3 threads on 1 cores"
+    assert page[-1] == f"Promised: MISSED: {jobs}."
+
+
+def test_what_is_written_as_json_has_no_number_that_is_none(part: Any) -> None:
+    row = rows(part, name="nodes", difference=math.inf)
+
+    assert json.loads(json.dumps(part("training").plain([row])))[0]["difference"] is None
+
+
+def test_a_lab_is_taken_down_when_the_benchmark_is_interrupted(
+    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, done = part("training"), []
+    lab = SimpleNamespace(up=lambda: done.append("up"), down=lambda: done.append("down"))
+    monkeypatch.setattr(training, "LabUnderTest", lambda *_: lab)
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$"), training.real_slurm(tmp_path):
+        raise KeyboardInterrupt
+
+    assert done == ["up", "down"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--parts", "losses,all"], "'all' is none of losses, restarts, trees"),
+        (["--models", "big"], "'big' is none of mini-s, plain"),
+        (["--steps", "20"], "--steps: at least 30"),
+    ],
+)
+def test_the_benchmark_of_trainings_refuses_what_it_cannot_measure(
+    part: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["training.py", *argv])
+
+    with pytest.raises(SystemExit, match="2"):
+        part("training").main()
+
+    assert said in capsys.readouterr().err

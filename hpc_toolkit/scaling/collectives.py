@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.quantities import format_size, parse_size
 from hpc_toolkit.scaling.bandwidth import BUS_FACTORS, Timed
+from hpc_toolkit.scaling.records import objects_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -57,17 +58,7 @@ def as_record(timed: Timed) -> dict[str, Any]:
 
 def records_in(text: str) -> Iterator[dict[str, Any]]:
     """The lines of the output among those of a log, behind whatever precedes them."""
-    decoder = json.JSONDecoder()
-    for line in text.splitlines():
-        start = line.find("{") if KIND in line else -1
-        if start < 0:
-            continue
-        try:
-            value, _ = decoder.raw_decode(line, start)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and value.get("kind") == KIND and _is_whole(value):
-            yield value
+    return (value for _, value in objects_in(text, KIND) if _is_whole(value))
 
 
 def _is_whole(record: dict[str, Any]) -> bool:

@@ -123,16 +123,23 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> None:
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        try:
+        with _synced(fd):
             for chunk in chunks:
                 write_all(fd, chunk)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
         sync_directory(path.parent)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def _synced(fd: int) -> Iterator[None]:
+    """Have what the block writes to a file on disk, and the file closed."""
+    try:
+        yield
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
@@ -160,11 +167,8 @@ def _replacing(path: Path) -> Iterator[int]:
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
+        with _synced(fd):
             yield fd
-            os.fsync(fd)
-        finally:
-            os.close(fd)
         temporary.replace(path)
         sync_directory(path.parent)
     except BaseException:

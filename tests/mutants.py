@@ -80,8 +80,8 @@ MUTANTS = (
         "I1",
         "a payload is named before it is synced",
         "files.py",
-        "            os.fsync(fd)\n        finally",
-        "        finally",
+        "        os.fsync(fd)\n    finally",
+        "    finally",
         ("test_files.py",),
     ),
     Mutant(

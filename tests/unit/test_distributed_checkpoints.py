@@ -172,6 +172,27 @@ def test_one_that_fits_another_model_is_an_error_that_names_the_part(tmp_path: P
         Checkpoints(tmp_path, {"model": torch.nn.Linear(3, 1)}).restore()
 
 
+def test_a_part_of_another_kind_is_an_error_that_names_both(tmp_path: Path) -> None:
+    first = Toy(tmp_path)
+    first.step()
+    path = first.checkpoints.save(1)
+    model = torch.nn.Linear(3, 1)
+    parts = {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "sampler": ResumableSampler(range(10)),
+    }
+    other = Checkpoints(tmp_path, parts)
+
+    with pytest.raises(HpcToolkitError, match="optimizer is SGD there, and AdamW here"):
+        other.restore()
+    # Those that were written before kinds were load as they did.
+    content = torch.load(path, weights_only=True)
+    del content["kinds"]
+    torch.save(content, path)
+    assert Toy(tmp_path).checkpoints.restore() is not None
+
+
 def test_where_nothing_can_be_written_it_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 

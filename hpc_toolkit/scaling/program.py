@@ -74,14 +74,13 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path |
 def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Which cluster, partition and job this is, as far as anything says; for the record.
 
-    Outside a job the machine is no cluster's: a laptop may render scripts for one.
+    Outside a job the machine is that of ``cluster`` or none's: a laptop may render for clusters.
     """
-    if "SLURM_JOB_ID" not in environ:
-        return {}
+    job = environ.get("SLURM_JOB_ID", "")
     found = {
-        "cluster": cluster or _recognized(),
+        "cluster": cluster or (_recognized() if job else ""),
         "partition": environ.get("SLURM_JOB_PARTITION", ""),
-        "job": environ["SLURM_JOB_ID"],
+        "job": job,
     }
     return {key: value for key, value in found.items() if value}
 

@@ -166,7 +166,8 @@ def test_a_record_names_the_cluster_of_its_job_and_none_outside_a_job(
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu"}
     monkeypatch.setenv("HPCTK_CLUSTER", "lab")
 
-    assert place("x", {}) == {}
+    assert place("", {}) == {}
+    assert place("x", {}) == {"cluster": "x"}
     assert place("x", job) == {"cluster": "x", "partition": "gpu", "job": "7"}
     assert place("", job)["cluster"] == "lab"
     monkeypatch.setenv("HPCTK_CLUSTER", "generic")

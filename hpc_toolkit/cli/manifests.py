@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from typer.core import TyperArgument, TyperCommand
 
 from hpc_toolkit.cli.optiontable import parameters
-from hpc_toolkit.cli.scriptoptions import ScriptCommand
+from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.options import Option, by_name, flag, many, only_given
 
@@ -30,7 +30,7 @@ PANELS: Panels = {
         Option("gpu_resource", "What the cluster calls a GPU; by default nvidia.com/gpu.", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
         Option("mem", "Memory of each pod ('480G' is GiB), as request and limit.", "SIZE"),
-        Option("shm", "Size of /dev/shm; by default 2G.", "SIZE"),
+        Option("shm", "Size of /dev/shm, a part of --mem; by default 2G.", "SIZE"),
     ),
     "Storage": (
         many("pvc", "Claim of a ReadWriteMany volume, and where pods see it", "NAME[:/DIR]"),
@@ -48,6 +48,7 @@ PANELS: Panels = {
         Option(
             "lease", "Silence after which a worker counts as dead; by default 3min.", "DURATION"
         ),
+        Option("start_timeout", "How long pods wait for each other; 30min.", "DURATION"),
         Option("backend", "nccl or gloo; by default by the GPUs."),
         Option("grace", "Time to finish when a pod must leave; by default 60s.", "DURATION"),
     ),
@@ -76,7 +77,10 @@ PANELS: Panels = {
 }
 """Every option of a manifest, by the panel of the help that shows it."""
 
-_OF_QUEUES = {"max_restarts": "How often a pod that failed is replaced; by default 10."}
+_OF_QUEUES = {
+    "max_restarts": "How often a pod that failed is replaced; by default 10.",
+    "shm": "Size of /dev/shm, a part of --mem; by default 64 MiB.",
+}
 """What an option says where it means something else for workers than for ranks."""
 
 _HELP = {
@@ -226,12 +230,7 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
     if "env" in found:
-        pairs = [text.partition("=") for text in found["env"]]
-        for text, (_, equals, _) in zip(found["env"], pairs, strict=True):
-            if not equals:
-                msg = f"--env: {text!r} has no '='"
-                raise ConfigError(msg, hint="write NAME=VALUE")
-        found["env"] = tuple((name, value) for name, _, value in pairs)
+        found["env"] = tuple(read_variable(text) for text in found["env"])
     if "node_counts" in found:
         found["node_counts"] = _numbers(found["node_counts"])
     return found

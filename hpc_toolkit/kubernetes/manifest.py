@@ -76,15 +76,15 @@ def read_yaml(text: str) -> list[Any]:
 def _argv(spec: ManifestSpec, nodes: int) -> list[str]:
     """What follows ``hpctk`` in a pod."""
     if spec.kind == "kubernetes-queue":
-        workers = spec.workers or max(1, spec.gpus_per_node)
-        argv = ["work", literal(spec.directory or ""), "--workers", str(workers)]
+        argv = ["work", literal(spec.directory or ""), "--workers", str(spec.processes)]
         argv += ["--grace", f"{spec.grace_s}s"]
         if spec.lease is not None:
             argv += ["--lease", f"{parse_duration(spec.lease, where='--lease'):g}s"]
         return argv
     argv = ["launch", "--nnodes", str(nodes), "--node-rank", "$(NODE_RANK)"]
-    argv += ["--nproc-per-node", str(max(1, spec.gpus_per_node))]
+    argv += ["--nproc-per-node", str(spec.processes)]
     argv += [option("master_addr"), "$(MASTER_ADDR)", option("master_port"), "$(MASTER_PORT)"]
+    argv += ["--start-timeout", str(spec.start_timeout_s)]
     # A measurement that starts again has measured something else.
     restarts = 0 if spec.kind == "kubernetes-scaling" else 3
     restarts = restarts if spec.rank_restarts is None else spec.rank_restarts

@@ -40,6 +40,8 @@ def pod_template(
         "securityContext": _pod_security(spec),
     }
     pod |= _placement(spec)
+    if spec.kind == "kubernetes-scaling":
+        pod["affinity"] = {"podAntiAffinity": _apart(labels)}
     volumes, mounts = _volumes(spec)
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -105,6 +107,15 @@ def _placement(spec: ManifestSpec) -> dict[str, Any]:
     return found
 
 
+def _apart(labels: dict[str, str]) -> dict[str, Any]:
+    """No two pods on one node: what is measured is the way between nodes."""
+    term = {
+        "labelSelector": {"matchLabels": {"hpctk-job": labels["hpctk-job"]}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
 def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
     # The host name is that of the Job and the number, and the same for a pod that takes another's
     # place: a lock of the one before would be trusted where both were on one node.
@@ -114,6 +125,10 @@ def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
         found.append({"name": "MASTER_ADDR", "value": meeting})
         found.append({"name": "MASTER_PORT", "value": str(MASTER_PORT)})
     given = dict(spec.env)
+    if spec.cpus is not None and "OMP_NUM_THREADS" not in given:
+        # A limit is a share of time: the program sees all CPUs of the node, and would count those.
+        threads = max(1, spec.cpus // spec.processes)
+        found.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
     # A user without an entry in the image's /etc/passwd has the root directory as home.
     found += [{"name": "HOME", "value": "/tmp"}] if "HOME" not in given else []  # noqa: S108 - in a pod
     found += [{"name": name, "value": literal(value)} for name, value in given.items()]
@@ -152,7 +167,7 @@ def _volumes(spec: ManifestSpec) -> tuple[list[dict[str, Any]], list[dict[str, A
         name = "data" if number == 1 else f"data-{number}"
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": volume.claim}})
         mounts.append({"name": name, "mountPath": volume.path})
-    if spec.kind != "kubernetes-queue":
+    if spec.shm_mib:
         # NCCL and the workers of a DataLoader meet there; without it there are 64 MiB.
         memory = {"medium": "Memory", "sizeLimit": _quantity(spec.shm_mib)}
         volumes.append({"name": "shm", "emptyDir": memory})

@@ -34,7 +34,7 @@ ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "workers": ("kubernetes-queue",),
     "lease": ("kubernetes-queue",),
     "backend": _TRAININGS,
-    "shm": _TRAININGS,
+    "start_timeout": _TRAININGS,
     "rank_restarts": ("kubernetes-ddp",),
     "command": _TRAININGS,
 }
@@ -72,7 +72,8 @@ class ManifestSpec:
     mem: str | None = None
     """Memory of each pod as Slurm writes it ("480G" is GiB), as request and limit."""
     shm: str | None = None
-    """Size of /dev/shm, which counts as memory of the pod; by default 2G."""
+    """Size of /dev/shm, which counts as memory of the pod; by default 2G for a training, else what
+    the runtime gives (64 MiB)."""
     pvc: tuple[str, ...] = ()
     """``CLAIM[:/DIR]``: volumes that many nodes can write to (ReadWriteMany), and where the pods
     see them."""
@@ -90,6 +91,8 @@ class ManifestSpec:
     """Silence after which a worker counts as dead."""
     grace: str = "60s"
     """Time to finish, or to save, when a pod is asked to leave."""
+    start_timeout: str = "30min"
+    """How long pods that have started wait for the others, which may still pull their image."""
     backend: str | None = None
     """nccl or gloo; by default launch chooses by the GPUs."""
     rank_restarts: int | None = None
@@ -156,14 +159,25 @@ class ManifestSpec:
         return below(self.run, self.volumes, "--run") if self.run is not None else None
 
     @property
+    def processes(self) -> int:
+        """Workers, or ranks, of each pod."""
+        return self.workers or max(1, self.gpus_per_node)
+
+    @property
     def grace_s(self) -> int:
         """Whole seconds to finish or to save."""
         return max(1, round(parse_duration(self.grace, where="--grace")))
 
     @property
+    def start_timeout_s(self) -> int:
+        """Whole seconds that pods wait for the others."""
+        return max(1, round(parse_duration(self.start_timeout, where="--start-timeout")))
+
+    @property
     def shm_mib(self) -> int:
-        """MiB of /dev/shm."""
-        return parse_mem_mib(self.shm or "2G", where="--shm")
+        """MiB of /dev/shm; 0 leaves it as it is."""
+        shm = self.shm or ("0" if self.kind == "kubernetes-queue" else "2G")
+        return parse_mem_mib(shm, where="--shm", zero=True)
 
 
 def option(field: str) -> str:
@@ -192,7 +206,7 @@ def _check_quantities(spec: ManifestSpec) -> None:
     for field in ("mem", "shm"):
         if (value := getattr(spec, field)) is not None:
             parse_mem_mib(value, where=option(field))
-    for field in ("lease", "grace"):
+    for field in ("lease", "grace", "start_timeout"):
         if (value := getattr(spec, field)) is not None:
             parse_duration(value, where=option(field))
     if spec.ttl is not None:
@@ -231,7 +245,8 @@ def _refuse_twice(names: list[str], where: str) -> None:
 
 def _check_together(spec: ManifestSpec) -> None:
     for field, kinds in ONLY_OF.items():
-        if getattr(spec, field) not in (None, ()) and spec.kind not in kinds:
+        unset = (None, (), ManifestSpec.__dataclass_fields__[field].default)
+        if getattr(spec, field) not in unset and spec.kind not in kinds:
             msg = f"{option(field)}: {spec.kind} has no use for it"
             hint = "--node-counts says how many pods" if field == "nodes" else "leave it out"
             raise RenderError(msg, hint=hint)
@@ -240,7 +255,7 @@ def _check_together(spec: ManifestSpec) -> None:
     if spec.max_restarts is not None and spec.kind != "kubernetes-queue" and not spec.jobset:
         msg = f"--max-restarts: a Job of {spec.kind} ends with its first failed pod"
         raise RenderError(msg, hint="--jobset starts all pods again; --rank-restarts their ranks")
-    if spec.mem is not None and spec.kind != "kubernetes-queue":
+    if spec.mem is not None:
         mib = parse_mem_mib(spec.mem, where="--mem")
         if spec.shm_mib >= mib:
             msg = f"--shm: {spec.shm_mib} MiB are not less than the {mib} MiB of --mem"

@@ -215,6 +215,34 @@ def test_a_measurement_has_a_job_for_each_number_of_pods() -> None:
     assert {one["metadata"]["labels"]["app.kubernetes.io/name"] for one in jobs} == {"s"}
 
 
+def test_pods_of_a_measurement_are_on_nodes_of_their_own() -> None:
+    for one in manifest_objects(spec("kubernetes-scaling", job_name="s")):
+        if one["kind"] == "Job":
+            affinity = one["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+            (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert term["topologyKey"] == "kubernetes.io/hostname"
+            labels = one["spec"]["template"]["metadata"]["labels"]
+            assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(
+    ("request_", "threads"),
+    [
+        (spec(cpus=32, gpus_per_node=4), "8"),
+        (spec(cpus=2, gpus_per_node=4), "1"),
+        (spec("kubernetes-queue", cpus=16, workers=5), "3"),
+        (spec(cpus=32, env=(("OMP_NUM_THREADS", "5"),)), "5"),
+        (spec(), None),
+    ],
+)
+def test_threads_are_a_share_of_the_pods_cpus_and_not_of_the_nodes(
+    request_: ManifestSpec, threads: str | None
+) -> None:
+    found = [one for one in container(request_)["env"] if one["name"] == "OMP_NUM_THREADS"]
+
+    assert [one["value"] for one in found] == ([threads] if threads else [])
+
+
 OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"cpus": 3}, 'cpu: "3"'),
     ("kubernetes-ddp", {"mem": "1536M", "shm": "1G"}, 'memory: "1536Mi"'),
@@ -244,6 +272,8 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"ttl": "0"}, "ttlSecondsAfterFinished: 0"),
     ("kubernetes-ddp", {"jobset": True, "max_restarts": 7}, "maxRestarts: 7"),
     ("kubernetes-ddp", {"grace": "20s"}, 'shutdown-timeout"\n        - "20"'),
+    ("kubernetes-ddp", {"start_timeout": "2h"}, '--start-timeout"\n        - "7200"'),
+    ("kubernetes-queue", {"shm": "1G"}, 'sizeLimit: "1Gi"'),
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
     ("kubernetes-scaling", {"command": ("--x",)}, 'hpc_toolkit.scaling.program\n        - "--x"'),
 ]
@@ -314,6 +344,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"time": "90m"}, "--time"),
     ({"ttl": "x"}, "--ttl"),
     ({"grace": "0"}, "--grace"),
+    ({"start_timeout": "x"}, "--start-timeout"),
+    ({"kind": "kubernetes-queue", "command": (), "start_timeout": "1h"}, "has no use for it"),
     ({"backend": "mpi"}, "--backend"),
     ({"max_restarts": 3}, "ends with its first failed pod"),
     ({"command": ()}, "needs a training script"),

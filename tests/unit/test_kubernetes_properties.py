@@ -82,7 +82,7 @@ def test_a_hostile_text_is_refused_or_stays_one_value(field: str) -> None:
 def plain(field: str) -> dict[str, Any]:
     """A value of the field that nothing is odd about."""
     fine = {"time": "1:00:00", "backend": "gloo", "user": "7", "gpu_resource": "a.b/c"}
-    durations = dict.fromkeys(("ttl", "grace", "lease"), "5min")
+    durations = dict.fromkeys(("ttl", "grace", "start_timeout", "lease"), "5min")
     sizes = {"mem": "64G", "shm": "1G"}
     paths = dict.fromkeys(("mount", "chdir", "python"), "/x")
     return {field: ({**fine, **durations, **sizes, **paths}).get(field, "x")}

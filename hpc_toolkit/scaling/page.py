@@ -252,6 +252,7 @@ def _data(
         "cluster": series.cluster,
         "rows": [_row_data(row) for row in comparison.rows],
         "serial_share": _serial_data(comparison.serial),
+        "advice": headline(comparison, verdict).replace("**", ""),
         "verdict": asdict(verdict),
         "notes": list(series.notes),
         "claims": [asdict(finding) for finding in findings],

@@ -76,7 +76,7 @@ def _with_price(
 def _on_cpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
     node = site.price_per_node_hour
     if node is None:
-        return series, []
+        return series, [f"no price: {site.file} has no price_per_node_hour, and ranks used CPUs"]
     points = tuple(
         replace(point, price_per_hour=node * point.nodes) if point.nodes else point
         for point in series.points
@@ -92,7 +92,7 @@ def _on_gpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
     # A job has a part of a node, and pays for that part.
     share = node / on_a_node if node is not None and on_a_node else None
     if gpu is None and share is None:
-        return series, []
+        return series, [f"no price: {site.file} has no price_per_gpu_hour"]
     parts = {"price_per_gpu_hour": gpu, "price_per_node_hour": share}
     where = " and ".join(site.written(key) for key, part in parts.items() if part is not None)
     each = (gpu or 0.0) + (share or 0.0)

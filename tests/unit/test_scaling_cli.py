@@ -83,6 +83,7 @@ def test_a_price_makes_costs_of_gpu_hours(table: str) -> None:
     assert row["cost"] == pytest.approx(3 * row["gpu_hours"])
     assert row["cost_per_1000"] is None
     assert series["verdict"]["world_size"] == 8
+    assert series["advice"] == "Use 8 (fair on 8: 88.2% efficiency, at least 85% wanted)"
     assert 0.014 < series["serial_share"]["low"] < series["serial_share"]["share"] < 0.024
 
 

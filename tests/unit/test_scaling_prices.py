@@ -91,6 +91,19 @@ def test_a_measured_cluster_without_a_file_here_has_no_price_and_says_so(site: s
         analysed(on_gpus(cluster=site), cluster="elsewhere")
 
 
+@pytest.mark.parametrize(("device", "key"), [("cpu", "node"), ("NVIDIA A100", "gpu")])
+def test_a_cluster_without_a_price_for_what_was_measured_says_so(
+    tmp_path: Path, device: str, key: str
+) -> None:
+    path = tmp_path / "free.toml"
+    path.write_text("gpus_per_node = 4\n")
+
+    found = analysed(on_gpus(cluster=str(path), device=device))
+
+    assert found.rows[0].cost is None
+    assert f"no price: {path} has no price_per_{key}_hour" in told(found)
+
+
 def test_the_price_of_the_partition_counts(tmp_path: Path) -> None:
     path = tmp_path / "parts.toml"
     path.write_text(SITE + '[[partitions]]\nname = "cheap"\nprice_per_gpu_hour = 1.0\n')

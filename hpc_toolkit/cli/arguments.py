@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.options import spelled
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -58,5 +59,5 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name == "COMMANDLINE":
-            message = f"--{name.replace('_', '-')} {why}"
+            message = f"{spelled(name)} {why}"
             raise ConfigError(message, hint="add what it is for, or leave it out")

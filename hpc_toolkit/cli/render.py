@@ -14,6 +14,7 @@ from hpc_toolkit.cli.manifests import RenderCommand
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.options import only_given, spelled
 
 if TYPE_CHECKING:
     from hpc_toolkit.clusters.facts import Cluster
@@ -146,9 +147,8 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
     from hpc_toolkit.render.drift import check_drift
     from hpc_toolkit.terminal import printable
 
-    extra = [name for name, value in given.items() if value not in (None, (), [])]
-    if extra:
-        msg = f"--{extra[0].replace('_', '-')}: --check renders what each script asks for"
+    for name in only_given(given):
+        msg = f"{spelled(name)}: --check renders what each script asks for"
         raise ConfigError(msg, hint="leave it out; --from FILE renders with other options")
     paths = [Path(word) for word in words] or _own_scripts()
     found = [check_manifest(path) if is_manifest(path) else check_drift(path) for path in paths]

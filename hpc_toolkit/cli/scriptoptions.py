@@ -146,7 +146,7 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
     if "module" in values:
         values["modules"] = values.pop("module")
     if "env" in values:
-        values["env"] = [_variable(text) for text in values["env"]]
+        values["env"] = [read_variable(text) for text in values["env"]]
     if "gpus_per_node" in values:
         values |= _gpus(values["gpus_per_node"])
     for name in ("exclusive", "kill_on_invalid_dep"):
@@ -166,7 +166,8 @@ def _gpus(text: str) -> dict[str, Any]:
     return {"gpus_per_node": int(count)} | ({"gpu_type": kind} if kind else {})
 
 
-def _variable(text: str) -> tuple[str, str]:
+def read_variable(text: str) -> tuple[str, str]:
+    """Name and value of ``NAME=VALUE``. Raises ConfigError."""
     name, equals, value = text.partition("=")
     if not equals:
         msg = f"--env: {text!r} has no '='"

@@ -20,6 +20,7 @@ from hpc_toolkit.cli.scriptoptions import (
     requested,
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
+from hpc_toolkit.options import only_given, spelled
 from hpc_toolkit.terminal import printable
 
 if TYPE_CHECKING:
@@ -171,13 +172,8 @@ def _of_script(
     from hpc_toolkit.submit.submission import of_script, script_options
 
     path = Path(template or "")
-    others = [
-        name
-        for name, value in given.items()
-        if value not in (None, (), []) and name not in ("run", "dependency")
-    ]
-    if others:
-        message = f"--{others[0].replace('_', '-')}: {path} is sent as it is"
+    for name in only_given({**given, "run": None, "dependency": None}):
+        message = f"{spelled(name)}: {path} is sent as it is"
         raise ConfigError(message, hint="render it anew, or edit it; --run and --dependency work")
     text = read_script(path)
     header = _header(path, text, needed=not given.get("run"))

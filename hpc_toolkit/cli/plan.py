@@ -235,7 +235,8 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
     if items is None:
         run = open_run(given)
-        return read_work(run.view, SystemClock(), given=str(run.root))
+        campaign = run.manifest.campaign
+        return read_work(run.view, SystemClock(), given=str(run.root), campaign=campaign)
     if given is not None:
         message = f"--items {items} is for a run to come, and {given} is there"
         raise ConfigError(message, hint="leave out one of the two")

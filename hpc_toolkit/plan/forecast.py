@@ -149,8 +149,10 @@ class Forecaster:
         count = len(self._work.workers) if workers is None else workers
         if workers not in self._known:
             at_most = _SIMULATED if simulated else 0
-            rehearsal = rehearse(self._work.stages, self._rehearsed[:at_most], count)
-            self._known[workers] = self._courses(workers), rehearsal
+            busy = min(count, self._work.most_workers or count)
+            rehearsal = rehearse(self._work.stages, self._rehearsed[:at_most], busy)
+            courses = self._courses(None if workers is None else busy)
+            self._known[workers] = courses, rehearsal
         courses, rehearsal = self._known[workers]
         times = np.array([course.makespan_s for course in courses]) * rehearsal.ratio
         found = Forecast(

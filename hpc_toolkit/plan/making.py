@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RunError
@@ -51,6 +52,7 @@ def make_plan(
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
         hint = "'hpctk plan RUN --check FILE.json' compares a plan that was kept with what came"
         raise RunError(message, hint=hint)
+    work, assumed = _known(work, guess)
     forecaster = Forecaster(work, guess, draws=draws, seed=seed)
     limit_s = limit_s or cluster.max_walltime_s
     return Plan(
@@ -69,6 +71,9 @@ def make_plan(
         largest_s=forecaster.largest_s,
         node=node,
         cluster=cluster.name,
+        assumed=assumed,
+        most_workers=work.most_workers,
+        coming=work.coming,
         now=forecaster.forecast(None, within_s=within_s) if work.workers else None,
         choices=[
             choose(forecaster, node, count, limit_s=limit_s, within_s=within_s) for count in nodes
@@ -76,3 +81,14 @@ def make_plan(
         ways=ways(forecaster, cluster, node, max(nodes)) if nodes else [],
         within_s=within_s,
     )
+
+
+def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
+    """Without stages of which nobody has asked for an item and nothing is known, and what that
+    leaves out."""
+    known = [one for one in work.stages if guess or one.seen or len(one.left) > one.coming]
+    if len(known) in (0, len(work.stages)):
+        return work, list(work.assumed)
+    without = [stage.name for stage in work.stages if stage not in known]
+    said = f"Left out, as nothing is known of how long their items take: {', '.join(without)}."
+    return replace(work, stages=tuple(known), most_workers=None), [said]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
@@ -54,6 +54,12 @@ class Plan:
     choices: list[Choice]
     ways: list[Way]
     within_s: float | None
+    coming: int = 0
+    """Items that a campaign has not asked for yet, of :attr:`items`."""
+    most_workers: int | None = None
+    """More than that find no work in the tasks of a campaign."""
+    assumed: list[str] = field(default_factory=list)
+    """What was assumed of those, in sentences."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -119,6 +125,9 @@ def _number(value: float) -> str:
 def basis(plan: Plan) -> list[str]:
     """What the plan rests on, in sentences."""
     said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
+    if plan.coming:
+        said.append(f"{plan.coming:,} of those left the campaign has not asked for yet.")
+    said += plan.assumed
     if not plan.sealed:
         said.append("The list is open: items that come later are not in these numbers.")
     length = f"{format_duration(plan.item_s.median)} ({_span(plan.item_s)})"
@@ -190,6 +199,9 @@ def _sentences(plan: Plan) -> list[str]:
     said = ["Waiting for Slurm is in none of these times."]
     if plan.within_s:
         said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
+    most = plan.most_workers
+    if most and plan.choices and plan.choices[-1].forecast.workers > most:
+        said.append(f"The search has work for {most} workers at once: more of them do not help.")
     if plan.choices and plan.choices[-1].forecast.time_s.median < 1.5 * plan.largest_s:
         took = format_duration(plan.largest_s)
         said.append(f"One worker takes {took} for the largest unit: more of them help little.")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.journal import JournalReader, Pass, read_pass
-from hpc_toolkit.plan.work import Batch, Load, Seen, StageWork, Work, context
+from hpc_toolkit.plan.budget import ToCome, to_come
+from hpc_toolkit.plan.work import Batch, Load, Seen, StageWork, Work, asked_more, context
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.ranks import boot_id, host_name
@@ -67,13 +68,16 @@ class _Course:
     """Of the pass that runs."""
 
 
-def read_work(view: RunView, clock: Clock, *, given: str) -> Work:
+def read_work(
+    view: RunView, clock: Clock, *, given: str, campaign: dict[str, Any] | None = None
+) -> Work:
     """Read everything that is new, and what all workers wrote.
 
     Args:
         view: of the run; is brought up to date.
         clock: tells how long ago workers of this host did something.
         given: the run's path as messages name it.
+        campaign: its settings in run.json, of a campaign.
     """
     view.poll_claims()
     alive = living_workers(view, clock)
@@ -81,16 +85,22 @@ def read_work(view: RunView, clock: Clock, *, given: str) -> Work:
     stages = {name: _Stage(stage) for name, stage in view.stages.items()}
     courses = {worker: _follow(view, stages, worker) for worker in sorted(view.readers)}
     ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
-    work = tuple(_work(stage, courses, ages) for stage in stages.values())
+    more = ToCome() if campaign is None else to_come(view, campaign)
+    work = tuple(
+        asked_more(_work(stage, courses, ages), more.items.get(name, []))
+        for name, stage in stages.items()
+    )
     total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
-    left = sum(len(stage.left) for stage in work)
+    left = sum(len(stage.left) - stage.coming for stage in work)
     return Work(
         run=given,
         at=clock.wall(),
         stages=tuple(stage for stage in work if stage.left),
         workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
         done=total - left,
-        sealed=all(stage.log.sealed for stage in view.stages.values()),
+        sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
+        most_workers=more.most_workers,
+        assumed=more.said,
     )
 
 

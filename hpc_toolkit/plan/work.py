@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class StageWork:
     """Items without a result."""
     batches: tuple[Batch, ...]
     """The items left, in the order of the queue."""
+    coming: int = 0
+    """How many of them, the last ones, nobody has asked for yet."""
     seen: tuple[Seen, ...] = ()
     """Items that have a result."""
     loads: tuple[Load, ...] = ()
@@ -100,17 +102,35 @@ class Work:
     done: int = 0
     """Items with a result, those that failed for good included."""
     sealed: bool = True
-    """Whether no items can come any more."""
+    """Whether no items can come any more; those that a campaign may ask for are in the stages."""
+    most_workers: int | None = None
+    """More workers than that find no work in the tasks of a campaign."""
+    assumed: tuple[str, ...] = ()
+    """What was assumed of items to come, in sentences."""
 
     @property
     def left(self) -> int:
         """Items without a result."""
         return sum(len(stage.left) for stage in self.stages)
 
+    @property
+    def coming(self) -> int:
+        """Those of them that a campaign has not asked for yet."""
+        return sum(stage.coming for stage in self.stages)
+
 
 def context(stage: str, group: str) -> str:
     """The name of what a worker has loaded."""
     return f"{stage}/{group}"
+
+
+def asked_more(stage: StageWork, items: list[Item]) -> StageWork:
+    """A stage with items that nobody has asked for yet, one for each claim."""
+    ordered = sorted(items, key=stage.group_of)
+    at = len(stage.left)
+    more = tuple(Batch(stage.group_of(item), at + n, 1) for n, item in enumerate(ordered))
+    left, batches = (*stage.left, *ordered), (*stage.batches, *more)
+    return replace(stage, left=left, batches=batches, coming=len(items))
 
 
 def typed_work(items: int, groups: int = 1) -> Work:

@@ -1,0 +1,118 @@
+"""What a plan counts of a campaign that has not asked for everything yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.plan.lengths import Guess
+from hpc_toolkit.plan.making import make_plan
+from hpc_toolkit.plan.nodes import Worker, node_of
+from hpc_toolkit.plan.page import as_lines
+from hpc_toolkit.plan.reading import read_work
+from hpc_toolkit.run import Run
+from tests.manualclock import ManualClock
+from tests.unit.playedcampaign import Played, toy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.plan.page import Plan
+    from hpc_toolkit.plan.work import Work
+
+SITE = load_cluster("generic")
+NODE = node_of(SITE, Worker(per_node=16))
+SEARCH = {"policy": "random", "budget": 8, "pending": 2}
+
+
+def played(root: Path, patch: pytest.MonkeyPatch, search: dict[str, Any], waits: int) -> Work:
+    """A campaign of 20 arms and 3 tasks whose conduct was killed after so many waits."""
+    campaign = Played(root, toy(search), patch)
+    assert campaign.killed(waits)
+    run = Run.open(root)
+    return read_work(run.view, ManualClock(9e9), given="r", campaign=run.manifest.campaign)
+
+
+def plan_of(work: Work, guess: Guess | None = None) -> Plan:
+    return make_plan(work, guess, [1], SITE, NODE, draws=4)
+
+
+def asked(work: Work) -> int:
+    """Items of the tasks that are left, those to come aside."""
+    return sum(len(s.left) - s.coming for s in work.stages if s.name == "tasks")
+
+
+@pytest.mark.parametrize(
+    ("search", "evaluations"),
+    [
+        (SEARCH, 24),
+        ({**SEARCH, "evaluations": 15}, 15),
+        ({**SEARCH, "evaluations": 1000}, 24),
+        ({**SEARCH, "exhaustive": True}, 60),
+    ],
+)
+def test_the_budget_of_a_campaign_is_counted(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], evaluations: int
+) -> None:
+    work = played(fast_dir / "r", monkeypatch, search, 2)
+
+    (tasks,) = work.stages
+    done = len(tasks.seen)
+    assert done > 0
+    assert done + asked(work) + work.coming == evaluations
+    arms = [(i["checkpoint"], i["layer"], i["task"]) for i in tasks.left]
+    assert len(set(arms)) == len(arms)
+    assert not set(arms) & {(s.item["checkpoint"], s.item["layer"]) for s in tasks.seen}
+    assert any(f"{work.coming} of those left" in line for line in as_lines(plan_of(work)))
+
+
+def test_workers_beyond_what_is_asked_at_once_do_not_help(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = played(fast_dir / "r", monkeypatch, SEARCH, 2)
+
+    plan = plan_of(work)
+    few = make_plan(work, None, [1], SITE, node_of(SITE, Worker(per_node=6)), draws=4)
+
+    assert work.most_workers == 6
+    many, six = (one.choices[0].forecast.time_s.median for one in (plan, few))
+    assert many == pytest.approx(six)
+    assert any("work for 6 workers at once" in line for line in as_lines(plan))
+
+
+def test_tasks_of_which_nothing_is_known_are_left_out_and_named(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = Played(fast_dir / "r", toy(SEARCH), monkeypatch, lambda _: None)
+    assert campaign.killed(0)
+    run = Run.open(fast_dir / "r")
+    work = read_work(run.view, ManualClock(9e9), given="r", campaign=run.manifest.campaign)
+
+    assert (work.coming, asked(work)) == (24, 0)
+    with pytest.raises(ConfigError, match="nothing is known of how long they take"):
+        plan_of(work)
+    assert plan_of(work, Guess(10.0)).items == 44
+
+
+def test_a_search_that_says_no_number_is_left_out_in_words(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = played(
+        fast_dir / "r", monkeypatch, {"policy": "random", "wall_hours": 5, "pending": 2}, 2
+    )
+
+    assert work.coming == 0
+    assert work.assumed[0].startswith("Nothing says how many arms")
+
+
+def test_whole_checkpoints_are_taken_where_they_are_asked_for_together(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = played(fast_dir / "r", monkeypatch, {**SEARCH, "group_pulls": True}, 2)
+
+    (tasks,) = work.stages
+    coming = tasks.left[len(tasks.left) - tasks.coming :]
+    assert len({item["checkpoint"] for item in coming}) == -(-len(coming) // 12)

@@ -158,6 +158,10 @@ PATTERNS = {
     "stage_dir": (f"/.{{1,{_PATH_MAX - 1}}}", "an absolute path on the nodes' own disks"),
     "cpu_bind": (_CPU_BIND, "none, threads, cores, sockets, ldoms, map_cpu:LIST or mask_cpu:LIST"),
     "mem_bind": (_MEM_BIND, "none, local, map_mem:LIST or mask_mem:LIST, with ',prefer'"),
+    "numa_binding": (
+        "node|socket|exclusive|core-complex",
+        "node, socket, exclusive or core-complex, which torchrun's --numa-binding explains",
+    ),
     "distribution": (
         rf"({_OVER_NODES})(:({_INSIDE})){{0,2}}(,(No)?Pack)?",
         "block, cyclic or plane=N, then sockets and cores as in block:cyclic",

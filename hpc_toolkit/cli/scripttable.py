@@ -106,6 +106,9 @@ PANELS: Panels = {
         Option("stage_dir", "To this directory; by default $SLURM_TMPDIR or $TMPDIR.", "DIR"),
         Option("cpu_bind", "none, cores, sockets, ldoms ...; srun's words.", "WHAT"),
         Option("mem_bind", "none, local ...; srun's words.", "WHAT"),
+        Option(
+            "numa_binding", "Ranks of a launcher, beside their GPUs: node, exclusive ...", "MODE"
+        ),
         Option("distribution", "block, cyclic, block:cyclic ...; srun's words.", "HOW"),
         Option("hint", "nomultithread, compute_bound, memory_bound ...", "WORD"),
     ),

@@ -26,12 +26,12 @@ ARRAYS = ("array", "command")
 _OF_QUEUES = ("run", "idle_exit", "lease")
 _OF_TRAININGS = (
     *("launch", "run_dir", "nproc_per_node", "rank_restarts", "backend", "stage", "stage_dir"),
-    *("cpu_bind", "mem_bind", "distribution", "hint"),
+    *("cpu_bind", "mem_bind", "numa_binding", "distribution", "hint"),
 )
 _TASKS = ("ntasks", "ntasks_per_node", "ntasks_per_gpu", "isolate_gpus", "gpu_bind")
 _ALONE = ("launch", "nproc_per_node")
 _NOT_FOR = {
-    "train-cpu": (*_ALONE, "rank_restarts", "backend", "gpus_per_node"),
+    "train-cpu": (*_ALONE, "rank_restarts", "backend", "gpus_per_node", "numa_binding"),
     "train-single-gpu": _ALONE,
 }
 _STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")

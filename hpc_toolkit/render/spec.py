@@ -181,6 +181,8 @@ class ScriptSpec:
     """To what each task of a training is bound: ``srun --cpu-bind``."""
     mem_bind: str | None = None
     """From which NUMA nodes a task takes memory: ``srun --mem-bind``."""
+    numa_binding: str | None = None
+    """What a launcher binds each of its ranks to, beside the rank's GPU: torchrun's word."""
     distribution: str | None = None
     """How tasks are spread over nodes, sockets and cores: ``srun --distribution``."""
     hint: str | None = None

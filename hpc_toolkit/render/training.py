@@ -66,6 +66,8 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
     ranks = spec.nproc_per_node or gpus or 1
     tasks = ranks if form == BY_RANK else 1
     _check_backend(backend, ranks, gpus)
+    if spec.numa_binding:
+        _check_binding(form, ranks, gpus)
     restarts = RANK_RESTARTS if form == BY_NODE else 0
     return replace(
         spec,
@@ -116,6 +118,8 @@ def _launch_options(full: ScriptSpec) -> list[str]:
     if full.ntasks_per_node == 1:
         options["--nproc-per-node"] = full.nproc_per_node
         options["--max-restarts"] = full.rank_restarts
+        if full.numa_binding:
+            options["--numa-binding"] = full.numa_binding
     return [f"{name}={value}" for name, value in options.items()]
 
 
@@ -128,6 +132,15 @@ def _check_backend(backend: str, ranks: int, gpus: int) -> None:
     if ranks > gpus:
         msg = f"--nproc-per-node: {backend} cannot join {ranks} ranks on {gpus} GPUs of a node"
         raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
+
+
+def _check_binding(form: str, ranks: int, gpus: int) -> None:
+    if form == BY_RANK:
+        msg = "--numa-binding: in the form task-per-gpu srun binds the ranks"
+        raise RenderError(msg, hint="--cpu-bind says to what; by default to cores of their own")
+    if ranks > gpus:
+        msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
+        raise RenderError(msg, hint="one rank per GPU, or leave it out")
 
 
 def _bound(template: str, form: str) -> str:

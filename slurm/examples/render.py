@@ -89,6 +89,7 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "gpus_per_node": 4,
             "time": "12:00:00",
             "run_dir": "runs/pythia",
+            "numa_binding": "node",
             "venv": "/opt/training",
             "stage": ("/project/it's a corpus", "/project/tokens.bin"),
             "stage_dir": "/local",

@@ -171,6 +171,7 @@ BODY = (
     many("stage", "stage", *DIRECTORY, **TRAIN),
     option("launch", "task-per-gpu", command=TRAIN["command"]),
     *(option("cpu_bind", "cores", "map_cpu:0,", **TRAIN), option("mem_bind", "local,", **TRAIN)),
+    option("numa_binding", "node", "core-", **TRAIN),
     *(option("distribution", "block:", **TRAIN), option("hint", "nomultithread", **TRAIN)),
     many("bind", "bind", *DIRECTORY, "/a:/x/{}", container="/x.sif"),
     many("module", "modules", "{}", "cuda/{}"),

@@ -42,7 +42,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 OF_TRAININGS = {
     *("launch", "nproc_per_node", "rank_restarts", "backend", "run_dir", "stage", "stage_dir"),
-    *("cpu_bind", "mem_bind", "distribution", "hint"),
+    *("cpu_bind", "mem_bind", "numa_binding", "distribution", "hint"),
 }
 TRAIN = {"nodes": 2, "gpus_per_node": 4}
 

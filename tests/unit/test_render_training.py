@@ -214,6 +214,15 @@ def test_what_tasks_are_bound_to_goes_to_srun() -> None:
     assert "--cpu-bind" not in hinted
 
 
+def test_a_launcher_binds_its_ranks_beside_their_gpus_where_asked() -> None:
+    nodes: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4}
+
+    assert " --numa-binding=node train.py" in program(script(**nodes, numa_binding="node"))
+    assert "--numa-binding" not in program(script(**nodes))
+    alone = script("train-single-gpu", numa_binding="exclusive")
+    assert " --numa-binding=exclusive train.py" in program(alone)
+
+
 def test_ranks_of_a_site_that_gives_gpus_to_tasks_see_those_of_their_node() -> None:
     site = replace(LAB, gpu_request="gpus-per-task")
 
@@ -290,6 +299,14 @@ def test_two_paths_of_one_name_are_not_staged() -> None:
             "train-multi-node",
             {"command": ("python3.11", "train.py")},
             "starts the script itself, without 'python3.11'",
+        ),
+        ("train-cpu", {"numa_binding": "node"}, "--numa-binding: train-cpu is one process"),
+        ("train-multi-node", {"numa_binding": "near"}, "--numa-binding: 'near'"),
+        ("train-multi-node", {"numa_binding": "node"}, "--numa-binding: a node's GPUs (0)"),
+        (
+            "train-multi-node",
+            {"launch": "task-per-gpu", "gpus_per_node": 2, "numa_binding": "node"},
+            "--numa-binding: in the form task-per-gpu srun binds the ranks",
         ),
         ("train-multi-node", {"stage_dir": "/x"}, "--stage-dir: nothing is staged"),
         (

@@ -97,12 +97,12 @@ def buckets(cap_mb: float) -> int:
     )
     sent: list[int] = []
 
-    def counted(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def counted(group: Any, bucket: Any) -> Any:
         sent.append(bucket.index())
-        return default_hooks.allreduce_hook(None, bucket)
+        return default_hooks.allreduce_hook(group, bucket)
 
     counted.__annotations__.clear()  # torch takes those that are text for wrong ones
-    model.register_comm_hook(None, counted)  # type: ignore[operator] # it is DDP's
+    model.register_comm_hook(dist.group.WORLD, counted)  # type: ignore[operator] # it is DDP's
     for _ in range(2):
         sent.clear()
         torch.autograd.backward(model(torch.ones(2, 200)).sum())

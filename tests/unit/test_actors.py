@@ -8,7 +8,7 @@ import socket
 import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -133,6 +133,43 @@ def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyP
         pass
 
     assert caught.value.hint == "pip install 'hpc-toolkit[ray]'"
+
+
+def test_options_of_a_local_ray_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ray:
+        exceptions = SimpleNamespace(RayError=RuntimeError)
+        given: ClassVar[dict[str, Any]] = {}
+
+        @classmethod
+        def init(cls, **given: Any) -> None:
+            cls.given = given
+
+        @staticmethod
+        def shutdown() -> None:
+            pass
+
+    monkeypatch.setattr(cluster_module, "find_spec", lambda _: True)
+    monkeypatch.setattr(cluster_module, "_quieten", lambda *, local: None)
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    asked = RaySettings(
+        address="local",
+        object_store_memory=10**8,
+        dashboard=True,
+        dashboard_port=8266,
+        metrics_port=9001,
+    )
+
+    with cluster_module.joined(asked):
+        pass
+
+    expected = {
+        "address": "local",
+        "object_store_memory": 10**8,
+        "include_dashboard": True,
+        "dashboard_port": 8266,
+        "_metrics_export_port": 9001,
+    }
+    assert {name: Ray.given[name] for name in expected} == expected
 
 
 def test_an_address_where_nothing_listens_is_refused_without_asking_ray(

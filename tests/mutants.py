@@ -239,6 +239,14 @@ MUTANTS = (
     ),
     Mutant(
         "I6",
+        "a further name that exists is taken for ours",
+        "files.py",
+        "    except FileExistsError:\n        raise\n",
+        "    except FileExistsError:\n        return True\n",
+        ("test_files.py", "test_queue_claims.py"),
+    ),
+    Mutant(
+        "I6",
         "a claim is won by looking, not by creating",
         "queue/claims.py",
         "        return owner == worker",

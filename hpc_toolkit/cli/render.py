@@ -44,7 +44,7 @@ def render(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Render this script again; further options replace its own.",
+            help="Render this script or manifest again; further options replace its own.",
             rich_help_panel=_CHECKING,
         ),
     ] = None,

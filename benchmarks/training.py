@@ -75,8 +75,9 @@ def main() -> None:
     options = given.parse_args()
     if options.steps < 30:
         given.error("--steps: at least 30, since checkpoints are 10 apart")
-    # Told to end like by Ctrl-C: the lab is taken down.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # However it is told to end, also where a shell has it ignore Ctrl-C, the lab is taken down.
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked, signal.default_int_handler)
     load, found = os.getloadavg()[0], dict[str, Any]()
     try:
         measure(options, found)
@@ -147,10 +148,9 @@ def losses(site: Site, model: str, size: Size) -> dict[str, Any]:
             rows.append(trainings.end(name))
             say(f"{model} {name}: {rows[-1].state}, difference {rows[-1].difference:.1e}")
 
-    trainings.start_held()
     say(f"{model}: two trainings on the same two nodes")
-    trainings.start("nodes", nodelist="n[1-2]")
-    trainings.start("ranks", nodelist="n[1-2]")
+    trainings.start_together()
+    trainings.start_disturbed()
     ended("nodes", "ranks")
     for name, node in {"single": "n3", "gpus": "n4", "cpu": "n5"}.items():
         trainings.start(name, nodelist=node)

@@ -103,8 +103,10 @@ class Trainings:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
-    def start(self, name: str, *, place: str = "", script: str = DDP, **more: Any) -> None:
-        """Submit a training; where is told by ``place``, or its name."""
+    def start(self, name: str, *, place: str = "", held: int = 0, **more: Any) -> None:
+        """Submit a training; where is told by ``place``, or its name. ``held`` is after which
+        step it waits, until it is told to stop or let go.
+        """
         template, fields = _PLACES[place or name]
         data = self.run(name) / "data"
         data.mkdir(parents=True)
@@ -115,25 +117,44 @@ class Trainings:
             given["backend"] = "gloo"
         self._jobs[name] = self.site.submit(
             template,
-            shell={"HPCTK_HELD": str(self.size.steps // 2)},
+            shell={"HPCTK_HELD": str(held), "HPCTK_HELD_UNTIL": str(self._let_go(name))},
             job_name=f"{self.model}-{name}",
-            command=(script, *self.size.words(self.model)),
+            command=(HELD if held else DDP, *self.size.words(self.model)),
             **given,
         )
 
-    def start_held(self) -> None:
+    def start_disturbed(self) -> None:
         """Submit the training that is preempted, and the one that is warned."""
-        self.start("warned", place="gpus", script=HELD, nodelist="n6", **_WARNED)
-        self.start("preempted", place="gpus", script=HELD, nodelist="n7", exclusive=True)
+        half = self.size.steps // 2
+        self.start("warned", place="gpus", held=half, nodelist="n6", **_WARNED)
+        self.start("preempted", place="gpus", held=half, nodelist="n7", exclusive=True)
+
+    def start_together(self) -> None:
+        """Submit two trainings on the same nodes, and have them train at the same time."""
+        names = ("nodes", "ranks")
+        for name in names:
+            self.start(name, held=1, nodelist="n[1-2]")
+        for name in names:
+            self._wait_for_ranks(name, 4)
+        for name in names:
+            self._let_go(name).touch()
+
+    def _let_go(self, name: str) -> Path:
+        """The file that ends the waiting of a held training."""
+        return self.run(f"{name}-goes-on")
+
+    def _wait_for_ranks(self, name: str, ranks: int) -> None:
+        """Until all ranks of a held training wait."""
+        places = [self.run(name) / f"held-{rank}" for rank in range(ranks)]
+        wait_until(
+            lambda: all(path.exists() for path in places),
+            lambda: self.said(name),
+            limit_s=_LIMIT_S,
+        )
 
     def preempt(self) -> None:
         """Take the node of the one that is preempted, once all of its ranks wait."""
-        places = [self.run("preempted") / f"held-{rank}" for rank in range(2)]
-        wait_until(
-            lambda: all(path.exists() for path in places),
-            lambda: self.said("preempted"),
-            limit_s=_LIMIT_S,
-        )
+        self._wait_for_ranks("preempted", 2)
         urgent = ("--partition=urgent", "--nodelist=n7", "--exclusive", "--output=/dev/null")
         self.site.lab.sbatch(*urgent, "--wrap=true")
 

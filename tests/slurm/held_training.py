@@ -1,6 +1,7 @@
 """``examples/train_ddp.py`` that waits after one step of its first start, for a test to disturb it.
 
-It goes on when it is told to stop, by SIGUSR1 or SIGTERM.
+It goes on when it is told to stop, by SIGUSR1 or SIGTERM, or when the file is there that
+HPCTK_HELD_UNTIL names.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class HeldTraining(train_ddp.Training):
         places = [Path(os.environ[f"HPCTK_STAGED_{at}"]) for at in (1, 2) if _staged(at)]
         told = [str(os.getpid()), *(path.read_text() for path in places)]
         (self.args.output / f"held-{self.info.rank}").write_text("\n".join(told))
-        while not getattr(stop, "received", None):
+        let_go = os.environ.get("HPCTK_HELD_UNTIL")
+        while not (getattr(stop, "received", None) or (let_go and Path(let_go).exists())):
             time.sleep(0.05)
 
 

@@ -90,8 +90,8 @@ _HELP = {
     evicted leaves its items to the others and is replaced.""",
     "kubernetes-ddp": """Write a Job and a Service for a training, and print the file's path.
 
-    Each pod is a node of 'hpctk launch'. One that is lost is replaced, and the script resumes; one
-    whose script fails ends all of them; with --jobset they start again.""",
+    Each pod is a node of 'hpctk launch'. One that is lost is replaced. One whose
+    script fails ends all of them; with --jobset they start again.""",
     "kubernetes-scaling": """Write a Job and a Service for each number of pods to measure.
 
     The words after -- are options of the measured program. Make one Job at a time, and give its

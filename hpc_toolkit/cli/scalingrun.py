@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 _TRAINING = "Training"
 _WHERE = "Where"
-_REFUSED = {*DECIDED, *USELESS, "array_offset", "run", "idle_exit", "lease"}
+_RANKS = "Ranks of a job"
+_REFUSED = {
+    *(*DECIDED, *USELESS, "array_offset", "run", "idle_exit", "lease"),
+    *("ntasks_per_gpu", "isolate_gpus", "gpu_bind"),
+}
 """Not shown: no job of a measurement takes them."""
 
 
@@ -75,7 +79,7 @@ class RunCommand(ScriptCommand):
         super().__init__(*args, params=[*training, *params], **settings)
 
     panels: ClassVar[Panels] = {
-        panel: tuple(
+        (_RANKS if panel == _TRAINING else panel): tuple(
             one._replace(hidden=one.name in _REFUSED)
             for one in group
             if one.name != "backend"  # is ours

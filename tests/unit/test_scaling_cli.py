@@ -205,6 +205,7 @@ def test_help_shows_no_option_that_is_always_refused() -> None:
     assert words.count("--backend") == 1
     assert {"--partition", "--time", "--ranks-per-node"} <= set(words)
     refused = {"--nodes", "--ntasks", "--array", "--run", "--lease", "--stage", "--run-dir"}
+    refused |= {"--ntasks-per-gpu", "--isolate-gpus", "--gpu-bind"}
     assert not refused & set(words)
 
 

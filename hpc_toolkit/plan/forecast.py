@@ -28,6 +28,10 @@ _FEWEST_DRAWS = 50
 _MOST_JOBS = 400_000
 """Units times draws that are scheduled for one number of workers."""
 _SIMULATED = 3
+START_S = 120.0
+"""Until the ranks of a job work: its prologue, imports, the first claims."""
+_MOST_LOST = 0.9
+"""Of a job, at its end: a draw in which items are longer than jobs goes on for ever otherwise."""
 _DRIFT = 0.05
 """How much everything together may run slower or faster from now on: other jobs on the network, a
 warmer node, and what the model does not know. Standard deviation of a logarithm."""
@@ -71,6 +75,11 @@ class Forecast:
     simulated: int
     """Draws that were simulated with it."""
     draws: int
+    jobs: Interval | None = None
+    """Jobs in a row that a limit of one cuts it into; None without a limit, or where it leaves too
+    little room for items."""
+    lost_s: float = 0.0
+    """Of :attr:`time_s`, what the ends of these jobs cost, on average."""
     within: float | None = None
     """Probability that all is done within the limit; None without a limit."""
     share: Interval | None = None
@@ -93,6 +102,8 @@ class Forecaster:
         chance = np.random.default_rng(seed)
         models = [_model(stage, guess) for stage in work.stages]
         jobs = sum(len(stage.batches) for stage in work.stages)
+        self._seed = seed
+        self._facts: list[_Facts] = []
         self._draws = max(min(draws, _FEWEST_DRAWS), min(draws, _MOST_JOBS // max(jobs, 1)))
         self._work = work
         self.keys = sorted({key for model in models for key in model.keys})
@@ -107,7 +118,6 @@ class Forecaster:
         self._rehearsed: list[list[Lengths]] = []
         self._anew: list[list[list[Job]]] = []
         self._going_on: list[list[list[Job]]] = []
-        means, longest, cuts, loads, largest = [], [], [], [], []
         for number in range(self._draws):
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
             lengths = [_scaled(model.draw(chance), drift) for model in models]
@@ -118,43 +128,50 @@ class Forecaster:
                 self._going_on.append(_jobs(work, lengths, again, going_on=True))
             if number < _SIMULATED:
                 self._rehearsed.append(lengths)
-            seconds = np.concatenate([one.seconds for one in lengths])
-            means.append(float(seconds.mean()))
-            longest.append(float(seconds.max()))
-            # At a random moment a worker is more likely in a long item than in a short one.
-            cuts.append(float(np.mean(seconds**2)) / (2 * means[-1]))
-            largest.append(max(job.seconds for jobs in self._anew[-1] for job in jobs))
-            loads.append(np.mean([job.load_s for jobs in self._anew[-1] for job in jobs]))
-        self.item_s = Interval.of(means)
+            self._facts.append(_facts(lengths, self._anew[-1]))
+        self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
-        self.longest_s = float(np.quantile(longest, 0.95))
+        self.longest_s = float(np.quantile(self._each("longest_s"), 0.95))
         """A length that the longest item left passes in 1 of 20 cases."""
-        self.cut_s = float(np.mean(cuts))
-        """What a worker loses, on average, when its job ends in the middle of an item."""
-        self.largest_s = float(np.median(largest))
+        self.largest_s = float(np.median(self._each("largest_s")))
         """What one worker takes for the largest unit: no number of workers is quicker."""
-        self.load_s = float(np.mean(loads))
+        self.useful_workers = max(1, round(float(np.median(self._each("useful_workers")))))
+        """With more of them the largest unit says how long it takes."""
+        self.load_s = float(np.mean(self._each("load_s")))
         """Mean seconds to load a group."""
 
+    def _each(self, name: str) -> list[float]:
+        return [getattr(one, name) for one in self._facts]
+
     def forecast(
-        self, workers: int | None, *, within_s: float | None = None, simulated: bool = True
+        self,
+        workers: int | None,
+        *,
+        within_s: float | None = None,
+        limit_s: float | None = None,
+        simulated: bool = True,
     ) -> Forecast:
         """So many workers that begin now, in the place of all that work.
 
         Args:
             workers: how many; None for those that live, who go on with what they hold.
-            within_s: a limit.
+            within_s: a time by which something is wanted.
+            limit_s: of one job: others follow it until all is done.
             simulated: whether to correct it by simulations of the queue, which take seconds.
         """
         count = len(self._work.workers) if workers is None else workers
+        busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
             at_most = _SIMULATED if simulated else 0
-            busy = min(count, self._work.most_workers or count)
             rehearsal = rehearse(self._work.stages, self._rehearsed[:at_most], busy)
             courses = self._courses(None if workers is None else busy)
             self._known[workers] = courses, rehearsal
         courses, rehearsal = self._known[workers]
-        times = np.array([course.makespan_s for course in courses]) * rehearsal.ratio
+        whole = np.array([course.makespan_s for course in courses]) * rehearsal.ratio
+        times, jobs = whole, None
+        if limit_s is not None and self.fits(limit_s):
+            times, row = self._in_a_row(whole, busy, limit_s)
+            jobs = Interval.of(row)
         found = Forecast(
             workers=count,
             time_s=Interval.of(times),
@@ -162,16 +179,73 @@ class Forecaster:
             ratio=rehearsal.ratio,
             simulated=rehearsal.simulated,
             draws=self._draws,
+            jobs=jobs,
+            lost_s=float(np.mean(times - whole)),
         )
         if within_s is None:
             return found
-        shares = [course.share_by(within_s / rehearsal.ratio) for course in courses]
+        # Losses at the ends of jobs are taken to come evenly.
+        by = within_s / rehearsal.ratio * whole / np.maximum(times, 1e-9)
+        shares = [course.share_by(at) for course, at in zip(courses, by, strict=True)]
         return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
+
+    def fits(self, limit_s: float) -> bool:
+        """Whether a job of this limit has room for the longest item, more likely than not, and for
+        more than it loses at its end."""
+        needed = [max(one.longest_s, one.cut_s + one.load_s + START_S) for one in self._facts]
+        return float(np.median(needed)) <= limit_s
+
+    def _in_a_row(self, whole: Floats, workers: int, limit_s: float) -> tuple[Floats, Floats]:
+        """Time and number of jobs, of each draw: each job but the last ends in the middle of the
+        items of its workers, and the next one starts and loads."""
+        chance = np.random.default_rng(self._seed)
+        times, jobs = whole.copy(), np.ones(len(whole))
+        for number, facts in enumerate(self._facts):
+            left_s = whole[number]
+            while left_s > limit_s:
+                # The mean over workers of what each began in vain, by chance of where it was cut.
+                cut_s = facts.cut_s * chance.gamma(workers) / workers
+                lost_s = min(cut_s + facts.load_s + START_S, _MOST_LOST * limit_s)
+                left_s -= limit_s - lost_s
+                times[number] += lost_s
+                jobs[number] += 1
+        return times, jobs
 
     def _courses(self, workers: int | None) -> list[Course]:
         if workers is None:
             return [schedule(jobs, self._work.workers) for jobs in self._going_on]
         return [schedule(jobs, workers) for jobs in self._anew]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What one draw says of the work as a whole."""
+
+    mean_s: float
+    """Of an item."""
+    longest_s: float
+    cut_s: float
+    """What a worker loses, on average, when its job ends in the middle of an item."""
+    largest_s: float
+    """One worker with the largest unit."""
+    useful_workers: float
+    load_s: float
+    """Mean over units."""
+
+
+def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Facts:
+    seconds = np.concatenate([one.seconds for one in lengths])
+    units = np.array([job.seconds for jobs in stages for job in jobs])
+    mean_s, largest_s = float(seconds.mean()), float(units.max())
+    return _Facts(
+        mean_s=mean_s,
+        longest_s=float(seconds.max()),
+        # At a random moment a worker is more likely in a long item than in a short one.
+        cut_s=float(np.mean(seconds**2)) / (2 * mean_s),
+        largest_s=largest_s,
+        useful_workers=float(units.sum()) / max(largest_s, 1e-9),
+        load_s=float(np.mean([job.load_s for jobs in stages for job in jobs])),
+    )
 
 
 def _jobs(

@@ -69,6 +69,7 @@ def make_plan(
         load_s=forecaster.load_s,
         longest_s=forecaster.longest_s,
         largest_s=forecaster.largest_s,
+        useful_workers=forecaster.useful_workers,
         node=node,
         cluster=cluster.name,
         assumed=assumed,

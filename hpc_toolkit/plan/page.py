@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.plan.choices import recommended
 from hpc_toolkit.quantities import format_duration, format_walltime
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class Plan:
     """A length that the longest item left passes in 1 of 20 cases."""
     largest_s: float
     """What one worker takes for the largest unit."""
+    useful_workers: int
+    """With more of them the largest unit alone says how long it takes."""
     node: Node
     cluster: str
     now: Forecast | None
@@ -175,7 +179,11 @@ def _asked(choice: Choice) -> str:
     text = format_walltime(choice.ask_s)
     if choice.in_a_row == 0:
         return f"{text}: too short"
-    return text if choice.in_a_row == 1 else f"{text}, {choice.in_a_row} in a row"
+    jobs = choice.forecast.jobs
+    if jobs is None:
+        return text
+    low, high = math.floor(jobs.low), choice.in_a_row
+    return f"{text}, {high if low == high else f'{low} to {high}'} in a row"
 
 
 def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
@@ -196,15 +204,25 @@ def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
 
 def _sentences(plan: Plan) -> list[str]:
     """What follows the table."""
-    said = ["Waiting for Slurm is in none of these times."]
+    between = any(one.in_a_row > 1 for one in plan.choices)
+    said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
+    if between:
+        said.append("Times of jobs in a row have what each end costs in them.")
+    if any(one.ask_s < plan.longest_s for one in plan.choices if one.in_a_row):
+        took = format_duration(plan.longest_s)
+        said.append(f"In 1 of 20 cases an item is longer than {took}: no such job has room for it.")
     if plan.within_s:
         said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
     most = plan.most_workers
     if most and plan.choices and plan.choices[-1].forecast.workers > most:
         said.append(f"The search has work for {most} workers at once: more of them do not help.")
-    if plan.choices and plan.choices[-1].forecast.time_s.median < 1.5 * plan.largest_s:
+    if plan.choices and plan.choices[-1].forecast.workers > plan.useful_workers:
         took = format_duration(plan.largest_s)
-        said.append(f"One worker takes {took} for the largest unit: more of them help little.")
+        said.append(
+            f"One worker takes {took} for the largest unit, and no plan is shorter: more than"
+            f" about {plan.useful_workers:,} workers help little. A list without groups is cut"
+            " into units of up to 1/64 of what is left, and a group is loaded anew by each helper."
+        )
     simulated = sum(one.forecast.simulated for one in plan.choices)
     draws = plan.choices[0].forecast.draws if plan.choices else 0
     kind = f"{draws} draws a row by list scheduling"
@@ -225,9 +243,34 @@ def _advice(ways: Sequence[Way]) -> str:
     )
 
 
+def advised(plan: Plan) -> list[str]:
+    """What to ask for, where a time is named."""
+    if not plan.within_s or not plan.choices:
+        return []
+    by = f"within {format_duration(plan.within_s)}"
+    best = recommended(plan.choices)
+    if best is None:
+        near = max(plan.choices, key=lambda one: (one.forecast.within or 0.0, one.nodes))
+        chance = f"{near.forecast.within or 0.0:.0%} on {_nodes(near.nodes)}"
+        return [f"No row is done {by} in 19 of 20 cases; the likeliest is {chance}."]
+    costs = [f"{_number(best.node_hours.median)} node-hours"]
+    if best.gpu_hours:
+        costs.append(f"{_number(best.gpu_hours.median)} GPU-hours")
+    if best.cost:
+        costs.append(f"{plan.node.currency or 'price'} {_number(best.cost.median)}")
+    asked = f"{_nodes(best.nodes)} and --time={_asked(best)}"
+    return [
+        f"Ask for {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
+    ]
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
 def as_lines(plan: Plan) -> list[str]:
     """For a terminal."""
-    lines = basis(plan)
+    lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now
         lines += ["", f"As it goes on now, on {counted(now.workers)}: {_now(now)}"]
@@ -253,7 +296,7 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
 
 def as_markdown(plan: Plan) -> str:
     """A page."""
-    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *basis(plan), ""]
+    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *advised(plan), *basis(plan), ""]
     if plan.now is not None:
         lines += [f"As it goes on now, on {counted(plan.now.workers)}: {_now(plan.now)}", ""]
     if plan.choices:

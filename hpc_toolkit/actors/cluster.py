@@ -25,6 +25,8 @@ _LONGEST_ROOT = 42
 """Sockets lie 64 characters further down, and their paths have at most 107 bytes (unix(7))."""
 _HOME = "127.0.0.1"
 """Where all of a local Ray listens."""
+_SETTINGS = b"\x04\0\0\0\0\0"
+"""Kind, flags and stream of the frame with which both sides of HTTP/2 begin, after its length."""
 _ANSWER_S = 5.0
 """How long a cluster may take to let us connect; Ray itself would look for two minutes."""
 _OF_DASHBOARDS = ("aiohttp_cors", "opencensus", "prometheus_client")
@@ -85,16 +87,33 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
 
 
 def _check_answers(address: str) -> None:
+    """Raise HpcToolkitError where nobody listens, or somebody who speaks no gRPC as Ray does."""
     host, _, port = address.rpartition(":")
     place = host.removeprefix("[").removesuffix("]"), int(port)
     try:
-        socket.create_connection(place, timeout=_ANSWER_S).close()
+        with socket.create_connection(place, timeout=_ANSWER_S) as asked:
+            spoken = _greeting(asked)
     except OSError as error:
         timed_out = isinstance(error, TimeoutError) and error.errno is None
         reason = f"no answer within {_ANSWER_S:g} s" if timed_out else error.strerror or error
         message = f"no Ray cluster answers at {address}: {reason}"
         hint = "'ray start --head' printed host and port; may this machine connect there?"
         raise HpcToolkitError(message, hint=hint) from error
+    if spoken[3:4] not in (b"", _SETTINGS[:1]):
+        message = f"no Ray cluster answers at {address}: something else listens there"
+        hint = "the port is that of 'ray start --head', 6379 if none was given; not the dashboard's"
+        raise HpcToolkitError(message, hint=hint)
+
+
+def _greeting(asked: socket.socket) -> bytes:
+    """What is said to somebody who speaks HTTP/2; "" where it takes long, or is not for all."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return b""
+    try:
+        asked.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS)
+        return asked.recv(4, socket.MSG_WAITALL)
+    except OSError:
+        return b""
 
 
 def _connect(ray: Any, how: dict[str, Any], address: str) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -214,6 +216,37 @@ def test_a_host_that_is_silent_or_unknown_is_told_from_one_without_ray(
         pass
 
     assert asked == [(("::1", 6379), 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("says", "refused"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", True),
+        (b"SSH-2.0-OpenSSH\r\n", True),
+        (b"\0\0\x0c\x04\0\0\0\0\0", False),
+        (b"", False),
+    ],
+)
+def test_an_address_where_something_else_listens_is_refused(
+    says: bytes, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        def answer() -> None:
+            asked = server.accept()[0]
+            with asked:
+                asked.sendall(says)
+                asked.shutdown(socket.SHUT_WR)
+                asked.recv(100)
+
+        answers = threading.Thread(target=answer, daemon=True)
+        answers.start()
+        told = pytest.raises(HpcToolkitError, match="something else listens")
+        with told if refused else nullcontext():
+            cluster_module._check_answers(address)
+        answers.join()
 
 
 @pytest.mark.parametrize("values", [{"dashboard": True}, {"metrics_port": 9000}])

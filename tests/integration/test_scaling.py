@@ -81,12 +81,16 @@ def test_numbers_of_a_record_fit_each_other(measured: Path) -> None:
         assert one["step_s"]["median"] <= one["step_s"]["p90"]
         assert 0 < one["shares"]["loading"] < 1
         assert one["memory"]["rss"] > 2**26
+        # A machine that is in no job is no cluster's.
+        assert "cluster" not in one["machine"]
         exchange = one["communication"]
         if one["world_size"] == 1:
             assert exchange == {}
         else:
             assert exchange["gradient_bytes"] == 4 * one["trained_parameters"]
             assert exchange["all_reduce_s"] > 0
+            share = exchange["exposed_s"] / one["step_s"]["median"]
+            assert exchange["share_low"] <= share <= exchange["share_high"]
             expected = exchange["gradient_bytes"] / exchange["bus_bytes_per_s"]
             assert exchange["expected_s"] == pytest.approx(expected)
 

@@ -179,8 +179,8 @@ def restarted(run: Path, words: tuple[str, ...], size: Size) -> Restart | None:
     """Kill one of two ranks; None if no step was made again in time, or the launch ended."""
     argv = [sys.executable, *words, "--nproc-per-node", "2", "--max-restarts", "3", DDP]
     argv += [*Size(1_000_000, size.every).words("plain"), "--output", str(run)]
-    # A rank's share of the cores, as a rendered job would have it.
-    environ = {**os.environ, "OMP_NUM_THREADS": str(max(1, CORES // 2))}
+    # A rank's share of the cores, as a rendered job would have it; launchers leave logs in TMPDIR.
+    environ = {**os.environ, "OMP_NUM_THREADS": str(max(1, CORES // 2)), "TMPDIR": str(run.parent)}
     after = 2 * size.every + size.every // 2
     with (run.parent / f"{run.name}.out").open("wb") as out:
         process = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)

@@ -37,17 +37,23 @@ def launch(
     import sys
     from pathlib import Path
 
+    from hpc_toolkit.errors import ConfigError
     from hpc_toolkit.launcher import launch as launching
     from hpc_toolkit.launcher.plan import START_TIMEOUT_S, Request
     from hpc_toolkit.terminal import printable_lines
 
+    try:
+        directory = Path(run_dir).absolute() if run_dir is not None else None
+    except TypeError as error:
+        msg = f"run_dir: {run_dir!r} is no path"
+        raise ConfigError(msg, hint="such as run_dir='runs/first'") from error
     request = Request(
         script=str(script),
         arguments=tuple(str(argument) for argument in args),
         options={name: value for name, value in options.items() if value is not None},
         backend=backend,
         start_timeout_s=START_TIMEOUT_S if start_timeout is None else start_timeout,
-        run_dir=Path(run_dir).absolute() if run_dir is not None else None,
+        run_dir=directory,
     )
     outcome = launching.launch(request)
     if outcome.error is not None:

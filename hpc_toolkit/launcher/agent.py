@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.launcher.outcome import SAVED, RankFailure, saved
+from hpc_toolkit.launcher.ranklogs import drop_if_torn
 from hpc_toolkit.launcher.rounds import ended_message
 from hpc_toolkit.launcher.watch import Watch
 
@@ -90,6 +91,9 @@ def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
         return RunResult(state=WorkerState.HEALTHY)
     if verdict == "stop":
         end_ranks(agent)
+    for local, code in rank_codes(agent).items():
+        if code:
+            drop_if_torn(agent._pcontext.error_files[local])
     result = look()
     if result.state == WorkerState.FAILED and saved(ended_codes(agent)):
         agent._remaining_restarts = 0

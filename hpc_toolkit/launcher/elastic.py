@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import PASSING, HpcToolkitError
 from hpc_toolkit.launcher import agent as agents
 from hpc_toolkit.launcher.lines import whole_lines
 from hpc_toolkit.launcher.outcome import (
@@ -22,7 +22,7 @@ from hpc_toolkit.launcher.outcome import (
     saved,
 )
 from hpc_toolkit.launcher.rank import wrapped
-from hpc_toolkit.launcher.ranklogs import PREFIX, log_path, make_rank_logs
+from hpc_toolkit.launcher.ranklogs import PREFIX, log_path, make_next, make_rank_logs
 from hpc_toolkit.launcher.rendezvous import make_handler
 from hpc_toolkit.launcher.rounds import FAREWELL_S, ended_message
 from hpc_toolkit.launcher.signals import signals
@@ -104,6 +104,9 @@ def _redirect(plan: Plan, config: LaunchConfig) -> tuple[Path | None, Path | Non
         temporary = Path(tempfile.mkdtemp(prefix="hpctk-launch-"))
     directory = plan.log_dir or temporary
     assert directory is not None
+    if temporary is None and plan.nodes == 1:
+        # An earlier launch of the same step has the same name.
+        directory = make_next(directory)
     config.logs_specs = make_rank_logs(
         directory,
         redirects=asked._redirects,
@@ -174,9 +177,20 @@ def _ended(run: Callable[[], Any], here: _Here) -> Outcome | None:
         return Outcome(128 + end.sigval, HpcToolkitError(f"ended by {name}, and its ranks with it"))
     except agents.NodeEndedError as error:
         return Outcome(error.ending.code if error.ending else 1, error)
-    except HpcToolkitError as error:
-        return Outcome(error.exit_code, error)
+    except (HpcToolkitError, OSError) as error:
+        return _stopped(error)
     return None if result is not None and result.is_failed() else Outcome(0)
+
+
+def _stopped(error: HpcToolkitError | OSError) -> Outcome:
+    """What an error of this node means, such as a full disk: the other nodes must learn of it."""
+    if isinstance(error, HpcToolkitError):
+        return Outcome(error.exit_code, error)
+    if error.errno not in PASSING:
+        raise error
+    where = f"{error.filename}: " if error.filename else ""
+    told = HpcToolkitError(f"{where}{error.strerror}", hint="mend that, and start it again")
+    return Outcome(SAVED, told)
 
 
 def _failed(agent: Any, directory: Path | None) -> Outcome:

@@ -16,6 +16,7 @@ from hpc_toolkit.launcher.plan import (
     Request,
     check_request,
     given_options,
+    left_out,
     make_plan,
     task_plan,
 )
@@ -53,6 +54,8 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
         os.environ.update(surroundings(plan, os.environ))
         if plan.form == "task":
             return _as_task(request, plan, replace=replace)
+        if told := left_out(request, plan):
+            sys.stderr.write(f"warning: {told.message} ({told.hint})\n")
         config, program, arguments = _configured(namespace, plan)
         from hpc_toolkit.launcher.elastic import run_agent
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _HINTS = (
     (r"can't open file|No such file or directory", "is the path right on every node?"),
     (r"(?i)address already in use|EADDRINUSE", "leave the choice of ports to hpctk"),
     (r"(?i)out of memory", "a smaller batch, gradient checkpointing, or more GPUs"),
+    (r"No space left on device|Disk quota exceeded", "free space there, and start it again"),
     (r"NCCL built in|NCCL is not", "--backend gloo where there is no NVIDIA GPU"),
 )
 _SIGNAL_HINTS = {
@@ -96,7 +98,19 @@ def failure_error(
     message = f"rank {failure.rank} on {host} {how}{after}{where}"
     if lines:
         message += "\n" + "\n".join(f"  {line}" for line in lines)
+    if log is not None and _full(log):
+        hint = "the disk of that log is full, so the log may lack the reason: free space there"
+        return HpcToolkitError(message, hint=hint)
     return HpcToolkitError(message, hint=_SIGNAL_HINTS.get(name) or _hint("\n".join(lines)))
+
+
+def _full(log: Path) -> bool:
+    """Whether nothing can be written beside a log."""
+    try:
+        found = os.statvfs(log.parent)
+    except OSError:
+        return False
+    return found.f_blocks > 0 and found.f_bavail == 0
 
 
 def signal_name(number: int) -> str:

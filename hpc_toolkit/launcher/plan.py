@@ -94,6 +94,7 @@ def check_request(request: Request) -> None:
 
             message = f"launch has no option {name!r}"
             raise ConfigError(message, hint=near_miss(name, list(known)))
+    _check_kinds(request)
     if request.backend not in (None, "nccl", "gloo"):
         message = f"--backend: {request.backend!r} is neither nccl nor gloo"
         raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
@@ -101,6 +102,25 @@ def check_request(request: Request) -> None:
         message = f"--start-timeout: {request.start_timeout_s:g} is no time to wait"
         raise ConfigError(message, hint="such as --start-timeout 600, in seconds")
     _check_script(request)
+
+
+def _check_kinds(request: Request) -> None:
+    """Refuse what only a call from Python can give."""
+    if isinstance(request.start_timeout_s, bool) or not isinstance(
+        request.start_timeout_s, int | float
+    ):
+        message = f"start_timeout: {request.start_timeout_s!r} is no number"
+        raise ConfigError(message, hint="such as start_timeout=600, in seconds")
+    known = all_options()
+    for name, value in request.options.items():
+        if value is None:
+            continue
+        if not known[name].metavar and not isinstance(value, bool):
+            message = f"{name}: {value!r} is neither True nor False"
+            raise ConfigError(message, hint=f"such as {name}=True, or leave it out")
+        if known[name].metavar and not isinstance(value, str | int | float | Path):
+            message = f"{name}: {value!r} is neither a text nor a number"
+            raise ConfigError(message, hint="see hpctk launch --help")
 
 
 def _check_script(request: Request) -> None:
@@ -213,6 +233,20 @@ def given_options(request: Request, environ: Mapping[str, str] = os.environ) -> 
     """Options that were given, also by torchrun's variables, such as PET_NNODES."""
     from_environ = {name for name in all_options() if f"PET_{name.upper()}" in environ}
     return {*request.options, *from_environ}
+
+
+def left_out(
+    request: Request, plan: Plan, environ: Mapping[str, str] = os.environ
+) -> HpcToolkitError | None:
+    """What to tell where the ranks start on one node of a job that has several."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    if plan.form != "agent" or plan.nodes > 1 or not nodes.isdigit() or int(nodes) < 2:
+        return None
+    if given_options(request, environ) & {"nnodes", "standalone"}:
+        return None
+    message = f"this job has {nodes} nodes, and these ranks start on this one alone"
+    hint = "start hpctk launch with srun, one task per node; or say --nnodes 1"
+    return HpcToolkitError(message, hint=hint)
 
 
 def _place(namespace: Any, given: set[str], step: Step | None) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,31 @@ PREFIX = "[rank ${rank}] "
 def log_path(directory: Path, rank: int, restart: int, stream: str) -> Path:
     """The file of a rank; ``stream`` is out, err, or error.json for a recorded exception."""
     return directory / f"rank-{rank}.restart-{restart}.{stream}"
+
+
+def make_next(directory: Path) -> Path:
+    """Make a directory of this name, or with the next free number behind it: NAME, NAME-2 ..."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    path, number = directory, 1
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            path = directory.with_name(f"{directory.name}-{number}")
+        else:
+            return path
+
+
+def drop_if_torn(path: str) -> None:
+    """Remove a recorded exception that is no JSON, as a full disk leaves it: torch fails there."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            json.load(file)
+    except ValueError:
+        Path(path).unlink()
+    except OSError:
+        pass
 
 
 @functools.cache

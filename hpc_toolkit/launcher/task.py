@@ -20,12 +20,15 @@ from hpc_toolkit.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import FrameType
 
     from hpc_toolkit.launcher.plan import Plan
     from hpc_toolkit.launcher.step import Step
 
 _BACKLOG = 4096
+_ENDED = signal.SIGRTMIN
+"""By what the store's process learns that rank 0 has ended."""
 
 
 def task_environment(plan: Plan, step: Step) -> tuple[dict[str, str], int | None]:
@@ -67,16 +70,22 @@ def _serve(plan: Plan, host: str) -> tuple[Address, int]:
     listener = socket.create_server(("", 0), backlog=_BACKLOG)
     address = Address(host, listener.getsockname()[1])
     parent = os.getpid()
+    # It waits for the child also while that is not yet ready for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDED})
     keeper = os.fork()
     if keeper == 0:
-        _hold_store(listener, parent, plan.start_timeout_s)
+        path = plan.run_dir / "rendezvous" / plan.launch
+        _hold_store(listener, parent, plan.start_timeout_s, path, str(address))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_ENDED})
     listener.close()
     meeting.publish(plan.run_dir, plan.launch, address)
     return address, keeper
 
 
-def _hold_store(listener: socket.socket, parent: int, timeout_s: float) -> None:
-    """Be the store of the ranks until rank 0 ends; never returns."""
+def _hold_store(
+    listener: socket.socket, parent: int, timeout_s: float, path: Path, address: str
+) -> None:
+    """Be the store of the ranks until rank 0 ends, and take its name away; never returns."""
     try:
         die_with_parent()
         for number in (*WARNINGS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -95,9 +104,14 @@ def _hold_store(listener: socket.socket, parent: int, timeout_s: float) -> None:
         )
         # Whoever reads rank 0's errors waits for the last that could write there.
         os.dup2(nothing, 2)
-        while os.getppid() == parent:
-            signal.sigtimedwait([], 60)
+        die_with_parent(_ENDED)
+        while os.getppid() == parent and signal.sigtimedwait({_ENDED}, 60) is None:
+            pass
+        # Another launch of this name can be there only where somebody removed ours.
+        if os.readlink(path) == address:
+            path.unlink()
         del store
+        os._exit(0)
     except BaseException as error:  # noqa: BLE001 - a child must not go on as its parent
         sys.stderr.write(f"the store of the ranks ended: {error}\n")
     finally:
@@ -143,6 +157,6 @@ def run_child(
         for number, handler in before.items():
             signal.signal(number, handler)
         if keeper is not None:
-            os.kill(keeper, signal.SIGKILL)
+            os.kill(keeper, _ENDED)
             os.waitpid(keeper, 0)
     return os.waitstatus_to_exitcode(status)

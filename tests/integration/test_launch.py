@@ -233,6 +233,8 @@ def test_tasks_that_srun_started_become_ranks(hpctk: Hpctk, train: Path, tmp_pat
         assert ended.code == 0, ended.err
         # The task itself is the rank; no agent is between it and srun.
         assert re.findall(r"step \d start 0 pid (\d+)", ended.out) == [str(task.pid)] * 3
+    meeting = hpctk.cwd / "run" / "rendezvous"
+    wait_until(lambda: not list(meeting.iterdir()), "the name to be taken away", limit_s=LIMIT_S)
 
 
 def test_a_task_that_calls_from_python_keeps_no_process(hpctk: Hpctk) -> None:
@@ -253,6 +255,7 @@ raise SystemExit
     ended = hpctk.start(first=call, env={**step, **place}).ended(limit_s=LIMIT_S)
 
     assert ended.out == "code 7\nno child is left\n"
+    assert not list((hpctk.cwd / "run" / "rendezvous").iterdir())
     assert ended.err == "error: rank 0 ended with exit code 7\n"
 
 

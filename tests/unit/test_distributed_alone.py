@@ -222,14 +222,19 @@ def test_a_thread_that_waits_for_the_interpreter_has_it_before_the_block_ends(
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    last, had = threading.Lock(), []
+    last, had = threading.Lock(), threading.Event()
     states = iter((False, True))
     dist = torch.distributed
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist, "is_initialized", lambda: next(states))
     monkeypatch.setattr(dist, "destroy_process_group", last.release)
     last.acquire()
-    thread = threading.Thread(target=lambda: (last.acquire(), had.append(True)))
+
+    def want() -> None:
+        with last:
+            had.set()
+
+    thread = threading.Thread(target=want)
     thread.start()
     before = sys.getswitchinterval()
     # Nothing is taken from whoever has the interpreter.
@@ -237,7 +242,7 @@ def test_a_thread_that_waits_for_the_interpreter_has_it_before_the_block_ends(
     try:
         with distributed.process_group("gloo"):
             pass
-        in_time = bool(had)
+        in_time = had.is_set()
     finally:
         sys.setswitchinterval(before)
         thread.join()

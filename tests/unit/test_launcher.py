@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import hpc_toolkit
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.launcher import launch as launching
@@ -30,7 +31,15 @@ from hpc_toolkit.launcher.outcome import (
     root_cause,
     saved,
 )
-from hpc_toolkit.launcher.plan import Plan, Request, check_request, make_plan, task_plan
+from hpc_toolkit.launcher.plan import (
+    Plan,
+    Request,
+    check_request,
+    left_out,
+    make_plan,
+    task_plan,
+)
+from hpc_toolkit.launcher.ranklogs import drop_if_torn, make_next
 from hpc_toolkit.launcher.rounds import FAREWELL_S, Ending
 from hpc_toolkit.launcher.step import Step
 from hpc_toolkit.launcher.watch import Watch
@@ -212,6 +221,15 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
     for timeout_s in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=r"--start-timeout: .* is no time"):
             check_request(replace(good, start_timeout_s=timeout_s))
+    for called, told in (
+        (replace(good, start_timeout_s="3"), "start_timeout: '3' is no number"),  # type: ignore[arg-type] # what is refused
+        (replace(good, options={"module": "yes"}), "module: 'yes' is neither True nor False"),
+        (replace(good, options={"nproc_per_node": [2]}), r"nproc_per_node: \[2\] is neither"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check_request(called)
+    with pytest.raises(ConfigError, match="run_dir: 5 is no path"):
+        hpc_toolkit.launch(str(script), run_dir=5)  # type: ignore[arg-type] # as above
     with pytest.raises(ConfigError, match="there is no module ''"):
         check_request(Request(script="", options={"module": True}))
 
@@ -358,6 +376,25 @@ def test_inside_a_step_slurm_says_where_this_is() -> None:
         plan_of(step, "R", node_rank=0)
     with pytest.raises(ConfigError, match="2 nodes need a directory"):
         plan_of(step)
+
+
+def test_a_launch_on_one_node_of_several_is_told_unless_it_is_meant() -> None:
+    job = {"SLURM_JOB_NUM_NODES": "2"}
+
+    def told(environ: dict[str, str], **options: Any) -> str:
+        request = Request(script="train.py", options=options, run_dir=Path("run"))
+        step = Step.from_environ(environ)
+        found = left_out(request, plan_of(step, "run", environ), environ)
+        return f"{found.message}; {found.hint}" if found else ""
+
+    assert told(job).startswith("this job has 2 nodes, and these ranks start on this one alone")
+    # As in a shell of 'srun --pty'.
+    alone = {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    assert "with srun" in told({**SRUN, **alone, **job})
+    assert not told({**SRUN, **job})
+    assert not told(job, nnodes="1")
+    assert not told({"SLURM_JOB_NUM_NODES": "1"})
+    assert not told({})
 
 
 def test_where_srun_started_every_rank_options_of_an_agent_are_refused() -> None:
@@ -551,6 +588,24 @@ def test_what_a_rank_wrote_last_appears_at_the_end() -> None:
 def test_a_forked_rank_finds_the_file_to_send_elsewhere() -> None:
     with open(os.devnull, "w", encoding="utf-8") as under:
         assert WholeLines(under).fileno() == under.fileno()
+
+
+def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    made = [make_next(tmp_path / "logs" / "12.0.0") for _ in range(3)]
+
+    assert [path.name for path in made] == ["12.0.0", "12.0.0-2", "12.0.0-3"]
+    assert all(path.is_dir() for path in made)
+
+
+def test_a_recorded_error_that_a_full_disk_cut_is_not_read(tmp_path: Path) -> None:
+    torn, whole = tmp_path / "torn", tmp_path / "whole"
+    torn.touch()
+    whole.write_text("{}")
+
+    for path in (torn, whole, tmp_path / "none"):
+        drop_if_torn(str(path))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 def test_a_signal_to_handle_must_have_a_name() -> None:

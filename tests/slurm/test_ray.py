@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from tests.onlyray import only_ray, skip_beside_foreign_ray
@@ -33,6 +34,16 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Iterator[Site]:
     with only_ray():
         skip_beside_foreign_ray()
         yield Site(lab, cwd)
+
+
+def listening(*names: str) -> set[str]:
+    """Where programs of these names listen."""
+    found = set()
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] in names:
+            ports = process.net_connections(kind="inet")
+            found |= {one.laddr.ip for one in ports if one.status == psutil.CONN_LISTEN}
+    return {address.removeprefix("::ffff:") for address in found}
 
 
 def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(site: Site) -> None:
@@ -64,6 +75,7 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
 
     wait_until(lambda: status()["stages"]["items"]["leased"] >= 2, said, limit_s=LIMIT_S)
     wait_until(lambda: status()["workers"]["alive"] == 2, said, limit_s=LIMIT_S)
+    assert listening("gcs_server", "raylet") == {"127.0.0.1"}
     site.warn(job)
     wait_until(lambda: status()["draining"] == 2, said, limit_s=LIMIT_S)
     (site.cwd / "go").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.render.directives import log_pattern
 from hpc_toolkit.render.grammar import parse_array
+from hpc_toolkit.render.kinds import TRAININGS
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
 from hpc_toolkit.slurm.controller import max_array_size
 from hpc_toolkit.submit.arrays import split_array
@@ -116,14 +118,23 @@ def of_request(
                 f"{spec.array} is sent as {len(chunks)} arrays, since an index is at most "
                 f"{limit - 1} here{each}"
             )
+    works_in = Path(spec.chdir) if spec.chdir else cwd
     return Submission(
         name=spec.job_name,
         scripts=tuple(scripts),
         log=log_pattern(spec),
-        cwd=Path(spec.chdir) if spec.chdir else cwd,
+        cwd=works_in,
         run=run,
-        notes=tuple(notes),
+        notes=(*notes, *_missing(spec, template, works_in)),
     )
+
+
+def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:
+    """A training script that is not where its job looks for it; it may be made until then."""
+    if template not in TRAININGS or spec.container or spec.command[0] == "-m":
+        return []
+    path = folder / spec.command[0]
+    return [] if os.path.exists(path) else [f"there is no {path}, which the job will start"]
 
 
 def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submission:

@@ -149,6 +149,19 @@ def test_a_campaign_whose_template_was_forgotten_is_refused(programs: Programs) 
     assert programs.calls("sbatch") == []
 
 
+def test_a_training_script_that_is_missing_is_told_and_its_job_sent(programs: Programs) -> None:
+    train = ("train-single-gpu", "--time", "1:00:00", "--")
+
+    missing = call(*train, "train.py")
+    Path("train.py").touch()
+    there = call(*train, "train.py")
+    module = call(*train, "-m", "train")
+
+    assert f"note: there is no {Path.cwd()}/train.py, which the job will start" in missing.stderr
+    assert missing.stdout == "101\n"
+    assert "train.py" not in there.stderr + module.stderr
+
+
 @pytest.mark.parametrize(("template", "noted"), [("campaign", False), ("work-queue", True)])
 def test_workers_alone_for_a_campaign_are_sent_with_a_note(
     programs: Programs, template: str, noted: bool

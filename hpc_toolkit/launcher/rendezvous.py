@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.launcher import meeting
 from hpc_toolkit.launcher.meeting import Address
+from hpc_toolkit.launcher.options import all_options
 from hpc_toolkit.launcher.rounds import Rounds
 from hpc_toolkit.ranks import host_name
 
@@ -95,7 +96,8 @@ def _serve(port: int, timeout_s: float) -> Any:
         return TCPStore("127.0.0.1", port, None, True, timedelta(seconds=timeout_s), False)
     except RuntimeError as error:
         message = f"cannot listen on port {port}: {str(error).splitlines()[0]}"
-        hint = "--master-port N, another one on all nodes; with --run-dir alone a free one is found"
+        option = all_options()["master_port"].spelling
+        hint = f"{option} N, another one on all nodes; with --run-dir alone a free one is found"
         raise ConfigError(message, hint=hint) from error
 
 

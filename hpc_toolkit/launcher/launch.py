@@ -189,7 +189,7 @@ def _configured(
     lacking = sorted(_NEEDED - vars(config).keys())
     if lacking:
         message = f"launch needs a newer torch: this one's launcher has no {', '.join(lacking)}"
-        raise ConfigError(message, hint="pip install --upgrade torch; 2.13 was tested")
+        raise ConfigError(message, hint="pip install --upgrade torch; 2.13 and 2.15 were tried")
     try:
         get_logging_handler(config.event_log_handler)
     except KeyError as error:
@@ -209,8 +209,7 @@ def _check_gpus(ranks: int) -> None:
 
     seen = torch.cuda.device_count()
     if ranks > seen:
-        gpus = "GPU" if seen == 1 else "GPUs"
-        message = f"--numa-binding: {ranks} ranks, and torch sees {seen} {gpus} to bind them beside"
+        message = f"--numa-binding: torch sees fewer GPUs ({seen}) than there are ranks ({ranks})"
         raise ConfigError(message, hint="leave it out; in a job srun's --cpu-bind binds tasks")
 
 

@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 
@@ -22,7 +24,12 @@ def log_path(directory: Path, rank: int, restart: int, stream: str) -> Path:
 
 def make_next(directory: Path) -> Path:
     """Make a directory of this name, or with the next free number behind it: NAME, NAME-2 ..."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        # As below /proc, where the kernel alone makes names.
+        message = f"{error.filename}: no directory can be made there"
+        raise ConfigError(message, hint="name another one: --run-dir, or --log-dir") from error
     path, number = directory, 1
     while True:
         try:

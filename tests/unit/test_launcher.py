@@ -128,7 +128,7 @@ def test_what_torch_would_meet_too_late_is_told_as_bad_input() -> None:
     for options, told in (
         ({"monitor_interval": -5.0}, "--monitor-interval: -5 is no time"),
         ({"event_log_handler": "none"}, "torch has none called 'none'"),
-        ({"numa_binding": "node"}, "--numa-binding: 99 ranks, and torch sees . GPUs?"),
+        ({"numa_binding": "node"}, r"--numa-binding: torch sees fewer GPUs \(.\) than"),
     ):
         found = launching._namespace(Request(script="a", options=options))
         found.nproc_per_node = 99
@@ -595,6 +595,11 @@ def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) ->
 
     assert [path.name for path in made] == ["12.0.0", "12.0.0-2", "12.0.0-3"]
     assert all(path.is_dir() for path in made)
+
+
+def test_a_place_in_which_nothing_can_be_made_is_told() -> None:
+    with pytest.raises(ConfigError, match="/proc/none: no directory can be made there"):
+        make_next(Path("/proc/none/logs/12.0.0"))
 
 
 def test_a_recorded_error_that_a_full_disk_cut_is_not_read(tmp_path: Path) -> None:

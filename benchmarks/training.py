@@ -65,8 +65,10 @@ _START_S = 600.0
 
 def main() -> None:
     given = parser(__doc__)
-    given.add_argument("--parts", type=some_of(PARTS), default=PARTS, help="some of them")
-    given.add_argument("--models", type=some_of(MODELS), default=MODELS, help="some of them")
+    given.add_argument("--parts", type=some_of(PARTS), default=",".join(PARTS), help="some of them")
+    given.add_argument(
+        "--models", type=some_of(MODELS), default=",".join(MODELS), help="some of them"
+    )
     given.add_argument("--steps", type=number, default=100, help="of each training")
     given.add_argument("--rounds", type=number, default=3, help="turns of restarts and trees")
     given.add_argument("--rows", type=number, default=40_000, help="that trees learn from")

@@ -138,7 +138,8 @@ def plan(
     """Say what the rest of a run takes on n nodes: time, node-hours, cost, the limit to ask for.
 
     From the items left and how long those took that ended, or from a guess; what 9 of 10 cases lie
-    between. Waiting for Slurm is not in it.
+    between. Waiting for Slurm is not in it. What -o FILE.json
+    keeps, --check FILE.json compares with what came.
     """
     from hpc_toolkit.plan.making import make_plan
     from hpc_toolkit.plan.nodes import Worker, node_of

@@ -223,6 +223,10 @@ def _sentences(plan: Plan) -> list[str]:
             f" about {plan.useful_workers:,} workers help little. A list without groups is cut"
             " into units of up to 1/64 of what is left, and a group is loaded anew by each helper."
         )
+    if plan.run:
+        said.append(
+            f"Kept with -o plan.json, 'hpctk plan {plan.run} --check plan.json' compares it."
+        )
     simulated = sum(one.forecast.simulated for one in plan.choices)
     draws = plan.choices[0].forecast.draws if plan.choices else 0
     kind = f"{draws} draws a row by list scheduling"

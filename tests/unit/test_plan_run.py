@@ -161,6 +161,7 @@ def test_a_plan_of_a_run_tells_the_workers_that_go_on(tmp_path: Path) -> None:
     assert plan.now.workers == 1
     assert plan.seen == 3
     assert any("As it goes on now, on 1 worker:" in line for line in as_lines(plan))
+    assert any("--check plan.json' compares it" in line for line in as_lines(plan))
 
 
 def test_a_run_without_items_left_is_refused(tmp_path: Path) -> None:

@@ -73,8 +73,12 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
     def said() -> str:
         return f"what did not come:\n{site.said(job)}"
 
-    wait_until(lambda: status()["stages"]["items"]["leased"] >= 2, said, limit_s=LIMIT_S)
-    wait_until(lambda: status()["workers"]["alive"] == 2, said, limit_s=LIMIT_S)
+    def both_hold() -> bool:
+        found = status()
+        items = found["stages"]["items"]
+        return (items["done"], items["leased"], found["workers"]["alive"]) == (4, 2, 2)
+
+    wait_until(both_hold, said, limit_s=LIMIT_S)
     assert listening("gcs_server", "raylet") == {"127.0.0.1"}
     site.warn(job)
     wait_until(lambda: status()["draining"] == 2, said, limit_s=LIMIT_S)

@@ -152,10 +152,10 @@ def test_items_of_a_kind_that_has_not_come_are_allowed_for() -> None:
     known = Forecaster(many, draws=50).forecast(1, simulated=False).time_s
 
     # 1 of 50 that takes 8 times as long makes the rest 14 % longer, and half of such lists show
-    # none of them among the first 35.
-    assert time_s.high > 1.14 * 665 * seen.mean()
+    # none of them among the first 35. Chance of the others comes on top.
+    assert time_s.high > 1.22 * 665 * seen.mean()
     assert known.high / known.low < 1.35
-    assert time_s.median == pytest.approx(665 * seen.mean(), rel=0.06)
+    assert time_s.median == pytest.approx(665 * seen.mean(), rel=0.1)
 
 
 def test_the_size_in_a_name_of_models_is_found() -> None:

@@ -70,6 +70,7 @@ def make_plan(
         longest_s=forecaster.longest_s,
         largest_s=forecaster.largest_s,
         useful_workers=forecaster.useful_workers,
+        ungrouped=any(stage.group_by is None for stage in work.stages),
         node=node,
         cluster=cluster.name,
         assumed=assumed,

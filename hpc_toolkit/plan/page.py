@@ -51,6 +51,8 @@ class Plan:
     """What one worker takes for the largest unit."""
     useful_workers: int
     """With more of them the largest unit alone says how long it takes."""
+    ungrouped: bool
+    """Whether some of the items have no groups."""
     node: Node
     cluster: str
     now: Forecast | None
@@ -220,9 +222,10 @@ def _sentences(plan: Plan) -> list[str]:
         took = format_duration(plan.largest_s)
         said.append(
             f"One worker takes {took} for the largest unit, and no plan is shorter: more than"
-            f" about {plan.useful_workers:,} workers help little. A list without groups is cut"
-            " into units of up to 1/64 of what is left, and a group is loaded anew by each helper."
+            f" about {plan.useful_workers:,} workers help little."
         )
+        if plan.ungrouped:
+            said.append("A list without groups is cut into units of up to 1/64 of what is left.")
     if plan.run:
         said.append(
             f"Kept with -o plan.json, 'hpctk plan {plan.run} --check plan.json' compares it."

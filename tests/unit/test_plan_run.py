@@ -313,6 +313,9 @@ def test_units_that_are_too_large_for_so_many_workers_are_told() -> None:
 
     assert not any("largest unit" in line for line in as_lines(few))
     assert any("help little" in line for line in as_lines(many))
+    assert any("list without groups" in line for line in as_lines(many))
+    loaded = make_plan(typed_work(300, 3), SURE, [64], SITE, NODE, draws=4)
+    assert not any("list without groups" in line for line in as_lines(loaded))
 
 
 def test_a_picture_is_svg_and_the_same_each_time() -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.actors.rank import Order
     from hpc_toolkit.actors.settings import RaySettings
 
-_LONGEST_ROOT = 42
-"""Sockets lie 64 characters further down, and their paths have at most 107 bytes (unix(7))."""
+_LONGEST_ROOT = 40
+"""Sockets lie 66 characters further down, and their paths have at most 107 bytes (unix(7))."""
 _HOME = "127.0.0.1"
 """Where all of a local Ray listens."""
 _SETTINGS = b"\x04\0\0\0\0\0"
@@ -140,7 +140,8 @@ def _local(settings: RaySettings, root: str) -> dict[str, Any]:
         **({"dashboard_port": settings.dashboard_port} if settings.dashboard_port else {}),
         "_metrics_export_port": settings.metrics_port,
         "_node_ip_address": _HOME,
-        "_temp_dir": root,
+        # Ray opens the directory that it is given to everybody (mode 0777), but not those above.
+        "_temp_dir": f"{root}/r",
     }
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 PROGRAM = "--program"
+_OF_RAY = "r"
+"""A directory in the job's own: Ray opens the one that it is given to everybody (mode 0777)."""
 _HEAD = "head"
 """A file that is there where this is the first node."""
 _CUT_SHORT = 1
@@ -80,7 +82,7 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
         message = "there is no program for Ray to run"
         raise ConfigError(message, hint="ray symmetric-run --address HOST:PORT -- PROGRAM")
     cut = words.index("--")
-    options = [*resources(environ), f"--temp-dir={root}"]
+    options = [*resources(environ), f"--temp-dir={root}/{_OF_RAY}"]
     given = {word.partition("=")[0] for word in words[:cut]}
     own = [option for option in options if option.partition("=")[0] not in given]
     program = [sys.executable, "-m", "hpc_toolkit.actors.node", PROGRAM, *words[cut + 1 :]]

@@ -78,6 +78,8 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     wait_for(2)
     assert listening(work.pid)
     assert {address.removeprefix("::ffff:") for address in listening(work.pid)} == {"127.0.0.1"}
+    (root,) = Path(short_dir).iterdir()
+    assert root.stat().st_mode & 0o077 == 0, "others reach Ray's sockets"
     killed, other = (worker["pid"] for worker in workers_of(run))
     os.kill(killed, signal.SIGKILL)
     wait_for(3)

@@ -80,6 +80,7 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
 
     wait_until(both_hold, said, limit_s=LIMIT_S)
     assert listening("gcs_server", "raylet") == {"127.0.0.1"}
+    assert Path(f"/tmp/hpctk-ray-{job}.0").stat().st_mode & 0o077 == 0
     site.warn(job)
     wait_until(lambda: status()["draining"] == 2, said, limit_s=LIMIT_S)
     (site.cwd / "go").touch()

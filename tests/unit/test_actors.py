@@ -659,7 +659,7 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
 
     assert found == [
         *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
-        *("--num-gpus=2", "--temp-dir=/tmp/root", "--"),
+        *("--num-gpus=2", "--temp-dir=/tmp/root/r", "--"),
         *(sys.executable, "-m", "hpc_toolkit.actors.node", "--program", "train", "--", "-x"),
     ]
 

@@ -118,7 +118,14 @@ def measure(options: argparse.Namespace, found: dict[str, Any]) -> None:
                 if "losses" in options.parts:
                     found["losses"] = [losses(site, model, size) for model in options.models]
                 if "trees" in options.parts:
-                    words = ("--rows", str(options.rows), "--rounds", "200")
+                    words = (
+                        "--rows",
+                        str(options.rows),
+                        "--rounds",
+                        "200",
+                        "--checkpoint-every",
+                        "50",
+                    )
                     found["trees"] = trees(site, words, options.rounds)
 
 

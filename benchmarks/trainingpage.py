@@ -86,7 +86,11 @@ def restarts_page(found: dict[str, list[Restart | None]]) -> list[str]:
             ]
         )
     ours, theirs = (median_s(found[name]) for name in (OURS, THEIRS))
-    ratio = f" torchrun takes {theirs / ours:.2f} times as long." if ours and theirs else ""
+    ratio = (
+        f" Where it trained on, torchrun takes {theirs / ours:.2f} times as long."
+        if ours and theirs
+        else ""
+    )
     head = ["launcher", "trained on", "next step after, median", "range", "steps made again"]
     return [
         "A rank of two is killed, without Slurm, model `plain`, the launchers in turns; one that",

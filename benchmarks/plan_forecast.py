@@ -17,9 +17,8 @@ the directory does not hold it. Shapes:
 Simulated runs are of the same shapes with other seeds, ten times as long, on the queue's own code
 with a virtual clock. ``--write`` puts the table into benchmarks/results.md.
 
-Real runs are three at a time, since their workers only sleep: about four minutes for one of each
-shape, at next to no load. 20 simulated ones of each shape take about four minutes of one core.
-Needs nothing but the package.
+Takes about eight minutes: four for one real run of each shape, three at a time, since their
+workers only sleep, and four for 20 simulated ones of each. Needs nothing but the package.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def make_next(directory: Path) -> Path:
     """Make a directory of this name, or with the next free number behind it: NAME, NAME-2 ..."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:
-        # As below /proc, where the kernel alone makes names.
+    except (FileNotFoundError, FileExistsError) as error:
+        # As below /proc, where the kernel alone makes names, or where a file is.
         message = f"{error.filename}: no directory can be made there"
         raise ConfigError(message, hint="name another one: --run-dir, or --log-dir") from error
     path, number = directory, 1

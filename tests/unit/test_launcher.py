@@ -597,9 +597,13 @@ def test_a_second_launch_of_a_name_has_a_directory_of_its_own(tmp_path: Path) ->
     assert all(path.is_dir() for path in made)
 
 
-def test_a_place_in_which_nothing_can_be_made_is_told() -> None:
+def test_a_place_in_which_nothing_can_be_made_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="/proc/none: no directory can be made there"):
         make_next(Path("/proc/none/logs/12.0.0"))
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="/file: no directory can be made there"):
+        make_next(file / "12.0.0")
 
 
 def test_a_recorded_error_that_a_full_disk_cut_is_not_read(tmp_path: Path) -> None:

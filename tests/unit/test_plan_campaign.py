@@ -63,9 +63,8 @@ def test_the_budget_of_a_campaign_is_counted(
     done = len(tasks.seen)
     assert done > 0
     assert done + asked(work) + work.coming == evaluations
-    arms = [(i["checkpoint"], i["layer"], i["task"]) for i in tasks.left]
-    assert len(set(arms)) == len(arms)
-    assert not set(arms) & {(s.item["checkpoint"], s.item["layer"]) for s in tasks.seen}
+    items = [*tasks.left, *(one.item for one in tasks.seen)]
+    assert len({(i["checkpoint"], i["layer"], i["task"]) for i in items}) == len(items)
     assert any(f"{work.coming} of those left" in line for line in as_lines(plan_of(work)))
 
 

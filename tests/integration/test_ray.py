@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from hpc_toolkit.run import Run
@@ -27,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 LIMIT_S = 150.0
 RAY = Path(sys.executable).parent / "ray"
+psutil = pytest.importorskip("psutil")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from tests.onlyray import only_ray, skip_beside_foreign_ray
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_S = 240.0
+psutil = pytest.importorskip("psutil")
 
 
 @pytest.fixture

@@ -45,9 +45,9 @@ Panels = dict[str, tuple[Option, ...]]
 """A table of options, by the panel of the help that shows them."""
 
 
-def flag(name: str, help_text: str, *, short: str = "", default: bool | None = None) -> Option:
+def flag(name: str, help_text: str, *, short: str = "") -> Option:
     """An option without a value."""
-    return Option(name, help_text, "", short=short, default=default)
+    return Option(name, help_text, "", short=short)
 
 
 def many(name: str, help_text: str, metavar: str = "TEXT") -> Option:

@@ -87,6 +87,9 @@ def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
     # Another system's editor ends lines with "\r\n", which is an edit, but tells the same.
     lines = text.replace("\r\n", "\n")
     version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
+    if spec is None and origin(text) == "rendered":
+        msg = f"{where}: an earlier hpctk wrote it, without its request"
+        raise RenderError(msg, hint="call the command in its first lines again")
     if _MARK not in text or not (version and spec):
         raise _foreign(where)
     try:

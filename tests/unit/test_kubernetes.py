@@ -564,6 +564,18 @@ def test_a_manifest_whose_request_was_edited_is_told(
         embedded(path)
 
 
+def test_a_manifest_of_before_there_were_requests_is_not_called_edited(tmp_path: Path) -> None:
+    path = tmp_path / "ddp.yaml"
+    lines = rendered()["ddp.yaml"].splitlines(keepends=True)
+    older = (one for one in lines if not one.startswith(("# hpctk-spec", "# hpctk-body")))
+    path.write_text(sign("".join(older)))
+
+    assert check_manifest(path).reasons == ("an earlier hpctk wrote it, without its request",)
+    with pytest.raises(RenderError, match="without its request") as told:
+        embedded(path)
+    assert told.value.hint == "call the command in its first lines again"
+
+
 def test_a_request_that_this_version_does_not_know_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ddp.yaml"
     text = render_manifest(REQUESTS["ddp.yaml"])

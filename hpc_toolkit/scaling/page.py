@@ -45,7 +45,7 @@ _MEANINGS = """\
 - exchange in a step: that share as a time; all-reduce apart: the same messages, with nothing else
   running; bytes / bandwidth: what the gradients take at the bandwidth of one message of 16 MiB
 - spread: the least and the greatest that repeats give, no confidence interval; of a single repeat
-  an interval of at least 95 %
+  an interval of at least 95 %, which fewer than 6 steps cannot give
 """.splitlines()
 
 

@@ -102,9 +102,17 @@ def _causes(row: Row) -> Iterator[str]:
                 if name == "communication"
                 else "--vary loader-workers=1,4,8 tells whether more loaders help"
             )
+            if _may_be_noise(row, name):
+                cure = "it may be noise: more --max-steps or --repeats tell"
             low, high = (row.details.get(f"{name}_{end}") for end in ("low", "high"))
             spread = "" if low is None else f" ({max(low, 0.0):.0%} to {max(high or 0.0, 0.0):.0%})"
             yield f"on {row.world_size} {words} takes {share:.0%}{spread} of a step; {cure}"
+
+
+def _may_be_noise(row: Row, name: str) -> bool:
+    """Whether none of a share is within its spread."""
+    low = row.details.get(f"{name}_low")
+    return low is not None and low <= 0
 
 
 def _ways(row: Row) -> Iterator[str]:
@@ -112,7 +120,8 @@ def _ways(row: Row) -> Iterator[str]:
     exposed, apart = row.details.get("exposed_s"), row.details.get("all_reduce_s")
     if exposed is None or apart is None or apart <= 0:
         return
-    if row.shares.get("communication", 0.0) >= NOTABLE and exposed > 2 * apart:
+    notable = row.shares.get("communication", 0.0) >= NOTABLE
+    if notable and exposed > 2 * apart and not _may_be_noise(row, "communication"):
         yield (
             f"on {row.world_size} that is {exposed / apart:.1f} times what the same all-reduces "
             "take apart: ranks wait for each other, or for CPUs, more than for the network"

@@ -290,6 +290,24 @@ def test_numbers_of_an_exchange_that_are_far_apart_are_explained() -> None:
     assert "apart" not in reasons(0.01, 0.05)
 
 
+@pytest.mark.parametrize(("low", "noise"), [(-0.1, True), (0.0, True), (0.2, False), (None, False)])
+def test_a_share_that_may_be_none_is_to_be_measured_again(low: float | None, noise: bool) -> None:
+    details = {"exposed_s": 0.4, "all_reduce_s": 0.1, "step_median_s": 1.0}
+    if low is not None:
+        details |= {"communication_low": low, "communication_high": 0.6}
+    points = (
+        Point(world_size=1, rates=(1.0,)),
+        Point(world_size=2, rates=(1.5,), details=details, shares={"communication": 0.4}),
+    )
+
+    reasons = " ".join(judge(compare(Series(name="s", points=points))).reasons)
+
+    assert "exchanging gradients takes 40%" in reasons
+    assert ("it may be noise: more --max-steps or --repeats tell" in reasons) == noise
+    assert ("exchanges less often" not in reasons) == noise
+    assert ("take apart" not in reasons) == noise
+
+
 def test_a_law_whose_interval_is_wide_open_names_no_share() -> None:
     reasons = " ".join(judge(compare(series({1: 4.1, 2: 8.4, 4: 5.4}))).reasons)
 

@@ -63,7 +63,7 @@ def _overview(judged: Sequence[Judged]) -> Iterator[str]:
         wrong = sum(word.startswith("contradict") for word in told)
         cells = (
             _name(series),
-            str(verdict.world_size),
+            str(verdict.world_size) if len(comparison.rows) > 1 else "measure another",
             _speed(series, row),
             f"{row.efficiency:.1%}",
             f"{cost} for {series.work}",

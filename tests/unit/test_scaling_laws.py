@@ -12,7 +12,7 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.scaling.bandwidth import Timed, expected_s
 from hpc_toolkit.scaling.comparison import compare
 from hpc_toolkit.scaling.measurement import median_interval
-from hpc_toolkit.scaling.page import headline
+from hpc_toolkit.scaling.page import as_markdown, headline
 from hpc_toolkit.scaling.serialshare import fit
 from hpc_toolkit.scaling.series import Law, Point, Series
 from hpc_toolkit.scaling.utilisation import over_ranks
@@ -347,3 +347,15 @@ def test_means_over_ranks_leave_out_what_a_rank_does_not_know() -> None:
         "gpu_power_w": 300.0,
     }
     assert over_ranks([(nan, nan, nan)]) == {}
+
+
+def test_the_overview_advises_no_world_size_where_one_alone_was_measured() -> None:
+    judged = [
+        (found, judge(found), ())
+        for found in (compare(series({2: 1.0})), compare(series({1: 1, 2: 2})))
+    ]
+
+    lines = as_markdown(judged).splitlines()
+
+    assert lines[4].startswith("| s | measure another | ")
+    assert lines[5].startswith("| s | 2 | ")

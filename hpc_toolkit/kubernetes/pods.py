@@ -124,16 +124,16 @@ def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
         found.append(_from_field("NODE_RANK", f"metadata.annotations['{INDEX}']"))
         found.append({"name": "MASTER_ADDR", "value": meeting})
         found.append({"name": "MASTER_PORT", "value": str(MASTER_PORT)})
-    given = dict(spec.env)
+    secrets = [split_secret(text, "--env-from-secret") for text in spec.env_from_secret]
+    given = {*dict(spec.env), *(name for name, _, _ in secrets)}
     if spec.cpus is not None and "OMP_NUM_THREADS" not in given:
         # A limit is a share of time: the program sees all CPUs of the node, and would count those.
         threads = max(1, spec.cpus // spec.processes)
         found.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
     # A user without an entry in the image's /etc/passwd has the root directory as home.
     found += [{"name": "HOME", "value": "/tmp"}] if "HOME" not in given else []  # noqa: S108 - in a pod
-    found += [{"name": name, "value": literal(value)} for name, value in given.items()]
-    for text in spec.env_from_secret:
-        name, secret, key = split_secret(text, "--env-from-secret")
+    found += [{"name": name, "value": literal(value)} for name, value in spec.env]
+    for name, secret, key in secrets:
         reference = {"secretKeyRef": {"name": secret, "key": key}}
         found.append({"name": name, "valueFrom": reference})
     return found

@@ -243,6 +243,16 @@ def test_threads_are_a_share_of_the_pods_cpus_and_not_of_the_nodes(
     assert [one["value"] for one in found] == ([threads] if threads else [])
 
 
+def test_a_variable_that_a_secret_gives_is_set_once() -> None:
+    secrets = ("OMP_NUM_THREADS=s:threads", "HOME=s:home")
+    variables = container(spec(cpus=4, env_from_secret=secrets))["env"]
+
+    names = [one["name"] for one in variables]
+    assert sorted(set(names)) == sorted(names)
+    told = [one["valueFrom"]["secretKeyRef"]["key"] for one in variables[-2:]]
+    assert told == ["threads", "home"]
+
+
 OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"cpus": 3}, 'cpu: "3"'),
     ("kubernetes-ddp", {"mem": "1536M", "shm": "1G"}, 'memory: "1536Mi"'),

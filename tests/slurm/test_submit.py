@@ -345,6 +345,7 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
     lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +368,8 @@ def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
         monkeypatch.setenv("SLURM_CONF", str(kept.slurm_conf))
         ids = [array, f"{array}_1", gone, again, "1"]
 
-        deadline = time.monotonic() + 30
+        # What Slurm tells its accounting of a requeued job may be late on a busy machine.
+        deadline = time.monotonic() + 200
         while True:
             found = slurm.sacct(ids)
             states = {one: record.state for one, record in found.items()}

@@ -38,8 +38,6 @@ class Training:
     """Tasks of a node."""
     srun: tuple[str, ...]
     """Options of its step: to what tasks are bound."""
-    env: tuple[tuple[str, str], ...]
-    """Variables to export."""
     stage: tuple[str, ...]
     """What each node copies to its own disk."""
     staged: tuple[tuple[int, str], ...]
@@ -106,7 +104,6 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
         processes=(full.nproc_per_node or 1) // full.ntasks_per_node,
         tasks=full.ntasks_per_node,
         srun=tuple(f"{name}={value}" for name, value in bound.items() if value),
-        env=(("OMP_PROC_BIND", "close"), ("OMP_PLACES", "cores")) if alone else (),
         stage=full.stage,
         staged=tuple((at, PurePosixPath(path).name) for at, path in enumerate(full.stage, 1)),
         stage_dir=full.stage_dir or "",

@@ -237,9 +237,9 @@ def test_an_address_where_something_else_listens_is_refused(
         def answer() -> None:
             asked = server.accept()[0]
             with asked:
-                asked.sendall(says)
-                asked.shutdown(socket.SHUT_WR)
+                # Whoever reads no more of this resets the connection, so nothing may come after.
                 asked.recv(100)
+                asked.sendall(says)
 
         answers = threading.Thread(target=answer, daemon=True)
         answers.start()
@@ -655,11 +655,11 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
     words = ["ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3", "--", "train", "--", "-x"]
 
     environ = {"SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
-    found = node.full_command(words, "/tmp/root", environ)
+    found = node.full_command(words, "/scratch/job", environ)
 
     assert found == [
         *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
-        *("--num-gpus=2", "--temp-dir=/tmp/root/r", "--"),
+        *("--num-gpus=2", "--temp-dir=/scratch/job/r", "--"),
         *(sys.executable, "-m", "hpc_toolkit.actors.node", "--program", "train", "--", "-x"),
     ]
 
@@ -667,7 +667,7 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
 @pytest.mark.parametrize("words", [["ray", "symmetric-run"], ["ray", "symmetric-run", "--"]])
 def test_a_command_without_a_program_is_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="no program"):
-        node.full_command(words, "/tmp/root", {})
+        node.full_command(words, "/scratch/job", {})
 
 
 def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,18 +60,27 @@ def stage(
     print(f"{host}: {said}")
 
 
-def left(run: RunArgument = None) -> None:
-    """Print how many items are not finished, whether the run is complete or open, and how many of
-    these items living workers outside this job hold."""
+def left(
+    run: RunArgument = None,
+    watch: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Longest watch over workers of other jobs."),
+    ] = "1min",
+) -> None:
+    """Print how many items are not finished, whether the run is complete or open, and, where other
+    jobs hold all of these items, how many of them belong to workers that are alive."""
     from hpc_toolkit.clock import SystemClock
     from hpc_toolkit.ranks import RankInfo
     from hpc_toolkit.status import held_elsewhere
 
-    opened = open_run(run)
+    opened, watch_s = open_run(run), parse_duration(watch, where="--watch")
     status = opened.status()
+    if status.complete:
+        print(0, "complete", 0)
+        return
     count = sum(stage.pending + stage.leased for stage in status.stages.values())
-    elsewhere = held_elsewhere(opened.view, SystemClock(), job=RankInfo.from_environ().job_id)
-    print(*(0, "complete", 0) if status.complete else (count, "open", elsewhere))
+    job = RankInfo.from_environ().job_id
+    print(count, "open", held_elsewhere(opened.view, SystemClock(), job=job, watch_s=watch_s))
 
 
 def giveback(

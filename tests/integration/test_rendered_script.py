@@ -223,7 +223,7 @@ def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
 
     assert code == 0, output
     assert ["-m", "hpc_toolkit", "work", run] in slurm.calls("python")
-    assert ["-m", "hpc_toolkit", "left", run] in slurm.calls("python")
+    assert ["-m", "hpc_toolkit", "left", run, "--watch", "60s"] in slurm.calls("python")
     assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
     assert slurm.rank_environ["SETUP"] == "a b"
     assert not list(slurm.root.rglob("canary"))

@@ -22,7 +22,7 @@ from hpc_toolkit.queue.control import (
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import boot_id, host_name
-from hpc_toolkit.status import StageCounts, Status, read_status
+from hpc_toolkit.status import StageCounts, Status, held_elsewhere, read_status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
 
@@ -527,3 +527,38 @@ def test_a_view_that_is_kept_gives_what_a_new_one_gives(toy: ToyRun) -> None:
     worker.release()
 
     assert read_status(view, ManualClock(NOW), given="r").stages == status(toy).stages
+
+
+@pytest.mark.parametrize(
+    ("beats", "watch_s", "count"), [(True, 60.0, 4), (False, 60.0, 0), (True, 0.0, 0)]
+)
+@pytest.mark.parametrize("ahead_s", [-1e6, 0.0, 1e6])
+def test_i4_what_another_job_holds_is_told_by_heartbeats_and_by_no_other_clock(
+    toy: ToyRun, ahead_s: float, beats: bool, watch_s: float, count: int
+) -> None:
+    """A dead worker whose clock ran ahead once kept its items from being started again."""
+    clock = ManualClock(NOW)
+    owner = toy.worker("owner", host="there", job="18", at=NOW + ahead_s)
+    owner.claim(toy.unit_name(0))
+
+    def pause(seconds: float) -> None:
+        clock.advance(seconds)
+        if beats and clock.now > NOW + owner.presence.presence.interval_s:
+            owner.presence.update(at=clock.now + ahead_s)
+
+    def held(job: str) -> int:
+        return held_elsewhere(toy.view(), clock, job=job, watch_s=watch_s, pause=pause)
+
+    assert held("17") == count
+    assert clock.now <= NOW + 1.5 * owner.presence.presence.interval_s
+    assert held("18") == 0, "it is of this job"
+
+
+def test_nobody_is_watched_where_others_hold_a_part_of_what_is_left(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "run", count=8)
+    toy.worker("owner", host="there", job="18", at=NOW).claim(toy.unit_name(0))
+
+    def pause(_seconds: float) -> None:
+        pytest.fail("it waits for what decides nothing")
+
+    assert held_elsewhere(toy.view(), ManualClock(NOW), job="17", pause=pause) == 0

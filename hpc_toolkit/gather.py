@@ -79,6 +79,7 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             return Table(_strip(stage, _read_table(stage)), published=True)
         if not partial:
             late = _catch_up(view, stage)
+            view.await_journals()
             view.refuse_unreadable()
             stage.log.refuse_hidden()
             if not stage.complete:

@@ -18,7 +18,7 @@ from zlib import crc32
 from hpc_toolkit.files import write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _RELEASE = b'{"type":"release",'
@@ -135,16 +135,27 @@ class JournalReader:
         """Bytes that the journal had when it was last read."""
         return self._offset + self.torn_bytes
 
-    def poll(self) -> Iterator[Line | Pass]:
+    def open(self) -> int:
+        """A new descriptor of the journal.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return os.open(self.path, os.O_RDONLY)
+
+    def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | Pass]:
         """What was added since the last call, in order; a torn last line is left for later.
 
         What the caller failed to take in is given again by the next call.
+
+        Args:
+            open_file: opens the journal for reading, where ``open`` may take too long.
 
         Raises:
             OSError: the journal cannot be read (now).
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY) if self._fd is None else self._fd
+            fd = (open_file or self.open)() if self._fd is None else self._fd
         except FileNotFoundError:
             return
         try:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.attempts import STREAK
 from hpc_toolkit.queue.control import SickNotice, give_sick_notice
 from hpc_toolkit.queue.matrix import Key, Matrix, Opinion
-from hpc_toolkit.queue.presence import DRAINING, read_presence
+from hpc_toolkit.queue.presence import DRAINING
+from hpc_toolkit.queue.probes import host_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,8 +168,8 @@ class HostWatch:
 
     def _choose(self, names: list[str]) -> list[str]:
         """Those of this host, and some others: the same ones until they are gone."""
-        here = _host_part(self._own.worker)
-        mates = [name for name in names if _host_part(name) == here]
+        here = host_part(self._own.worker)
+        mates = [name for name in names if host_part(name) == here]
         left = {name for name in names if not self._liveness.is_final(name)}.difference(mates)
         kept = [name for name in self._sample if name in left]
         others = sorted(left.difference(kept))
@@ -261,10 +262,5 @@ class HostWatch:
     def _may_try(self, worker: str) -> bool:
         if not self._liveness.verdict(worker).alive:
             return False
-        presence = read_presence(self._view.paths.worker(worker))
+        presence = self._view.presence(worker)
         return presence is not None and presence.state != DRAINING
-
-
-def _host_part(worker: str) -> str:
-    """A worker's name without its process id and its random end."""
-    return worker.rpartition("-")[0].rpartition("-")[0]

@@ -31,6 +31,7 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interv
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
+from hpc_toolkit.queue.probes import DIRECT, HEAD, LOCK, Probes
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import RankInfo, boot_id, host_name
 from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
@@ -99,7 +100,7 @@ class Worker:
         paths.worker_log(self.name).touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
-        self._view = RunView(paths, manifest, local=local)
+        self._view = RunView(paths, manifest, local=local, probes=DIRECT if local else Probes())
         self._view.readers[self.name] = self._journal.reader()
         self._liveness = Liveness(
             paths,
@@ -111,6 +112,7 @@ class Worker:
             restart=rank.restart,
             cluster=rank.cluster,
             locks_proven=proof.locks,
+            probes=self._view.probes,
         )
         self._control = ControlReader(paths)
         self._witness = Witness(paths.root, clock)
@@ -173,6 +175,15 @@ class Worker:
         self._leave(self._reason)
         return code
 
+    def let_go(self) -> None:
+        """Give the lock back, without waiting for a file server that does not answer.
+
+        An NFSv3 server that has just started answers for locks after 90 s, and a process that ends
+        with its lock waits for that; one whose thread waits already ends at once.
+        """
+        with suppress(OSError):
+            self._view.probes.look(LOCK, self.name, self._lock.release)
+
     def _install_signals(self) -> None:
         for fd in (self._wake_fd, self._wake_write):
             os.set_blocking(fd, False)
@@ -216,8 +227,7 @@ class Worker:
     def _tell_complete(self) -> None:
         """Spare the others who wait the reading of every journal; a hint, which may be lost."""
         with suppress(OSError):
-            for stage in self._view.stages.values():
-                stage.log.tell_complete()
+            self._view.probes.look(HEAD, self.name, self._view.tell_complete)
 
     def _work(self, assignment: Assignment | None) -> None:
         self._idle_since = None
@@ -360,7 +370,10 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
         worker = Worker(paths, manifest, options, clock)
     except OSError as error:
         raise unwritable(paths, error) from error
-    return worker.run()
+    try:
+        return worker.run()
+    finally:
+        worker.let_go()
 
 
 def unwritable(paths: RunPaths, error: OSError) -> RunError:

@@ -265,8 +265,8 @@ MUTANTS = (
         "I6",
         "a lock of another host is trusted",
         "queue/leases.py",
-        "        if near and lock_is_free(self._paths, worker):",
-        "        if lock_is_free(self._paths, worker):",
+        "        if near and self._lock_is_free(worker):",
+        "        if self._lock_is_free(worker):",
         ("test_queue_leases.py",),
     ),
     Mutant(

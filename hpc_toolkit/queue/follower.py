@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
 from hpc_toolkit.queue.pacing import READINGS_PER_S, pause_local_s
-from hpc_toolkit.queue.presence import read_presence
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -55,7 +54,7 @@ class Follower:
         asked = 0
         for owner in sorted(holders, key=lambda one: (self._asked.get(one, 0), one))[:_MOST_OWNERS]:
             self._asked[owner] = self._looks
-            presence = read_presence(self._view.paths.worker(owner))
+            presence = self._view.presence(owner)
             told: object = None
             if presence is not None:
                 counts = (presence.done, presence.failed, presence.deaths, presence.journal)

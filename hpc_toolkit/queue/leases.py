@@ -6,11 +6,14 @@ the rule of the winner decides what counts.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import files
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
+from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
 
 if TYPE_CHECKING:
     from hpc_toolkit.clock import Clock
@@ -59,6 +62,7 @@ class Liveness:
         restart: int = 0,
         cluster: str = "",
         locks_proven: bool = False,
+        probes: Probes = DIRECT,
     ) -> None:
         self._paths = paths
         self._clock = clock
@@ -68,6 +72,7 @@ class Liveness:
         self._job = (job, restart)
         self._cluster = cluster
         self._locks_proven = locks_proven
+        self._probes = probes
         self._notices: dict[str, DeathNotice] = {}
         self._seen: dict[str, tuple[Presence | None, float]] = {}
         self._looked: dict[str, float] = {}
@@ -86,7 +91,7 @@ class Liveness:
         known = self._gone.get(worker)
         if known is not None:
             return known
-        presence = read_presence(self._paths.worker(worker))
+        presence = self._read(worker)
         self._looked[worker] = self._clock.monotonic()
         self._progress[worker] = None
         if presence is not None:
@@ -110,13 +115,13 @@ class Liveness:
         """Whether a journal of which ``size`` bytes were read is an old copy, not yet for a lease.
 
         A worker tells what it has synced; a mount may show that before the lines. What does not
-        come within a lease was lost with its host.
+        come within a lease was lost with its host. ``size`` is -1 while nobody answers for it.
         """
         written = self._written.get(worker, 0)
         if size >= written:
             return False
         now = self._clock.monotonic()
-        wanted, since = self._behind.get(worker, (0, now))
+        wanted, since = self._behind.get(worker, (-1, now))
         if size >= wanted:  # what was waited for is there, and what was told since has its own time
             wanted, since = self._behind[worker] = (written, now)
         return now - since < self._lease_s
@@ -186,14 +191,14 @@ class Liveness:
         # One mount of one kernel: a lock held by a process that is gone is free at once. One that
         # is held proves no life: a frozen process holds it too.
         near = self._is_near(presence)
-        if near and lock_is_free(self._paths, worker):
+        if near and self._lock_is_free(worker):
             return "lock"
         heard = self._is_heard(worker, presence)
         # Asked of the silent alone: to ask for the lock of every living worker would load the
         # filesystem, and a heartbeat refutes a lock that was lost.
         missed = self._silence_s(worker) > _MISSED * presence.interval_s
         proven = self._locks_proven and not near
-        if proven and missed and lock_is_free(self._paths, worker):
+        if proven and missed and self._lock_is_free(worker):
             return "lock"
         notice = self._notice_of(presence)
         # A job that is suspended goes on later: to take its units over at once would repeat work
@@ -201,6 +206,19 @@ class Liveness:
         if (notice is not None and notice.final) or self._was_requeued(presence):
             return "slurm"
         return "" if heard else "lease"
+
+    def _read(self, worker: str) -> Presence | None:
+        path = self._paths.worker(worker)
+        try:
+            return self._probes.look(PRESENCE, worker, lambda: read_presence(path))
+        except ProbeTimeoutError:
+            return None
+
+    def _lock_is_free(self, worker: str) -> bool:
+        try:
+            return self._probes.look(LOCK, worker, lambda: lock_is_free(self._paths, worker))
+        except ProbeTimeoutError:
+            return False
 
     def _is_near(self, presence: Presence) -> bool:
         """Whether a worker and this process share a kernel, and the mount: each mount of a FUSE
@@ -265,12 +283,18 @@ def _order(presence: Presence) -> tuple[int, str, int, str]:
 def lock_is_free(paths: RunPaths, worker: str) -> bool:
     """Whether nobody holds a worker's lock; False where that cannot be told.
 
-    Means death only within one mount of one kernel.
+    Means death only within one mount of one kernel. May take as long as the file server likes.
     """
-    from filelock import FileLock, Timeout
-
     try:
-        with FileLock(paths.worker_lock(worker), timeout=0, fallback_to_soft=False):
-            return True
-    except (Timeout, OSError, NotImplementedError):
+        # For reading alone: an NFSv4 server lets those who open for writing wait for a lost client
+        # that has the file delegated to it.
+        fd = os.open(paths.worker_lock(worker), os.O_RDONLY)
+    except OSError:
         return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

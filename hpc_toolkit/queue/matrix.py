@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.streaks import AGAIN_WEIGHT
 
@@ -44,7 +43,7 @@ class Matrix:
     def host_of(self, worker: str) -> str:
         """Where a worker runs or ran; "" if unknown, which proves nothing."""
         if worker not in self._hosts:
-            presence = read_presence(self._view.paths.worker(worker))
+            presence = self._view.presence(worker)
             if presence is None:
                 return ""
             self._hosts[worker] = presence.host

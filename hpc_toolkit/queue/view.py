@@ -12,12 +12,15 @@ from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.durations import Durations
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.queue.probes import DIRECT, JOURNAL, PRESENCE, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.layout import Manifest, RunPaths, StageSpec
+    from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.queue.probes import Probes
     from hpc_toolkit.queue.units import Unit
 
 
@@ -131,9 +134,18 @@ class StageView:
 class RunView:
     """All stages and all journals of a run."""
 
-    def __init__(self, paths: RunPaths, manifest: Manifest, *, local: bool = False) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        manifest: Manifest,
+        *,
+        local: bool = False,
+        probes: Probes = DIRECT,
+    ) -> None:
         """``local``: the run is on a filesystem of this kernel alone, where claims are cheaper."""
         self.paths = paths
+        self.probes = probes
+        """How files of other workers are looked at; a process that must not wait sets its own."""
         self.stages = {spec.name: StageView(paths, spec, local=local) for spec in manifest.stages}
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
@@ -172,17 +184,39 @@ class RunView:
         else:
             self.unreadable.pop(worker, None)
 
+    def await_journals(self) -> None:
+        """Read the journals for which the file server has not answered, however long it takes."""
+        while unanswered := [
+            worker
+            for worker, error in self.unreadable.items()
+            if isinstance(error, ProbeTimeoutError)
+        ]:
+            self.probes.wait()
+            for worker in unanswered:
+                self.poll_journal(worker)
+
     def read_size(self, worker: str) -> int:
-        """How many bytes of a worker's journal were there when it was last read."""
+        """How many bytes of a worker's journal were there when it was last read; -1 while the file
+        server does not answer for it."""
+        if isinstance(self.unreadable.get(worker), ProbeTimeoutError):
+            return -1
         reader = self.readers.get(worker)
         return 0 if reader is None else reader.size
+
+    def presence(self, worker: str) -> Presence | None:
+        """A worker's last word; None if it cannot be read, or not in time."""
+        path = self.paths.worker(worker)
+        try:
+            return self.probes.look(PRESENCE, worker, lambda: read_presence(path))
+        except ProbeTimeoutError:
+            return None
 
     def told_sizes(self) -> dict[str, int]:
         """How many bytes of its journal each worker says to have synced."""
         found = {}
         for name in files.list_names(self.paths.workers):
             if name.endswith(".json"):
-                presence = read_presence(self.paths.workers / name)
+                presence = self.presence(name.removesuffix(".json"))
                 if presence is not None:
                     found[presence.worker] = presence.journal
         return found
@@ -203,7 +237,8 @@ class RunView:
     def _read_journal(self, worker: str) -> None:
         if worker not in self.readers:
             self.readers[worker] = JournalReader(self.paths.journal(worker))
-        for found in self.readers[worker].poll():
+        reader, look = self.readers[worker], self.probes.look
+        for found in reader.poll(lambda: look(JOURNAL, worker, reader.open)):
             record = found.record if isinstance(found, Line) else found.release
             stage = self.stages.get(record.get("unit", "").partition("/")[0])
             if stage is None:
@@ -212,6 +247,15 @@ class RunView:
             if record["type"] == "done" or isinstance(found, Pass):
                 pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
                 pace.append((record["done"] if isinstance(found, Pass) else 1, record["seconds"]))
+
+    def tell_complete(self) -> None:
+        """Tell those who wait that no stage has a pending item.
+
+        Raises:
+            OSError: that cannot be written.
+        """
+        for stage in self.stages.values():
+            stage.log.tell_complete()
 
     @property
     def complete(self) -> bool:

@@ -258,7 +258,7 @@ MISTAKES = [
         Mistake(
             "nobody asks for locks",
             Liveness,
-            "if near and lock_is_free(self._paths, worker):",
+            "if near and self._lock_is_free(worker):",
             "if near and False:",
         ),
     ),

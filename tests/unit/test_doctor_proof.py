@@ -43,6 +43,7 @@ def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
 
 def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
     fields = {"host": "elsewhere", "boot": "other", "pid": 1, "rank": 0, "job": None, **changes}
+    paths.worker_lock(name).touch()
     return PresenceFile(
         paths.worker(name), Presence(worker=name, **{"interval_s": BEAT_S, **fields})
     )

@@ -32,6 +32,7 @@ def observer(paths: RunPaths, clock: ManualClock) -> Liveness:
 
 def begin(paths: RunPaths, name: str = "w", **changes: Any) -> PresenceFile:
     fields = {"host": "elsewhere", "boot": "boot", "pid": 1, "rank": 0, "job": None, **changes}
+    paths.worker_lock(name).touch()
     return PresenceFile(paths.worker(name), Presence(worker=name, **fields))
 
 

@@ -1,0 +1,173 @@
+"""Looks at files of other workers when a file server does not answer; a FIFO hangs as one does."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.clock import SystemClock
+from hpc_toolkit.journal import JournalReader
+from hpc_toolkit.queue.leases import Liveness
+from hpc_toolkit.queue.presence import Presence, PresenceFile
+from hpc_toolkit.queue.probes import DIRECT, JOURNAL, LOCK, PRESENCE, Probes, ProbeTimeoutError
+from hpc_toolkit.queue.view import RunView
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpc_toolkit.layout import RunPaths
+    from tests.toyrun import ToyRun
+
+LIMIT_S = 0.2
+HANGS_S = 60.0
+"""A look that waited for its answer would take longer than this, for ever."""
+
+
+class Hanging:
+    """A file that cannot be opened for reading before :meth:`answer`."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+        self.path = path
+        self.opened = 0
+
+    def open(self) -> bytes:
+        self.opened += 1
+        with self.path.open("rb") as file:
+            return file.read()
+
+    def answer(self, data: bytes = b"answer") -> None:
+        with self.path.open("wb") as file:
+            file.write(data)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Hanging:
+    return Hanging(tmp_path / "fifo")
+
+
+def test_a_look_without_an_answer_ends_and_its_answer_comes_with_the_next_one(
+    hanging: Hanging,
+) -> None:
+    probes = Probes(LIMIT_S)
+    for _ in range(3):
+        with pytest.raises(ProbeTimeoutError, match="not answered for the journal of a-1-x"):
+            probes.look(JOURNAL, "a-1-x", hanging.open)
+
+    hanging.answer()
+    probes.wait()
+
+    assert probes.look(JOURNAL, "a-1-x", hanging.open) == b"answer"
+    assert hanging.opened == 1
+
+
+def test_a_host_that_hangs_costs_one_wait_and_spares_locks_and_other_hosts(
+    hanging: Hanging,
+) -> None:
+    probes = Probes(LIMIT_S)
+    with pytest.raises(ProbeTimeoutError):
+        probes.look(PRESENCE, "node-a-1-x", hanging.open)
+
+    began = time.monotonic()
+    for number in range(2, 1000):
+        with pytest.raises(ProbeTimeoutError, match="another journal of this host"):
+            probes.look(JOURNAL, f"node-a-{number}-x", hanging.open)
+    refused_s = time.monotonic() - began
+
+    assert probes.look(LOCK, "node-a-1-x", lambda: "lock") == "lock"
+    assert probes.look(PRESENCE, "node-b-1-x", lambda: "file") == "file"
+    assert (hanging.opened, refused_s < 998 * LIMIT_S) == (1, True)
+    hanging.answer()
+    probes.wait()
+    assert probes.look(JOURNAL, "node-a-2-x", lambda: "file") == "file"
+
+
+def test_many_hosts_that_hang_cost_little_more_than_one(hanging: Hanging) -> None:
+    probes = Probes(LIMIT_S)
+    hosts = 32
+    began = time.monotonic()
+    for number in range(hosts):
+        with pytest.raises(ProbeTimeoutError):
+            probes.look(PRESENCE, f"host{number}-1-x", hanging.open)
+
+    assert time.monotonic() - began < hosts * LIMIT_S / 2
+    hanging.answer()
+    probes.wait()
+
+
+def test_what_a_look_raises_is_raised_now_or_later(hanging: Hanging) -> None:
+    def fail() -> bytes:
+        hanging.open()
+        raise PermissionError
+
+    probes = Probes(LIMIT_S)
+    with pytest.raises(ProbeTimeoutError):
+        probes.look(JOURNAL, "a-1-x", fail)
+    hanging.answer()
+    probes.wait()
+    with pytest.raises(PermissionError):
+        probes.look(JOURNAL, "a-1-x", fail)
+    with pytest.raises(TimeoutError, match="of the server"):
+        probes.look(JOURNAL, "a-1-x", _time_out)
+
+
+def _time_out() -> None:
+    message = "of the server"
+    raise TimeoutError(message)
+
+
+def test_direct_looks_use_no_thread() -> None:
+    assert DIRECT.look(JOURNAL, "a-1-x", threading.get_ident) == threading.get_ident()
+
+
+def test_f1_the_lock_of_a_lost_host_that_hangs_keeps_nobody_from_working(paths: RunPaths) -> None:
+    """Its server waits for the host before it lets others open the file."""
+    fields = {"host": "lost", "boot": "there", "pid": 1, "rank": 0, "job": None, "interval_s": 0.0}
+    PresenceFile(paths.worker("lost-1-x"), Presence(worker="lost-1-x", **fields))  # type: ignore[arg-type]
+    Hanging(paths.worker_lock("lost-1-x"))
+    observer = Liveness(
+        paths,
+        SystemClock(),
+        host="here",
+        boot="boot",
+        lease_s=HANGS_S,
+        locks_proven=True,
+        probes=Probes(LIMIT_S),
+    )
+    began = time.monotonic()
+    observer.verdict("lost-1-x")
+
+    assert observer.verdict("lost-1-x").alive
+    assert time.monotonic() - began < HANGS_S
+
+
+class Gated(JournalReader):
+    """Opens its journal when the gate is open."""
+
+    gate = threading.Event()
+
+    def open(self) -> int:
+        self.gate.wait()
+        return super().open()
+
+
+def test_a_journal_that_hangs_counts_as_shorter_until_it_answers(toy: ToyRun) -> None:
+    lost = toy.worker("lost")
+    lost.claim(toy.unit_name(0))
+    lost.attempt(0)
+    view = RunView(toy.paths, toy.run.manifest, probes=Probes(LIMIT_S))
+    view.readers["lost"] = Gated(toy.paths.journal("lost"))
+
+    view.poll()
+    assert isinstance(view.unreadable["lost"], ProbeTimeoutError)
+    assert view.read_size("lost") == -1
+
+    Gated.gate.set()
+    view.await_journals()
+    assert view.unreadable == {}
+    assert view.read_size("lost") == toy.paths.journal("lost").stat().st_size

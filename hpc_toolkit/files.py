@@ -23,6 +23,13 @@ _LOCAL_FILESYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs"}
 )
 
+SIZES = 64
+"""Sizes that a rewritten file goes through: more than rewrites fit in a tick of a server's clock
+(10 ms), since each is a round trip."""
+
+_TICKS_S = 0.02
+"""More than a tick of a server's clock."""
+
 _TRIES = 5
 
 
@@ -100,6 +107,19 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def show_names(path: Path) -> None:
+    """Change a directory's time after names were made in it; does nothing on a local filesystem.
+
+    NFSv3 knows a changed directory by its time alone. A client that looked between two names made
+    within one tick of the server would not find the second one, also not by a listing.
+    """
+    import time
+
+    if not is_local(path):
+        time.sleep(_TICKS_S)
+        os.utime(path)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -200,7 +220,13 @@ def move_file(path: Path, to: Path) -> None:
 
 
 def read_fresh(path: Path) -> bytes:
-    """Read a small file by a fresh ``open``, which NFS revalidates; b"" if it is not there."""
+    """Read a small file after a fresh ``open``; b"" if it is not there.
+
+    An ``open`` makes a network filesystem compare its copy with the server's file, by size and
+    times. NFSv3 has no more than these, and a server's clock may tick every 10 ms only. So a change
+    is sure to be seen if it changed the size, as `write_at` and `rewrite` do. A mount with
+    ``nocto`` does not compare, and may return an old copy for as long as it caches attributes.
+    """
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -211,16 +237,41 @@ def read_fresh(path: Path) -> bytes:
         os.close(fd)
 
 
-def write_in_place(path: Path, data: bytes, *, at: int = 0) -> None:
-    """Rewrite a small file, or its bytes from ``at`` on, by one write, without rename.
+def write_at(path: Path, data: bytes, at: int) -> None:
+    """Write at an offset of a small file whose size is what it says; the file never shrinks.
 
-    A reader may see a mix; the content must carry its own check or be a mere hint.
+    Of several writers the one that writes furthest wins, whatever the order. Bytes before the
+    offset that nobody wrote are zeros.
     """
     fd = open_or_create(path, os.O_WRONLY)
     try:
         os.pwrite(fd, data, at)
     finally:
         os.close(fd)
+
+
+def write_in_place(path: Path, data: bytes) -> None:
+    """Create or `rewrite` a small file without a rename."""
+    fd = open_or_create(path, os.O_WRONLY)
+    try:
+        rewrite(fd, data)
+    finally:
+        os.close(fd)
+
+
+def rewrite(fd: int, data: bytes, *, sync: bool = False) -> None:
+    """Replace the content of a small file by ``data`` and some newlines, so that its size changes.
+
+    For one line of a fixed length, written by one process at a time. A reader takes the first line,
+    which is there at any time, and may be a mix of two rewrites: it must carry its own check.
+    """
+    more = os.fstat(fd).st_size - len(data) + 1
+    if more > SIZES:
+        os.ftruncate(fd, len(data))
+        more = 1
+    os.pwrite(fd, data + b"\n" * max(0, more), 0)
+    if sync:
+        os.fdatasync(fd)
 
 
 def open_or_create(path: Path | str, flags: int) -> int:

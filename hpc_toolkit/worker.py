@@ -293,9 +293,9 @@ class Worker:
         if failed > self._judged and due:
             # A unit may be long: what fails must not go on until its end.
             self._judge_failures(failed)
-        changed = now >= self._update_at and self._progress() != self._shown()
-        if changed or now - self._beat_at >= self._beat_s:
-            self._beat(now)
+        due = now - self._beat_at >= self._beat_s
+        if due or (now >= self._update_at and self._progress() != self._shown()):
+            self._beat(now, sync=due)
         if self._pacing.watch_due():
             self._read_control()
             self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
@@ -314,10 +314,13 @@ class Worker:
         counts = (shown.done, shown.failed, shown.deaths)
         return (*counts, shown.journal, shown.state == DRAINING)
 
-    def _beat(self, now: float) -> None:
-        self._beat_at, self._update_at = now, now + _UPDATE_S
+    def _beat(self, now: float, *, sync: bool) -> None:
+        if sync:
+            self._beat_at = now  # progress in between may reach other hosts 30 s late
+        self._update_at = now + _UPDATE_S
         done, failed, deaths, journal, stopping = self._progress()
         self._presence.update(
+            sync=sync,
             done=done,
             failed=failed,
             deaths=deaths,

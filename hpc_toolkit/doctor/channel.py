@@ -78,7 +78,7 @@ class Channel:
         pause_s = _FIRST_POLL_S
         while True:
             data = files.read_fresh(self._other)
-            yield decode_line(data[:-1]) if len(data) == _LENGTH else None
+            yield decode_line(data.partition(b"\n")[0])
             if time.monotonic() > end:
                 message = f"the other side did not answer within {timeout_s:g} s"
                 hint = "it must see the same directory, and be started at the same time"

@@ -99,7 +99,7 @@ def _write_head(paths: RunPaths, stage: str) -> str:
         # A link that somebody put there would have another file emptied.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         os.close(os.open(log.paths.head, flags, 0o666))
-        files.write_in_place(log.paths.head, b"%019d\n" % written)
+        log.show(written)
         log.poll()
     return "failed: it is damaged again" if head_is_wrong(log) else ""
 

@@ -29,7 +29,6 @@ LEFT_ALONE_S = 3600.0
 """A file that somebody changed within this time may still be in use."""
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _PAYLOAD = re.compile(r"(?:items|retries|results)/[^/]+\.jsonl?")
-_HEAD = re.compile(rb"[0-9]{19}\n(?:[0-9]{19} [0-9a-f]{8}\n)?")
 _PAYLOADS = ("items", "retries", "results")
 _BEING_WRITTEN_S = 0.2
 
@@ -238,13 +237,13 @@ def targets(stage: StagePaths) -> set[str]:
 
 
 def head_is_wrong(log: StageLog) -> bool:
-    """Whether ``head`` is missing, damaged, or tells of another number of entries."""
+    """Whether ``head`` is missing, damaged, or shows another number of entries."""
     for pause_s in (_BEING_WRITTEN_S, 0.0):
-        data = files.read_fresh(log.paths.head)
+        shown = log.hint()
         log.poll()
-        if _HEAD.fullmatch(data) and int(data[:19]) == log.length:
+        if shown == log.length:
             return False
-        # It may be in the middle of a write, or about to be written.
+        # It may be about to be written.
         time.sleep(pause_s)
     return True
 

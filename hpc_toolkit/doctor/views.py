@@ -10,6 +10,8 @@ from hpc_toolkit import files
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.journal import JournalWriter
 from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
+from hpc_toolkit.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,20 +34,22 @@ class Changes:
         self._journal = JournalWriter(directory / "journal")
         self._journal.append(_BEFORE)
         self._journal.sync()
-        for name in ("heartbeat", "replaced"):
-            files.write_new(directory / name, [_BEFORE])
-        self._heartbeat = os.open(directory / "heartbeat", os.O_WRONLY)
+        files.write_new(directory / "replaced", [_BEFORE])
+        me = Presence(
+            worker="doctor", host=host_name(), boot=boot_id(), pid=os.getpid(), rank=0, job=None
+        )
+        self._heartbeat = PresenceFile(directory / "heartbeat", me)
 
     def make(self) -> None:
         """Change everything at once."""
-        os.pwrite(self._heartbeat, _AFTER, 0)
+        self._heartbeat.update()
         self._journal.append(_AFTER)
         self._journal.sync()
         files.replace_file(self._directory / "replaced", [_AFTER])
         files.write_new(self._directory / "new", [_AFTER])
 
     def close(self) -> None:
-        os.close(self._heartbeat)
+        self._heartbeat.close()
         self._journal.close()
 
 
@@ -55,11 +59,15 @@ def looks(directory: Path) -> dict[str, Callable[[], bool]]:
     def reads(name: str, data: bytes) -> Callable[[], bool]:
         return lambda: files.read_fresh(directory / name) == data
 
+    def beats() -> bool:
+        presence = read_presence(directory / "heartbeat")
+        return presence is not None and presence.heartbeat > 0
+
     return {
         "new file": reads("new", _AFTER),
         "directory": lambda: "new" in files.list_names(directory),
         "appended line": reads("journal", _BEFORE + _AFTER),
-        "heartbeat": reads("heartbeat", _AFTER),
+        "heartbeat": beats,
         "replaced file": reads("replaced", _AFTER),
     }
 

@@ -43,7 +43,7 @@ class Follower:
         if self._local or self._looks == 1:
             self._view.poll()
             return pause_local_s(waited_s) if self._local else _LOOK_S
-        stage.poll_log(hinted=bool(self._others))
+        stage.poll_log(hinted=True)
         stage.claims.refresh()
         asked = 3 + self._read_holders(stage.holders(units))
         asked += self._read_others(max(_LEAST_OTHERS, int(READINGS_PER_S * _LOOK_S) - asked))

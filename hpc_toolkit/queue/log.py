@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
-from zlib import crc32
 
 from hpc_toolkit import files
 from hpc_toolkit.errors import RunError, TryAgainLaterError
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
 SEALED = "sealed"
 
 _TRIES, _PAUSE_S = 50, 0.02
-_LINE = 20
-# Bytes of the first line of ``head``; the second one is written apart from it.
+_ENTRY = b".\n"
+"""What ``head`` holds for each entry; half of it at the end says that no item is pending."""
+_LIST_EVERY = 60
+"""Hinted looks from one that lists the log to the next: a minute, or longer where many wait."""
 
 
 class StageLog:
@@ -49,6 +50,7 @@ class StageLog:
         """What the next entry names, if that is not there or not whole yet."""
         self._complete_at = 0
         self._old_word: int | None = None
+        self._looks = 0
 
     def poll(self, *, hinted: bool = False) -> bool:
         """Read the entries that were added; whether there were any.
@@ -57,12 +59,16 @@ class StageLog:
         never skipped.
 
         Args:
-            hinted: believe ``head`` where it tells of none, so that this costs one ``open``.
+            hinted: believe ``head`` where it shows none, so that this costs one ``open``; one look
+                of 60 lists the log all the same, since whoever added an entry may have died before
+                it wrote ``head``, and then writes ``head`` for others.
         """
         before = self.length
-        if hinted and self.hint() <= before:
+        self._looks += hinted
+        listed = hinted and self._looks % _LIST_EVERY == 0
+        if hinted and self.hint() <= before and not listed:
             return False
-        while (target := self._next_target()) is not None:
+        while (target := self._next_target(listed=listed)) is not None:
             try:
                 self._read(target)
             except (FileNotFoundError, ValueError):
@@ -72,9 +78,12 @@ class StageLog:
                 raise files.misplaced(error) from error
             self.length += 1
             self.hidden = ""
+        if listed and self.hint() < self.length:
+            with suppress(OSError):
+                self.show(self.length)
         return self.length > before
 
-    def _next_target(self) -> str | None:
+    def _next_target(self, *, listed: bool) -> str | None:
         path = self.paths.entry(self.length + 1)
         try:
             return path.readlink().as_posix()
@@ -87,7 +96,7 @@ class StageLog:
                 raise
             message = f"{path} is not a link: the run was copied without its links"
             raise RunError(message, hint="copy it again with 'cp -a', 'rsync -a' or tar") from error
-        if self.hint() <= self.length:
+        if not listed and self.hint() <= self.length:
             return None
         # The name may be cached as missing; listing its directory asks the server again.
         if path.name not in files.list_names(self.paths.log):
@@ -95,13 +104,20 @@ class StageLog:
         return files.read_name(path)
 
     def hint(self) -> int:
-        """How many entries ``head`` tells of; may be behind."""
-        data = files.read_fresh(self.paths.head).split()
-        if len(data) == 3 and data[2] == b"%08x" % crc32(data[1]):
-            self._complete_at = int(data[1])
+        """How many entries ``head`` shows; may be behind, and 0 if it is damaged."""
+        data = files.read_fresh(self.paths.head)
+        if data.strip(_ENTRY + b"\0"):
+            data = b""
+        number, told = divmod(len(data), len(_ENTRY))
+        if told:
+            self._complete_at = number
         if self._old_word is None:
             self._old_word = self._complete_at
-        return int(data[0]) if data and data[0].isdigit() else 0
+        return number
+
+    def show(self, number: int) -> None:
+        """Write into ``head`` that there are so many entries; it never shows fewer again."""
+        files.write_at(self.paths.head, _ENTRY, (number - 1) * len(_ENTRY))
 
     @property
     def told_complete(self) -> bool:
@@ -114,9 +130,7 @@ class StageLog:
     def tell_complete(self) -> None:
         """Tell those who wait that no item is pending, which stays true of this log (rule R9)."""
         if self.hint() == self.length and not self.told_complete:
-            number = b"%019d" % self.length
-            line = b"%s %08x\n" % (number, crc32(number))
-            files.write_in_place(self.paths.head, line, at=_LINE)
+            files.write_at(self.paths.head, _ENTRY[:1], self.length * len(_ENTRY))
 
     @property
     def waits_for(self) -> str:
@@ -192,7 +206,8 @@ class StageLog:
         # Payload names are unique, so a target that is ours was created by us even if the reply
         # was lost.
         won = files.create_name(self.paths.entry(number), target) == target
-        files.write_in_place(self.paths.head, b"%019d\n" % max(number, self.hint()))
+        self.show(number)
+        files.show_names(self.paths.log)
         files.sync_directory(self.paths.log)
         return won
 

@@ -97,7 +97,7 @@ class Presence:
         )
 
     def encode(self) -> bytes:
-        """Fixed length, so that one write in place replaces it; the check tells a mix of two."""
+        """One line of a fixed length for `files.rewrite`; the check detects a mix of two."""
         record = asdict(self)
         room = _room(record)
         for name, nothing in (("place", {}), ("note", "")):
@@ -109,11 +109,12 @@ class Presence:
 
     @classmethod
     def decode(cls, data: bytes) -> Presence | None:
-        """Read what :meth:`encode` wrote; None if it is torn or damaged."""
-        body, tail = data[:-_TAIL], data[-_TAIL:]
+        """Read the line that :meth:`encode` wrote; None if it is torn or damaged."""
+        line = data[: data.find(b"\n") + 1]
+        body, tail = line[:-_TAIL], line[-_TAIL:]
         if tail != b',"crc":"%08x"}\n' % crc32(body):
             return None
-        record: dict[str, Any] = json.loads(data)
+        record: dict[str, Any] = json.loads(line)
         names = cls.__dataclass_fields__
         return cls(**{key: value for key, value in record.items() if key in names})
 
@@ -133,12 +134,25 @@ class PresenceFile:
         self.presence = replace(presence, device=device)
         files.write_new(path, [self.presence.encode()])
         self._fd = os.open(path, os.O_WRONLY)
+        self._local = files.is_local(path)
 
-    def update(self, **changes: Any) -> None:
-        """Write the changes with the next heartbeat number."""
+    def update(self, *, sync: bool = True, **changes: Any) -> None:
+        """Write the changes with the next heartbeat number.
+
+        Args:
+            sync: send them to the server now. NFS clients send an unsynced write after 30 s. A new
+                state is always sent.
+            changes: fields of :class:`Presence`.
+
+        Raises:
+            OSError: the filesystem did not take them; they may be there or not.
+        """
+        state = self.presence.state
         beat = self.presence.heartbeat + 1
         self.presence = replace(self.presence, heartbeat=beat, **changes)
-        os.pwrite(self._fd, self.presence.encode(), 0)
+        # Processes of this kernel read what is written, synced or not.
+        sync = not self._local and (sync or self.presence.state != state)
+        files.rewrite(self._fd, self.presence.encode(), sync=sync)
 
     def close(self) -> None:
         os.close(self._fd)

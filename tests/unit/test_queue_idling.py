@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,7 +44,7 @@ def told(of: Picker | StageLog) -> bool:
     return of.told_complete
 
 
-def noted(worker: ToyWorker, **counts: int) -> None:
+def noted(worker: ToyWorker, **counts: Any) -> None:
     """The worker's heart beats and says what it did."""
     worker.presence.update(**counts)
 
@@ -427,11 +427,11 @@ def test_a_word_of_completeness_holds_until_the_log_grows(fast_dir: Path) -> Non
     assert early.hint() == 3
 
 
-@pytest.mark.parametrize("damage", [b"%019d 00000000\n" % 2, b"%019d\n" % 2, b"2 x\n", b""])
+@pytest.mark.parametrize("damage", [b"x", b"..x", b".\n.", b"2\n", b""])
 def test_a_damaged_word_of_completeness_says_nothing(toy: ToyRun, damage: bytes) -> None:
     early = toy.log()
     head = toy.stage_paths.head
-    head.write_bytes(head.read_bytes()[:20] + damage)
+    head.write_bytes(head.read_bytes() + damage)
 
     assert not early.poll()
     assert (early.length, early.told_complete) == (2, False)
@@ -452,13 +452,13 @@ def test_an_entry_without_its_hint_is_found_by_a_scan(drained: tuple[ToyRun, Idl
     assert found.unit.name == toy.unit_name(0, entry=2)
 
 
-def test_the_second_line_of_head_survives_new_entries(fast_dir: Path) -> None:
+def test_head_has_one_line_for_each_entry(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 1, unit=1)
     log = toy.log()
     log.tell_complete()
+    assert StageLog(toy.stage_paths).hint() == 2
+
     log.add_retry([(1, 0, 0)])
 
-    lines = toy.stage_paths.head.read_bytes().splitlines()
-
-    assert [int(line.split()[0]) for line in lines] == [3, 2]
+    assert toy.stage_paths.head.read_bytes().splitlines() == [b"."] * 3
     assert StageLog(toy.stage_paths).hint() == 3

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import files
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.layout import StagePaths
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
+from tests.countedcalls import CountedCalls
 from tests.toyrun import FAULTS, Faults
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def test_head_is_a_mere_hint(paths: StagePaths, content: bytes | None) -> None:
 
 def test_head_never_points_back_after_an_older_writer(paths: StagePaths) -> None:
     StageLog(paths).seal()
-    files.write_in_place(paths.head, b"%019d\n" % 7)
+    StageLog(paths).show(7)
 
     late = reader(paths)
     late.add_retry([(1, 0, 1)])
@@ -361,3 +361,35 @@ def _assert_whole(log: StageLog, what: str) -> None:
     if what == "table":
         assert log.table is not None
         assert (log.paths.root / log.table[1]).read_bytes() == b"table\nrow\n"
+
+
+def test_an_entry_changes_the_time_of_its_directory_in_a_tick_of_its_own(
+    paths: StagePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFSv3 that looked within the tick of the entry would not find it otherwise."""
+    monkeypatch.setenv("HPCTK_FILESYSTEM", "shared")
+
+    StageLog(paths).seal()
+
+    made = paths.entry(1).lstat().st_mtime_ns
+    assert paths.log.stat().st_mtime_ns >= made + 10_000_000
+
+
+def test_one_hinted_look_in_60_lists_the_log_and_writes_the_hint_that_was_lost(
+    paths: StagePaths,
+) -> None:
+    """Whoever added the entry died before it wrote ``head``."""
+    writer, waiting = StageLog(paths), StageLog(paths)
+    writer.add_segment(segment(1))
+    waiting.poll()
+    before = paths.head.read_bytes()
+    writer.add_segment(segment(2))
+    paths.head.write_bytes(before)
+
+    with CountedCalls() as counted:
+        looks = [waiting.poll(hinted=True) for _ in range(600)]
+
+    assert looks.index(True) < 60
+    assert waiting.length == StageLog(paths).hint() == 2
+    assert counted.calls.count(("listdir", "log")) <= 10
+    assert len(counted.calls) < 600 * 1.1

@@ -1,0 +1,32 @@
+"""A client of NFSv3 whose server's clock stands still."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+class StaleClient:
+    """Reads a file anew only if its size changed, as an ``open`` does within one tick."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._copies: dict[Path, bytes] = {}
+        monkeypatch.setattr(files, "read_fresh", self.read)
+
+    def read(self, path: Path) -> bytes:
+        copy = self._copies.get(path, b"")
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return b""
+        if size != len(copy):
+            # No more than that: a write may follow while this reads.
+            with path.open("rb", buffering=0) as file:
+                copy = self._copies[path] = file.read(size)
+        return copy

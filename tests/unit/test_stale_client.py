@@ -1,0 +1,98 @@
+"""Small files that are rewritten are seen by a client that compares nothing but their size."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit import files
+from hpc_toolkit.doctor.channel import Channel
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
+from tests.staleclient import StaleClient
+from tests.toyrun import ToyRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROUNDS = 200
+"""More rewrites than a file has sizes."""
+
+
+@pytest.fixture(autouse=True)
+def _client(monkeypatch: pytest.MonkeyPatch) -> None:
+    StaleClient(monkeypatch)
+
+
+def test_heartbeats_within_one_tick_of_the_server_are_seen(fast_dir: Path) -> None:
+    path = fast_dir / "w.json"
+    file = PresenceFile(path, Presence(worker="w", host="h", boot="b", pid=1, rank=0, job=None))
+    for burst in (1, 2, 3, files.SIZES - 1):
+        for _ in range(ROUNDS // burst):
+            for _ in range(burst):
+                file.update()
+            assert read_presence(path) == file.presence
+
+    for state in (DRAINING, FINISHED):
+        file.update(state=state)
+        assert read_presence(path) == file.presence
+    assert path.stat().st_size < 4096
+
+
+def test_messages_within_one_tick_of_the_server_are_seen(fast_dir: Path) -> None:
+    one, other = Channel(fast_dir, "one", "other"), Channel(fast_dir, "other", "one")
+    meeting = threading.Thread(target=other.connect, args=(30.0,))
+    meeting.start()
+    one.connect(30.0)
+    meeting.join()
+
+    for number in range(1, ROUNDS):
+        one.send(number, {"said": number})
+        assert other.receive(number, 0.5) == {"said": number}
+
+
+def test_entries_within_one_tick_of_the_server_are_hinted_at(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1, sealed=False)
+    reader = toy.log()
+    for number in range(2, 20):
+        assert reader.hint() == number - 1
+        toy.add([{"id": number}])
+
+        assert reader.poll(hinted=True)
+        assert reader.length == number
+
+
+def test_completeness_told_within_the_tick_of_the_last_entry_is_seen(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 1, unit=1)
+    reader = toy.log()
+    assert reader.hint() == reader.length
+
+    toy.log().tell_complete()
+
+    assert not reader.poll(hinted=True)
+    assert reader.told_complete
+
+
+def test_a_reader_of_a_rewritten_file_never_misses_its_first_line(fast_dir: Path) -> None:
+    path = fast_dir / "file"
+    lines = [b"%04d\n" % number for number in range(ROUNDS)]
+    files.write_in_place(path, lines[0])
+    seen: set[bytes] = set()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.add(os.pread(fd, 5, 0))
+
+    fd = os.open(path, os.O_RDONLY)
+    looking = threading.Thread(target=look)
+    looking.start()
+    for line in lines:
+        files.write_in_place(path, line)
+    stop.set()
+    looking.join()
+    os.close(fd)
+
+    assert seen <= set(lines)

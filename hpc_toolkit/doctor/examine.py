@@ -12,7 +12,8 @@ from hpc_toolkit.doctor import locks, names, space, speed, views
 from hpc_toolkit.doctor.area import make_area, remove_area, sweep
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
 from hpc_toolkit.doctor.gpus import check_gpus
-from hpc_toolkit.doctor.mounts import check_mount, mount_of
+from hpc_toolkit.doctor.grace import Grace
+from hpc_toolkit.doctor.mounts import check_mount, keeps_locks_of_lost_hosts, mount_of
 from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
 from hpc_toolkit.doctor.pair import LEAD, Pair
 from hpc_toolkit.doctor.planning import plan_repairs
@@ -65,7 +66,8 @@ def examine(
     examination = _Examination(directory, paired=paired)
     token = step.token if step is not None else os.urandom(6).hex()
     try:
-        area = make_area(directory, token, LEAD)
+        with examination.grace.waiting():
+            area = make_area(directory, token, LEAD)
     except OSError as error:
         examination.add(_unwritable(directory, error))
     else:
@@ -119,6 +121,7 @@ class _Examination:
         self._trials: list[locks.LockTrial] = []
         self._delays: dict[str, float | None] = {}
         mount = mount_of(directory)
+        self.grace = Grace(mount)
         where = f"{mount.kind}, {mount.source} at {mount.point}"
         local = files.is_local(directory)
         means = "a run here is for processes of this machine" if local else ""
@@ -175,8 +178,8 @@ class _Examination:
 
     def _check_locks(self) -> list[Finding]:
         assert self._pair is not None
-        findings, self._trials = locks.check_locks(self._pair)
-        return findings
+        findings, self._trials = locks.check_locks(self._pair, self.grace)
+        return [*self.grace.findings(), *findings]
 
     def _check_sides(self, pair: Pair) -> Finding:
         hosts = {pair.here.host, pair.there.host}
@@ -242,7 +245,10 @@ def _how_deaths_are_seen(paths: RunPaths) -> Finding:
     check = "deaths"
     if believed(paths).locks:
         found = "on other hosts by a free lock, after a missed heartbeat"
-        means = "workers that start from now on use it: locks were proven for this filesystem"
+        means = (
+            "workers that start from now on use it: locks were proven for this filesystem; "
+            f"{keeps_locks_of_lost_hosts(mount_of(paths.root))}"
+        )
         return Finding(check=check, verdict=Verdict.FINE, found=found, means=means)
     found = "on other hosts by the lease, 180 s by default"
     if files.is_local(paths.root):

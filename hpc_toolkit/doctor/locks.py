@@ -5,18 +5,22 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit import files
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN
+from hpc_toolkit.doctor.grace import LONGEST_S
+from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN, NFS, keeps_locks_of_lost_hosts
 from hpc_toolkit.quantities import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpc_toolkit.doctor.grace import Grace
+    from hpc_toolkit.doctor.mounts import Mount
     from hpc_toolkit.doctor.pair import Pair
 
 KINDS = ("flock", "lockf")
@@ -24,7 +28,9 @@ KINDS = ("flock", "lockf")
 GRANTED, REFUSED, HUNG = "granted", "refused", "hung"
 _ANSWER_S = 10.0
 _FREED_WITHIN_S = 15.0
-_HUNG = f"a request did not come back within {_ANSWER_S:g} s"
+_HUNG = f"a lock request did not come back within {_ANSWER_S:g} s"
+_HUNG_ON_NFS = f"{_HUNG}, nor one before within {LONGEST_S:g} s"
+_RUN_AGAIN = "if the NFS server was restarted just now, run doctor again in 2 minutes; otherwise "
 _NOT_OURS = "workers use flock; other programs can rest on these"
 
 
@@ -119,23 +125,40 @@ def _time_until_free(kind: str, path: Path) -> float | None:
     return None
 
 
-def check_locks(pair: Pair) -> tuple[list[Finding], list[LockTrial]]:
+def wait_for_locks(path: Path, grace: Grace) -> None:
+    """Take a first lock, so that trials with little patience begin after a grace period."""
+    if not grace.possible:
+        return
+    child = Child(lambda: take_lock("flock", str(path)))
+    try:
+        # The trials tell what a request that failed, or is still out, means.
+        with grace.waiting(), suppress(TimeoutError, OSError):
+            child.answer(LONGEST_S)
+    finally:
+        child.end()
+
+
+def check_locks(pair: Pair, grace: Grace) -> tuple[list[Finding], list[LockTrial]]:
     """Try both kinds of locks, each on a file of its own: on NFS they would meet each other."""
+    wait_for_locks(pair.area / "lock-first", grace)
     trials = [try_locks(pair, kind) for kind in KINDS]
-    return [_judge(trial, pair.apart) for trial in trials], trials
+    return [_judge(trial, pair.apart, pair.here.mount) for trial in trials], trials
 
 
-def _judge(trial: LockTrial, apart: bool) -> Finding:
+def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
     check = f"locks ({trial.kind})"
     where = "between the two sides" if apart else "within this host"
     outcomes = (*trial.holding, *trial.against)
     if trial.excludes:
         freed = format_duration(trial.freed_s or 0.0)
-        means = "a death can be seen by its lock" if trial.kind == "flock" else _NOT_OURS
+        means = _NOT_OURS
+        if trial.kind == "flock":
+            means = f"a worker's death can be seen by its lock; {keeps_locks_of_lost_hosts(mount)}"
         return Finding(
             check=check,
             verdict=Verdict.FINE,
-            found=f"held on one side, refused on the other, {where}; free {freed} after a kill -9",
+            found=f"held on one side, refused on the other, {where}; free {freed} after a kill -9 "
+            "of the process alone",
             means=means if apart else "whether they reach other hosts needs two sides",
         )
     if trial.kind != "flock":
@@ -146,9 +169,10 @@ def _judge(trial: LockTrial, apart: bool) -> Finding:
         return Finding(
             check=check,
             verdict=Verdict.UNSAFE,
-            found=_HUNG,
+            found=_HUNG_ON_NFS if mount.kind in NFS else _HUNG,
             means="a worker takes its own lock when it starts, and may wait for ever",
-            mend="ask the site for working locks, or choose another directory",
+            mend=(_RUN_AGAIN if mount.kind in NFS else "")
+            + "ask the site for working locks, or choose another directory",
         )
     return Finding(
         check=check,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-_NFS = ("nfs", "nfs4")
+NFS = ("nfs", "nfs4")
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "nobrl"}
 _LONGEST_CACHE_S = 90
 """Half of the default lease: a heartbeat that is cached for longer ends a living worker's lease."""
@@ -63,6 +63,21 @@ class Mount:
     def locks_are_local(self) -> bool:
         """Whether its options say that locks do not reach beyond this host."""
         return not _LOCAL_LOCKS.isdisjoint(self.options)
+
+
+def keeps_locks_of_lost_hosts(mount: Mount) -> str:
+    """For how long a host that lost power or its network still holds its locks."""
+    if mount.kind == "nfs4":
+        return (
+            "a lost host (power, network) keeps its locks until its lease on the NFS server ends, "
+            "after 90 s by default"
+        )
+    if mount.kind == "nfs":
+        return (
+            "a lost host (power, network) keeps its locks until it has booted again and told the "
+            "NFSv3 server so; if it stays away, the lease of hpctk decides, 180 s by default"
+        )
+    return "a lost host (power, network) keeps its locks until the filesystem's servers notice"
 
 
 def mount_of(directory: Path) -> Mount:
@@ -120,7 +135,7 @@ def _all(mount: Mount) -> str:
 def _judge(mount: Mount, option: str) -> tuple[str, Verdict, str] | None:
     """(option, verdict, what it means); None for an option that does no harm."""
     known = dict(_ANYWHERE)
-    if mount.kind in _NFS:
+    if mount.kind in NFS:
         known |= _ON_NFS
         name, _, value = option.partition("=")
         if name in _CACHE_TIMES and value.isdigit() and int(value) > _LONGEST_CACHE_S:

@@ -15,7 +15,7 @@ from hpc_toolkit.errors import HpcToolkitError
 if TYPE_CHECKING:
     from hpc_toolkit.clusters.facts import Cluster
 
-_SHELL_S = 5.0
+_SHELL_S = 60.0
 _OWN: dict[str, dict[str, Any]] = {
     "array": {"array": "0-3"},
     "command": {"command": ("true",)},

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,12 @@ from hpc_toolkit.cli.doctor import report_lines
 from hpc_toolkit.doctor import area as area_module
 from hpc_toolkit.doctor import (
     examine,
+    grace,
     locks,
     names,
     otherside,
     pair,
+    proof,
     sides,
     space,
     speed,
@@ -183,6 +187,76 @@ def test_a_lock_request_that_hangs_is_given_up_and_unsafe(
 
     assert found(report)["locks (flock)"].verdict is Verdict.UNSAFE
     assert found(report)["locks (lockf)"].verdict is Verdict.SLOWER
+
+
+@pytest.fixture
+def on_nfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mount = Mount("/scratch", "nfs", "nas:/scratch", ("rw", "vers=3"))
+    monkeypatch.setattr(examine, "mount_of", lambda _path: mount)
+    monkeypatch.setattr(sides, "mount_of", lambda _path: mount)
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_locks_in_the_grace_period_of_an_nfs_server_are_waited_for_with_a_note(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = fast_dir / "over"
+    real = locks.take_lock
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            over.touch()
+            return super().write(text)
+
+    def take(kind: str, path: str) -> bool:
+        while not over.exists():
+            time.sleep(0.01)
+        return real(kind, path)
+
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(grace, "_NOTE_AFTER_S", 0.2)
+    monkeypatch.setattr(locks, "take_lock", take)
+    (fast_dir / "examined").mkdir()
+
+    report = looked_at(fast_dir / "examined")
+
+    assert "grace period" in screen.getvalue()
+    assert found(report)["grace period"].verdict is Verdict.FINE
+    assert found(report)["locks (flock)"].verdict is Verdict.FINE
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_an_nfs_lock_that_outlasts_every_grace_period_is_unsafe_and_says_when_to_run_again(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(locks, "LONGEST_S", 0.1)
+    monkeypatch.setattr(locks, "take_lock", lambda _kind, _path: time.sleep(60))
+
+    flock = found(looked_at(fast_dir))["locks (flock)"]
+
+    assert flock.verdict is Verdict.UNSAFE
+    assert "run doctor again in 2 minutes" in flock.mend
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("nfs4", "90 s by default"), ("nfs", "booted again"), ("fuse", "servers")]
+)
+@pytest.mark.usefixtures("apart")
+def test_proven_locks_say_how_long_a_lost_host_keeps_them(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    mount = Mount(str(fast_dir), kind, "nas:/scratch", ("rw",))
+    for module in (examine, sides, proof):
+        monkeypatch.setattr(module, "mount_of", lambda _path: mount)
+    toy = ToyRun(fast_dir / "run")
+
+    report = looked_at(toy.root, other=toy.root)
+
+    for check in ("locks (flock)", "deaths"):
+        assert "a lost host (power, network) keeps its locks until" in found(report)[check].means
+        assert words in found(report)[check].means
 
 
 def test_a_name_with_two_owners_is_unsafe(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

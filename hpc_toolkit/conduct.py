@@ -144,6 +144,7 @@ class Conductor:
 
     def _replay(self, rows: list[dict[str, Any]]) -> None:
         """Take in every recorded decision, and check that it is the one made from what was told."""
+        self._stage.log.hold_head()
         self._stage.poll_log()
         decisions = self._recorded()
         # The stages before may have taken days, in which somebody thought better of it.

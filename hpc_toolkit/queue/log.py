@@ -51,6 +51,7 @@ class StageLog:
         self._complete_at = 0
         self._old_word: int | None = None
         self._looks = 0
+        self._head: int | None = None
 
     def poll(self, *, hinted: bool = False) -> bool:
         """Read the entries that were added; whether there were any.
@@ -114,6 +115,15 @@ class StageLog:
         if self._old_word is None:
             self._old_word = self._complete_at
         return number
+
+    def hold_head(self) -> None:
+        """Keep ``head`` open for writing while this process lives, for one that adds many entries.
+
+        An NFSv4 server delegates a file that somebody has open for writing to no client, and so
+        a later write need not wait until the lease of a client that is lost has ended.
+        """
+        if self._head is None:
+            self._head = files.open_or_create(self.paths.head, os.O_WRONLY)
 
     def show(self, number: int) -> None:
         """Write into ``head`` that there are so many entries; it never shows fewer again."""

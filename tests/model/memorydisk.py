@@ -105,7 +105,8 @@ class Disk:
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
         old = self._bytes(fd)
-        self._put(self._fds[fd][0], old[:offset] + bytes(data) + old[offset + len(data) :])
+        filled = old[:offset].ljust(offset, b"\0")
+        self._put(self._fds[fd][0], filled + bytes(data) + old[offset + len(data) :])
         return len(data)
 
     def fsync(self, _fd: int) -> None:
@@ -257,6 +258,7 @@ def memory_instead_of_files() -> Iterator[None]:
             if hasattr(module, "os"):
                 patch.setattr(module, "os", _Os())
         still = SimpleNamespace(time=lambda: 0.0, monotonic=lambda: 0.0)
+        patch.setattr(files, "is_local", lambda _path: True)  # directories have no times here
         patch.setattr(attempts, "time", still)
         patch.setattr(attempts, "_log_size", lambda: 0)
         free = lambda _paths, worker: worker in _disks[-1].free_locks  # noqa: E731

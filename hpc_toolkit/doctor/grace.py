@@ -22,7 +22,8 @@ LONGEST_S = 110.0
 _NOTE_AFTER_S = 10.0
 _NOTE = (
     f"note: the NFS server has not answered for {_NOTE_AFTER_S:g} s. If it has just started, it "
-    f"answers after its grace period, 90 s by default; doctor waits up to {LONGEST_S:g} s\n"
+    "answers after its grace period, 90 s by default. "
+    f"Doctor waits up to {LONGEST_S:g} s for a lock\n"
 )
 
 

@@ -60,9 +60,9 @@ class StageLog:
         never skipped.
 
         Args:
-            hinted: believe ``head`` where it shows none, so that this costs one ``open``; one look
-                of 60 lists the log all the same, since whoever added an entry may have died before
-                it wrote ``head``, and then writes ``head`` for others.
+            hinted: believe ``head`` where it shows none, so that this costs one ``open``. One look
+                in 60 lists the log anyway, because a process can die between adding an entry and
+                writing ``head``. That look then writes ``head`` for the other readers.
         """
         before = self.length
         self._looks += hinted
@@ -126,7 +126,7 @@ class StageLog:
             self._head = files.open_or_create(self.paths.head, os.O_WRONLY)
 
     def show(self, number: int) -> None:
-        """Write into ``head`` that there are so many entries; it never shows fewer again."""
+        """Write into ``head`` that the log has ``number`` entries; it never shows fewer again."""
         files.write_at(self.paths.head, _ENTRY, (number - 1) * len(_ENTRY))
 
     @property

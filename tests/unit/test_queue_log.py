@@ -378,7 +378,7 @@ def test_an_entry_changes_the_time_of_its_directory_in_a_tick_of_its_own(
 def test_one_hinted_look_in_60_lists_the_log_and_writes_the_hint_that_was_lost(
     paths: StagePaths,
 ) -> None:
-    """Whoever added the entry died before it wrote ``head``."""
+    """The process that added the entry died before it wrote ``head``."""
     writer, waiting = StageLog(paths), StageLog(paths)
     writer.add_segment(segment(1))
     waiting.poll()

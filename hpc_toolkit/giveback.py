@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.ranks import RankInfo, host_name
-from hpc_toolkit.slurm.controller import host_names, set_nodes
+from hpc_toolkit.slurm.client import SlurmError
+from hpc_toolkit.slurm.controller import host_names, job_nodes, set_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.presence import Presence
 
 _STARTING_S = 900.0
+_REFUSALS = 10
+"""Looks in a row at which Slurm refuses to shrink the job, before giving back ends."""
 
 
 def kept_nodes(
@@ -57,17 +60,19 @@ def kept_nodes(
 def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
     """Look every ``every_s`` seconds until only the first node is left; yield what was given back.
 
-    To be called by the script of a Slurm job, on its first node.
+    To be called by the script of a Slurm job, on its first node. Nodes that the job loses are left
+    out. While Slurm does not say which nodes the job has, nothing is given back.
 
     Raises:
-        ConfigError: this is no Slurm job.
-        SlurmError: Slurm refuses.
+        ConfigError: this is not a Slurm job.
+        SlurmError: Slurm refuses to shrink the job at ten looks in a row.
     """
     rank, listed = RankInfo.from_environ(), os.environ.get("SLURM_JOB_NODELIST")
     if rank.job_id is None or listed is None:
-        msg = "this is no Slurm job, and has no nodes to give back"
+        msg = "this is not a Slurm job, and has no nodes to give back"
         raise ConfigError(msg, hint="job scripts give them back by themselves")
     nodes = host_names(listed)
+    refusals = 0
     started = time.monotonic()
     while len(nodes) > 1:
         time.sleep(every_s)
@@ -80,7 +85,29 @@ def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
             first=host_name(),
             starting=time.monotonic() - started < _STARTING_S,
         )
-        if kept != nodes:
-            set_nodes(rank.job_id, kept)
-            yield [node for node in nodes if node not in kept]
-            nodes = kept
+        # Slurm refuses a list with a node that the job has lost.
+        present = _present_nodes(rank.job_id) if kept != nodes else None
+        if present is None:
+            continue
+        kept = [node for node in kept if node in present]
+        idle = [node for node in present if node not in kept]
+        try:
+            if idle:
+                set_nodes(rank.job_id, kept)
+        except SlurmError:
+            # A node may have been lost since it was listed, or slurmdbd may not answer.
+            refusals += 1
+            if refusals == _REFUSALS:
+                raise
+            continue
+        refusals, nodes = 0, kept
+        if idle:
+            yield idle
+
+
+def _present_nodes(job: str) -> list[str] | None:
+    """The nodes that a job has now; None while Slurm does not say."""
+    try:
+        return job_nodes(job)
+    except SlurmError:
+        return None

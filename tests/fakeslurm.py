@@ -47,7 +47,7 @@ class Programs:
         self.root = root
         tools = root / "tools"
         tools.mkdir()
-        for name in ("cat", "env", "sleep"):
+        for name in ("cat", "env", "sleep", "tr"):
             (tools / name).symlink_to(shutil.which(name) or "missing")
         monkeypatch.setenv("PATH", f"{root}:{tools}")
         for name in ("SLURM_JOB_ID", "SLURM_CONF", "SBATCH_ACCOUNT"):

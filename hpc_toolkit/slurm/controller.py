@@ -64,6 +64,21 @@ def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str
     return jobs
 
 
+def job_nodes(job: str, *, timeout_s: float = ASK_S) -> list[str]:
+    """The nodes that a job has now, without those that it has lost; [] for one without nodes.
+
+    ``job`` is a raw id: that of an array's element, not of the array.
+
+    Raises:
+        SlurmError: no answer, or the job is gone.
+    """
+    argv = ["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"]
+    # The raw id of an array's last element is also the array's, and lists every element.
+    rows = [line.split() for line in ask(argv, timeout_s=timeout_s).splitlines()]
+    listed = next((row[1] for row in rows if row[0] == job and len(row) > 1), "")
+    return host_names(listed, timeout_s=timeout_s)
+
+
 def set_nodes(job: str, nodes: Sequence[str], *, timeout_s: float = SUBMIT_S) -> None:
     """Have Slurm take all other nodes from a running job (scontrol(1), NodeList).
 

@@ -79,6 +79,38 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return found
 
 
+def controller(programs: Programs, present: str, *, then: str = "") -> None:
+    """A Slurm whose job 17 has the nodes ``present``; ``then`` others, once it got a list.
+
+    As from the real one, a list with another node is refused (Slurm 22.05 to 26.05).
+    """
+    now = programs.root / "now"
+    now.write_text(present)
+    programs.add("squeue", f"printf '16 n9\\n17 n[%s]\\n' \"$(tr ' ' , <{now} | tr -d n)\"")
+    update = f"""
+echo "$*" >> "$0.calls"
+case $* in
+  "show hostnames n[1-3]") echo n1 n2 n3; exit;;
+  "show hostnames "*) cat {now}; exit;;
+esac
+{f'echo "{then}" >{now}' if then else ":"}
+for node in $(echo "${{3#NodeList=}}" | tr , ' '); do
+  case " $(cat {now}) " in
+    *" $node "*) ;;
+    *) echo "Invalid node name specified for job 17" >&2; exit 1;;
+  esac
+done
+echo "${{3#NodeList=}}" | tr , ' ' >{now}
+"""
+    programs.add("scontrol", update)
+
+
+def updates(programs: Programs) -> list[str]:
+    """The lists of nodes that Slurm was to leave the job."""
+    head = "update JobId=17 "
+    return [one.removeprefix(head) for one in programs.calls("scontrol") if one.startswith(head)]
+
+
 def giveback(run: ToyRun) -> Result:
     app = typer.Typer()
     app.callback()(lambda: None)
@@ -89,7 +121,7 @@ def giveback(run: ToyRun) -> Result:
 def test_giveback_tells_slurm_which_nodes_to_keep_and_ends_with_the_last(
     programs: Programs, toy: ToyRun
 ) -> None:
-    programs.answer("scontrol", "n1 n2 n3")
+    controller(programs, "n1 n2 n3")
     for node in NODES[1:]:
         toy.worker(f"of-{node}", host=node, job="17", restart=1).finish()
 
@@ -97,13 +129,49 @@ def test_giveback_tells_slurm_which_nodes_to_keep_and_ends_with_the_last(
 
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == "gave back n2 n3: their ranks have left\n"
-    assert programs.calls("scontrol") == [
-        "show hostnames n[1-3]",
-        "update JobId=17 NodeList=n1",
-    ]
+    assert updates(programs) == ["NodeList=n1"]
+
+
+def test_giveback_leaves_out_a_node_that_the_job_has_lost(programs: Programs, toy: ToyRun) -> None:
+    controller(programs, "n1 n3")
+    toy.worker("dead", host="n2", job="17", restart=1)
+    toy.worker("idle", host="n3", job="17", restart=1).finish()
+
+    result = giveback(toy)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "gave back n3: their ranks have left\n"
+    assert updates(programs) == ["NodeList=n1"]
+
+
+def test_giveback_goes_on_when_a_node_is_lost_before_slurm_gets_the_list(
+    programs: Programs, toy: ToyRun
+) -> None:
+    controller(programs, "n1 n2 n3", then="n1 n3")
+    toy.worker("dead", host="n2", job="17", restart=1)
+    toy.worker("idle", host="n3", job="17", restart=1).finish()
+
+    result = giveback(toy)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "gave back n3: their ranks have left\n"
+    assert updates(programs) == ["NodeList=n1,n2", "NodeList=n1"]
+
+
+def test_giveback_asks_again_when_slurm_does_not_say_which_nodes_are_left(
+    programs: Programs, toy: ToyRun
+) -> None:
+    controller(programs, "n1 n2 n3")
+    answers = (programs.root / "squeue").read_text()
+    programs.add("squeue", f'[ -e "$0.asked" ] || {{ : > "$0.asked"; exit 1; }}\n{answers}')
+    for node in NODES[1:]:
+        toy.worker(f"of-{node}", host=node, job="17", restart=1).finish()
+
+    assert giveback(toy).stdout == "gave back n2 n3: their ranks have left\n"
 
 
 def test_giveback_is_no_error_of_a_job_where_slurm_refuses(programs: Programs, toy: ToyRun) -> None:
+    controller(programs, "n1 n2 n3")
     programs.add("scontrol", '[ "$1" = show ] && echo n1 n2 || { echo "not now" >&2; exit 1; }')
     toy.worker("other", host="n2", job="17", restart=1).finish()
 
@@ -121,5 +189,5 @@ def test_giveback_outside_a_job_is_refused(
     error = giveback(toy).exception
 
     assert isinstance(error, ConfigError)
-    assert "this is no Slurm job" in error.message
+    assert "this is not a Slurm job" in error.message
     assert programs.calls("scontrol") == []

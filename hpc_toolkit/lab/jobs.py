@@ -173,7 +173,7 @@ def parse_logs(text: str) -> list[Path]:
         # Names and remarks of the user, which may hold anything, come before.
         match = _LOGS.search(line[max(line.rfind(" StdErr="), 0) :])
         names = (match["out"], match["err"]) if match else ()
-        found.update((Path(name), None) for name in names if name != "/dev/null")
+        found.update((Path(name), None) for name in names if name not in ("", "/dev/null"))
     return list(found)
 
 

@@ -526,6 +526,12 @@ class TestJobs:
         assert parse_logs(text) == [Path("/é à/1 o.log"), Path("/é à/1 e.log"), Path("/o")]
         assert parse_logs("JobId=4 JobName=x\n") == []
 
+    def test_a_standard_error_without_a_file_of_its_own_is_not_a_log(self) -> None:
+        """Slurm 25.11 and newer print it blank where only --output is given."""
+        text = "JobId=1 JobName=x WorkDir=/w StdErr= StdIn=/dev/null StdOut=/o.log TresPerTask=cpu=1\n"
+
+        assert parse_logs(text) == [Path("/o.log")]
+
 
 class SlowSlurm:
     """A lab whose controller answers about one job what it is told to answer."""

@@ -23,7 +23,7 @@ from hpc_toolkit.lab.daemons import (
     wait_for_daemon,
 )
 from hpc_toolkit.lab.directory import LabRecord, remove_files, write_record
-from hpc_toolkit.lab.members import LOOKS, kill_members
+from hpc_toolkit.lab.members import kill_members
 from hpc_toolkit.lab.ports import free_block, listeners
 from hpc_toolkit.lab.status import status_of
 
@@ -141,15 +141,12 @@ def wait_for_nodes(paths: LabPaths, nodes: tuple[str, ...], states: set[str]) ->
         HpcToolkitError: a daemon ended, or a minute passed; with the end of a log.
     """
     deadline = time.monotonic() + _IDLE_S
-    missed = 0
     while True:
         now = node_states(paths)
         late = [node for node in nodes if now.get(node) not in states]
         if not late:
             return
-        gone = status_of(paths).gone
-        missed = missed + 1 if gone else 0
-        if missed == LOOKS:
+        if gone := status_of(paths).gone:
             name, _, node = gone[0].partition(" of ")
             what = f"{gone[0]} ended"
             raise failure(what, paths.log(f"slurmd-{node}" if name == "slurmd" else name))

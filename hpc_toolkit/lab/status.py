@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.lab.config import CONTROL
 from hpc_toolkit.lab.directory import read_record
-from hpc_toolkit.lab.members import members
+from hpc_toolkit.lab.members import LOOKS, members
 
 if TYPE_CHECKING:
+    from hpc_toolkit.lab.members import Member
     from hpc_toolkit.lab.settings import LabPaths, LabSettings
+
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +50,21 @@ class LabStatus:
 
 
 def status_of(paths: LabPaths) -> LabStatus:
-    """How the lab in a directory stands. Writes nothing."""
+    """How the lab in a directory stands. Writes nothing.
+
+    Looks again, for 0.1 s, before it reports that a daemon is gone.
+    """
     record = read_record(paths)
     found = members(paths.token)
     crashed = _crashed(paths)
-    gone: tuple[str, ...] = ()
-    if record is not None:
-        present = {(one.node, one.name) for one in found}
-        wanted = _daemons(record.settings, crashed)
-        gone = tuple(f"{name} of {node}" for node, name in wanted if (node, name) not in present)
+    wanted = _daemons(record.settings, crashed) if record is not None else []
+    missing = _not_among(wanted, found)
+    # A daemon that re-executes itself (slurmd 23.11, 'scontrol reconfigure') can escape one look.
+    for _ in range(LOOKS - 1):
+        if missing:
+            time.sleep(_PAUSE_S)
+            missing = _not_among(missing, members(paths.token))
+    gone = tuple(f"{name} of {node}" for node, name in missing)
     whole = record is not None and record.ready and not gone
     return LabStatus(
         state="up" if whole else "broken" if found else "down",
@@ -72,6 +82,11 @@ def _crashed(paths: LabPaths) -> tuple[str, ...]:
         return tuple(sorted(os.listdir(paths.crashed)))
     except FileNotFoundError:
         return ()
+
+
+def _not_among(wanted: list[tuple[str, str]], found: list[Member]) -> list[tuple[str, str]]:
+    present = {(one.node, one.name) for one in found}
+    return [daemon for daemon in wanted if daemon not in present]
 
 
 def _daemons(settings: LabSettings, crashed: tuple[str, ...]) -> list[tuple[str, str]]:

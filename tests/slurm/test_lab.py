@@ -113,6 +113,21 @@ def test_daemons_have_nothing_of_the_shell_that_started_them(lab: LabUnderTest) 
         assert not {name for name in names - known if not name.startswith("SLURM")}, one.name
 
 
+@pytest.mark.newslurm
+def test_a_lab_is_up_while_its_daemons_read_their_configuration_again(lab: LabUnderTest) -> None:
+    """Slurm 23.11 and newer replace each daemon by a new process then."""
+    seen = []
+    for _ in range(4):
+        with subprocess.Popen(["scontrol", "reconfigure"], env=lab.env) as reconfigure:
+            looks = 0
+            while reconfigure.poll() is None or looks < 8:
+                now = lab.lab.status()
+                seen.append((now.state, now.gone))
+                looks += reconfigure.poll() is not None
+
+    assert set(seen) == {("up", ())}
+
+
 @pytest.mark.slow
 def test_an_urgent_job_preempts_and_the_other_starts_again_in_seconds(
     lab: LabUnderTest, tmp_path: Path

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -491,6 +492,38 @@ class TestRecord:
         assert "slurmdbd of localhost" in now.gone
         assert "slurmd of n3" in now.gone
         assert json.loads(json.dumps(now.to_json()))["slurm_conf"] == str(paths.slurm_conf)
+
+    def test_a_daemon_that_one_look_misses_is_not_gone(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After 'scontrol reconfigure', daemons of Slurm 23.11 and newer go on as new processes."""
+        paths.root.mkdir()
+        write_record(paths, replace(self.RECORD, settings=LabSettings(2)))
+        munged, control, first, second = daemons = [
+            Member(11, "localhost", "munged"),
+            Member(12, "localhost", "slurmctld"),
+            Member(13, "n1", "slurmd"),
+            Member(14, "n2", "slurmd"),
+        ]
+        looks = [[munged, control, second], [munged, control, first], daemons]
+        monkeypatch.setattr("hpc_toolkit.lab.status.members", lambda _token: looks.pop(0))
+
+        now = status_of(paths)
+
+        assert (now.state, now.gone) == ("up", ())
+        assert looks == [daemons], "no look was needed after every daemon had been seen"
+
+    def test_a_daemon_that_no_look_finds_is_gone(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        paths.root.mkdir()
+        write_record(paths, replace(self.RECORD, settings=LabSettings(1)))
+        found = [Member(11, "localhost", "munged"), Member(13, "n1", "slurmd")]
+        monkeypatch.setattr("hpc_toolkit.lab.status.members", lambda _token: found)
+
+        now = status_of(paths)
+
+        assert (now.state, now.gone) == ("broken", ("slurmctld of localhost",))
 
     def test_where_there_is_no_lab_nothing_is_gone(self, paths: LabPaths) -> None:
         now = status_of(paths)

@@ -78,7 +78,8 @@ def _behaviour() -> list[str]:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         "SlurmdParameters=config_overrides",
-        "ReturnToService=2",
+        # With 2, a reply from before a crash takes the node back into service (node_did_resp).
+        "ReturnToService=1",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "JobRequeue=1",

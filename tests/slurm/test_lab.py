@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.daemons import Host, start_slurmd
+from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.jobs import run_script
 from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.packages import install_command, missing_programs, program
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.submission import submit
 from tests.slurm.reallab import LabUnderTest
+from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,6 +197,31 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
         assert hpctk(lab, "restore", "n3").stdout == "n3: back\n"
 
         assert lab.lab.status().crashed == ()
+        assert lab.run("sinfo", "-hN", "-p", "main", "-n", "n3", "-o", "%T").stdout == "idle\n"
+
+    @pytest.mark.newslurm
+    def test_a_crashed_node_stays_down_when_slurm_hears_from_it_late(
+        self, lab: LabUnderTest
+    ) -> None:
+        """A reply to a ping can reach slurmctld up to 2 s after the node that sent it was killed."""
+
+        def slurmd_start() -> int:
+            shown = lab.run(
+                "scontrol", "show", "node", "n3", env={"SLURM_TIME_FORMAT": "%s"}
+            ).stdout
+            return int(shown.partition("SlurmdStartTime=")[2].split()[0])
+
+        before = slurmd_start()
+        wait_until(lambda: time.time() >= before + 1, "another second")
+        lab.lab.crash("n3")
+        record = read_record(lab.lab.paths)
+        assert record is not None
+
+        start_slurmd(Host(lab.lab.paths, record.start, "n3")).wait()
+        wait_until(lambda: slurmd_start() > before, "the registration of n3")
+
+        assert lab.run("sinfo", "-hN", "-p", "main", "-n", "n3", "-o", "%T").stdout == "down\n"
+        lab.lab.restore("n3")
         assert lab.run("sinfo", "-hN", "-p", "main", "-n", "n3", "-o", "%T").stdout == "idle\n"
 
     def test_a_node_without_its_slurmd_works_on(

@@ -100,6 +100,10 @@ def check_namespaces(host: Host) -> None:
     done = finished(command, daemon_environment(paths), what="unshare", logs=paths.logs)
     if done.returncode != 0:
         why = " ".join(done.stderr.split())
+        if "cannot change root filesystem propagation" in why:
+            message = "no process can be made a host of its own here: / is not a mount point"
+            hint = "in a chroot to DIR: leave it, run 'mount --bind DIR DIR' and enter it again"
+            raise NamespaceError(message, hint=hint)
         message = f"no process can be made a host of its own here: {why}"
         hint = "a lab needs root with CAP_SYS_ADMIN, or a kernel that lets users have namespaces"
         raise NamespaceError(message, hint=hint)

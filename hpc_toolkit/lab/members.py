@@ -52,8 +52,8 @@ def member_node(mounts: str, token: str) -> str | None:
     return match[1] if match else None
 
 
-def job_lab(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Token and node of the lab whose job gave a process this environment; None without one.
+def job_lab(environ: Mapping[str, str]) -> tuple[Path, str] | None:
+    """Directory and node of the lab whose job gave a process this environment; None without one.
 
     SLURM_CONF alone says who is spoken to, not who is spoken for: a user's shell has it by
     ``hpctk lab env``. What slurmd sets must be there and name a lab as well; in a shell inside a
@@ -63,7 +63,7 @@ def job_lab(environ: Mapping[str, str]) -> tuple[str, str] | None:
     of_a_job = "SLURM_JOB_ID" in environ and environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME
     if not of_a_job or not node or conf.parts[-2:] != ("etc", "slurm.conf"):
         return None
-    return lab_token(conf.parent.parent), node
+    return conf.parent.parent, node
 
 
 def members(token: str, node: str | None = None) -> list[Member]:
@@ -92,7 +92,7 @@ def surrounding_labs() -> set[str]:
     if marks := set(_ANY_MARK.findall(_read("self", "mountinfo"))):
         return marks
     told = job_lab(os.environ)
-    return {told[0]} if told is not None else set()
+    return {lab_token(told[0])} if told is not None else set()
 
 
 def _node_in(pid: str, token: str) -> str | None:
@@ -102,7 +102,19 @@ def _node_in(pid: str, token: str) -> str | None:
         return own
     environ = dict(word.partition("=")[::2] for word in _read(pid, "environ").split("\0"))
     told = job_lab(environ)
-    return told[1] if told is not None and told[0] == token else None
+    if told is None or lab_token(told[0]) != token or _has_own_lab(pid, told[0], token):
+        return None
+    return told[1]
+
+
+def _has_own_lab(pid: str, directory: Path, token: str) -> bool:
+    """Whether the root directory of a process is another than ours, with a lab of the same path.
+
+    If it has no such lab, a job of our lab went there by chroot(2).
+    """
+    root = Path(PROC, pid, "root")
+    there = os.path.exists(f"{root}{directory}/etc/slurm.conf")
+    return there and lab_token(directory, root) != token
 
 
 def _real_user(pid: str) -> int:

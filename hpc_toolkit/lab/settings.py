@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_NODES = 256
 MAX_GPUS = 64
@@ -88,9 +86,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def lab_token(root: Path) -> str:
-    """The token of the lab in a directory, as :attr:`LabPaths.token` gives it."""
-    return f"hpctk-{sha256(str(root).encode()).hexdigest()[:16]}"
+def lab_token(directory: Path, root: Path = Path("/")) -> str:
+    """The token of the lab in a directory, as :attr:`LabPaths.token` gives it.
+
+    ``root`` is the root directory in which the path leads there: processes of several roots can be
+    in one PID namespace, and each root can have a lab of this path.
+
+    Raises:
+        OSError: ``root`` is not there.
+    """
+    told = root.stat()
+    place = f"{directory}\0{told.st_dev}:{told.st_ino}"
+    return f"hpctk-{sha256(place.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c '
     def test_a_crashed_node_stays_down_when_slurm_hears_from_it_late(
         self, lab: LabUnderTest
     ) -> None:
-        """A reply to a ping can reach slurmctld up to 2 s after the node that sent it was killed."""
+        """slurmctld can process a reply up to 2 s after the node that sent it was killed."""
 
         def slurmd_start() -> int:
             shown = lab.run(

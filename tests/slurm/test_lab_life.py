@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.lab.members import Member
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes mounts, as only root can")
 SMALL = LabSettings(nodes=2, gpus_per_node=1)
 # A grandchild that gives up its session, its parent, its environment and its open files.
 STRAY = """
@@ -49,6 +51,21 @@ mkdir "$1/root"
 mount --bind / "$1/root"
 leave "$1/chroot.pid" "$note exec chroot $1/root sleep 1000"
 sleep 1000
+"""
+
+# A root directory $1 with everything of this one, but a directory $2 of its own. Where $3 is
+# "bound", it is a mount point.
+ROOT = """
+set -eu
+mkdir "$1"
+if [ "$3" = bound ]; then mount --bind "$1" "$1"; fi
+for entry in /*; do
+  if [ -L "$entry" ]; then cp -P "$entry" "$1$entry"
+  elif [ -d "$entry" ]; then mkdir "$1$entry"; mount --rbind "$entry" "$1$entry"; fi
+done
+mount -t tmpfs -o mode=755 tmpfs "$1$2"
+echo ready
+exec sleep 1000
 """
 
 
@@ -160,6 +177,73 @@ def test_down_ends_what_left_the_labs_mounts_and_spares_a_users_shell(
         for pid in left.values():
             if lives(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def other_root(root: Path, own: Path, kind: str) -> Iterator[Callable[..., str]]:
+    """Yield a function that runs ``hpctk lab`` in another root directory: what it prints.
+
+    The processes of both roots see one another, as in a chroot on a machine.
+    """
+    private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", ROOT, "root"]
+    with subprocess.Popen([*private, root, own, kind], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+
+        def run(*words: str | Path) -> str:
+            done = subprocess.run(
+                [
+                    *("nsenter", f"--target={holder.pid}", "--mount", "--root", "chroot", root),
+                    *("env", "-C", Path.cwd(), sys.executable, "-m", "hpc_toolkit", "lab", *words),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=100,
+            )
+            return done.stdout
+
+        try:
+            yield run
+        finally:
+            holder.kill()
+
+
+@as_root
+def test_down_in_another_root_ends_no_process_of_this_roots_lab_of_the_same_path(
+    small: LabUnderTest, lab_directory: Path, tmp_path: Path
+) -> None:
+    small.up()
+    before = {one.pid for one in processes_of(small)}
+    which = ("--dir", small.directory)
+
+    with other_root(tmp_path / "root", lab_directory, "bound") as run:
+        try:
+            assert run("status", *which).startswith("down ")
+            told = run("up", "--nodes", "1", "--gpus-per-node", "0", *which)
+            assert told.startswith("1 node, up after "), told
+            assert run("status", *which).startswith("up, 1 node,")
+        finally:
+            ended = run("down", *which)
+
+    assert ended == "down, 4 processes ended\n"
+    assert {one.pid for one in processes_of(small)} == before
+    assert small.lab.status().state == "up"
+
+
+@as_root
+def test_up_in_a_root_that_is_not_a_mount_point_says_how_to_make_it_one(
+    small: LabUnderTest, lab_directory: Path, tmp_path: Path
+) -> None:
+    with other_root(tmp_path / "root", lab_directory, "plain") as run:
+        told = run("up", "--nodes", "1", "--dir", small.directory)
+
+    assert told == (
+        "error: no process can be made a host of its own here: / is not a mount point\n"
+        "hint: in a chroot to DIR: leave it, run 'mount --bind DIR DIR' and enter it again\n"
+    )
 
 
 def test_down_where_nothing_runs_is_fine_and_says_so(small: LabUnderTest) -> None:

@@ -253,6 +253,41 @@ class TestMembers:
 
         assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
+    def test_labs_of_one_path_in_two_roots_have_tokens_of_their_own(
+        self, paths: LabPaths, tmp_path: Path
+    ) -> None:
+        """Else one root's 'lab down' would end the other's lab, where both share the processes."""
+        assert lab_token(paths.root) == lab_token(paths.root, Path("/")) == paths.token
+        assert lab_token(paths.root, tmp_path) != paths.token
+
+    @pytest.mark.parametrize(("has_lab", "found"), [(True, False), (False, True)])
+    def test_a_job_without_the_mount_belongs_to_the_lab_of_its_own_root_if_there_is_one(
+        self,
+        has_lab: bool,
+        found: bool,
+        paths: LabPaths,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A job may also have left its lab's root, by chroot(2)."""
+        other = tmp_path / "proc/11/root"
+        conf = other / paths.slurm_conf.relative_to("/")
+        (conf.parent if has_lab else other).mkdir(parents=True)
+        if has_lab:
+            conf.touch()
+        words = {"SLURM_CONF": paths.slurm_conf, "SLURM_JOB_ID": 7, "SLURMD_NODENAME": "n2"}
+        words["SLURM_CLUSTER_NAME"] = "hpctklab"
+        for name, text in {
+            "mountinfo": "1 2 3:4 / / rw\n",
+            "environ": "".join(f"{name}={value}\0" for name, value in words.items()),
+            "comm": "sleep\n",
+            "status": f"Uid:\t{os.geteuid()}\t0\t0\t0\n",
+        }.items():
+            (tmp_path / "proc/11" / name).write_text(text)
+        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+
+        assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
+
     @pytest.mark.parametrize("marked", [True, False])
     def test_the_labs_around_a_process_are_those_that_would_end_it(
         self, marked: bool, paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -561,7 +596,9 @@ class TestJobs:
 
     def test_a_standard_error_without_a_file_of_its_own_is_not_a_log(self) -> None:
         """Slurm 25.11 and newer print it blank where only --output is given."""
-        text = "JobId=1 JobName=x WorkDir=/w StdErr= StdIn=/dev/null StdOut=/o.log TresPerTask=cpu=1\n"
+        text = (
+            "JobId=1 JobName=x WorkDir=/w StdErr= StdIn=/dev/null StdOut=/o.log TresPerTask=cpu=1\n"
+        )
 
         assert parse_logs(text) == [Path("/o.log")]
 

@@ -36,6 +36,7 @@ _ASK_NETWORK = """
 # [nccl]
 # NCCL_SOCKET_IFNAME = "ib0"
 """
+_NO_ACCOUNTING = "accounting_storage/none"
 
 
 def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
@@ -67,7 +68,8 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         *(f"\n# Left out: {one}" for one in left_out),
         *_defaults(main),
         f"\n[facts]\nslurm = {_text(version)}",
-        f"accounting = {_text(_setting(facts, 'AccountingStorageType'))}",
+        # Newer versions print "(null)" for it.
+        f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
         _ASK_NETWORK,
     ]
     # TOML has no place for what does not print, in comments neither.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_draft_tells_its_source_its_date_and_that_nobody_verified_it() -> None
     assert dict(site.facts)["slurm"] == "25.05.3"
     assert dict(site.identify) == {"slurm_cluster": "Routed"}
     assert "# container_runtime" in text
+
+
+@pytest.mark.parametrize("value", ["(null)", "accounting_storage/none"])
+def test_a_slurm_without_accounting_is_described_as_such(value: str) -> None:
+    """Slurm 24.11 prints "(null)" where 22.05 printed accounting_storage/none."""
+    _, site = drafted(replace(ROUTED, config={**ROUTED.config, "AccountingStorageType": value}))
+
+    assert dict(site.facts)["accounting"] == "accounting_storage/none"
 
 
 def test_a_site_that_routes_jobs_is_described_by_its_gpu_nodes() -> None:

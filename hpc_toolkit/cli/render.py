@@ -108,7 +108,7 @@ def _embedded(source: str) -> dict[str, Any]:
 
 
 def _make_log_directories(spec: "ScriptSpec") -> None:
-    """Slurm makes none, and where one is missing the job ends at once, without a word."""
+    """Make them, since Slurm before 23.02 does not: a job without one ends without a word."""
     from hpc_toolkit.render.directives import log_pattern
     from hpc_toolkit.render.file import log_directory
 
@@ -118,7 +118,7 @@ def _make_log_directories(spec: "ScriptSpec") -> None:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             # Not an error: the path may exist on the cluster only.
-            text = f"{_NOTE}{logs}: {error.strerror}; without it the job ends at once"
+            text = f"{_NOTE}{logs}: {error.strerror}; a job that cannot write its log ends at once"
             print(text, file=sys.stderr)
 
 

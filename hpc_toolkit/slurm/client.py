@@ -48,6 +48,11 @@ _OF_A_JOB = (
 )
 # What would change the columns, the order or the rows of an answer.
 _OF_A_QUESTION = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_BITSTR_LEN")
+# Causes that Slurm's words for a refusal leave out.
+_REFUSALS = {
+    "Job dependency problem": "Slurm 23.02 and newer refuse to wait for a job that ended more than"
+    " MinJobAge seconds ago or does not exist: correct --dependency, or leave it out"
+}
 
 
 class SlurmError(HpcToolkitError):
@@ -166,7 +171,9 @@ def failure(argv: Sequence[str], done: Finished) -> SlurmError:
 
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     words = "; ".join(said[:5]) or f"exit code {done.code}"
-    return SlurmError(f"{argv[0]}: {words}", hint=f"the command was: {shlex.join(argv)}")
+    hints = [hint for what, hint in _REFUSALS.items() if what in words]
+    hint = "; ".join([*hints, f"the command was: {shlex.join(argv)}"])
+    return SlurmError(f"{argv[0]}: {words}", hint=hint)
 
 
 def squeue(

@@ -665,6 +665,18 @@ def test_a_script_is_sent_as_it_is(run: ToyRun, programs: Programs) -> None:
     assert (job.name, job.log) == ("mine", "out/%j.log")
 
 
+def test_a_dependency_that_slurm_refuses_is_explained(run: ToyRun, programs: Programs) -> None:
+    """Slurm 23.02 to 26.05, where no job of that number is known."""
+    said = "sbatch: error: Batch job submission failed: Job dependency problem"
+    programs.add("sbatch", f'echo "{said}" >&2; exit 1')
+
+    error = refused("--dependency", "afterok:5")
+
+    assert error.message.endswith(": Job dependency problem")
+    assert error.hint.startswith("Slurm 23.02 and newer refuse to wait for a job that ended")
+    assert "; the command was: sbatch " in error.hint
+
+
 def test_a_rendered_script_knows_its_run(run: ToyRun, programs: Programs) -> None:
     call("--nodes", "2")
     edited = Path(sent(programs)[0][-1]).read_text().replace("nodes=2", "nodes=3")

@@ -1,15 +1,20 @@
 # make demo    set up, then run the whole example campaign here: local workers, no Slurm
 # make test    set up, then everything that must pass, every scenario at reduced size
 # make check   the quick tier: format, lint, types, unit tests
-# make soak    every scenario at full size
+# make soak    every scenario at full size, and all tests of jobs on a newer Slurm
+# make newslurm SUITE=sid    all tests of jobs on the Slurm of another Debian release
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
 PY = .venv/bin/python
 # In the shell's place, so that a make that is told to end by SIGTERM passes it on.
-PYTEST = exec $(PY) -m pytest -p no:cacheprovider
+RUN_PYTEST = $(PY) -m pytest -p no:cacheprovider
+PYTEST = exec $(RUN_PYTEST)
+# tests/slurm in a root of this Debian release, for its Slurm: trixie has 24.11, sid the newest.
+SUITE = trixie
+NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
 CODE = hpc_toolkit tests benchmarks examples
 ALL = demo,dev,oracles
 
-.PHONY: demo test test-files test-jobs test-labs check lint soak bench golden mutants clean
+.PHONY: demo test test-files test-jobs test-labs test-newslurm newslurm check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -18,8 +23,8 @@ demo:
 test: lint
 	@.ci/system
 	$(PYTEST) tests/unit tests/model -m "not soak" -q -n 2
-	@echo "three parts side by side, each shown when it has ended"
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-files test-jobs test-labs
+	@echo "four parts side by side, each shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target test-files test-jobs test-labs test-newslurm
 	$(PYTEST) $(SLOWER) -m "alone and not soak" --durations=10
 
 # They wait more than they compute: for Slurm, leases and time limits.
@@ -32,6 +37,14 @@ test-jobs:
 	$(PYTEST) $(JOBS) -m "$(SMALL)" --durations=10
 test-labs:
 	$(PYTEST) tests/slurm $(addprefix --ignore=,$(JOBS)) -m "$(SMALL)" --durations=10
+
+test-newslurm:
+	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) tests/slurm -m "newslurm and $(SMALL)" --durations=10
+
+newslurm:
+	@.ci/setup $(ALL)
+	@.ci/system
+	$(NEWSLURM) -- $(RUN_PYTEST) tests/slurm --timeout 3600 --durations=10
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2
@@ -47,6 +60,7 @@ soak:
 	@.ci/setup $(ALL)
 	@.ci/system
 	HPCTK_FORBID_SKIP=1 $(PYTEST) -m soak --timeout 3600 -s
+	@HPCTK_FORBID_SKIP=1 $(MAKE) --no-print-directory newslurm
 
 bench:
 	@.ci/setup $(ALL)

@@ -33,6 +33,7 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Site:
 # --- work-queue ---
 
 
+@pytest.mark.newslurm
 def test_a_job_that_was_warned_starts_again_and_then_ends_with_0(site: Site) -> None:
     site.init(24, 0.5)
     job = site.submit()

@@ -44,6 +44,7 @@ def takes(words: list[str], file: str) -> bool:
     [
         ("not soak", {"unit", "model"}),
         ("not soak and not alone", {"faults", "integration", "sharedfs", "slurm"}),
+        ("newslurm and not soak and not alone", {"slurm"}),
         ("alone and not soak", {"faults", "integration", "sharedfs", "slurm"}),
     ],
 )

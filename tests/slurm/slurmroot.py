@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -200,10 +201,12 @@ def debian_mirror() -> str:
     done = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    found = re.search(r"(?m)^Debian (https?:\S+|file:\S+)$", done.stdout)
+    # Archives have no label until apt has downloaded their lists.
+    found = re.search(r"(?m)^(?:Debian|\$\(LABEL\)) ((?:https?|file):\S+/debian/?)$", done.stdout)
     return found[1] if found else ""
 
 
+@cache
 def mounted_paths(root: Path) -> list[Path]:
     """What a root lacks to run this interpreter with its packages and this repository.
 
@@ -214,13 +217,19 @@ def mounted_paths(root: Path) -> list[Path]:
     extensions = Path(library, "lib-dynload").glob("*.so")
     libraries = shared_libraries([Path(sys.executable), *extensions])
     wanted = [
-        *(REPOSITORY, Path.cwd(), Path(os.environ.get("PWD", "/"))),
+        *(REPOSITORY, logical_repository()),
         *(Path(one) for one in sys.path if os.path.isdir(one)),
         *([Path(sys.prefix)] if sys.prefix != sys.base_prefix else []),
         *linked_names(Path(sys.executable)),
-        *(one for one in libraries if not (root / one.relative_to("/")).exists()),
     ]
-    return outermost(one for path in wanted for one in (path, path.resolve()))
+    missing = [one for one in libraries if not (root / one.relative_to("/")).exists()]
+    return outermost([*missing, *wanted, *(one.resolve() for one in wanted)])
+
+
+def logical_repository() -> Path:
+    """The repository as the shell names it, whose path may contain symbolic links."""
+    named = Path(os.environ.get("PWD", "/"))
+    return named if named.is_dir() and named.samefile(REPOSITORY) else REPOSITORY
 
 
 def linked_names(path: Path) -> Iterator[Path]:
@@ -244,16 +253,25 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def run_in(root: Path, argv: list[str], *, capture: bool = False) -> tuple[int, str]:
-    """Run a command in a root, in the current directory; its exit code and captured output.
+    """Run a command in a root, in the repository; its exit code and captured output.
 
     SIGINT and SIGTERM are passed on to the command. If this process is killed, so is the command.
     """
     kept = {key: text for key, text in os.environ.items() if not key.startswith("XDG_")}
     kept.pop("TMPDIR", None)
+    here = logical_repository()
     with subprocess.Popen(
         [
             *(*_NAMESPACES, "sh", "-c", _ENTER, "enter", root.name),
-            *(*map(str, mounted_paths(root)), "--", "env", "-C", os.getcwd(), "--", *argv),
+            *(
+                *map(str, mounted_paths(root)),
+                "--",
+                "env",
+                "-C",
+                str(REPOSITORY),
+                f"PWD={here}",
+                *argv,
+            ),
         ],
         stdout=subprocess.PIPE if capture else None,
         stderr=subprocess.STDOUT if capture else None,

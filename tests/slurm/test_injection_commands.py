@@ -370,7 +370,8 @@ def test_a_notebooks_job_has_exactly_what_was_asked_for(
     assert {name: seen.get(name) for name in env} == env
     calls = [["module", "load", "a/b"], *(["record", *shlex.split(one)[1:]] for one in lines)]
     assert bench.calls(job.job_id) == calls
-    assert f"   Comment={comment} \n" in lab.scontrol("show", "job", job.job_id)
+    queued = lab.run("squeue", "-h", "--states=all", f"--jobs={job.job_id}", "--format=%k")
+    assert queued.stdout == f"{comment}\n"
     assert {path.name for path in bench.place.iterdir()} == {"f"}
     assert bench.canaries() == set()
 

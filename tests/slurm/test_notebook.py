@@ -248,7 +248,7 @@ def test_options_reach_slurm_as_they_were_asked_for(lab: LabUnderTest, cwd: Path
     assert "NumTasks=4" in known
     assert "TimeLimit=01:30:00" in known
     assert "MinMemoryNode=2G" in known
-    assert "TresPerNode=gres:gpu:l40s:4" in known
+    assert "gpu:l40s:4" in known
     assert "Requeue=0" in known
     assert 'Comment=it\'s "odd" # $HOME' in known
     assert [row[0] for row in job.results()] == [1] * 4

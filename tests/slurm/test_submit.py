@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.lab.packages import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
@@ -349,9 +348,6 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
 def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
     lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = missing_programs(accounting=True)
-    if missing:
-        pytest.skip(f"no accounting here: {install_command(missing)}")
     kept = LabUnderTest(
         lab_directory / "kept", LabSettings(nodes=1, gpus_per_node=1, accounting=True)
     )

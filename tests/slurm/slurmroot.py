@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "trixie"
-PROGRAMS = ("debootstrap", "apt-get", "chroot", "mount", "setpriv", "unshare")
+PROGRAMS = ("debootstrap", "apt-get", "chroot", "mount", "pivot_root", "setpriv", "unshare")
 PACKAGES = (
     *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "slurmdbd"),
     *("slurm-wlm-mysql-plugin", "mariadb-server", "lmod", "procps", "iproute2", "git"),
@@ -99,6 +99,10 @@ while [ "$1" != -- ]; do
   shift
 done
 shift
+mkdir .machine
+pivot_root . .machine # the kernel denies user namespaces to what runs in a chroot
+umount --lazy /.machine
+rmdir /.machine
 exec chroot . tini -- "$@"
 """
 

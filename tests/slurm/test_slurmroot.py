@@ -238,6 +238,23 @@ class TestRoot:
         assert not (root / "usr/new").exists()
         assert not Path("/tmp/new").exists()
 
+    def test_a_command_can_make_namespaces_of_a_user_and_sees_nothing_of_the_machine(
+        self, root: Path
+    ) -> None:
+        look = "unshare --user --mount true && cut -d' ' -f5 /proc/self/mountinfo"
+        done = subprocess.run(
+            command(sys.executable, "sh", "-c", look),
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert done.returncode == 0, done.stderr
+        mounted = set(done.stdout.splitlines()[1:])
+        assert {"/", "/proc", "/tmp", str(REPOSITORY)} <= mounted
+        assert not {one for one in mounted if ".machine" in one or "overlay" in one}
+
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
     def test_a_signal_reaches_the_command_which_may_clear_up(
         self, root: Path, number: signal.Signals

@@ -509,8 +509,10 @@ class Reader:
             read = self.options(one.script)
             if place.directive == "nodelist" and "sbatch: error: " in read.get("gave up", ""):
                 continue  # No list of nodes, or one of more than were asked for.
-            gres = ",".join(f"gres:{name}" for name in one.value.split(","))
-            wanted = {one.value, f"{self.cwd}/{one.value}", gres}
+            names = one.value.split(",")
+            # "gres/" since 23.11.
+            gres = {",".join(f"gres{sign}{name}" for name in names) for sign in ":/"}
+            wanted = {one.value, f"{self.cwd}/{one.value}", *gres}
             wanted |= {"a"} if place.directive == "open-mode" else set()
             odd = {name for name in read.keys() | plain.keys() if read.get(name) != plain.get(name)}
             odd -= {place.directive, *ALONG.get(place.directive, ())}

@@ -276,7 +276,7 @@ class TestRoot:
         assert process.returncode == 3
 
     def test_a_command_ends_with_the_process_that_runs_it(self, root: Path) -> None:
-        script = "setsid sleep 600 & echo up; sleep 600"
+        script = "setsid sleep 60 & echo up; sleep 60; echo late"
         with subprocess.Popen(
             command(sys.executable, "sh", "-c", script),
             cwd=REPOSITORY,

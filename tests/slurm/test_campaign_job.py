@@ -59,7 +59,7 @@ def submit(site: Site, slowest_s: float = 0.5) -> str:
 
 
 def conducts(site: Site) -> list[int]:
-    """Processes that decide for a run below this site."""
+    """Processes of ``hpctk conduct`` that were started in this site's directory."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -67,7 +67,7 @@ def conducts(site: Site) -> list[int]:
             here = (directory / "cwd").readlink() == site.cwd
         except OSError:
             continue
-        if here and b"conduct" in words and b"sh" not in words[0]:
+        if here and words[1:4] == [b"-m", b"hpc_toolkit", b"conduct"]:
             found.append(int(directory.name))
     return found
 

@@ -50,7 +50,9 @@ def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int =
         )
         raise ValueError(msg)
     x = number.log()
-    y = 2 * s.where(used, s * 0 + 1).log()  # eigenvalues of the covariance, up to a factor
+    # Eigenvalues of the covariance, up to a factor. Logarithms of other powers of two would round
+    # differently, so the factor is the same at every scale.
+    y = 2 * (s / s[..., :1]).where(used, s * 0 + 1).log()
     weights = used / number
     x = x - _mean(x, weights)
     slope: Tensor = (weights * x * (y - _mean(y, weights))).sum(-1) / (weights * x * x).sum(-1)

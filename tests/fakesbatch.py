@@ -36,6 +36,8 @@ class KeptJobs:
             if name.startswith(("SLURM", "SBATCH", "HPCTK")):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("PATH", f"{self._root}:{os.environ['PATH']}")
+        # The checkout may be in a directory from which hpctk submits nothing.
+        monkeypatch.chdir(root)
 
     def script(self, number: int = 100) -> str:
         """The script of one job."""

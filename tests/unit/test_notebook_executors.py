@@ -312,6 +312,7 @@ def test_without_slurm_the_hint_is_this_machine(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)  # the checkout may be where hpctk submits nothing
 
     with pytest.raises(ConfigError, match="no Slurm here") as error:
         notebook.executor(SITE, folder=folder)

@@ -4,6 +4,7 @@
 # make soak    every scenario at full size, and all tests of jobs on a newer Slurm
 # make newslurm SUITE=sid    all tests of jobs on the Slurm of another Debian release
 # make bench   speed beside other queues and simulated clusters, into benchmarks/results.md: 10 min
+# Programs are called as its modules: those in .venv/bin do not start from every path.
 PY = .venv/bin/python
 # In the shell's place, so that a make that is told to end by SIGTERM passes it on.
 RUN_PYTEST = $(PY) -m pytest -p no:cacheprovider
@@ -51,10 +52,10 @@ check: lint
 
 lint:
 	@.ci/setup $(ALL)
-	.venv/bin/ruff format --check $(CODE)
-	.venv/bin/ruff check $(CODE)
-	.venv/bin/mypy
-	.venv/bin/codespell README.md docs changes hpc_toolkit tests examples benchmarks runs/README.md
+	$(PY) -m ruff format --check $(CODE)
+	$(PY) -m ruff check $(CODE)
+	$(PY) -m mypy
+	$(PY) -m codespell_lib README.md docs changes hpc_toolkit tests examples benchmarks runs/README.md
 
 soak:
 	@.ci/setup $(ALL)

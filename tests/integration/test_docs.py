@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ class Shell:
         self.root = root
         for name, words in {"hpctk": "-m hpc_toolkit ", "python": ""}.items():
             program = programs / name
-            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
+            program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}"$@"\n')
             program.chmod(0o755)
         hidden = ("SLURM", "SBATCH", "HPCTK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
         self.environ = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import signal
 import sys
 from dataclasses import replace
@@ -183,7 +184,7 @@ assert jobs.wait(timeout=60)
 def test_workers_are_submitted_from_inside_a_job(lab: LabUnderTest, cwd: Path) -> None:
     run = sleeping(8, 0.1)
     (cwd / "submit.py").write_text(SUBMIT)
-    (cwd / "job.sh").write_text(f"#!/bin/bash\nsrun {sys.executable} submit.py\n")
+    (cwd / "job.sh").write_text(f"#!/bin/bash\nsrun {shlex.quote(sys.executable)} submit.py\n")
 
     # Without leaving its memory option out, srun of the new job refuses to start.
     job = lab.sbatch("--mem-per-cpu=1G", "--time=5", cwd / "job.sh", cwd=cwd)

@@ -47,7 +47,7 @@ ENTRIES = "entries"
 
 _PATHS = ("symlink", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "truncate", "link")
 _FDS = ("write", "pwrite", "fsync", "fdatasync", "ftruncate")
-_LIMIT_S = 60.0
+_LIMIT_S = 400.0
 _KEPT = 8
 _SEEN = struct.Struct("=qqq64s")
 

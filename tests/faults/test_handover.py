@@ -87,7 +87,6 @@ class Crew:
             env={**os.environ, **cut, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert (ended.returncode, ended.stderr) == (0, ""), f"{way} at change {at}: {ended}"

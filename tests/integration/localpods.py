@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.integration.realrun import REPOSITORY, wait_until
+from tests.integration.realrun import HANG_S, REPOSITORY, wait_until
 from tests.manifestrules import expanded
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class LocalJob:
         pod.evicted = True
         pod.process.kill()
 
-    def run(self, limit_s: float = 90.0) -> str:
+    def run(self, limit_s: float = HANG_S) -> str:
         """Follow the pods until the Job has ended; its outcome."""
         wait_until(lambda: self.look() and self.outcome, "the end of the Job", limit_s=limit_s)
         return self.outcome

@@ -24,9 +24,11 @@ T = TypeVar("T")
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 _MARK = "TEST_PROCESSES_OF"
+HANG_S = 400.0
+"""After this time a wait is taken for hung; a busy machine is far slower than an idle one."""
 
 
-def wait_until(condition: Callable[[], T], what: str, *, limit_s: float = 60.0) -> T:
+def wait_until(condition: Callable[[], T], what: str, *, limit_s: float = HANG_S) -> T:
     """Wait until a condition is true and give what it gave; the limit guards against hanging."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
@@ -76,7 +78,7 @@ class Started:
         """What it wrote to stdout so far."""
         return self._out.read_text()
 
-    def ended(self, *, limit_s: float = 60.0) -> Ended:
+    def ended(self, *, limit_s: float = HANG_S) -> Ended:
         """Wait for the end."""
         code = self.process.wait(timeout=limit_s)
         return Ended(code, self._out.read_text(), self._err.read_text())
@@ -135,7 +137,7 @@ class Hpctk:
         self._started.append(started)
         return started
 
-    def __call__(self, *words: object, limit_s: float = 60.0, **how: Any) -> Ended:
+    def __call__(self, *words: object, limit_s: float = HANG_S, **how: Any) -> Ended:
         """Run a command to its end; ``how`` as for :meth:`start`."""
         return self.start(*words, **how).ended(limit_s=limit_s)
 
@@ -171,7 +173,7 @@ class Hpctk:
                 started.process.kill()
                 started.process.wait()
                 return [f"{started.process.args!r}", *self._kill_marked()]
-        end = time.monotonic() + 30.0
+        end = time.monotonic() + HANG_S
         while self._marked() and time.monotonic() < end:
             time.sleep(0.01)
         return self._kill_marked()

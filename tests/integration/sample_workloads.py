@@ -57,10 +57,10 @@ def crash(item: Item) -> Item:
 
 
 def hang_once(item: Item) -> Item:
-    """Hang for a minute the first time, whatever signal comes."""
+    """Hang for an hour the first time, whatever signal comes."""
     note(item, "start", item["id"], os.getpid())
     if first_time(item):
-        end = time.monotonic() + 60
+        end = time.monotonic() + 3600
         while time.monotonic() < end:
             time.sleep(1)
     return {"id": item["id"], "executor": os.getpid(), "worker": os.getppid()}
@@ -68,7 +68,7 @@ def hang_once(item: Item) -> Item:
 
 def hang(item: Item) -> Item:
     """Hang if the item says so."""
-    time.sleep(60 if item.get("hang") else 0)
+    time.sleep(3600 if item.get("hang") else 0)
     return {"worker": os.getppid()}
 
 
@@ -271,7 +271,7 @@ class Prefetching:
 
     def run(self, context: list[Any], items: Iterable[Item]) -> Iterator[Item]:
         if self._waits and self._left > 0 and len(context) == 1:
-            assert self._begun.acquire(timeout=30), "nothing was prefetched"
+            assert self._begun.acquire(timeout=400), "nothing was prefetched"
             context.append("waited")
             self._waits = self._how not in ("hang", "last")  # nothing more will be begun
         if (self._left == 0 and self._how == "last") or self._how == "kill":

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LIMIT_S = 250
-
 
 class Ranks:
     """Processes that are the ranks of one training."""
@@ -28,7 +26,7 @@ class Ranks:
         """Wait for all; what each printed to stdout."""
         printed = []
         for process in self.processes:
-            out, err = process.communicate(timeout=LIMIT_S)
+            out, err = process.communicate()
             assert process.returncode == expected, f"exit code {process.returncode}: {err}"
             printed.append(out)
         return printed

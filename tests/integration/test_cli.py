@@ -138,7 +138,7 @@ def test_watch_needs_one_run(hpctk: Hpctk) -> None:
     for name in ("runs/a", "runs/b"):
         hpctk.make([{}], name=name)
 
-    ended = hpctk("status", "--watch", limit_s=10)
+    ended = hpctk("status", "--watch")
 
     assert (ended.code, ended.out) == (1, "")
     assert "error: which run? Below ./runs there is: runs/a, runs/b" in ended.err

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from tests.integration.startedranks import ranks
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 

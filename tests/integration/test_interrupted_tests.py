@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from tests.integration.realrun import HANG_S, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 TEST = """
@@ -21,7 +22,7 @@ def lab():
     Path("down").touch()
 
 def test_that_takes_its_time(lab):
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -34,10 +35,11 @@ def test_a_test_run_that_is_terminated_takes_down_what_it_started(tmp_path: Path
         env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
         stdout=subprocess.DEVNULL,
     ) as run:
-        end = time.monotonic() + 60
-        while not (tmp_path / "up").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        run.send_signal(signal.SIGTERM)
-        assert run.wait(30) == 2  # interrupted
+        try:
+            wait_until((tmp_path / "up").exists, "the test to start")
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(HANG_S) == 2  # interrupted
+        finally:
+            run.kill()
 
     assert (tmp_path / "down").exists()

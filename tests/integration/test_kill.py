@@ -31,7 +31,6 @@ def benchmark(hpctk: Hpctk, name: str, *words: object) -> subprocess.CompletedPr
         env=hpctk.environment(),
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
 

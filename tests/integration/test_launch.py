@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tests.integration.realrun import Hpctk, Started
 
 # A process that imports torch takes 3 s alone, and many times that among others.
-LIMIT_S = 120
-pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.timeout(3 * LIMIT_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 # Says after each step which one it was, of which start, and in which process.
 TRAIN = """
@@ -95,7 +94,7 @@ def ready(started: Started, ranks: int, start: int = 0) -> list[list[str]]:
         words = [line.split() for line in lines if line.split()[5] == str(start)]
         return words if len(words) == ranks else []
 
-    return wait_until(found, f"{ranks} ranks", limit_s=LIMIT_S)
+    return wait_until(found, f"{ranks} ranks")
 
 
 def trained(started: Started, rank: int, step: int, start: int) -> int:
@@ -104,12 +103,12 @@ def trained(started: Started, rank: int, step: int, start: int) -> int:
     found = wait_until(
         lambda: re.search(pattern, started.printed(), re.MULTILINE),
         f"step {step} of rank {rank}",
-        limit_s=LIMIT_S,
     )
     assert found is not None
     return int(found[1])
 
 
+@pytest.mark.alone
 def test_of_two_launches_at_once_a_killed_rank_starts_again_in_its_own(
     hpctk: Hpctk, train: Path, tmp_path: Path
 ) -> None:
@@ -127,8 +126,8 @@ def test_of_two_launches_at_once_a_killed_rank_starts_again_in_its_own(
     for number in range(2):
         (tmp_path / f"go-{number}").touch()
 
-    assert first.ended(limit_s=LIMIT_S).code == 0
-    other = second.ended(limit_s=LIMIT_S)
+    assert first.ended().code == 0
+    other = second.ended()
     assert other.code == 0
     assert "start 1" not in other.out
     # Half a minute is promised; a rank starts in the time in which it imports torch.
@@ -146,7 +145,7 @@ def test_a_warning_reaches_every_rank_and_what_left_with_75_does_not_start_again
     ready(started, 2)
 
     started.send(signal.SIGUSR1)
-    ended = started.ended(limit_s=LIMIT_S)
+    ended = started.ended()
 
     assert ended.code == 75
     assert ended.out.count("ready") == ended.out.count("saved") == 2
@@ -165,9 +164,9 @@ except HpcToolkitError as error:
 print("code", hpc_toolkit.launch({str(plain)!r}, "fail", 7, nproc_per_node=2, run_dir="run"))
 """
     python = hpctk.start(first=call + "raise SystemExit")
-    command = hpctk("launch", "--nproc-per-node", 2, plain, "fail", limit_s=LIMIT_S)
+    command = hpctk("launch", "--nproc-per-node", 2, plain, "fail")
 
-    told = python.ended(limit_s=LIMIT_S)
+    told = python.ended()
     assert "launch has no option 'nproc'\n" in told.out
     assert told.out.endswith("code 7\n")
     assert re.search(
@@ -185,7 +184,7 @@ def test_an_agent_that_is_killed_takes_its_ranks_along(hpctk: Hpctk, plain: Path
 
     started.send(signal.SIGKILL)
 
-    assert started.ended(limit_s=LIMIT_S).code == -signal.SIGKILL
+    assert started.ended().code == -signal.SIGKILL
     wait_until(lambda: not any(lives(pid) for pid in pids), "the ranks to end")
 
 
@@ -204,7 +203,7 @@ def test_nodes_start_again_together_and_meet_in_a_new_place(hpctk: Hpctk, plain:
     os.kill(int(before[1][0]), signal.SIGKILL)
     after = [ready(node, 1, start=1)[0] for node in nodes]
 
-    assert [node.ended(limit_s=LIMIT_S).code for node in nodes] == [0, 0]
+    assert [node.ended().code for node in nodes] == [0, 0]
     assert [words[1:3] for words in before] == [["0", "2"], ["1", "2"]]
     for words in (before, after):
         assert words[0][3:5] == words[1][3:5]
@@ -229,12 +228,12 @@ def test_tasks_that_srun_started_become_ranks(hpctk: Hpctk, train: Path, tmp_pat
     ]
 
     for task in tasks:
-        ended = task.ended(limit_s=LIMIT_S)
+        ended = task.ended()
         assert ended.code == 0, ended.err
         # The task itself is the rank; no agent is between it and srun.
         assert re.findall(r"step \d start 0 pid (\d+)", ended.out) == [str(task.pid)] * 3
     meeting = hpctk.cwd / "run" / "rendezvous"
-    wait_until(lambda: not list(meeting.iterdir()), "the name to be taken away", limit_s=LIMIT_S)
+    wait_until(lambda: not list(meeting.iterdir()), "the name to be taken away")
 
 
 def test_a_task_that_calls_from_python_keeps_no_process(hpctk: Hpctk) -> None:
@@ -252,7 +251,7 @@ raise SystemExit
     step = {"SLURM_JOB_ID": "12", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": "2"}
     place = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 
-    ended = hpctk.start(first=call, env={**step, **place}).ended(limit_s=LIMIT_S)
+    ended = hpctk.start(first=call, env={**step, **place}).ended()
 
     assert ended.out == "code 7\nno child is left\n"
     assert not list((hpctk.cwd / "run" / "rendezvous").iterdir())
@@ -263,13 +262,13 @@ def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> 
     script = tmp_path / "stubborn.sh"
     script.write_text("trap '' TERM\necho ready $$\nwhile :; do sleep 0.1; done\n")
     started = hpctk.start(*("launch", "--no-python", "--shutdown-timeout", 1, "bash", script))
-    wait_until(lambda: "ready" in started.printed(), "the rank", limit_s=LIMIT_S)
+    wait_until(lambda: "ready" in started.printed(), "the rank")
     pid = int(started.printed().split()[-1])
     assert list(tmp_path.glob("hpctk-launch-*"))
 
     started.send(signal.SIGTERM)
 
-    assert started.ended(limit_s=LIMIT_S).code == 143
+    assert started.ended().code == 143
     assert not lives(pid)
     # No rank failed, so that nobody asks for its output.
     assert not list(tmp_path.glob("hpctk-launch-*"))
@@ -280,7 +279,6 @@ def test_what_would_start_is_told_and_nothing_is_started(hpctk: Hpctk, plain: Pa
         *("launch", "--dry-run", "--json", "--nproc_per_node=2", "--run-dir", "run"),
         *("--backend", "gloo"),
         *(plain, "--nproc-per-node", 9),
-        limit_s=LIMIT_S,
     )
 
     told = json.loads(found.out)

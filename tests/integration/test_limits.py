@@ -37,7 +37,7 @@ def test_deadline_starts_nothing_that_would_not_finish(hpctk: Hpctk) -> None:
 def test_deadline_gives_back_an_item_that_runs_over_it(hpctk: Hpctk, tmp_path: Path) -> None:
     run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
 
-    assert hpctk("work", "run", "--deadline", "1500ms", limit_s=20).code == 75
+    assert hpctk("work", "run", "--deadline", "1500ms").code == 75
 
     assert {line["type"] for line in journal_lines(run)} == {"release"}
     assert run.status().stages["items"].pending == 1
@@ -73,7 +73,7 @@ def test_the_end_of_the_job_comes_before_a_deadline_that_was_inherited(hpctk: Hp
 def test_idle_exit_leaves_an_open_run_with_75(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(2, 0.0, open_end=True)
 
-    ended = hpctk("work", "run", "--idle-exit", "300ms", limit_s=20)
+    ended = hpctk("work", "run", "--idle-exit", "300ms")
 
     assert ended.code == 75
     assert "nothing to do for 0.3 s" in workers_of(run)[0]["note"]
@@ -95,7 +95,7 @@ def test_items_that_are_added_wake_a_waiting_worker_and_a_seal_lets_it_leave(hpc
     assert woke_s < 2.0
     assert hpctk("add", "run", "--items", "-", stdin=more).code == 1  # a duplicate
     assert hpctk("seal", "run").code == 0
-    assert work.ended(limit_s=20).code == 0
+    assert work.ended().code == 0
     assert "sealed" in hpctk("add", "run", "--items", "-", stdin='{"id": 2}').err
 
 
@@ -186,7 +186,7 @@ def test_full_disk_ends_the_workers_and_costs_nothing(hpctk: Hpctk, small_disk: 
     run = hpctk.make([{"give": give}] * 300, "sample_workloads:give", name=str(small_disk / "run"))
     filler = fill(small_disk, but=200_000)
 
-    full = hpctk("work", run.root, "--workers", 2, limit_s=30)
+    full = hpctk("work", run.root, "--workers", 2)
 
     assert full.code == 75
     assert "No space left on device" in full.err
@@ -207,7 +207,7 @@ def test_full_disk_is_no_failure_of_items_that_print(hpctk: Hpctk, small_disk: P
     filler = fill(small_disk, but=100_000)
 
     for _ in range(8):  # again and again, as a requeued job does
-        hpctk("work", run.root, limit_s=30)
+        hpctk("work", run.root)
     filler.unlink()
 
     assert hpctk("work", run.root, "--workers", 2).code == 0
@@ -240,7 +240,7 @@ def test_disk_that_is_full_from_the_start_is_said_with_75(hpctk: Hpctk, small_di
     run = hpctk.make([{}], name=str(small_disk / "run"))
     fill(small_disk, but=0)
 
-    full = hpctk("work", run.root, limit_s=30)
+    full = hpctk("work", run.root)
 
     assert full.code == 75
     assert "No space left on device" in full.err

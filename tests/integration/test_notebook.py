@@ -109,7 +109,7 @@ def test_the_workers_leave_when_their_rank_is_killed(hpctk: Hpctk) -> None:
     started.send(signal.SIGKILL)
     started.ended()
 
-    wait_until(lambda: not lives(worker.pid), "the worker to leave", limit_s=20)
+    wait_until(lambda: not lives(worker.pid), "the worker to leave")
     assert run.status().workers.finished == 1
 
 
@@ -128,7 +128,7 @@ def test_local_workers_drain_a_run_and_are_found_again(local: Hpctk) -> None:
     jobs = notebook.submit_workers(run, 2, cluster="local")
 
     assert jobs.states() == {jobs.jobs[0].job_id: "RUNNING"}
-    assert jobs.wait(timeout=60)
+    assert jobs.wait()
     assert jobs.jobs[0].results() == [0]
     assert {row["state"] for row in rows_by_id(run).values()} == {"done"}
     assert len(workers_of(run)) == 2
@@ -144,7 +144,7 @@ def test_cancelled_local_workers_give_their_items_back(local: Hpctk) -> None:
 
     jobs.cancel()
 
-    assert jobs.wait(timeout=60) is False
+    assert jobs.wait() is False
     status = run.status()
     assert (status.workers.finished, status.deaths, status.stages["items"].leased) == (2, 0, 0)
 
@@ -174,7 +174,7 @@ def test_local_workers_leave_when_the_script_that_submitted_them_ends(
         (hpctk.cwd / "enough").touch()
     script.ended()
 
-    wait_until(lambda: not lives(worker.pid), "the worker to leave", limit_s=20)
+    wait_until(lambda: not lives(worker.pid), "the worker to leave")
     status = run.status()
     assert (status.workers.finished, status.deaths) == (1, 0)
 
@@ -211,7 +211,7 @@ def test_another_session_sees_and_ends_local_workers(local: Hpctk) -> None:
     seen = local("cancel", first=REOPENED)
 
     assert (seen.json, seen.err) == (["RUNNING"], "")
-    assert jobs.wait(timeout=60) is False
+    assert jobs.wait() is False
     assert local(first=REOPENED).json == ["unknown"]
     status = run.status()
     assert (status.workers.finished, status.deaths) == (1, 0)
@@ -235,7 +235,7 @@ def test_a_process_that_only_bears_the_number_of_a_job_is_left_alone(local: Hpct
     stranger.send(signal.SIGKILL)
     stranger.ended()
     jobs.cancel()
-    assert jobs.wait(timeout=60) is False
+    assert jobs.wait() is False
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
     working(run, 2)
     run.seal()
 
-    assert jobs.wait(timeout=90)
+    assert jobs.wait()
     jobs.jobs[0].wait()
     assert {worker["state"] for worker in workers_of(run)} == {"finished"}
     assert len(rows_by_id(run)) == 120
@@ -266,7 +266,7 @@ try:
     notebook.watch("run")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-assert jobs.wait(timeout=60)
+assert jobs.wait()
 print(jobs.jobs[0].result(), flush=True)
 os._exit(0)
 """

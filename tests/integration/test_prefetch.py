@@ -75,7 +75,7 @@ request = {"stage": stage.name, "unit": "u", "generation": 1, "positions": [0], 
 executor.start({**request, "streak": 8, "expected_s": 0.0}, [sys.argv[1].encode()])
 said = b""
 while not said.endswith(b"e\\n"):
-    assert executor.results in readable(executor.results, executor.ended, timeout_s=30), said
+    assert executor.results in readable(executor.results, executor.ended, timeout_s=400), said
     said += os.read(executor.results, 4096)
 executor.end()
 print([line for line in said.decode().splitlines() if line[0] == "a"])

@@ -22,10 +22,10 @@ from tests.onlyray import only_ray
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 
-LIMIT_S = 150.0
-RAY = Path(sys.executable).parent / "ray"
+# Not the program beside the interpreter, which does not start from every path.
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
 psutil = pytest.importorskip("psutil")
 
 
@@ -72,7 +72,6 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
         wait_until(
             lambda: len(hpctk.noted("start")) >= count and len(workers_of(run)) >= count,
             f"{count} workers",
-            limit_s=LIMIT_S,
         )
 
     wait_for(2)
@@ -87,7 +86,7 @@ def test_a_killed_worker_and_a_killed_actor_are_replaced_and_nothing_is_lost(
     os.kill(parent_of(other), signal.SIGKILL)
     wait_for(4)
     (hpctk.cwd / "go").touch()
-    ended = work.ended(limit_s=LIMIT_S)
+    ended = work.ended()
 
     assert ended.code == 0, ended.err
     assert ended.out == ""
@@ -113,7 +112,7 @@ class Cluster:
             }
         )
         port_file = Path(root) / "port"
-        argv = [str(RAY), "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=2", "--block"]
+        argv = [*RAY, "start", "--head", "--port=0", "--num-cpus=2", "--num-gpus=2", "--block"]
         argv += [f"--temp-dir={root}", "--include-dashboard=false", "--node-ip-address=127.0.0.2"]
         argv += ["--object-store-memory=100000000"]
         with port_file.open("wb") as printed:
@@ -130,7 +129,6 @@ class Cluster:
                 "",
             ),
             "a Ray that listens",
-            limit_s=LIMIT_S,
         ).removeprefix("--address='")
 
     @property
@@ -168,7 +166,7 @@ def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
     assert hpctk("init", "run", "--command", "./where", "--items", items).code == 0
     words = ("work", "run", "--engine", "ray", "--ray-address", cluster.address)
 
-    stranger = hpctk(*words, env={"RAY_AUTH_MODE": "disabled"}, limit_s=LIMIT_S)
+    stranger = hpctk(*words, env={"RAY_AUTH_MODE": "disabled"})
     assert stranger.code == 1
     assert f"error: no Ray cluster answers at {cluster.address}" in stranger.err
     assert "hint: " in stranger.err
@@ -177,13 +175,12 @@ def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
     wait_until(
         lambda: json.loads(hpctk("status", "run", "--json").out)["stages"]["items"]["done"] > 2,
         "results",
-        limit_s=LIMIT_S,
     )
     driver.send(signal.SIGTERM)
-    drained = driver.ended(limit_s=LIMIT_S)
+    drained = driver.ended()
     assert drained.code == 75, drained.err
 
-    finished = hpctk(*words, env=cluster.of_members, limit_s=LIMIT_S)
+    finished = hpctk(*words, env=cluster.of_members)
     assert finished.code == 0, finished.err
     assert cluster.process.poll() is None
     gathered = hpctk("gather", "run", "-o", "rows.jsonl")

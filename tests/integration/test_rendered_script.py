@@ -10,7 +10,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import pytest
 from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
+from tests.integration.realrun import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,7 +100,7 @@ class FakeSlurm:
 
     def run(self, script: str, *arguments: str) -> tuple[int, str]:
         process = self.start(script, *arguments)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate()
         return process.returncode, output
 
     def calls(self, program: str) -> list[list[str]]:
@@ -467,15 +467,12 @@ def start_and_signal(
     slurm.answer(works_until_signalled="", work_code=work_code)
     slurm.left(1, elsewhere=1)
     process = slurm.start(script_of(slurm))
-    # Only guards against a hang: the rank is up within milliseconds.
-    deadline = time.monotonic() + 20
-    while not (slurm.root / "working").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until((slurm.root / "working").exists, "the rank to work")
     process.send_signal(number)
     if number == signal.SIGTERM:
         # Slurm sends it to the ranks as well.
         os.kill(int((slurm.root / "rank.pid").read_text()), number)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate()
     return process.returncode, output
 
 

@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 SMALL = ("--model", "decoder-1x32", "--seq-length", "16", "--max-steps", "3", "--warmup", "1")
 
@@ -33,7 +33,6 @@ def hpctk(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         env=own_environ(),
         capture_output=True,
         text=True,
-        timeout=350,
         check=False,
     )
     assert done.returncode == code, done.stderr
@@ -110,7 +109,7 @@ def test_a_run_that_is_told_to_leave_keeps_what_it_has_and_a_resumed_one_adds_th
             assert running.poll() is None, running.communicate()[1]
             time.sleep(0.05)
         running.send_signal(signal.SIGUSR1)
-        assert running.wait(timeout=300) == 75, running.communicate()[1]
+        assert running.wait() == 75, running.communicate()[1]
     before = records(tmp_path / "run", 2)
 
     hpctk(*words, "--repeats", str(len(before) + 1), "--resume")

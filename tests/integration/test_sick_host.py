@@ -91,8 +91,8 @@ def test_last_items_of_a_run_survive_a_sick_host(hpctk: Hpctk) -> None:
 
     sick = start(hpctk, "node-a")
 
-    assert healthy.ended(limit_s=40).code == 0
-    assert sick.ended(limit_s=40).code == 0  # nothing is left, and 3 items prove nothing
+    assert healthy.ended().code == 0
+    assert sick.ended().code == 0  # nothing is left, and 3 items prove nothing
     assert {row["state"] for row in run.results()} == {"done"}
 
 
@@ -103,7 +103,7 @@ def test_items_that_fail_everywhere_blacklist_no_host(hpctk: Hpctk) -> None:
 
     both = [start(hpctk, host, 2) for host in ("node-a", "node-b")]
 
-    assert [one.ended(limit_s=40).code for one in both] == [0, 0]
+    assert [one.ended().code for one in both] == [0, 0]
     assert not [one for one in notices(run) if one["sure"]]
     counts = run.status().stages["items"]
     assert (counts.done, counts.failed) == (30, 30)
@@ -128,8 +128,8 @@ def test_host_on_which_every_executor_dies_leaves_before_items_are_taken_for_kil
 
     sick = start(hpctk, "node-a")
 
-    assert sick.ended(limit_s=60).code in (75, 0)
-    assert healthy.ended(limit_s=60).code == 0
+    assert sick.ended().code in (75, 0)
+    assert healthy.ended().code == 0
     assert not journal_lines(run, "permanent")
     assert {row["attempts"] for row in run.results()} == {1}
 

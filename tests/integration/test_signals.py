@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,7 +57,7 @@ def test_drain_gives_back_an_item_that_outlasts_the_grace(hpctk: Hpctk, tmp_path
 
     work.send(signal.SIGTERM)
 
-    assert work.ended(limit_s=20).code == 75
+    assert work.ended().code == 75
     assert {line["type"] for line in journal_lines(run)} == {"release"}
     assert run.status().stages["items"].pending == 1
     assert hpctk("work", "run").code == 0
@@ -67,16 +66,14 @@ def test_drain_gives_back_an_item_that_outlasts_the_grace(hpctk: Hpctk, tmp_path
 
 def test_second_interrupt_gives_the_running_item_back_at_once(hpctk: Hpctk, tmp_path: Path) -> None:
     run = hpctk.make([{"once": str(tmp_path / "once")}], "sample_workloads:hang_once")
-    work = hpctk.start("work", "run")
+    work = hpctk.start("work", "run", "--grace", "1h")
     wait_until(lambda: hpctk.noted("start"), "the item to start")
-    began = time.monotonic()
 
     work.send(signal.SIGINT)
     wait_until(lambda: workers_of(run)[0]["state"] == "draining", "the first to arrive")
     work.send(signal.SIGINT)
 
     assert work.ended().code == 75
-    assert time.monotonic() - began < 15  # the grace is 25 s
     assert {line["type"] for line in journal_lines(run)} == {"release"}
 
 
@@ -119,11 +116,10 @@ def test_drain_while_nothing_is_left_to_do_leaves_at_once(hpctk: Hpctk) -> None:
 
     work.send(signal.SIGTERM)
 
-    assert work.ended(limit_s=10).code == 75
+    assert work.ended().code == 75
 
 
 SLOW_START = """
-import time
 from pathlib import Path
 from hpc_toolkit.worker import Worker
 make = Worker.__init__
@@ -145,7 +141,7 @@ def test_drain_of_a_worker_that_starts_is_not_forgotten(
 
     work.send(sig)
 
-    assert work.ended(limit_s=20).code == 75
+    assert work.ended().code == 75
     assert not hpctk.noted("start")
 
 

@@ -13,7 +13,7 @@ from hpc_toolkit.ahead import Ahead
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMIT_S = 20.0
+LIMIT_S = 400.0
 
 
 class Gated:

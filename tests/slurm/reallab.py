@@ -17,6 +17,7 @@ from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import kill_members, members
 from hpc_toolkit.lab.packages import install_command, missing_programs
 from hpc_toolkit.lab.settings import LabSettings
+from tests.integration.realrun import HANG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ _REFUSED_DATABASE = "_check_mysql_concat_is_sane: null result"
 # What a lab consists of, as the kernel has the names; everything else belongs to jobs.
 _DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd"}
 # Step daemons tidy up after their job has ended for Slurm.
-_LEAVING_S = 30.0
+_LEAVING_S = 120.0
 
 
 class LabUnderTest:
@@ -93,7 +94,7 @@ class LabUnderTest:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         check: bool = True,
-        timeout_s: float = 100,
+        timeout_s: float = HANG_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command that speaks with the lab; ``env`` is added to its environment."""
         done = subprocess.run(
@@ -127,7 +128,7 @@ class LabUnderTest:
         """PENDING, RUNNING, COMPLETED ...; of the first task of an array."""
         return self.records(job)[0].state
 
-    def wait_for(self, job: str, *states: str, timeout_s: float = 60) -> JobRecord:
+    def wait_for(self, job: str, *states: str, timeout_s: float = HANG_S) -> JobRecord:
         """The job once it is in one of ``states``; without any, once it has ended for good.
 
         Fails at once when the job ended otherwise: what it waits for cannot come any more.
@@ -194,7 +195,7 @@ class LabUnderTest:
         crashed = self.lab.status().crashed
         for node in crashed:
             self.lab.restore(node)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while (text := self.run("sinfo", "-hN", "-p", "main", "-o", "%T").stdout.split()) != [
             "idle"
         ] * len(self.nodes):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.slurm.records import JobRecord
+from tests.integration.realrun import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ class Size:
     """Checkpoints; each has LAYERS items."""
     seconds: float
     """Length of an item."""
-    limit_s: float = 240.0
+    limit_s: float = HANG_S
     """After so long the scenario is taken for stuck."""
 
     @property
@@ -53,7 +54,7 @@ FULL = Size(groups=432, seconds=0.25)
 
 
 def wait_until(
-    condition: Callable[[], T], what: str | Callable[[], str], *, limit_s: float = 120.0
+    condition: Callable[[], T], what: str | Callable[[], str], *, limit_s: float = HANG_S
 ) -> T:
     """Wait until a condition is true and give what it gave; the limit guards against hanging.
 
@@ -139,7 +140,7 @@ class Rehearsal:
     def python(self) -> str:
         return sys.executable
 
-    def call(self, *argv: object, timeout_s: float = 120) -> str:
+    def call(self, *argv: object, timeout_s: float = HANG_S) -> str:
         """A program that must succeed; its stdout."""
         done = subprocess.run(
             [str(word) for word in argv],
@@ -153,7 +154,7 @@ class Rehearsal:
         assert done.returncode == 0, f"{argv} ended with {done.returncode}: {done.stderr}"
         return done.stdout
 
-    def hpctk(self, *words: object, timeout_s: float = 120) -> str:
+    def hpctk(self, *words: object, timeout_s: float = HANG_S) -> str:
         return self.call(sys.executable, "-m", "hpc_toolkit", *words, timeout_s=timeout_s)
 
     def init(
@@ -224,11 +225,11 @@ class Rehearsal:
     def done(self) -> int:
         return self.measure().items
 
-    def wait_for_done(self, number: int, *, limit_s: float = 120.0) -> None:
+    def wait_for_done(self, number: int, *, limit_s: float = HANG_S) -> None:
         """Until so many results are in the journals."""
         wait_until(lambda: self.done() >= number, f"{number} results", limit_s=limit_s)
 
-    def wait_for_end(self, *jobs: str, limit_s: float) -> None:
+    def wait_for_end(self, *jobs: str, limit_s: float = HANG_S) -> None:
         """Until these jobs ended for good."""
 
         def over() -> bool:

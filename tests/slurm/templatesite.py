@@ -14,6 +14,7 @@ from hpc_toolkit.render.kinds import PROGRAMS
 from hpc_toolkit.render.script import render_script
 from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.slurm.records import JobRecord
+from tests.integration.realrun import HANG_S
 from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Site:
         """The nodes of a running job, as Slurm writes them."""
         return self.lab.run("squeue", "--noheader", "--format=%N", "--jobs", job).stdout.strip()
 
-    def end_of(self, job: str, *, limit_s: float = 60) -> tuple[str, int, int]:
+    def end_of(self, job: str, *, limit_s: float = HANG_S) -> tuple[str, int, int]:
         """State, exit code and restarts of a job that has ended."""
 
         def ended() -> bool:
@@ -120,7 +121,6 @@ class Site:
         wait_until(
             lambda: self.said(job).count(text) >= times,
             lambda: f"{text!r} in:\n{self.said(job)}",
-            limit_s=60,
         )
 
     def wait_for_workers(self, number: int, run: str = ODD) -> None:
@@ -128,7 +128,7 @@ class Site:
             status = json.loads(self.hpctk("status", run, "--json"))
             return bool(status["workers"]["alive"] >= number)
 
-        wait_until(alive, f"{number} workers", limit_s=60)
+        wait_until(alive, f"{number} workers")
 
     def hosts(self) -> list[str]:
         """Where the workers of the run were, one name each."""

@@ -25,6 +25,7 @@ from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.packages import program
 from hpc_toolkit.lab.settings import LabSettings
+from tests.integration.realrun import wait_until
 from tests.slurm.reallab import LabUnderTest
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def hpctk(small: LabUnderTest, command: str, *words: str | Path) -> subprocess.P
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 
@@ -103,13 +104,6 @@ def up(small: LabUnderTest) -> subprocess.Popen[str]:
 
 def processes_of(small: LabUnderTest) -> list[Member]:
     return members(small.lab.paths.token)
-
-
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 30) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def lives(pid: int) -> bool:
@@ -137,7 +131,7 @@ def test_down_ends_jobs_and_what_they_started_and_leaves_no_file(
     small.up()
     job = small.sbatch("--nodes=2", "-o", "/dev/null", script(tmp_path, STRAY), tmp_path / "pid")
     small.wait_for(job, "RUNNING")
-    wait_until((tmp_path / "pid").exists, "the stray process does not start")
+    wait_until((tmp_path / "pid").exists, "the stray process to start")
     stray = int((tmp_path / "pid").read_text())
     before = [one.pid for one in processes_of(small)]
     assert stray in before
@@ -159,9 +153,9 @@ def test_down_ends_what_left_the_labs_mounts_and_spares_a_users_shell(
     small.up()
     job = small.sbatch("-o", "/dev/null", script(tmp_path, LEAVERS), tmp_path)
     small.wait_for(job, "RUNNING")
-    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "the leavers do not start")
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "both processes to start")
     left = {path.stem: int(path.read_text()) for path in tmp_path.glob("*.pid")}
-    wait_until(lambda: {comm(pid) for pid in left.values()} == {"sleep"}, "they do not leave")
+    wait_until(lambda: {comm(pid) for pid in left.values()} == {"sleep"}, "them to leave")
     for pid in left.values():
         assert small.lab.paths.token not in Path(f"/proc/{pid}/mountinfo").read_text()
     shell = subprocess.Popen(["sleep", "1000"], env=small.env)
@@ -272,7 +266,7 @@ def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_
     began = time.monotonic()
     code, _, err = ended(running)
 
-    assert time.monotonic() - began < 15, "Slurm's programs look for a slurm.conf for a minute"
+    assert time.monotonic() - began < 50, "Slurm's programs look for a slurm.conf for a minute"
     assert code == 1
     assert f"error: the lab in {small.directory} was taken down before job " in err
 
@@ -410,14 +404,14 @@ def test_a_lab_that_lost_daemons_is_cleaned_up_by_the_next_up(
     small.up()
     job = small.sbatch("--nodes=2", "-o", "/dev/null", script(tmp_path, STRAY), tmp_path / "pid")
     small.wait_for(job, "RUNNING")
-    wait_until((tmp_path / "pid").exists, "the stray process does not start")
+    wait_until((tmp_path / "pid").exists, "the stray process to start")
     before = {one.pid for one in processes_of(small)}
     for one in processes_of(small):
         if one.name == "slurmctld" or (one.name, one.node) == ("slurmd", "n1"):
             os.kill(one.pid, signal.SIGKILL)
 
     gone = {"slurmctld of localhost", "slurmd of n1"}
-    wait_until(lambda: set(small.lab.status().gone) == gone, "nobody sees that daemons are gone")
+    wait_until(lambda: set(small.lab.status().gone) == gone, "the missing daemons to be noticed")
     code, out, err = ended(hpctk(small, "env"))
     assert (code, out) == (1, "")
     assert "is broken: slurmctld of localhost, slurmd of n1 ended" in err
@@ -476,7 +470,7 @@ def test_a_process_of_an_earlier_start_finds_no_place_in_the_next(small: LabUnde
     earlier = Host(small.lab.paths, record.start, "n1")
     assert subprocess.run(earlier.command(["true"]), check=False).returncode == 0
     os.kill(next(one.pid for one in processes_of(small) if one.name == "slurmctld"), signal.SIGKILL)
-    wait_until(lambda: small.lab.status().state == "broken", "nobody sees that slurmctld is gone")
+    wait_until(lambda: small.lab.status().state == "broken", "the missing slurmctld to be noticed")
 
     small.up()
 
@@ -640,7 +634,7 @@ def test_a_client_with_another_munge_key_is_refused(small: LabUnderTest, tmp_pat
             assert done.returncode != 0, argv
     finally:
         os.kill(int(pid.read_text()), signal.SIGTERM)
-        wait_until(lambda: not pid.exists(), "the foreign munged does not end")
+        wait_until(lambda: not pid.exists(), "the foreign munged to end")
         shutil.rmtree(foreign)
     assert small.run("sinfo", "-h", "-o", "%D %T").stdout.strip() == "2 idle"
     assert small.run("squeue", "-h").stdout == ""

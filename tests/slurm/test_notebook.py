@@ -96,7 +96,7 @@ def test_a_warned_job_drains_and_starts_again_with_what_is_left(
 
     lab.run("scancel", "--signal=USR2", job)
 
-    assert jobs.wait(timeout=90)
+    assert jobs.wait()
     assert_whole(run)
     assert sorted((one.restart, one.rank) for one in workers_of(run)) == [
         (restart, rank) for restart in (0, 1) for rank in range(4)
@@ -112,7 +112,7 @@ def test_an_element_of_an_array_starts_again_alone(lab: LabUnderTest, cwd: Path)
 
     lab.run("scancel", "--signal=USR2", last)
 
-    assert jobs.wait(timeout=90)
+    assert jobs.wait()
     assert_whole(run)
     assert sorted(one.restart for one in workers_of(run)) == [0, 0, 0, 1]
     # Slurm gives the last element the array's own number, which would mean all of them.
@@ -127,7 +127,7 @@ def test_a_job_that_may_not_start_again_ends_with_75(lab: LabUnderTest, cwd: Pat
 
     lab.run("scancel", "--signal=USR2", job)
 
-    assert jobs.wait(timeout=60) is False
+    assert jobs.wait() is False
     lab.wait_for(job, "FAILED")
     assert "ExitCode=75:0" in lab.scontrol("show", "job", job)
     assert run.status().stages["items"].leased == 0
@@ -143,7 +143,7 @@ def test_cancelled_workers_give_their_items_back_and_stay_cancelled(
 
     jobs.cancel()
 
-    assert jobs.wait(timeout=90) is False
+    assert jobs.wait() is False
     lab.wait_for(job, "CANCELLED")
     assert jobs.states() == {job: "CANCELLED"}
     status = run.status()
@@ -158,7 +158,7 @@ def test_the_other_ranks_go_on_when_one_is_killed(lab: LabUnderTest, cwd: Path) 
 
     os.kill(victim.pid, signal.SIGKILL)
 
-    assert jobs.wait(timeout=90)
+    assert jobs.wait()
     lab.wait_for(jobs.jobs[0].job_id, "COMPLETED")
     assert Run.open(run.root).status().stages["items"].done == 60
     assert len([one for one in workers_of(run) if one.state == FINISHED]) == 3
@@ -168,7 +168,7 @@ def test_a_paused_run_ends_its_job_for_good(lab: LabUnderTest, cwd: Path) -> Non
     run = Run.create("run", [{"n": n} for n in range(40)], command="test {n} -lt 0")
     jobs = notebook.submit_workers(run, 2, cluster="lab")
 
-    assert jobs.wait(timeout=60) is False
+    assert jobs.wait() is False
     lab.wait_for(jobs.jobs[0].job_id, "FAILED")
     assert "paused" in run.status().reason
     assert "ended with exit code 1" in str(jobs.jobs[0].exception())
@@ -177,7 +177,7 @@ def test_a_paused_run_ends_its_job_for_good(lab: LabUnderTest, cwd: Path) -> Non
 SUBMIT = """
 from hpc_toolkit import notebook
 jobs = notebook.submit_workers("run", 2, cluster="lab", gpus_per_node=2)
-assert jobs.wait(timeout=60)
+assert jobs.wait()
 """
 
 
@@ -189,7 +189,7 @@ def test_workers_are_submitted_from_inside_a_job(lab: LabUnderTest, cwd: Path) -
     # Without leaving its memory option out, srun of the new job refuses to start.
     job = lab.sbatch("--mem-per-cpu=1G", "--time=5", cwd / "job.sh", cwd=cwd)
 
-    lab.wait_for(job, "COMPLETED", timeout_s=90)
+    lab.wait_for(job, "COMPLETED")
     assert_whole(run)
 
 

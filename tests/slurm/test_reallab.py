@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tests.slurm.conftest import LabUnderTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow]
 
 
 def test_a_process_that_a_job_leaves_behind_is_seen_and_ended(

@@ -305,7 +305,7 @@ def test_cancelled_job_stays_cancelled_and_a_new_one_goes_on(
     rehearsal.wait_for_done(size.items // 4)
     cancelled_at = time.time()
     rehearsal.call("scancel", job)
-    rehearsal.wait_for_end(job, limit_s=60)
+    rehearsal.wait_for_end(job)
     left = size.items - rehearsal.done()
     again = rehearsal.sbatch("slurm/work-queue.sbatch", rehearsal.run)
     rehearsal.wait_for_end(again, limit_s=size.limit_s)
@@ -355,10 +355,10 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     def nodes() -> int:
         return int(rehearsal.call("squeue", "-h", f"--jobs={job}", "--format=%D", "-t", "all"))
 
-    wait_until(lambda: 0 < nodes() <= 3, "nodes that are given back", limit_s=90)
+    wait_until(lambda: 0 < nodes() <= 3, "nodes that are given back")
     running = rehearsal.state(job)
     go.touch()
-    rehearsal.wait_for_end(job, limit_s=100)
+    rehearsal.wait_for_end(job)
     found = rehearsal.measure()
     MEASURED.append(f"nodes given back: of 8 kept {nodes()} while two long items ran")
     assert running == "RUNNING"

@@ -17,7 +17,9 @@ from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.witness import judge
+from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest
+from tests.slurm.rehearsal import wait_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -117,10 +119,10 @@ def test_a_script_that_names_no_job_is_found_again(desk: Desk) -> None:
     own.write_text("#!/bin/bash\n#SBATCH --mem=100M --output=%x-%j.out\necho hello; sleep 300\n")
     (job,) = desk.submit(own, "--run", run)
     desk.lab.wait_for(job, "RUNNING")
-    deadline = time.monotonic() + 20
-    while "hello" not in desk.call("logs", run, "--job", job, check=False).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(
+        lambda: "hello" in desk.call("logs", run, "--job", job, check=False).stdout,
+        "the output",
+    )
 
     assert (desk.cwd / f"own.sbatch-{job}.out").is_file()
     assert desk.jobs(run)[job]["state"] == "RUNNING"
@@ -204,11 +206,8 @@ def test_a_split_array_runs_every_index_once(desk: Desk) -> None:
     jobs = desk.submit("command", *words, "--", "bash", "-c", program)
 
     assert len(jobs) == 3
-    deadline = time.monotonic() + 60
     wanted = {f"index-{n}" for n in range(8)}
-    while {path.name for path in desk.cwd.glob("index-*")} != wanted:
-        assert time.monotonic() < deadline, sorted(desk.cwd.glob("index-*"))
-        time.sleep(0.1)
+    wait_until(lambda: {path.name for path in desk.cwd.glob("index-*")} == wanted, "all indices")
 
 
 @pytest.mark.slow
@@ -221,10 +220,7 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     )
     (job,) = desk.submit(own, "--run", run)
     # Slurm may miss what a script starts in the moment in which it is killed.
-    deadline = time.monotonic() + 30
-    while not (desk.cwd / "began").exists():
-        assert time.monotonic() < deadline, desk.lab.scontrol("show", "job", job)
-        time.sleep(0.1)
+    wait_until((desk.cwd / "began").exists, lambda: desk.lab.scontrol("show", "job", job))
     desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
     desk.lab.wait_for(job, "NODE_FAIL")
 
@@ -253,10 +249,10 @@ def test_a_node_that_failed_under_a_job_that_was_requeued_is_left_out(desk: Desk
     run = desk.init(1, 300.0)
     (job,) = desk.submit(*SMALL, "--run", run, "--nodelist", "n3")
     workers = desk.cwd / run / "workers"
-    deadline = time.monotonic() + 30
-    while not list(workers.glob("*.json")):
-        assert time.monotonic() < deadline, desk.call("logs", run, "--job", job).stdout
-        time.sleep(0.1)
+    wait_until(
+        lambda: list(workers.glob("*.json")),
+        lambda: desk.call("logs", run, "--job", job).stdout,
+    )
     desk.lab.lab.crash("n3")
     desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
     desk.lab.wait_for(job, "PENDING")
@@ -344,7 +340,6 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
     lab_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +351,7 @@ def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
         plain = ("--mem=1G", "--output=/dev/null")
         array = kept.sbatch(*plain, "--array=0-2", "--wrap", "true", cwd=tmp_path)
         gone = kept.sbatch(*plain, "--hold", "--wrap", "true", cwd=tmp_path)
-        again = kept.sbatch(*plain, "--requeue", "--wrap", "sleep 60", cwd=tmp_path)
+        again = kept.sbatch(*plain, "--requeue", "--wrap", "sleep 3600", cwd=tmp_path)
         kept.run("scancel", gone)
         kept.wait_for(again, "RUNNING")
         kept.scontrol("requeue", again)
@@ -365,7 +360,7 @@ def test_the_accounting_tells_of_restarts_arrays_and_cancelled_jobs(
         ids = [array, f"{array}_1", gone, again, "1"]
 
         # What Slurm tells its accounting of a requeued job may be late on a busy machine.
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + HANG_S
         while True:
             found = slurm.sacct(ids)
             states = {one: record.state for one, record in found.items()}

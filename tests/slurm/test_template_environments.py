@@ -16,7 +16,7 @@ from tests.slurm.templatesite import ODD, Site
 if TYPE_CHECKING:
     from tests.slurm.reallab import LabUnderTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 
 # Reads a variable that nobody set, and fails in the middle, as such functions do.
 UNCLEAN = 'echo "$NOBODY_SET_THIS" > /dev/null; false; grep -q nothing /dev/null'

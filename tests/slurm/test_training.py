@@ -103,7 +103,7 @@ def trained(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Trai
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null")
     lab.wait_for(lab.sbatch(*urgent, "--wrap=true"))
     for name, job in jobs.items():
-        found.ends[name] = site.end_of(job, limit_s=300)
+        found.ends[name] = site.end_of(job)
         found.said[name] = site.said(job)
     return found
 
@@ -114,7 +114,7 @@ def one_process(site: Site, model: str) -> Path:
     run = site.cwd / "runs" / f"alone-{model}"
     done = subprocess.run(
         [*words, "--model", model, "--output", str(run)], cwd=site.cwd, check=False,
-        env={**site.lab.env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+        env={**site.lab.env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return next((run / "data").iterdir())
@@ -141,7 +141,6 @@ def wait_for_ranks(site: Site, name: str, job: str, ranks: int) -> list[list[str
     wait_until(
         lambda: all(path.exists() for path in paths),
         lambda: f"{name}:\n{site.said(job)}",
-        limit_s=300,
     )
     return [path.read_text().split("\n") for path in paths]
 
@@ -204,7 +203,7 @@ def test_what_is_staged_is_removed_when_the_job_is_cancelled(
     """Slurm lets a script that is cancelled start no step any more."""
     site, local = Site(lab, tmp_path), tmp_path / "local"
     (tmp_path / "data").mkdir()
-    (tmp_path / "script.py").write_text("import time; print('up'); time.sleep(300)")
+    (tmp_path / "script.py").write_text("import time; print('up'); time.sleep(3600)")
     job = site.submit(
         "train-cpu", nodes=1, ntasks_per_node=None, cpus_per_task=1, command=("script.py",),
         stage=("data",), stage_dir=str(local),

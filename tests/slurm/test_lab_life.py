@@ -551,7 +551,7 @@ def test_nothing_of_a_lab_listens_but_on_127_0_0_1(small: LabUnderTest, tmp_path
     )
     small.wait_for(job, "RUNNING")
     wait_until(
-        lambda: sum(one.name == "sleep" for one in processes_of(small)) == 2, "no step starts"
+        lambda: sum(one.name == "sleep" for one in processes_of(small)) == 2, "the step to start"
     )
     ports = ports_of({one.pid for one in processes_of(small)})
     first = small.lab.status().port

@@ -381,8 +381,8 @@ def test_a_request_waits_for_the_answer_to_the_one_before(
     """A check that fails on the lead's side leaves its request unanswered."""
     monkeypatch.setattr(pair, "ANSWER_S", 3.0)
     area = make_area(tmp_path, "token", "lead")
-    partner = Child(lambda: pair.Partner(area).serve(arrival_s=5.0))
-    lead = pair.Pair(area, arrival_s=5.0)
+    partner = Child(lambda: pair.Partner(area).serve(arrival_s=400.0))
+    lead = pair.Pair(area, arrival_s=400.0)
 
     lead.start("create", name="first", target="other")
     lead.start("create", name="second", target="other")
@@ -608,7 +608,7 @@ def test_a_step_of_more_tasks_is_refused_with_the_command_that_works() -> None:
 def abandoned(root: Path) -> Path:
     """The area of a process that is gone."""
     child = Child(lambda: str(make_area(root, "dead", "lead")))
-    area = Path(child.answer(5.0))
+    area = Path(child.answer(400.0))
     child.end()
     return area
 
@@ -660,9 +660,9 @@ def test_files_of_others_are_never_swept(tmp_path: Path) -> None:
 def talk(tmp_path: Path) -> tuple[Channel, Channel]:
     """Two ends that have met; the second one came late."""
     one, two = Channel(tmp_path, "a", "b"), Channel(tmp_path, "b", "a")
-    child = Child(lambda: two.connect(5.0))
-    one.connect(5.0)
-    child.answer(5.0)
+    child = Child(lambda: two.connect(400.0))
+    one.connect(400.0)
+    child.answer(400.0)
     child.end()
     two._peer = one._nonce
     return one, two
@@ -702,7 +702,7 @@ def test_a_message_that_is_torn_is_read_again(
         one.receive(1, 0.05)
     path.write_bytes(whole)
 
-    assert one.receive(1, 5.0) == {"answer": 3}
+    assert one.receive(1, 400.0) == {"answer": 3}
 
 
 def test_a_child_is_given_up_when_it_does_not_answer() -> None:
@@ -711,11 +711,11 @@ def test_a_child_is_given_up_when_it_does_not_answer() -> None:
 
 
 def test_a_childs_error_and_its_death_are_told_apart_from_answers() -> None:
-    assert ask_child(lambda: [1, "a"], 5.0) == [1, "a"]
+    assert ask_child(lambda: [1, "a"], 400.0) == [1, "a"]
     with pytest.raises(OSError, match="Function not implemented"):
-        ask_child(lambda: not_implemented("", ""), 5.0)
+        ask_child(lambda: not_implemented("", ""), 400.0)
     with pytest.raises(OSError, match="the process that asked died"):
-        ask_child(lambda: os._exit(3), 5.0)
+        ask_child(lambda: os._exit(3), 400.0)
 
 
 def test_a_report_names_what_is_wrong_and_what_to_do(fast_dir: Path) -> None:

@@ -354,8 +354,15 @@ def test_what_a_site_says_of_a_job_is_shown(run: ToyRun, programs: Programs) -> 
 def test_a_chain_that_breaks_off_tells_what_is_in_the_queue(
     run: ToyRun, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "SUBMIT_S", 0.3)
-    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 103 ] || sleep 60; echo "$n"'))
+    programs.add("sbatch", SBATCH.replace('echo "$n"', '[ $n -lt 103 ] || sleep 3600; echo "$n"'))
+    sbatch = slurm.sbatch
+
+    def impatient(*words: Any, **options: Any) -> Any:
+        if len(programs.calls("sbatch")) == 2:
+            monkeypatch.setattr(slurm, "SUBMIT_S", 0.3)
+        return sbatch(*words, **options)
+
+    monkeypatch.setattr(slurm, "sbatch", impatient)
 
     result = call("--jobs", "5", "--dependency", "afterany")
 

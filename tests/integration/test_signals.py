@@ -120,6 +120,7 @@ def test_drain_while_nothing_is_left_to_do_leaves_at_once(hpctk: Hpctk) -> None:
 
 
 SLOW_START = """
+import time
 from pathlib import Path
 from hpc_toolkit.worker import Worker
 make = Worker.__init__

@@ -20,7 +20,8 @@ class Record:
     """Runs items: appends one line for each that this process has run."""
 
     def __init__(self, root: Path, *, seconds: float = 0.0, trace: str = "") -> None:
-        path = root / "done" / f"{os.getpid()}.jsonl"
+        # Two kernels give the same numbers to their processes.
+        path = root / "done" / f"{os.uname().nodename}-{os.getpid()}.jsonl"
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
         self._fd = os.open(path, flags, 0o644)
         self._seconds = seconds
@@ -221,7 +222,7 @@ class NaiveFilelock(Peer):
                 continue
             try:
                 if not os.path.exists(result):
-                    temporary = f"{result}.{os.getpid()}.tmp"
+                    temporary = f"{result}.{os.uname().nodename}-{os.getpid()}.tmp"
                     with open(temporary, "w", encoding="utf-8") as file:
                         json.dump(record(item), file)
                     os.replace(temporary, result)

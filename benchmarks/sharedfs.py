@@ -3,11 +3,12 @@
     python benchmarks/sharedfs.py [--full] [--peer-python PYTHON] [--write]
 
 GlusterFS and MooseFS with default options, and bindfs, whose locks are local to a mount, are
-mounted by two hosts, which are namespaces of this machine. On each, ``hpctk doctor`` examines a
+mounted by two hosts, which are namespaces of this machine. NFSv3 and NFSv4.2 are mounted by two
+hosts that are kernels, from a third one. On each, ``hpctk doctor`` examines a
 directory; the scenarios of ``tests/sharedfs`` are played; and other queues, and ours beside them,
 drain items with two workers a host, undisturbed and with one worker killed. The filesystems are
-measured side by side. What fails is a row of the table as well, which says what was seen. Exit code
-0 if nothing of ours failed or was lost.
+measured side by side, those of one kind of hosts after the others. What fails is a row of the
+table as well, which says what was seen. Exit code 0 if nothing of ours failed or was lost.
 
 Takes several minutes, with --full longer. Needs root and the packages that
 ``.ci/system`` installs; for the other queues the interpreter that ``make bench`` makes.
@@ -34,10 +35,11 @@ from resultsfile import facts, table, write_section
 from sharedfs_peers import PEERS, SCRIPT, Came, Drain, play_ours
 
 from tests.sharedfs import scenarios
-from tests.sharedfs.filesystems import mounted
+from tests.sharedfs.filesystems import FUSE_KINDS, mounted
 from tests.sharedfs.hosts import HostsError
+from tests.sharedfs.nfs import NFS_KINDS
 from tests.sharedfs.outcome import COLUMNS, Cells, said_by
-from tests.sharedfs.plays import Plays
+from tests.sharedfs.plays import Plays, is_played
 from tests.sharedfs.rehearsal import FULL, SMALL, Size
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ PLAYED = (
     scenarios.campaign,
     scenarios.partition,
     scenarios.server_restart,
+    scenarios.orderly_restart,
+    scenarios.power_cut,
+    scenarios.power_cut_of_proven_locks,
 )
 _ITEMS, _ITEM_S, _CAP_S = 200, 0.1, 60.0
 
@@ -103,7 +108,7 @@ def drains(
 
 def cells_of(came: Came | Failure) -> list[str]:
     """From the number of items on; what was seen stands where others have what was lost."""
-    return ["", came.seen, *[""] * 6] if isinstance(came, Failure) else came.cells()
+    return ["", came.seen, *[""] * 8] if isinstance(came, Failure) else came.cells()
 
 
 @dataclass
@@ -124,46 +129,57 @@ class Table:
         return any(cells[2] == OURS and cells[5] != "0" for cells in self.rows)
 
 
-def measure(options: Namespace, size: Size, base: Path, found: Table) -> None:
-    """Fill the table."""
+def measure(
+    options: Namespace, size: Size, base: Path, found: Table, kinds: tuple[type[Filesystem], ...]
+) -> None:
+    """Fill the table with rows about these filesystems."""
     known = versions(options.peer_python)
     make_directory = Directories(base)
-    (base / "hosts").mkdir()
+    (base / "hosts").mkdir(parents=True)
     threads = ThreadPoolExecutor()
-    with mounted(base / "hosts") as filesystems:
-        plays = Plays(filesystems, make_directory)
+    rows = Table(said=found.said)
+    with mounted(base / "hosts", kinds) as filesystems:
+        played = Plays(filesystems, make_directory)
         try:
-            words = {name: examined(plays, size, name, found) for name in filesystems}
+            words = {name: examined(played, size, name, rows) for name in filesystems}
             queues = [OURS, *known]
             futures = {
                 name: threads.submit(drains, one, options.peer_python, make_directory, queues)
                 for name, one in filesystems.items()
+                if not one.set_of
             }
             for filesystem, future in futures.items():
                 for name, kill, came in future.result():
                     title = f"{name} {known.get(name, '')}".strip()
                     scenario = "two a host, " + ("one killed" if kill else "undisturbed")
-                    found.add(filesystem, words[filesystem], title, scenario, *cells_of(came))
+                    rows.add(filesystem, words[filesystem], title, scenario, *cells_of(came))
                     if isinstance(came, Came) and came.said:
-                        found.said.add(f"{title}, {filesystem}: {came.said.replace(str(base), '')}")
-            for play, name in itertools.product(PLAYED, filesystems):
-                title = play.__name__.replace("_", " ")
-                outcome = tried(f"{name} {title}", partial(plays.outcome, play, size, name))
-                if isinstance(outcome, Failure):
-                    found.add(name, words[name], OURS, title, *cells_of(outcome))
-                else:
-                    left = str(outcome.items - len(outcome.gathered))
-                    found.add(*outcome.cells(name, words[name], title), left)
+                        rows.said.add(f"{title}, {filesystem}: {came.said.replace(str(base), '')}")
+            for play, (name, one) in itertools.product(PLAYED, filesystems.items()):
+                if is_played(type(one), play):
+                    rows.add(name, words[name], OURS, *row_of(played, play, size, name))
         finally:
-            plays.close()
+            played.close()
             threads.shutdown(wait=False, cancel_futures=True)
     order = list(filesystems)
-    found.rows.sort(key=lambda cells: order.index(cells[0]))
+    found.rows += sorted(rows.rows, key=lambda cells: order.index(cells[0]))
 
 
-def examined(plays: Plays, size: Size, name: str, found: Table) -> str:
+def row_of(played: Plays, play: scenarios.Scenario, size: Size, name: str) -> list[str]:
+    """A scenario on one filesystem, from its title on."""
+    title = play.__name__.replace("_", " ")
+    outcome = tried(f"{name} {title}", partial(played.outcome, play, size, name))
+    if isinstance(outcome, Failure):
+        return [title, *cells_of(outcome)]
+    left = str(outcome.items - len(outcome.gathered))
+    return [*outcome.cells("", "", title)[3:], left]
+
+
+def examined(played: Plays, size: Size, name: str, found: Table) -> str:
     """What doctor says of a filesystem, in words."""
-    report = tried(f"{name} doctor", partial(plays.report, size, name))
+    if not played.examines(name):
+        return "-"
+    report = tried(f"{name} doctor", partial(played.report, size, name))
     if isinstance(report, Failure):
         found.add(name, "failed", OURS, "examination", *cells_of(report))
         return "failed"
@@ -182,7 +198,8 @@ def main() -> None:
     found, failure = Table(), ""
     try:
         with tempfile.TemporaryDirectory(prefix="sharedfs-", ignore_cleanup_errors=True) as base:
-            measure(options, size, Path(base), found)
+            for group, kinds in {"namespaces": FUSE_KINDS, "kernels": NFS_KINDS}.items():
+                measure(options, size, Path(base) / group, found, kinds)
     except HostsError as error:
         failure = f"error: {error}"
     except KeyboardInterrupt:
@@ -207,7 +224,9 @@ def show(options: Namespace, size: Size, found: Table) -> None:
         "The other scenarios are those of tests/sharedfs/scenarios.py:",
         f"{size.workers} workers a host, items of {size.seconds:g} s, lease {size.lease_s:g} s, a",
         f"host cut off for at least {size.silence_s:g} s. Seconds count from the disturbance until",
-        "the run is whole.",
+        "the run is whole. Longest standstill: seconds without a result of any worker that was not",
+        "hit, while it had items. Taken over after: seconds until each death was seen. NFS servers",
+        f"keep what a lost client held for {size.server_lease_s} s.",
         "",
         *table([*COLUMNS, "left to a person"], [list(cells) for cells in found.rows]),
     ]

@@ -1,7 +1,7 @@
 """Two workers a host of one queue, on a filesystem that both hosts mount; one may be killed.
 
 What an item was, whether it began, and whether it came to its end is told by the item itself, in a
-file of this machine. Its result is a line on the shared filesystem.
+file of its host beside the filesystem. Its result is a line on the shared filesystem.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from tests.sharedfs.hosts import HOSTS
+from tests.sharedfs.agent import MARK
+from tests.sharedfs.hosts import HOSTS, OWN
 from tests.sharedfs.rehearsal import HIT, SPARED, Rehearsal, Size, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.sharedfs.filesystems import Filesystem
+    from tests.sharedfs.hosts import Hosts
 
 PEERS = ("dirq", "jug", "naive_filelock", "persist-queue")
 SCRIPT = Path(__file__).with_name("peers.py")
@@ -63,25 +65,26 @@ class Came:
         elif self.lost:
             took = f"not whole at {took}"
         counts = (self.items, self.lost, self.twice, self.duplicates, self.once)
-        return [*map(str, counts), took, self.seen, str(self.person)]
+        return [*map(str, counts), took, self.seen, "-", "-", str(self.person)]
 
 
 class Trace:
     """What the items say of themselves."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.touch()
+    def __init__(self, hosts: Hosts, name: str) -> None:
+        self._hosts = hosts
+        self._name = name
+        self.path = OWN / name
 
-    def lines(self) -> list[list[str]]:
-        return [line.split() for line in self.path.read_text().splitlines()]
+    def _lines(self, host: str = "") -> list[list[str]]:
+        return [line.split() for line in self._hosts.traced(self._name, host).splitlines()]
 
     def begun(self) -> Counter[str]:
-        return Counter(words[1] for words in self.lines() if words[0] == "start")
+        return Counter(words[1] for words in self._lines() if words[0] == "start")
 
-    def inside(self, inner: int) -> bool:
-        """Whether a process, by its number inside, is in the middle of an item."""
-        own = [words[0] for words in self.lines() if int(words[2]) == inner]
+    def is_inside(self, host: str, pid: int) -> bool:
+        """Whether a process, by its id on its host, is in the middle of an item."""
+        own = [words[0] for words in self._lines(host) if int(words[2]) == pid]
         return bool(own) and own[-1] == "start"
 
 
@@ -89,8 +92,9 @@ class Worker:
     """One worker of another queue on a host."""
 
     def __init__(self, filesystem: Filesystem, host: str, argv: list[str], log: Path) -> None:
-        self._pid = 0
         self._hosts = filesystem.hosts
+        self._host = host
+        self._mark = str(log)
         self._out, self._err = log.with_suffix(".out"), log.with_suffix(".err")
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
@@ -99,7 +103,7 @@ class Worker:
                 stdout=out,
                 stderr=err,
                 cwd="/",
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self._mark},
             )
 
     @property
@@ -117,20 +121,12 @@ class Worker:
             self._process.stdin.close()
 
     def find(self) -> int | None:
-        """Its number inside; None if it has ended."""
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        with suppress(OSError):
-            own = set(map(int, children.read_text().split()))
-            for one in self._hosts.processes():
-                if one.pid in own:
-                    self._pid = one.pid
-                    return one.inner
-        return None
+        """Its id on its host; None if it has ended."""
+        return next(iter(self._hosts.family(self._host, self._mark)), None)
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal; :meth:`find` must have found it."""
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+    def send(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to it, by its id on its host."""
+        self._hosts.signal(self._host, [pid], number)
 
     def wait(self, until: float) -> bool:
         """Wait for its end until a monotonic time, and kill it then; whether it ended by itself."""
@@ -139,8 +135,8 @@ class Worker:
         try:
             self._process.wait(max(0.1, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            if self.find() is not None:
-                self.send(signal.SIGKILL)
+            if (pid := self.find()) is not None:
+                self.send(pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
             return False
@@ -167,8 +163,8 @@ class Drain:
 
     def play(self, name: str, *, kill: bool) -> Came:
         """Fill a queue, drain it from both hosts, and see what is left."""
-        trace = Trace(self.cwd / "trace")
-        root = self.filesystem.hosts.shared / f"{name}-{'killed' if kill else 'calm'}"
+        trace = Trace(self.filesystem.hosts, f"peers-{self.cwd.name}")
+        root = self.filesystem.shared / f"{name}-{'killed' if kill else 'calm'}"
         argv = [str(self.python), str(SCRIPT), name, "--items", str(self.items)]
         argv += ["--dir", str(root), "--seconds", str(self.item_s), "--trace", str(trace.path)]
         self.filesystem.hosts.call(HIT, *argv, "--fill", limit_s=self.cap_s)
@@ -217,14 +213,14 @@ class Drain:
                 return True
             if len(trace.begun()) < self.items // 4:
                 return False
-            for inner, worker in numbers.items():
-                if inner is None or not trace.inside(inner):
+            for pid, worker in numbers.items():
+                if pid is None or not trace.is_inside(HIT, pid):
                     continue
-                worker.send(signal.SIGSTOP)
-                if trace.inside(inner):  # what it does cannot end any more
-                    worker.send(signal.SIGKILL)
+                worker.send(pid, signal.SIGSTOP)
+                if trace.is_inside(HIT, pid):  # what it does cannot end any more
+                    worker.send(pid, signal.SIGKILL)
                     return True
-                worker.send(signal.SIGCONT)
+                worker.send(pid, signal.SIGCONT)
             return False
 
         with suppress(AssertionError):  # a queue that hangs is a result as well
@@ -233,8 +229,8 @@ class Drain:
     def _results(self, root: Path) -> Counter[int]:
         """Results of each item, as the spared host reads them."""
         found: Counter[int] = Counter()
-        for path in (self.filesystem.hosts.seen_from(SPARED, root) / "done").iterdir():
-            for line in path.read_bytes().splitlines():
+        for text in self.filesystem.hosts.read(SPARED, root, "done/*").values():
+            for line in text.splitlines():
                 with suppress(ValueError):
                     found[json.loads(line)["item"]] += 1
         return found
@@ -259,7 +255,7 @@ def play_ours(drain: Drain, *, kill: bool) -> Came:
         if kill:
             run.until_begun(drain.items // 4)
             with run.held(HIT) as held:
-                victim = next(one for one in ranks if held[0] in run.inside(one))
+                victim = next(one for one in ranks if held[0] in one.family())
                 victim.kill()
             ranks.remove(victim)
         ended = [one.ended(limit_s=drain.cap_s) for one in ranks]

@@ -9,7 +9,8 @@ the items' own trace.
 - other host: they are on the other one; locks were proven by ``hpctk doctor`` before, or not;
 - dead node: locks were proven. The host's network link is cut at the server's end, and then its
   client of the filesystem and all its workers are killed: as with a node that lost its power, the
-  server hears nothing of it. bindfs has no server; its process on that host is killed.
+  server hears nothing of it. bindfs has no server; its process on that host is killed. With NFS
+  the host is a kernel, which is killed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from failures import Failure, tried
-from tracefile import send
 
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
-from tests.sharedfs.filesystems import mounted
+from tests.sharedfs.filesystems import FUSE_KINDS, mounted
+from tests.sharedfs.nfs import NFS3, NFS42
 from tests.sharedfs.rehearsal import HIT, SPARED, Rehearsal, Size
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def measure(directory: Path) -> list[Found]:
     """All cases on all filesystems, side by side; the dead node last, for it stays dead."""
     (directory / "hosts").mkdir()
     threads = ThreadPoolExecutor(32)
-    with mounted(directory / "hosts") as filesystems:
+    with mounted(directory / "hosts", (*FUSE_KINDS, NFS3, NFS42)) as filesystems:
         found = []
         try:
             for last in (False, True):
@@ -143,20 +144,24 @@ def _kill(run: Rehearsal, case: Case) -> tuple[list[float], list[str]]:
     run.until(lambda: len(run.presences()) == 2 * _VICTIMS, "workers that wait")
     time.sleep(_SETTLED_S)
     at = time.time()
-    if case.whole_node:
+    if case.whole_node and run.filesystem.loses_power:
+        run.filesystem.power_off(HIT)
+        for one in victims:
+            one.process.kill()
+    elif case.whole_node:
         run.filesystem.cut(HIT)
         _kill_all_on(run.hosts, HIT)
     else:
-        _kill_ranks(victims)
+        _kill_ranks(run.hosts, victims)
     started = run.until(lambda: _started(run, at), "items that run elsewhere")
     lines = run.until(lambda: _deaths(run), "lines about the deaths")
     return [one - at for one in started], lines
 
 
-def _kill_ranks(victims: list[Ranks]) -> None:
+def _kill_ranks(hosts: Hosts, victims: list[Ranks]) -> None:
     family = list(itertools.chain.from_iterable(one.family() for one in victims))
-    send(signal.SIGSTOP, *family)
-    send(signal.SIGKILL, *family[::-1])  # children first: see Ranks.kill
+    hosts.signal(HIT, family, signal.SIGSTOP)
+    hosts.signal(HIT, family[::-1], signal.SIGKILL)  # children first: see Ranks.kill
 
 
 def _kill_all_on(hosts: Hosts, host: str) -> None:
@@ -170,7 +175,7 @@ def _kill_all_on(hosts: Hosts, host: str) -> None:
 
 def _started(run: Rehearsal, at: float) -> list[float]:
     """When each item started for the first time after a moment; [] until all have."""
-    lines = [line.split() for line in run.trace.read_text().splitlines()]
+    lines = sorted(run.told(), key=lambda words: float(words[4]))
     again = [(words[1], float(words[4])) for words in lines if float(words[4]) > at]
     first = dict(reversed(again))
     return list(first.values()) if len(first) == _VICTIMS else []

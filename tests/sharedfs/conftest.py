@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.lab.packages import search_path
-from tests.sharedfs.filesystems import KINDS, Filesystem, mounted
+from tests.sharedfs.filesystems import FUSE_KINDS, Filesystem, mounted
 from tests.sharedfs.hosts import PROGRAMS, NoHostsError
-from tests.sharedfs.outcome import COLUMNS, MEASURED, SAID, text_table
+from tests.sharedfs.nfs import NFS_KINDS
+from tests.sharedfs.outcome import COLUMNS, MEASURED, NOTED, SAID, text_table
 from tests.sharedfs.plays import Plays
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sharedfs.rehearsal import Size
     from tests.sharedfs.scenarios import Scenario
 
+    Kinds = tuple[type[Filesystem], ...]
     Rehearse = Callable[[Scenario, Size, str], Outcome]
     Reports = Callable[[Size, str], dict[str, Any]]
 
@@ -33,38 +35,76 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         rows = [found.cells(name, SAID.get(name, "-"), title) for name, title, found in MEASURED]
         for line in text_table([COLUMNS, *rows]):
             terminalreporter.write_line(line)
+    for line in NOTED:
+        terminalreporter.write_line(line)
 
 
-def _missing() -> str:
-    """Why there can be no shared filesystem here; "" if there can."""
-    wanted = [*PROGRAMS, *(program for kind in KINDS for program in kind.programs)]
-    missing = [one for one in wanted if shutil.which(one, path=search_path()) is None]
+def _missing(kinds: Kinds, device: str) -> str:
+    """Why there can be no such filesystems here; "" if there can."""
+    wanted = {*PROGRAMS, *(program for kind in kinds for program in kind.programs)}
+    missing = [one for one in sorted(wanted) if shutil.which(one, path=search_path()) is None]
     if missing:
         return f"{', '.join(missing)} missing: run .ci/system"
-    if not Path("/dev/fuse").exists():
-        return "there is no /dev/fuse"
+    if not Path(device).exists():
+        return f"there is no {device}"
     return "" if os.geteuid() == 0 else "only root can mount filesystems"
 
 
-@pytest.fixture(scope="session")
-def filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filesystem]]:
-    """All of them, started at the same time and taken down at the end."""
-    if why := _missing():
+def _mounted(kinds: Kinds, device: str, directory: Path) -> Iterator[dict[str, Filesystem]]:
+    if why := _missing(kinds, device):
         pytest.skip(f"no shared filesystems: {why}")
     try:
-        with mounted(tmp_path_factory.mktemp("hosts")) as found:
+        with mounted(directory, kinds) as found:
             yield found
     except NoHostsError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
-def plays(
+def filesystems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filesystem]]:
+    """Those in user space, started at the same time and taken down at the end."""
+    yield from _mounted(FUSE_KINDS, "/dev/fuse", tmp_path_factory.mktemp("hosts"))
+
+
+@pytest.fixture(scope="session")
+def nfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Filesystem]]:
+    """The kernel's NFS between kernels."""
+    yield from _mounted(NFS_KINDS, "/dev/net/tun", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="session")
+def fuse_plays(
     filesystems: dict[str, Filesystem], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Plays]:
     found = Plays(filesystems, tmp_path_factory.mktemp)
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def nfs_plays(
+    nfs: dict[str, Filesystem], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Plays]:
+    found = Plays(nfs, tmp_path_factory.mktemp)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def filesystem(request: pytest.FixtureRequest, name: str) -> Filesystem:
+    """The one of this name, mounted."""
+    found: Filesystem = request.getfixturevalue(_group(name, "nfs", "filesystems"))[name]
+    return found
+
+
+@pytest.fixture
+def plays(request: pytest.FixtureRequest, name: str) -> Plays:
+    found: Plays = request.getfixturevalue(_group(name, "nfs_plays", "fuse_plays"))
+    return found
+
+
+def _group(name: str, nfs: str, others: str) -> str:
+    return nfs if name in {kind.name for kind in NFS_KINDS} else others
 
 
 @pytest.fixture

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, Hosts, HostsError
+from tests.sharedfs.hosts import ADDRESS, HOSTS, SERVER, Hosts, HostsError, Namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.sharedfs.rehearsal import Size
 
 _READY_S = 30.0
 
@@ -27,9 +29,24 @@ class Filesystem:
     """Whether users wait while the server is down; otherwise they get an error at once."""
     locks_reach: ClassVar[bool] = True
     """Whether a lock that one host holds is refused to the other."""
+    loses_power: ClassVar[bool] = False
+    """Whether its hosts are kernels, which can end with everything that they did not write."""
+    lost_locks_are_freed: ClassVar[bool] = True
+    """Whether the server frees the locks of a host that it hears nothing of."""
+    machines: ClassVar[type[Hosts]] = Namespaces
+    set_of: ClassVar[str] = ""
+    """The filesystem whose hosts mount it as well; "" if it has hosts of its own."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
+
+    def adapt(self, size: Size) -> None:
+        """Set what depends on how much is rehearsed."""
+
+    @property
+    def shared(self) -> Path:
+        """Where each host mounts it."""
+        return self.hosts.shared
 
     def start(self) -> None:
         """Serve it and mount it on both hosts."""
@@ -64,6 +81,22 @@ class Filesystem:
         """Start the server again."""
         raise NotImplementedError
 
+    def restart_in_order(self) -> None:
+        """End the server as its administrator would, and start it again."""
+        raise NotImplementedError
+
+    def power_off(self, host: str) -> None:
+        """Cut a host's power: neither the host nor its processes can do anything more."""
+        raise NotImplementedError
+
+    def power_on(self, host: str) -> None:
+        """Start a host whose power was cut, with its mounts."""
+        raise NotImplementedError
+
+    def _kill(self, program: str) -> None:
+        pids = [one.inner for one in self.hosts.processes(program)]
+        self.hosts.signal(SERVER, pids, signal.SIGKILL)
+
     def _until(self, condition: str, *, host: str = SERVER) -> None:
         """Wait until a shell's condition holds on a host.
 
@@ -85,6 +118,8 @@ class Filesystem:
 class GlusterFS(Filesystem):
     """GlusterFS with default options: a volume of one brick."""
 
+    hosts: Namespaces
+
     name = "GlusterFS"
     programs = ("glusterd", "gluster", "glusterfs")
 
@@ -103,8 +138,7 @@ class GlusterFS(Filesystem):
         self._until(f"mountpoint -q {self.hosts.shared} && ls {self.hosts.shared}", host=host)
 
     def crash(self) -> None:
-        for brick in self.hosts.processes("glusterfsd"):
-            self.hosts.signal(brick.inner, signal.SIGKILL)
+        self._kill("glusterfsd")
 
     def restart(self) -> None:
         # Until glusterd has noticed that the brick is gone it starts none.
@@ -118,6 +152,7 @@ class GlusterFS(Filesystem):
 class MooseFS(Filesystem):
     """MooseFS with default options, which keep two copies: two chunk servers."""
 
+    hosts: Namespaces
     name = "MooseFS"
     programs = ("mfsmaster", "mfschunkserver", "mfsmount")
     hangs = True
@@ -168,8 +203,7 @@ class MooseFS(Filesystem):
         self._until(f"mountpoint -q {shared} && echo >{probe} && rm {probe} && {space}", host=host)
 
     def crash(self) -> None:
-        for master in self.hosts.processes("mfsmaster"):
-            self.hosts.signal(master.inner, signal.SIGKILL)
+        self._kill("mfsmaster")
         self._until("! pidof mfsmaster")
 
     def restart(self) -> None:
@@ -183,6 +217,7 @@ class Bindfs(Filesystem):
     is restarted as well: its users are thrown out.
     """
 
+    hosts: Namespaces
     name = "bindfs"
     programs = ("bindfs",)
     locks_reach = False
@@ -215,26 +250,28 @@ class Bindfs(Filesystem):
         self.hosts.call(host, "pkill", f"-{number.name[3:]}", "-xf", f"bindfs -o fsname={host} .*")
 
 
-KINDS: tuple[type[Filesystem], ...] = (GlusterFS, MooseFS, Bindfs)
+FUSE_KINDS: tuple[type[Filesystem], ...] = (GlusterFS, MooseFS, Bindfs)
 
 
 @contextmanager
-def mounted(directory: Path) -> Iterator[dict[str, Filesystem]]:
+def mounted(
+    directory: Path, kinds: tuple[type[Filesystem], ...]
+) -> Iterator[dict[str, Filesystem]]:
     """All of them by name, started at the same time and taken down at the end.
 
     Raises:
         NoHostsError: this machine does not let us have them.
         HostsError: one of them does not start, or leaves something behind.
     """
-    all_hosts = {}
-    for kind in KINDS:
-        (directory / kind.name).mkdir()
-        all_hosts[kind.name] = Hosts(directory / kind.name)
+    all_hosts: dict[str, Hosts] = {}
+    for kind in kinds:
+        if not kind.set_of:
+            (directory / kind.name).mkdir()
+            all_hosts[kind.name] = kind.machines(directory / kind.name)
     try:
-        for hosts in all_hosts.values():
-            hosts.open()
-        found = {kind.name: kind(all_hosts[kind.name]) for kind in KINDS}
         with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda hosts: hosts.open(), all_hosts.values()))
+            found = {kind.name: kind(all_hosts[kind.set_of or kind.name]) for kind in kinds}
             list(threads.map(Filesystem.start, found.values()))
         yield found
     finally:

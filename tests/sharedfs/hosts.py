@@ -1,4 +1,4 @@
-"""Two hosts and a file server on this machine, each with a network and mounts of its own.
+"""Two hosts and a file server on this machine: namespaces here, kernels in kernels.py.
 
 One PID namespace holds them all (pid_namespaces(7)). When its first process ends, the kernel kills
 every other process in it; with the last of them go the mounts and the network links. That first
@@ -15,9 +15,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from hpc_toolkit.lab.packages import search_path
+from tests.sharedfs.agent import age, contents, is_marked, stack
 
 if TYPE_CHECKING:
     import signal
@@ -32,21 +33,32 @@ LEAVING_S = 10.0
 _START_S = 30.0
 _ENVIRONMENT = {"PATH": search_path(), "LC_ALL": "C.UTF-8"}
 
+TRACES = Path("/run/rehearsal/trace")
+"""Where each host has a directory for what its processes say of themselves."""
+OWN = TRACES / "own"
+"""The directory in it that a process writes to: that of its own host."""
+
 # Argument: a directory for all mounts. Covered as well is what daemons would leave on the machine.
-# The first process takes in orphans; one that ignores SIGCHLD leaves none of them as a zombie, for
-# which glusterd would wait.
-_INIT = f"""
+_COVER = f"""
 set -eu
 for covered in "$1" /run /var/lib/glusterd /var/log/glusterfs; do
   if [ -d "$covered" ]; then mount -t tmpfs -o size=4g tmpfs "$covered"; fi
 done
-mkdir "$1/server" "$1/shared"
+mkdir "$1/shared"
+mkdir -p {OWN}
 ip link set lo up
+"""
+# The first process takes in orphans; one that ignores SIGCHLD leaves none of them as a zombie, for
+# which glusterd would wait.
+_NAMESPACES = f"""
+mkdir "$1/server"
 ip address add {ADDRESS}/32 dev lo
 number=0
 for host in {" ".join(HOSTS)}; do
   number=$((number + 1))
-  unshare --net --mount sh -c 'echo $0 >"$1"; exec sleep infinity' $host "$1/$host" </dev/null &
+  mkdir {TRACES}/$host
+  unshare --net --mount sh -c 'mount --bind {TRACES}/$0 {OWN} && echo $0 >"$1"
+    exec sleep infinity' $host "$1/$host" </dev/null &
   pid=$!
   until [ -s "$1/$host" ]; do sleep 0.01; done
   ip link add $host type veth peer name eth0 netns $pid
@@ -83,23 +95,24 @@ class Process:
 
 
 class Hosts:
-    """The namespaces; they end with :meth:`close` or with this process."""
+    """What scenarios need of two hosts and a server; they end with :meth:`close` or this process.
+
+    Process ids are those that a process knows of itself, on its host.
+    """
+
+    script: ClassVar[str]
+    """Makes what the hosts are made of, says ``ready``, and ends with its standard input."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._holders: dict[str, int] = {}
         self.namespace = ""
         """The PID namespace of all, as in /proc/PID/ns/pid."""
+        self._init = 0
 
     @property
     def shared(self) -> Path:
         """Where each host mounts the filesystem."""
         return self.directory / "shared"
-
-    @property
-    def data(self) -> Path:
-        """The server's directory; the hosts see it as well, and must not look."""
-        return self.directory / "server"
 
     def open(self) -> None:
         """Make the hosts.
@@ -109,7 +122,7 @@ class Hosts:
         """
         command = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount"]
         self._process = subprocess.Popen(
-            [*command, "sh", "-c", _INIT, "hosts", str(self.directory)],
+            [*command, "sh", "-c", _COVER + self.script, "hosts", str(self.directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -123,14 +136,15 @@ class Hosts:
             why = " ".join(self._process.communicate()[1].split())
             message = f"no hosts can be made here: {why}"
             raise NoHostsError(message)
-        (init,) = _children(self._process.pid)
-        self.namespace = os.readlink(f"/proc/{init}/ns/pid")
-        self._holders = {SERVER: init, **dict(zip(HOSTS, _children(init), strict=True))}
+        (self._init,) = children(self._process.pid)
+        self.namespace = os.readlink(f"/proc/{self._init}/ns/pid")
 
     def command(self, host: str, argv: list[str]) -> list[str]:
-        """``argv`` as a command that runs on a host, in the directory ``/``."""
-        enter = ["nsenter", "--target", str(self._holders[host]), "--pid", "--net", "--mount"]
-        return [*enter, "--", *argv]
+        """``argv`` as a command that runs on a host, in the directory ``/``.
+
+        It takes its environment and its standard input from the process that starts it.
+        """
+        raise NotImplementedError
 
     def call(self, host: str, *words: object, limit_s: float = _START_S) -> str:
         """Run a program on a host to its end; what it printed.
@@ -160,26 +174,50 @@ class Hosts:
             raise HostsError(message)
         return done.stdout
 
-    def seen_from(self, host: str, path: Path) -> Path:
-        """A path on a host as one that this process can open. It hangs where the host's would."""
-        return Path(f"/proc/{self._holders[host]}/root{path}")
+    def read(self, host: str, root: Path, pattern: str) -> dict[str, bytes]:
+        """The files below a directory that match, as a host sees them, by their relative paths.
+
+        Symlinks give their target, directories nothing.
+
+        Raises:
+            OSError: the filesystem does not answer. It may also hang, where the host's would.
+        """
+        raise NotImplementedError
+
+    def traced(self, name: str, host: str = "") -> str:
+        """What the processes of a host, or of all, wrote to the file of this name in :data:`OWN`.
+
+        After a host's restart, what it wrote before is not its own any more.
+        """
+        raise NotImplementedError
+
+    def living(self, host: str) -> set[int]:
+        """The processes of a host; with namespaces those of all hosts, whose ids differ."""
+        raise NotImplementedError
+
+    def family(self, host: str, mark: str) -> list[int]:
+        """The processes whose environment has this :data:`MARK`; parents before children."""
+        raise NotImplementedError
+
+    def signal(self, host: str, pids: list[int], number: signal.Signals) -> list[int]:
+        """Send a signal to processes, in this order; those of them that were there."""
+        raise NotImplementedError
+
+    def stacks(self, host: str, pids: list[int]) -> list[str]:
+        """What each process waits for in its kernel."""
+        raise NotImplementedError
 
     def link(self, host: str, state: str) -> None:
-        """Plug a host's cable out (``down``) or in (``up``), at the server's end."""
-        self.call(SERVER, "ip", "link", "set", host, state)
+        """Part a host from the server (``down``), or join them again (``up``)."""
+        raise NotImplementedError
+
+    def seen_inside(self, path: Path) -> Path:
+        """A path of the first process as one that this process can open."""
+        return Path(f"/proc/{self._init}/root{path}")
 
     def processes(self, name: str = "") -> list[Process]:
-        """What lives in the namespaces, all or those of one name."""
+        """What lives in the PID namespace, all or those of one name."""
         return [one for one in processes_in(self.namespace) if name in ("", one.name)]
-
-    def signal(self, inner: int, number: signal.Signals) -> bool:
-        """Send a signal to the process that has this number inside; whether it lives."""
-        for one in self.processes():
-            if one.inner == inner:
-                with suppress(ProcessLookupError):
-                    os.kill(one.pid, number)
-                    return True
-        return False
 
     def close(self) -> None:
         """End everything.
@@ -197,10 +235,84 @@ class Hosts:
                 raise HostsError(message)
             time.sleep(0.05)
 
+    def _enter(self, pid: int, *namespaces: str) -> list[str]:
+        return ["nsenter", "--target", str(pid), *(f"--{one}" for one in namespaces), "--"]
+
     def _mounts(self) -> list[str]:
         """Mounts of the directory that this process sees; there is none if all is well."""
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
         return [line for line in lines if f" {self.directory}" in line]
+
+
+class Namespaces(Hosts):
+    """Hosts of one kernel: they differ in their network and their mounts."""
+
+    script = _NAMESPACES
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._holders: dict[str, int] = {}
+
+    @property
+    def data(self) -> Path:
+        """The server's directory; the hosts see it as well, and must not look."""
+        return self.directory / "server"
+
+    def open(self) -> None:
+        super().open()
+        hosts = zip(HOSTS, children(self._init), strict=True)
+        self._holders = {SERVER: self._init, **dict(hosts)}
+
+    def command(self, host: str, argv: list[str]) -> list[str]:
+        return [*self._enter(self._holders[host], "pid", "net", "mount"), *argv]
+
+    def seen_from(self, host: str, path: Path) -> Path:
+        """A path on a host as one that this process can open. It hangs where the host's would."""
+        return Path(f"/proc/{self._holders[host]}/root{path}")
+
+    def read(self, host: str, root: Path, pattern: str) -> dict[str, bytes]:
+        return contents(self.seen_from(host, root), pattern)
+
+    def traced(self, name: str, host: str = "") -> str:
+        # Beside those of the hosts there is the directory that each covers by its own.
+        return joined(self.seen_inside(TRACES), f"{host or 'node*'}/{name}")
+
+    def living(self, host: str) -> set[int]:
+        return {one.inner for one in self.processes()}
+
+    def family(self, host: str, mark: str) -> list[int]:
+        found = [(age(_of(one.pid)), one.inner) for one in self.processes()
+                 if is_marked(_of(one.pid), mark)]  # fmt: skip
+        return [inner for _, inner in sorted(found)]
+
+    def signal(self, host: str, pids: list[int], number: signal.Signals) -> list[int]:
+        outer = self._outer()
+        found = []
+        for inner in pids:
+            with suppress(ProcessLookupError, KeyError):
+                os.kill(outer[inner], number)
+                found.append(inner)
+        return found
+
+    def stacks(self, host: str, pids: list[int]) -> list[str]:
+        outer = self._outer()
+        return [stack(_of(outer[inner])) if inner in outer else "gone" for inner in pids]
+
+    def _outer(self) -> dict[int, int]:
+        return {one.inner: one.pid for one in self.processes()}
+
+    def link(self, host: str, state: str) -> None:
+        # The cable's end at the server.
+        self.call(SERVER, "ip", "link", "set", host, state)
+
+
+def _of(pid: int) -> Path:
+    return Path(f"/proc/{pid}")
+
+
+def joined(root: Path, pattern: str) -> str:
+    """The text of all files that match, one after the other."""
+    return b"".join(contents(root, pattern).values()).decode()
 
 
 def processes_in(namespace: str) -> list[Process]:
@@ -215,7 +327,8 @@ def processes_in(namespace: str) -> list[Process]:
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that a process started and that have not ended."""
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 Cells = tuple[str, ...]
 """One row of the table."""
 
 MEASURED: list[tuple[str, str, Outcome]] = []
 """Filesystem, scenario, and what it came to: all of this test run, which shows them at its end."""
+NOTED: list[str] = []
+"""Other measurements, a line each."""
 SAID: dict[str, str] = {}
 """What ``hpctk doctor`` said of each filesystem."""
 
@@ -26,6 +32,8 @@ COLUMNS = (
     "gathered once",
     "seconds",
     "deaths seen by",
+    "longest standstill",
+    "taken over after",
 )
 
 
@@ -60,6 +68,10 @@ class Outcome:
     """From the disturbance until the run was whole."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What only one scenario knows."""
+    standstill_s: float | None = None
+    """See :func:`standstill`; None where nobody could stand still, or nobody else was disturbed."""
+    taken_over_s: list[float] = field(default_factory=list)
+    """From the disturbance until each death was seen, in order; empty where that means nothing."""
 
     @property
     def evidence(self) -> Counter[str]:
@@ -85,7 +97,26 @@ class Outcome:
             *(filesystem, doctor, "hpctk", scenario),
             *map(str, counts),
             *(f"{self.seconds:.1f}", seen or "-"),
+            "-" if self.standstill_s is None else f"{self.standstill_s:.1f}",
+            ", ".join(f"{one:.1f}" for one in self.taken_over_s) or "-",
         )
+
+
+def standstill(records: list[dict[str, Any]], living: Container[str], since: float) -> float:
+    """Seconds of the longest gap in which no worker of those given had a result.
+
+    Counted from an epoch second until the last result that they could have without a takeover:
+    after it they may have to wait until the others count as dead.
+    """
+    lost = {record["unit"] for record in records if record["type"] == "death"}
+    ends = sorted(
+        (record["at"], record["unit"] not in lost)
+        for record in records
+        if record["type"] == "done" and record["by"] in living and record["at"] > since
+    )
+    last = max((at for at, theirs in ends if theirs), default=since)
+    times = [since, *(at for at, _ in ends if at <= last)]
+    return max((after - before for before, after in pairwise(times)), default=0.0)
 
 
 def name_of(item: dict[str, Any]) -> str:

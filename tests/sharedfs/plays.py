@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 from tests.sharedfs.outcome import MEASURED, SAID, Outcome, said_by
 from tests.sharedfs.rehearsal import Rehearsal, Size
 from tests.sharedfs.scenarios import (
+    additions,
     campaign,
     examination,
     one_machine,
+    orderly_restart,
     partition,
+    power_cut,
+    power_cut_of_proven_locks,
     proven_locks,
     server_restart,
+    takeover,
 )
 
 if TYPE_CHECKING:
@@ -33,9 +38,29 @@ class Examined:
     report: dict[str, Any]
 
 
+_OF_KERNELS = (orderly_restart, power_cut, power_cut_of_proven_locks)
+"""These need hosts that can lose their power, or a server whose service is not all of it."""
+_UNDISTURBED = (one_machine, additions, takeover)
+"""These are played where others, whom a lost host would hit as well, use the same hosts."""
+
+
+def is_played(kind: type[Filesystem], scenario: Scenario) -> bool:
+    """Whether a scenario is played on this kind of filesystem."""
+    if kind.set_of:
+        return scenario in _UNDISTURBED
+    return scenario not in _OF_KERNELS or kind.loses_power
+
+
 _TOGETHER = (one_machine, campaign)
 """Nothing happens in these; they are played beside each other."""
-_EXAMINED_BEFORE = (proven_locks, partition, server_restart)
+_EXAMINED_BEFORE = (
+    proven_locks,
+    partition,
+    server_restart,
+    orderly_restart,
+    power_cut,
+    power_cut_of_proven_locks,
+)
 """These must not begin before the examination ended."""
 
 
@@ -59,7 +84,7 @@ class Plays:
         self._examine_all(size)
         if (scenario, size, name) not in self._outcomes:
             for one in _TOGETHER if scenario in _TOGETHER else (scenario,):
-                for each in self._filesystems:
+                for each in self._names(one):
                     future = self._threads.submit(self._play, one, size, each)
                     self._outcomes[one, size, each] = future
         return self._outcomes[scenario, size, name].result()
@@ -69,11 +94,18 @@ class Plays:
         self._examine_all(size)
         return self._examined[size, name].result().report
 
+    def examines(self, name: str) -> bool:
+        """Whether there is a report about a filesystem."""
+        return name in self._names(proven_locks)
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def _names(self, scenario: Scenario) -> list[str]:
+        return [name for name, one in self._filesystems.items() if is_played(type(one), scenario)]
+
     def _examine_all(self, size: Size) -> None:
-        for name in self._filesystems:
+        for name in self._names(proven_locks):
             if (size, name) not in self._examined:
                 self._examined[size, name] = self._threads.submit(self._examine, size, name)
 

@@ -17,19 +17,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpc_toolkit.journal import decode_line
 from hpc_toolkit.lab.packages import search_path
 from hpc_toolkit.queue.claims import parse_claim
-from hpc_toolkit.queue.presence import Presence, read_presence
+from hpc_toolkit.queue.presence import Presence
 from tests.sharedfs import arms
-from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.outcome import Ended, Outcome
+from tests.sharedfs.agent import MARK
+from tests.sharedfs.hosts import HOSTS, OWN
+from tests.sharedfs.outcome import Ended, Outcome, standstill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.sharedfs.filesystems import Filesystem
+    from tests.sharedfs.hosts import Hosts
 
 T = TypeVar("T")
 
 REPOSITORY = Path(__file__).parents[2]
+TESTED = os.environ.get("TESTED_PACKAGE", str(REPOSITORY))
+"""The directory of the package that hosts run: another version of it can be measured as well."""
+PYTHONPATH = os.pathsep.join([TESTED, str(REPOSITORY)])
 HIT, SPARED = HOSTS
 """What happens to one host happens to the first; the second is where the run is looked at."""
 
@@ -53,9 +58,12 @@ class Size:
     """How long a host is cut off at least; longer than the lease."""
     limit_s: float
     """After so long a scenario is taken for stuck."""
+    server_lease_s: int = 90
+    """Of an NFS server, after which it gives a lost client up; the default of Linux."""
 
 
-SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=110.0)
+SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=110.0,
+             server_lease_s=20)  # fmt: skip
 FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
 """The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""
 
@@ -80,8 +88,12 @@ def wait_until(condition: Callable[[], T], what: str, *, limit_s: float) -> T:
 class Ranks:
     """A command of hpctk on a host, mostly ``work``."""
 
+    hosts: Hosts
     host: str
+    mark: str
+    """What its environment and that of its children has, see :data:`tests.sharedfs.agent.MARK`."""
     process: subprocess.Popen[bytes]
+    """What started it on the host, and ends with it."""
     out: Path
     err: Path
 
@@ -96,18 +108,16 @@ class Ranks:
         return Ended(self.host, code, self.out.read_text(), self.err.read_text())
 
     def family(self) -> list[int]:
-        """The command, its workers and their executors."""
-        found = [self.process.pid]
-        for pid in found:
-            with suppress(OSError):
-                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-                found += [int(child) for child in children.split()]
-        return found
+        """The command, its workers and their executors, by their ids on the host."""
+        return self.hosts.family(self.host, self.mark)
 
     def where(self) -> str:
         """What they wait for in the kernel and in Python, which ends them."""
-        lines = [f"{pid}: {_kernel_stack(pid)}" for pid in self.family()]
-        _send(signal.SIGABRT, self.family()[::-1])  # faulthandler prints the stacks
+        family = self.family()
+        stacks = zip(family, self.hosts.stacks(self.host, family), strict=True)
+        lines = [f"{pid}: {stack}" for pid, stack in stacks]
+        # faulthandler prints the stacks.
+        self.hosts.signal(self.host, family[::-1], signal.SIGABRT)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_ABORT_S)
         return "\n".join([*lines, self.err.read_text()])
@@ -115,24 +125,20 @@ class Ranks:
     def kill(self) -> None:
         """SIGKILL all of them as if at one moment."""
         family = self.family()
-        _send(signal.SIGSTOP, family)
+        self.hosts.signal(self.host, family, signal.SIGSTOP)
         # Children first: when the last parent outside of its process group ends, the kernel wakes
         # a worker that is stopped (setpgid(2)), and it would write what it was kept from writing.
-        _send(signal.SIGKILL, family[::-1])
+        self.hosts.signal(self.host, family[::-1], signal.SIGKILL)
+        # nsenter(1) stops itself with what it started, and would not see its end.
+        self.process.kill()
         self.process.wait()
 
 
-def _send(number: signal.Signals, pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _kernel_stack(pid: int) -> str:
+def _presence(data: bytes) -> Presence | None:
     try:
-        return Path(f"/proc/{pid}/stack").read_text().replace("\n", " ")
-    except OSError as error:
-        return str(error)
+        return Presence.decode(data)
+    except (ValueError, TypeError):
+        return None
 
 
 class Rehearsal:
@@ -141,29 +147,30 @@ class Rehearsal:
     def __init__(self, filesystem: Filesystem, cwd: Path, size: Size, name: str) -> None:
         self.filesystem = filesystem
         self.hosts = filesystem.hosts
+        filesystem.adapt(size)
         self.size = size
         self.cwd = cwd
-        self.trace = cwd / "trace"
-        self.trace.touch()
+        self._traced = f"{name}-{cwd.name}"
+        self.trace = OWN / self._traced
+        """Where items tell when they begin and end; a file for each host."""
         self._started: list[Ranks] = []
         self._ids = 0
-        self.run = self.hosts.shared / name
+        self.run = filesystem.shared / name
         self.names = dict(zip(HOSTS, HOSTS, strict=True))
         """What each host calls itself."""
         self.lease_s = size.lease_s
         self.item_s = size.seconds
 
-    @property
-    def seen(self) -> Path:
-        """The run as the spared host sees it."""
-        return self.hosts.seen_from(SPARED, self.run)
+    def read(self, pattern: str) -> dict[str, bytes]:
+        """Files of the run as the spared host sees them, see :meth:`Hosts.read`."""
+        return self.hosts.read(SPARED, self.run, pattern)
 
     def environment(self, host: str) -> dict[str, str]:
         return {
             **os.environ,
             "PATH": search_path(),
             "HPCTK_HOST": self.names[host],
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": PYTHONPATH,
             "OMP_NUM_THREADS": "1",
             "PYTHONFAULTHANDLER": "1",
             "COLUMNS": "100",
@@ -255,29 +262,31 @@ class Rehearsal:
         """Start a command of hpctk on a host."""
         number = len(self._started)
         out, err = self.cwd / f"out-{number}", self.cwd / f"err-{number}"
+        mark = f"{self._traced}-{number}"
         argv = [sys.executable, "-m", "hpc_toolkit", *map(str, words)]
         with out.open("wb") as out_file, err.open("wb") as err_file:
             process = subprocess.Popen(
                 self.hosts.command(host, argv),
-                env={**self.environment(host), **environment},
+                env={**self.environment(host), **environment, MARK: mark},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=out_file,
                 stderr=err_file,
                 start_new_session=True,
             )
-        self._started.append(Ranks(host, process, out, err))
+        self._started.append(Ranks(self.hosts, host, mark, process, out, err))
         return self._started[-1]
 
-    def inside(self, ranks: Ranks) -> list[int]:
-        """The numbers inside of what belongs to a command."""
-        family = ranks.family()
-        return [one.inner for one in self.hosts.processes() if one.pid in family]
+    def told(self, host: str = "") -> list[list[str]]:
+        """The words of each line that items wrote, on one host or on all, in no order of hosts.
+
+        What began or ended, which item, the process, its parent, and when in epoch seconds.
+        """
+        return [line.split() for line in self.hosts.traced(self._traced, host).splitlines()]
 
     def begun(self) -> Counter[str]:
         """How often each item was begun; the trace is not on the filesystem."""
-        lines = [line.split() for line in self.trace.read_text().splitlines()]
-        return Counter(words[1] for words in lines if words[0] == "start")
+        return Counter(words[1] for words in self.told() if words[0] == "start")
 
     def until_begun(self, number: int) -> None:
         """Wait until so many items were begun."""
@@ -288,17 +297,17 @@ class Rehearsal:
 
     def presences(self) -> dict[str, Presence]:
         """The workers' files, by name."""
-        found = [read_presence(path) for path in (self.seen / "workers").glob("*.json")]
+        found = map(_presence, self.read("workers/*.json").values())
         return {one.worker: one for one in found if one is not None}
 
     def records(self) -> list[dict[str, Any]]:
         """All whole journal lines; ``by`` is the worker who wrote it."""
         found = []
-        for path in sorted((self.seen / "journals").glob("*.jsonl")):
-            for line in path.read_bytes().split(b"\n")[:-1]:
+        for name, journal in self.read("journals/*.jsonl").items():
+            for line in journal.split(b"\n")[:-1]:
                 record = decode_line(line)
-                assert record is not None, f"{path} has the damaged line {line!r}"
-                found.append({**record, "by": path.stem})
+                assert record is not None, f"{name} has the damaged line {line!r}"
+                found.append({**record, "by": Path(name).stem})
         return found
 
     def done(self) -> int:
@@ -312,22 +321,22 @@ class Rehearsal:
         records = self.records()
         released = {(one["unit"].rpartition("/")[2], one["generation"])
                     for one in records if one["type"] == "release"}  # fmt: skip
-        claims = {parse_claim(path.name) for path in self.seen.glob("stages/*/claims/*.lock")}
+        names = self.read("stages/*/claims/*.lock")
+        claims = {parse_claim(Path(name).name) for name in names}
         done = sum(one["type"] == "done" for one in records)
         return claims == released and done >= len(self.begun())
 
     def living(self, host: str) -> list[int]:
-        """Workers of a host that live, by their number inside."""
+        """Workers of a host that live, by their id there."""
         own = [one.pid for one in self.presences().values() if one.host == host]
-        living = {one.inner for one in self.hosts.processes()}
+        living = self.hosts.living(host)
         return [pid for pid in own if pid in living]
 
     def busy(self, host: str) -> list[int]:
-        """Workers of a host that live and are in the middle of an item, by their number inside."""
-        last = {}
-        for words in (line.split() for line in self.trace.read_text().splitlines()):
-            last[int(words[3])] = words[0]
-        return [pid for pid in self.living(host) if last.get(pid) == "start"]
+        """Workers of a host that live and are in the middle of an item, by their id there."""
+        last = {int(words[3]): words[0] for words in self.told(host)}
+        living = self.hosts.living(host)
+        return [pid for pid, word in last.items() if word == "start" and pid in living]
 
     def add(self, number: int, *, seconds: float | None = None) -> None:
         """Add further items to an open run."""
@@ -344,9 +353,7 @@ class Rehearsal:
 
         def stop() -> list[int]:
             chosen = self.busy(host)
-            for pid in chosen:
-                self.hosts.signal(pid, signal.SIGSTOP)
-                stopped.append(pid)
+            stopped.extend(self.hosts.signal(host, chosen, signal.SIGSTOP))
             # Others may have begun an item since.
             found = [pid for pid in self.busy(host) if pid in chosen]
             if not found:
@@ -356,8 +363,7 @@ class Rehearsal:
             return found
 
         def release() -> None:
-            for pid in stopped:
-                self.hosts.signal(pid, signal.SIGCONT)
+            self.hosts.signal(host, stopped, signal.SIGCONT)
 
         stopped: list[int] = []
         try:
@@ -365,11 +371,23 @@ class Rehearsal:
         finally:
             release()
 
-    def outcome(self, ended: list[Ended], seconds: float, **notes: Any) -> Outcome:
-        """Read what the run's files say after its end."""
+    def outcome(
+        self,
+        ended: list[Ended],
+        seconds: float,
+        *,
+        since: float | None = None,
+        living: tuple[str, ...] = HOSTS,
+        **notes: Any,
+    ) -> Outcome:
+        """Read what the run's files say after its end.
+
+        Args:
+            since: epoch seconds of a disturbance, after which these hosts have work all the time.
+        """
         rows = []
-        for stage in sorted((self.seen / "stages").iterdir()):
-            table = self.hpctk(SPARED, "gather", self.run, "--stage", stage.name).out
+        for stage in self.read("stages/*"):
+            table = self.hpctk(SPARED, "gather", self.run, "--stage", Path(stage).name).out
             rows += [json.loads(line) for line in table.splitlines()]
         records = self.records()
         hosts = {name: one.host for name, one in self.presences().items()}
@@ -389,6 +407,12 @@ class Rehearsal:
             status=json.loads(self.hpctk(SPARED, "status", self.run, "--json").out),
             seconds=seconds,
             notes=notes,
+            standstill_s=None
+            if since is None
+            else standstill(records, {name for name in hosts if hosts[name] in living}, since),
+            taken_over_s=[]
+            if since is None
+            else sorted(round(death["at"] - since, 3) for death in deaths.values()),
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.sharedfs.hosts import HOSTS
@@ -23,6 +24,8 @@ _ROUNDS = 3
 _FIRST_ITEMS, _LONG_ITEMS = 24, 5
 _MOST_ASKS = 12
 _NEVER_S = 600.0
+_STANDSTILL_ITEM_S = 0.4
+"""Long enough that a host alone has work for longer than it may stand still."""
 _COMPLETE, _LEFT = 0, 75
 
 
@@ -45,12 +48,12 @@ def kills(run: Rehearsal) -> Outcome:
     run.init(run.size.items, "--open")
     ranks = [run.work(host) for host in HOSTS]
     run.until_begun(run.size.items // 4)
-    began = time.monotonic()
+    began, since = time.monotonic(), time.time()
     for host in HOSTS:
         with run.held(host, feed=run.size.items // 4) as workers:
-            run.hosts.signal(workers[0], signal.SIGKILL)
+            run.hosts.signal(host, workers[:1], signal.SIGKILL)
     run.hpctk(SPARED, "seal", run.run)
-    return run.outcome(_all_end(run, ranks), time.monotonic() - began)
+    return run.outcome(_all_end(run, ranks), time.monotonic() - began, since=since)
 
 
 def takeover(run: Rehearsal) -> Outcome:
@@ -60,7 +63,7 @@ def takeover(run: Rehearsal) -> Outcome:
     run.until_begun(4)
     began = time.monotonic()
     with run.held(HIT, feed=_FIRST_ITEMS) as workers:
-        (victim,) = (one for one in (first, second) if workers[0] in run.inside(one))
+        (victim,) = (one for one in (first, second) if workers[0] in one.family())
         victim.kill()
     other = second if victim is first else first
     run.until(lambda: _deaths(run) == 1, "a takeover on the same host")
@@ -70,14 +73,14 @@ def takeover(run: Rehearsal) -> Outcome:
     run.item_s = 10 * run.size.seconds
     run.add(_LONG_ITEMS)
     with run.held(HIT, feed=_LONG_ITEMS) as workers:
-        assert set(workers) <= set(run.inside(other)), f"{workers} are busy, not {other}"
+        assert set(workers) <= set(other.family()), f"{workers} are busy, not {other}"
         gone = time.monotonic()
         other.kill()
     assert run.living(HIT) == []
     run.hpctk(SPARED, "seal", run.run)
     ended = _all_end(run, [spared])
     far_s = time.monotonic() - gone
-    notes = {"near_s": near_s, "far_s": far_s, "trace": run.trace.read_text()}
+    notes: dict[str, Any] = {"near_s": near_s, "far_s": far_s, "trace": run.told()}
     return run.outcome(ended, time.monotonic() - began, **notes, records=run.records())
 
 
@@ -115,7 +118,7 @@ def campaign(run: Rehearsal) -> Outcome:
     began = time.monotonic()
     conduct = run.start(HIT, "conduct", run.run)
     ended = _all_end(run, [conduct, *ranks])
-    trials = (run.seen / "bandit" / "trials.jsonl").read_text().splitlines()
+    (trials,) = (text.splitlines() for text in run.read("bandit/trials.jsonl").values())
     arms = [
         arm for line in map(json.loads, trials) if line["type"] == "ask" for arm in line["arms"]
     ]
@@ -164,40 +167,86 @@ def partition(run: Rehearsal) -> Outcome:
     cut_off, spared = run.work(HIT), run.work(SPARED)
     run.until_begun(run.size.items // 4)
     with run.held(HIT, feed=run.size.items // 4):
-        began = time.monotonic()
+        began, since = time.monotonic(), time.time()
         run.filesystem.cut(HIT)
     try:
         run.hpctk(SPARED, "seal", run.run)
         ended = _all_end(run, [spared])
         whole_s = time.monotonic() - began
-        published = run.outcome(ended, whole_s)
+        published = run.outcome(ended, whole_s, since=since, living=(SPARED,))
         time.sleep(max(0.0, run.size.silence_s - (time.monotonic() - began)))
     finally:
         run.filesystem.heal(HIT)
     healed = time.monotonic()
     ended += _all_end(run, [cut_off], codes=(_COMPLETE, _LEFT))
     back_s = time.monotonic() - healed
-    return run.outcome(ended, whole_s, published=published.rows, back_s=back_s)
+    notes: dict[str, Any] = {"published": published.rows, "back_s": back_s}
+    found = run.outcome(ended, whole_s, **notes)
+    # What the host did since it is back is no standstill of the other one.
+    return replace(found, standstill_s=published.standstill_s, taken_over_s=published.taken_over_s)
+
+
+def power_cut(run: Rehearsal) -> Outcome:
+    """A host loses its power, and stays away until the other one has finished the run."""
+    return _cut_power(run, proven=False)
+
+
+def power_cut_of_proven_locks(run: Rehearsal) -> Outcome:
+    """The same after both hosts examined the directory, so that free locks are looked for."""
+    return _cut_power(run, proven=True)
+
+
+def _cut_power(run: Rehearsal, *, proven: bool) -> Outcome:
+    run.item_s = max(run.size.seconds, _STANDSTILL_ITEM_S)
+    run.init(run.size.items)
+    if proven:
+        assert run.examine()["locks_proven"], "doctor proved no locks"
+    lost, spared = run.work(HIT), run.work(SPARED)
+    run.until_begun(run.size.items // 4)
+    run.until(lambda: run.busy(HIT), f"a worker of {HIT} in the middle of an item")
+    began, since = time.monotonic(), time.time()
+    run.filesystem.power_off(HIT)
+    try:
+        lost.process.kill()
+        ended = _all_end(run, [spared])
+        seconds = time.monotonic() - began
+        return run.outcome(ended, seconds, since=since, living=(SPARED,))
+    finally:
+        run.filesystem.power_on(HIT)
 
 
 def server_restart(run: Rehearsal) -> Outcome:
     """The server is killed and started again; workers that leave are started again, as by Slurm."""
+
+    def restart() -> str | None:
+        run.filesystem.crash()
+        told = None
+        if not run.filesystem.hangs:
+            told = run.hpctk(HIT, "status", run.run, codes=(_LEFT,)).err
+        run.filesystem.restart()
+        return told
+
+    return _while_the_server(restart, run)
+
+
+def orderly_restart(run: Rehearsal) -> Outcome:
+    """The server's service is ended and started again, as its administrator does it."""
+    return _while_the_server(run.filesystem.restart_in_order, run)
+
+
+def _while_the_server(restart: Callable[[], str | None], run: Rehearsal) -> Outcome:
     run.init(run.size.items)
     ranks = [run.work(host) for host in HOSTS]
     run.until_begun(run.size.items // 4)
-    began = time.monotonic()
-    run.filesystem.crash()
-    told = None
-    if not run.filesystem.hangs:
-        told = run.hpctk(HIT, "status", run.run, codes=(_LEFT,)).err
-    run.filesystem.restart()
+    began, since = time.monotonic(), time.time()
+    told = restart()
     ended: list[Ended] = []
     while ranks:
         left = _all_end(run, ranks, codes=(_COMPLETE, _LEFT))
         ended += left
         assert time.monotonic() - began < run.size.limit_s, f"workers leave all the time: {left}"
         ranks = [run.work(one.host) for one in left if one.code == _LEFT]
-    return run.outcome(ended, time.monotonic() - began, told=told)
+    return run.outcome(ended, time.monotonic() - began, since=since, told=told)
 
 
 def _all_end(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.sharedfs import hosts as module
+from tests.sharedfs.agent import MARK
 from tests.sharedfs.filesystems import Bindfs
-from tests.sharedfs.hosts import HOSTS, SERVER, Hosts, HostsError
+from tests.sharedfs.hosts import HOSTS, SERVER, HostsError, Namespaces
 from tests.sharedfs.rehearsal import Ranks, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,9 +25,9 @@ _KILLED = """
 import sys, time
 from pathlib import Path
 from tests.sharedfs.filesystems import Bindfs
-from tests.sharedfs.hosts import HOSTS, Hosts
+from tests.sharedfs.hosts import HOSTS, Namespaces
 
-hosts = Hosts(Path(sys.argv[1]))
+hosts = Namespaces(Path(sys.argv[1]))
 hosts.open()
 filesystem = Bindfs(hosts)
 filesystem.start()
@@ -37,7 +38,7 @@ time.sleep(1000)
 
 
 def test_hosts_have_a_network_and_mounts_of_their_own(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path)
+    hosts = Namespaces(tmp_path)
     hosts.open()
     try:
         Bindfs(hosts).start()
@@ -75,7 +76,7 @@ def test_hosts_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) ->
 
 
 def test_hosts_end_with_a_user_that_waits_for_a_dead_mount(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path)
+    hosts = Namespaces(tmp_path)
     hosts.open()
     filesystem = Bindfs(hosts)
     filesystem.start()
@@ -94,7 +95,7 @@ def test_a_mount_that_is_left_behind_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEAVING_S", 0.2)
-    hosts = Hosts(tmp_path)
+    hosts = Namespaces(tmp_path)
     hosts.open()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], check=True)
     try:
@@ -105,7 +106,7 @@ def test_a_mount_that_is_left_behind_is_told(
 
 
 def test_a_machine_that_allows_no_mounts_is_told(tmp_path: Path) -> None:
-    hosts = Hosts(tmp_path / "absent")
+    hosts = Namespaces(tmp_path / "absent")
 
     with pytest.raises(HostsError, match=r"no hosts can be made here: .*absent"):
         hosts.open()
@@ -116,13 +117,21 @@ def test_a_machine_that_allows_no_mounts_is_told(tmp_path: Path) -> None:
 def test_what_does_not_end_is_shown_at_the_place_where_it_waits(tmp_path: Path) -> None:
     program = "import threading; print('up', flush=True); threading.Event().wait()"
     out, err = tmp_path / "out", tmp_path / "err"
+    (tmp_path / "hosts").mkdir()
+    hosts = Namespaces(tmp_path / "hosts")
+    hosts.open()
+    argv = [sys.executable, "-X", "faulthandler", "-c", program]
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", program], stdout=out_file, stderr=err_file
+            hosts.command(HOSTS[0], argv),
+            env={**os.environ, MARK: "waits"},
+            stdout=out_file,
+            stderr=err_file,
         )
     wait_until(out.read_text, "a process that is up", limit_s=30.0)
 
     with pytest.raises(AssertionError, match=r"(?s)still run after 0.01 s.*futex.*threading.py"):
-        Ranks(HOSTS[0], process, out, err).ended(limit_s=0.01)
+        Ranks(hosts, HOSTS[0], "waits", process, out, err).ended(limit_s=0.01)
 
     assert process.returncode == -signal.SIGABRT
+    hosts.close()

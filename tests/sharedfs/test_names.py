@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sharedfs.filesystems import KINDS
+from tests.sharedfs.filesystems import FUSE_KINDS
 from tests.sharedfs.hosts import HOSTS
-from tests.sharedfs.rehearsal import REPOSITORY
+from tests.sharedfs.nfs import NFS_KINDS
+from tests.sharedfs.sides import Side
 
 if TYPE_CHECKING:
     from tests.sharedfs.filesystems import Filesystem
-
-
-class Racer:
-    """A process on one host."""
-
-    def __init__(self, filesystem: Filesystem, host: str, name: str, seconds: float) -> None:
-        hosts = filesystem.hosts
-        words = ["-m", "tests.sharedfs.racer", str(hosts.shared / name), host, str(seconds)]
-        self._process = subprocess.Popen(
-            hosts.command(host, [sys.executable, *words]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            cwd="/",
-            text=True,
-        )
-        assert self.line() == "ready"
-
-    def tell(self, word: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-
-    def line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -55,16 +23,16 @@ class Racer:
         pytest.param(60.0, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
     ],
 )
-@pytest.mark.parametrize("name", [kind.name for kind in KINDS])
+@pytest.mark.parametrize("name", [kind.name for kind in (*FUSE_KINDS, *NFS_KINDS)])
 def test_each_name_that_two_hosts_race_for_has_one_owner_whom_both_read(
-    filesystems: dict[str, Filesystem], name: str, seconds: float
+    filesystem: Filesystem, name: str, seconds: float
 ) -> None:
     """Names that GlusterFS refuses to both are asked for again, until one of them has it."""
-    filesystem = filesystems[name]
     directory = f"names-{seconds:g}"
-    filesystem.hosts.call(HOSTS[0], "mkdir", filesystem.hosts.shared / directory)
-    filesystem.hosts.call(HOSTS[1], "ls", filesystem.hosts.shared / directory)
-    racers = {host: Racer(filesystem, host, directory, seconds) for host in HOSTS}
+    filesystem.hosts.call(HOSTS[0], "mkdir", filesystem.shared / directory)
+    filesystem.hosts.call(HOSTS[1], "ls", filesystem.shared / directory)
+    at = filesystem.shared / directory
+    racers = {host: Side(filesystem, host, "racer", at, host, seconds) for host in HOSTS}
     try:
         for racer in racers.values():
             racer.tell("go")

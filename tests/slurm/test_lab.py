@@ -20,7 +20,7 @@ from hpc_toolkit.lab.members import members
 from hpc_toolkit.lab.packages import program
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.lab.submission import submit
-from tests.integration.realrun import HANG_S, wait_until
+from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
 

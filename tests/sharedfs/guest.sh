@@ -1,0 +1,70 @@
+#!/bin/bash
+# The first process of a guest kernel. Its root is the machine's, read-only through hostfs, with a layer in
+# memory above it. The kernel passes as environment: NAME, BOOT (its number), ADDRESS,
+# GATEWAY, ROLE (server or client), LEASE (see nfsd.sh), PYTHON.
+set -eu
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
+modules=/usr/lib/uml/modules/$(uname -r)
+
+if [[ ${1-} != rooted ]]; then
+  insmod "$modules/kernel/fs/overlayfs/overlay.ko"
+  mount -t tmpfs -o size=300m tmpfs /mnt
+  mkdir /mnt/upper /mnt/work /mnt/root
+  mount -t overlay -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work overlay /mnt/root
+  cd /mnt/root
+  mount -t proc proc proc
+  mount -t sysfs sys sys
+  mount -t devtmpfs dev dev
+  mkdir -p dev/pts dev/shm old
+  mount -t devpts pts dev/pts
+  mount -t tmpfs shm dev/shm
+  mount -t tmpfs run run
+  # The one directory of the machine that the guest writes to.
+  mkdir run/rehearsal
+  mount -t hostfs none run/rehearsal -o /run/rehearsal
+  mount --bind "run/rehearsal/trace/$NAME.$BOOT" run/rehearsal/trace/own
+  pivot_root . old
+  exec chroot . /bin/bash /run/rehearsal/guest.sh rooted
+fi
+
+umount --lazy /old
+mkdir -p /usr/lib/modules
+ln -sfn "$modules" "/usr/lib/modules/$(uname -r)"
+hostname "$NAME"
+echo "127.0.0.1 localhost $NAME" >/etc/hosts
+echo "hosts: files" >/etc/nsswitch.conf
+ip link set lo up
+ip address add "$ADDRESS" dev eth0
+ip link set eth0 up
+ip route add default via "$GATEWAY"
+ulimit -n 65536
+
+rm -rf /var/lib/nfs
+mkdir -p /run/rpcbind /run/sendsigs.omit.d /var/lib/nfs/{sm,sm.bak,v4recovery,rpc_pipefs,nfsdcld,nfsdcltrack}
+touch /var/lib/nfs/{rmtab,etab,state}
+chown -R statd /var/lib/nfs/sm /var/lib/nfs/sm.bak /var/lib/nfs/state
+if [[ $ROLE == server ]]; then
+  mkdir -p /srv/disk /srv/export
+  mount /dev/ubda /srv/disk
+  # A server remembers over a power cut who held locks.
+  [[ -d /srv/disk/nfs ]] || cp -a /var/lib/nfs /srv/disk/nfs
+  mkdir -p /srv/disk/export
+  mount --bind /srv/disk/nfs /var/lib/nfs
+  mount --bind /srv/disk/export /srv/export
+  modprobe nfsd
+  mount -t nfsd nfsd /proc/fs/nfsd
+  rm -rf /etc/exports.d
+  echo "/srv/export *(rw,sync,no_subtree_check,no_root_squash,fsid=0,insecure)" >/etc/exports
+else
+  modprobe -a nfs nfsv3 nfsv4 lockd
+fi
+mount -t rpc_pipefs pipefs /var/lib/nfs/rpc_pipefs
+rpcbind -w
+rpc.statd
+if [[ $ROLE == server ]]; then
+  /bin/bash /run/rehearsal/nfsd.sh "$LEASE"
+  rpc.mountd
+fi
+"$PYTHON" -I -S /run/rehearsal/agent.py serve &
+# Orphans are ours to reap.
+while :; do wait -n || sleep 1; done

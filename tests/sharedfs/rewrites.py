@@ -1,0 +1,111 @@
+"""One host's side of files that are rewritten in place, by the package's own writers and readers.
+
+    python -m tests.sharedfs.rewrites write presence|head DIRECTORY
+    python -m tests.sharedfs.rewrites read presence|head DIRECTORY
+
+Each says ``ready``. The writer rewrites its file as often as a line of its input says, as fast as
+it can, and answers with the last number that it wrote. The reader looks all the time; for a line,
+which is a number, it says within how many seconds it saw that number, or ``stale``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Protocol
+
+from hpc_toolkit.layout import StagePaths
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
+
+STALE_S = 40.0
+"""Longer than a client of Linux keeps what was written and not synced, which is 30 s and a bit."""
+_PAUSE_S = 0.002
+
+
+class Rewritten(Protocol):
+    """A file that one process rewrites and others read."""
+
+    def make(self) -> None:
+        """Create it."""
+
+    def write(self, number: int) -> None:
+        """Rewrite it once."""
+
+    def read(self) -> int:
+        """The number that is seen now; below 1 if none is."""
+
+
+class Beats:
+    """A worker's presence."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "presence.json"
+
+    def make(self) -> None:
+        presence = Presence(worker="w", host="h", boot="b", pid=1, rank=0, job=None)
+        self._file = PresenceFile(self._path, presence)
+
+    def write(self, number: int) -> None:
+        self._file.update(done=number)
+
+    def read(self) -> int:
+        presence = read_presence(self._path)
+        return 0 if presence is None else presence.done
+
+
+class Heads:
+    """A stage's log, whose ``head`` says how many entries it has."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = StagePaths(directory / "stage")
+
+    def make(self) -> None:
+        self._paths.make()
+        self._log = StageLog(self._paths)
+
+    def write(self, number: int) -> None:
+        assert self._log.append(f"items/{number}.jsonl")
+        self._log.length = number
+
+    def read(self) -> int:
+        return StageLog(self._paths).hint()
+
+
+KINDS: dict[str, type[Beats | Heads]] = {"presence": Beats, "head": Heads}
+
+
+def write(file: Rewritten) -> None:
+    file.make()
+    print("ready", flush=True)
+    number = 0
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            number += 1
+            file.write(number)
+        print(number, flush=True)
+
+
+def read(file: Rewritten) -> None:
+    seen = file.read()
+
+    def look() -> None:
+        nonlocal seen
+        while True:
+            seen = file.read()
+            time.sleep(_PAUSE_S)
+
+    threading.Thread(target=look, daemon=True).start()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        number, began = int(line), time.monotonic()
+        while seen < number and time.monotonic() - began < STALE_S:
+            time.sleep(_PAUSE_S)
+        print("stale" if seen < number else f"{time.monotonic() - began:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    what, kind, where = sys.argv[1:]
+    {"write": write, "read": read}[what](KINDS[kind](Path(where)))

@@ -1,0 +1,85 @@
+"""Hosts that are kernels: separate, and gone without a trace, however the tests end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sharedfs.hosts import HOSTS, SERVER, processes_in
+from tests.sharedfs.nfs import NFS42, NFS3Cached
+from tests.sharedfs.rehearsal import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sharedfs.filesystems import Filesystem
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nfs")]  # skips where there can be none
+
+_KILLED = """
+import sys, time
+from pathlib import Path
+from tests.sharedfs.hosts import HOSTS
+from tests.sharedfs.kernels import Kernels
+from tests.sharedfs.nfs import NFS42
+
+kernels = Kernels(Path(sys.argv[1]))
+kernels.open()
+NFS42(kernels).start()
+kernels.link(HOSTS[0], "down")
+print(kernels.namespace, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_kernels_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) -> None:
+    tests = subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert tests.stdout is not None
+    namespace = tests.stdout.readline().strip()
+    before = processes_in(namespace)
+
+    tests.kill()
+    tests.communicate()
+
+    assert {"cat", "linux.uml"} <= {one.name for one in before}
+    end = time.monotonic() + 10
+    while processes_in(namespace) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert processes_in(namespace) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_each_host_is_a_kernel_with_a_trace_of_its_own(nfs: dict[str, Filesystem]) -> None:
+    filesystem = nfs[NFS42.name]
+    hosts = filesystem.hosts
+    boot = "/proc/sys/kernel/random/boot_id"
+
+    boots = {hosts.call(host, "cat", boot) for host in (SERVER, *HOSTS)}
+    for host in HOSTS:
+        hosts.call(host, "sh", "-c", f"echo {host} >>/run/rehearsal/trace/own/mine")
+    hosts.call(HOSTS[0], "touch", filesystem.shared / "seen")
+
+    assert len(boots) == 3
+    assert [hosts.traced("mine", host) for host in HOSTS] == [f"{host}\n" for host in HOSTS]
+    assert hosts.traced("mine") == "".join(f"{host}\n" for host in HOSTS)
+    assert list(hosts.read(HOSTS[1], filesystem.shared, "seen")) == ["seen"]
+
+
+def test_mounts_have_the_options_of_their_kind(nfs: dict[str, Filesystem]) -> None:
+    """A kind that were another one by mistake would find nothing."""
+    kinds = {name: one.hosts.call(HOSTS[1], "grep", one.shared.parent, "/proc/mounts")
+             for name, one in nfs.items()}  # fmt: skip
+
+    assert "vers=4.2" in kinds[NFS42.name]
+    assert "vers=3," in kinds[NFS3Cached.name]
+    assert "acregmin=60" in kinds[NFS3Cached.name]

@@ -316,13 +316,18 @@ for number in 1 2 3 4 5 6 7 8 9; do echo line $number of the second; done"""
         assert "submitted" not in done.stderr
 
     def test_a_script_that_asks_sbatch_to_wait_is_followed_all_the_same(
-        self, lab: LabUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, lab: LabUnderTest, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr("hpc_toolkit.lab.commands.ANSWER_S", 1.0)
+        """The job ends after its first line was shown, which no sbatch that waits would allow."""
         shown: list[bytes] = []
+        go = tmp_path / "go"
 
-        job = script(tmp_path, "echo begun; sleep 1.5; echo done; exit 4", "--wait", "-Q")
-        end = run_script(lab.lab, job, [], shown.append, ignore)
+        def show(text: bytes) -> None:
+            shown.append(text)
+            go.touch()
+
+        wait = f"echo begun; until [ -e {go} ]; do sleep 0.1; done; echo done; exit 4"
+        end = run_script(lab.lab, script(tmp_path, wait, "--wait", "-Q"), [], show, ignore)
 
         assert end is not None
         assert (end.code, b"".join(shown)) == (4, b"begun\ndone\n")

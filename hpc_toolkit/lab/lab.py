@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.lab.clients import ask, environment, node_states
+from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.daemons import Host, start_slurmd
 from hpc_toolkit.lab.directory import (
     LabRecord,
@@ -140,10 +140,9 @@ class Lab:
         record = self._check_node(node)
         kill_members(self.paths.token, node)
         start_slurmd(Host(self.paths, record.start, node)).wait()
-        if node_states(self.paths).get(node, "").startswith("down"):
-            # After --daemon-only, Slurm takes the node back by itself, perhaps at this moment.
-            with suppress(HpcToolkitError):
-                self.ask("scontrol", "update", f"nodename={node}", "state=resume")
+        # Refused after --daemon-only: Slurm takes such a node back by itself.
+        with suppress(HpcToolkitError):
+            self.ask("scontrol", "update", f"nodename={node}", "state=resume")
         (self.paths.crashed / node).unlink(missing_ok=True)
         wait_for_nodes(self.paths, (node,), {"idle", "mixed", "allocated"})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from dataclasses import dataclass, field, replace
@@ -36,17 +37,24 @@ while [[ $1 == -* ]]; do shift; done
 exec "$@"
 """
 SCONTROL = """
-if [[ $1 == show ]]; then cat "$FAKE_DIR/hosts"; else exit "$(cat "$FAKE_DIR/requeue_code")"; fi
+case "$*" in
+  'show config') echo "KillWait = 2 sec"; echo "SLURM_VERSION   = $(cat "$FAKE_DIR/version")" ;;
+  *'show partition'*) echo "LLN=NO PreemptMode=$(cat "$FAKE_DIR/preempt_mode") State=UP" ;;
+  show*) cat "$FAKE_DIR/hosts" ;;
+  requeue*) exit "$(cat "$FAKE_DIR/requeue_code")" ;;
+esac
 """
 SQUEUE = """
 env -0 > "$FAKE_DIR/squeue.env"
 case "$*" in
   *%e) cat "$FAKE_DIR/end" ;;
   *--Format=PreemptTime*) cat "$FAKE_DIR/preempted" ;;
-  *--Format=State*) echo "$(cat "$FAKE_DIR/state") $(cat "$FAKE_DIR/restarts")" ;;
+  *--Format=State*) cd "$FAKE_DIR"; echo "$(cat state) $(cat restarts) $(cat preempted)" ;;
+  *--format=%D) cat "$FAKE_DIR/nodes" ;;
 esac
 """
 SINFO = """
+touch "$FAKE_DIR/asked_for_lost_nodes"
 cat "$FAKE_DIR/lost_nodes"
 """
 SCANCEL = """
@@ -138,6 +146,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
         "SLURM_JOB_ID": "17",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_PARTITION": "main",
         "SLURM_CPUS_PER_TASK": "6",
         "SLURM_JOB_END_TIME": "1900000000",
         "HPCTK_DEADLINE": "1",
@@ -145,7 +154,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     }
     fake = FakeSlurm(tmp_path, home / "python", environ)
     fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, end="N/A")
-    fake.answer(preempted="N/A", lost_nodes="")
+    fake.answer(preempted="N/A", lost_nodes="", nodes=2, version="22.05.8", preempt_mode="REQUEUE")
     fake.answer(
         work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs\nn2: ready: 4 GPUs"
     )
@@ -325,14 +334,19 @@ def test_a_setup_that_moves_is_told_and_taken_back(slurm: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("srun_code", "lost_nodes"),
-    [(137, ""), (233, ""), (1, "n2 1 main down* ")],  # the last: srun(1), --immediate, on 22.05
+    ("srun_code", "lost_nodes", "nodes"),
+    [
+        (137, "", 2),
+        (233, "", 2),
+        (1, "n2 1 main down* ", 2),  # srun(1), --immediate, on 22.05
+        (1, "", 1),  # the lost node is idle again
+    ],
 )
 @pytest.mark.parametrize("template", ["work-queue", "command"])
 def test_a_node_that_is_lost_before_it_was_checked_lets_the_job_start_again(
-    slurm: FakeSlurm, template: str, srun_code: int, lost_nodes: str
+    slurm: FakeSlurm, template: str, srun_code: int, lost_nodes: str, nodes: int
 ) -> None:
-    slurm.answer(srun_code=srun_code, lost_nodes=lost_nodes)
+    slurm.answer(srun_code=srun_code, lost_nodes=lost_nodes, nodes=nodes)
     program: dict[str, Any] = {"command": ("true",)} if template == "command" else {}
 
     code, output = slurm.run(script_of(slurm, template, **program))
@@ -461,19 +475,55 @@ def test_without_a_readable_queue_the_exit_code_decides(
     assert slurm.requeued is requeued
 
 
+def start_a_rank(slurm: FakeSlurm, script: str) -> subprocess.Popen[str]:
+    """Start a script whose rank works until it gets a signal; returns when it works."""
+    slurm.answer(works_until_signalled="")
+    process = slurm.start(script)
+    wait_for(slurm.root / "working")
+    return process
+
+
+def wait_for(path: Path) -> None:
+    # Only guards against a hang: what is waited for comes within seconds.
+    deadline = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def start_and_signal(
     slurm: FakeSlurm, number: signal.Signals, *, work_code: int = 75
 ) -> tuple[int, str]:
-    slurm.answer(works_until_signalled="", work_code=work_code)
+    slurm.answer(work_code=work_code)
     slurm.left(1, elsewhere=1)
-    process = slurm.start(script_of(slurm))
-    wait_until((slurm.root / "working").exists, "the rank to work")
+    process = start_a_rank(slurm, script_of(slurm))
     process.send_signal(number)
     if number == signal.SIGTERM:
         # Slurm sends it to the ranks as well.
         os.kill(int((slurm.root / "rank.pid").read_text()), number)
     output, _ = process.communicate()
     return process.returncode, output
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
+    slurm: FakeSlurm, *, lost: bool
+) -> None:
+    slurm.answer(work_code=75, lost_nodes="n2 1 main down*" if lost else "")
+    slurm.left(1)
+    process = start_a_rank(slurm, script_of(slurm, teardown=("touch torn-down",)))
+
+    process.send_signal(signal.SIGTERM)
+    wait_for(slurm.root / "asked_for_lost_nodes")
+    if lost:
+        assert process.wait(timeout=20) == 143
+        assert (slurm.root / "torn-down").exists()
+    # The rank has saved by now.
+    os.kill(int((slurm.root / "rank.pid").read_text()), signal.SIGTERM)
+    output, _ = process.communicate(timeout=20)
+
+    assert ("srun still waits for a lost node: leaving" in output) is lost, output
+    assert process.returncode == (143 if lost else 75)
+    assert (slurm.root / "torn-down").exists()
 
 
 def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(slurm: FakeSlurm) -> None:
@@ -644,6 +694,53 @@ def test_a_program_that_a_preemption_cut_short_starts_again(
     assert "the step ended with code 1" in output
     assert code == expected, output
     assert slurm.requeued is (expected == 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "by_slurm"),
+    [
+        ("23.11.10", "REQUEUE", False),
+        ("24.05.0", "REQUEUE", True),
+        ("26.05.5-1", "GANG,REQUEUE", True),
+        ("24.11.5", "CANCEL", False),
+        ("", "REQUEUE", False),
+    ],
+)
+def test_a_preempted_job_is_requeued_by_slurm_from_24_05_on(
+    slurm: FakeSlurm, version: str, mode: str, *, by_slurm: bool
+) -> None:
+    slurm.answer(preempted="1900000000", version=version, preempt_mode=mode)
+    program = script_of(slurm, "command", command=("bash", "-c", "exit 3"))
+    slurm.answer(work_code=75)
+    slurm.left(5)
+
+    for script in (program, script_of(slurm)):
+        shutil.rmtree(slurm.root / "calls")
+        (slurm.root / "calls").mkdir()
+        code, output = slurm.run(script)
+
+        assert (code, slurm.requeued) == ((75, False) if by_slurm else (0, True)), output
+
+
+@pytest.mark.parametrize(
+    ("preempted", "restarts", "version", "updated"),
+    [
+        ("1900000000", 0, "24.11.5", True),
+        ("N/A", 1, "24.11.5", True),  # it may have outlived the grace of its first start
+        ("N/A", 0, "24.11.5", False),
+        ("1900000000", 1, "22.05.8", False),
+    ],
+)
+def test_a_finished_program_is_not_started_again_by_slurm(
+    slurm: FakeSlurm, preempted: str, restarts: int, version: str, *, updated: bool
+) -> None:
+    slurm.environ["SLURM_RESTART_COUNT"] = str(restarts)
+    slurm.answer(preempted=preempted, version=version)
+
+    code, output = slurm.run(script_of(slurm, "command", command=("true",)))
+
+    assert code == 0, output
+    assert (["update", "JobId=17", "Requeue=0"] in slurm.calls("scontrol")) is updated
 
 
 def test_a_program_that_is_ended_by_another_gives_its_own_code(slurm: FakeSlurm) -> None:

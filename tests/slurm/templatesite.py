@@ -99,9 +99,10 @@ class Site:
         text = self.lab.run("scontrol", "show", "job", "-o", job).stdout
         return [parse_job(line) for line in text.splitlines() if line]
 
-    def nodes(self, job: str) -> str:
-        """The nodes of a running job, as Slurm writes them."""
-        return self.lab.run("squeue", "--noheader", "--format=%N", "--jobs", job).stdout.strip()
+    def hosts_of(self, job: str) -> list[str]:
+        """The nodes of a running job, in Slurm's order."""
+        nodes = self.lab.run("squeue", "--noheader", "--format=%N", "--jobs", job).stdout.strip()
+        return self.lab.run("scontrol", "show", "hostnames", nodes).stdout.split()
 
     def end_of(self, job: str, *, limit_s: float = HANG_S) -> tuple[str, int, int]:
         """State, exit code and restarts of a job that has ended."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.slurm.rehearsal import wait_until
 from tests.slurm.templatesite import Site
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.slurm.reallab import LabUnderTest
@@ -148,6 +150,19 @@ def test_a_rank_of_a_program_can_submit_a_queue(site: Site) -> None:
     assert site.finished()["done"] == 4
 
 
+def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
+    """A job of two nodes that checks them once the file "lost" exists, and its second node."""
+    begin = "touch begun; until [[ -e lost ]]; do sleep 0.1; done"
+    (site.cwd / "begin.sh").write_text(begin)
+    script = site.script(setup=("source begin.sh",), ntasks_per_node=1, **fields)
+    text = script.read_text()
+    assert "--immediate=60" in text
+    script.write_text(text.replace("--immediate=60", "--immediate=5"))
+    job = site.lab.sbatch(script, cwd=site.cwd)
+    wait_until((site.cwd / "begun").exists, "the setup")
+    return job, site.hosts_of(job)[1]
+
+
 @pytest.mark.parametrize("down", [False, True], ids=["silent", "down"])
 def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
     site: Site, *, down: bool
@@ -159,15 +174,7 @@ def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
     slow = "(( ${SLURM_RESTART_COUNT:-0} )) || sleep 30"
     python.write_text(f'#!/bin/bash\n{slow}\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
-    begin = "touch begun; until [[ -e lost ]]; do sleep 0.1; done"
-    (site.cwd / "begin.sh").write_text(begin)
-    script = site.script(python=str(python), setup=("source begin.sh",), ntasks_per_node=1)
-    text = script.read_text()
-    assert "--immediate=60" in text
-    script.write_text(text.replace("--immediate=60", "--immediate=5"))
-    job = site.lab.sbatch(script, cwd=site.cwd)
-    wait_until((site.cwd / "begun").exists, "the setup")
-    lost = site.lab.run("scontrol", "show", "hostnames", site.nodes(job)).stdout.split()[1]
+    job, lost = start_with_checks_held(site, python=str(python))
 
     site.lab.lab.crash(lost, daemon_only=not down)
     (site.cwd / "lost").touch()
@@ -179,6 +186,35 @@ def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
     assert ended == ("COMPLETED", 0, 1), site.said(job)
     assert lost not in site.hosts()
     assert site.finished()["done"] == 4
+
+
+@pytest.mark.newslurm
+def test_a_job_whose_node_came_back_without_it_starts_again(site: Site) -> None:
+    site.init(4, 0.1)
+    job, lost = start_with_checks_held(site)
+
+    site.lab.scontrol("update", f"NodeName={lost}", "State=DOWN", "Reason=lost")
+    site.lab.scontrol("update", f"NodeName={lost}", "State=RESUME")
+    (site.cwd / "lost").touch()
+
+    assert site.end_of(job) == ("COMPLETED", 0, 1), site.said(job)
+    assert site.finished()["done"] == 4
+
+
+@pytest.mark.newslurm
+def test_a_cancelled_job_that_has_lost_a_node_is_torn_down(site: Site) -> None:
+    site.lab.configure(KillWait=16)
+    site.init(4000, 0.5)
+    job = site.submit(nodes=8, ntasks_per_node=4, teardown=("touch torn-down",))
+    site.wait_for_workers(32)
+
+    site.lab.lab.crash(site.hosts_of(job)[1])
+    site.lab.run("scancel", job)
+
+    wait_until(
+        (site.cwd / "torn-down").exists, lambda: f"the teardown:\n{site.said(job)}", limit_s=40
+    )
+    assert "requeueing" not in site.said(job)
 
 
 def test_a_job_does_not_start_again_for_an_item_that_another_job_holds(site: Site) -> None:
@@ -312,25 +348,85 @@ def test_a_program_that_another_end_cuts_short_has_not_succeeded(site: Site) -> 
     assert "cut short (SIGTERM)" in site.said(job)
 
 
-def test_a_program_that_is_preempted_with_grace_starts_again(site: Site) -> None:
-    script = "(( ${SLURM_RESTART_COUNT:-0} )) && exit 0; echo up; sleep 300"
-    site.lab.scontrol("update", "PartitionName=main", "GraceTime=20")
+@contextmanager
+def grace(site: Site, seconds: int) -> Iterator[None]:
+    """Let preempted jobs go on for some time after SIGTERM."""
+    site.lab.scontrol("update", "PartitionName=main", f"GraceTime={seconds}")
     try:
-        job = site.submit(
-            "command", command=("bash", "-c", script), exclusive=True, nodes=8, ntasks_per_node=1
-        )
-        wait_until(lambda: site.said(job).count("up") == 8, "all ranks")
-        urgent = site.lab.sbatch(
-            *("--partition=urgent", "--nodes=8", "--exclusive", "--wrap=sleep 1"),
-            "--output=/dev/null",
-        )
-        site.lab.wait_for(urgent)
-        ended = site.end_of(job)
+        yield
     finally:
         site.lab.scontrol("update", "PartitionName=main", "GraceTime=0")
 
-    assert ended == ("COMPLETED", 0, 1), site.said(job)
-    assert site.said(job).count("requeueing") == 1
+
+def preempt(site: Site) -> None:
+    """Take all nodes away from the jobs that run."""
+    urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--wrap=true")
+    site.lab.sbatch(*urgent, "--output=/dev/null")
+
+
+def preempted(site: Site, job: str) -> bool:
+    show = ("squeue", "--noheader", "--Format=PreemptTime", "--jobs", job)
+    return site.lab.run(*show).stdout[:1].isdigit()
+
+
+@pytest.mark.newslurm
+def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None:
+    site.init(24, 0.5)
+    waits = "echo begin; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300; echo end"
+    ends = "trap : TERM; echo begin; until [[ -e go ]]; do sleep 0.1; done; echo end"
+    (site.cwd / "train.py").write_text(
+        "import os, signal, sys, time\n"
+        "print('begin', flush=True)\n"
+        "if os.environ.get('SLURM_RESTART_COUNT', '0') == '0':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "    time.sleep(300)\n"
+        "print('end', flush=True)\n"
+    )
+    with grace(site, 120):
+        jobs = {
+            "command": site.submit("command", command=("bash", "-c", waits),
+                                   nodelist="n[1-2]", ntasks_per_node=1),
+            "ending": site.submit("command", command=("bash", "-c", ends),
+                                  nodes=1, nodelist="n3", ntasks_per_node=1),
+            "train-cpu": site.submit("train-cpu", command=("train.py",), nodes=1, nodelist="n4",
+                                     ntasks_per_node=None, cpus_per_task=1),
+            "work-queue": site.submit(nodelist="n[5-6]"),
+        }  # fmt: skip
+        for name, ranks in {"command": 2, "ending": 1, "train-cpu": 1}.items():
+            site.wait_for_text(jobs[name], ": begin", times=ranks)
+        site.wait_for_workers(4)
+        preempt(site)
+        wait_until(lambda: preempted(site, jobs["ending"]), "the preemption")
+        (site.cwd / "go").touch()
+        ended = {name: site.end_of(job) for name, job in jobs.items()}
+
+    said = {name: site.said(job) for name, job in jobs.items()}
+    again = ("command", "train-cpu", "work-queue")
+    assert {name: ended[name] for name in again} == dict.fromkeys(again, ("COMPLETED", 0, 1)), said
+    assert said["command"].count(": begin") == 4, said["command"]
+    assert said["command"].count(": end") == 2
+    assert (said["train-cpu"].count(": begin"), said["train-cpu"].count(": end")) == (2, 1)
+    assert site.finished()["done"] == 24
+    # From 24.05 on Slurm calls a job PREEMPTED that ends within its grace, but its code is still 0.
+    assert ended["ending"][1:] == (0, 0), said["ending"]
+    assert (said["ending"].count(": begin"), said["ending"].count(": end")) == (1, 1)
+
+
+@pytest.mark.newslurm
+def test_a_program_that_outlives_its_grace_starts_again_once(site: Site) -> None:
+    program = (
+        "echo begin; trap : TERM; until (( SLURM_RESTART_COUNT )); do sleep 0.1; done; echo end"
+    )
+    site.lab.configure(KillWait=1)
+    with grace(site, 1):
+        job = site.submit("command", command=("bash", "-c", program), nodes=1, ntasks_per_node=1,
+                          exclusive=True)  # fmt: skip
+        site.wait_for_text(job, "0: begin")
+        preempt(site)
+        ended = site.end_of(job, limit_s=100)
+
+    assert ended[1:] == (0, 1), site.said(job)
+    assert (site.said(job).count("0: begin"), site.said(job).count("0: end")) == (2, 1)
 
 
 def test_a_program_that_asks_too_often_ends_with_75(site: Site) -> None:

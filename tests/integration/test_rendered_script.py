@@ -479,15 +479,8 @@ def start_a_rank(slurm: FakeSlurm, script: str) -> subprocess.Popen[str]:
     """Start a script whose rank works until it gets a signal; returns when it works."""
     slurm.answer(works_until_signalled="")
     process = slurm.start(script)
-    wait_for(slurm.root / "working")
+    wait_until((slurm.root / "working").exists, "the rank to work")
     return process
-
-
-def wait_for(path: Path) -> None:
-    # Only guards against a hang: what is waited for comes within seconds.
-    deadline = time.monotonic() + 20
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def start_and_signal(
@@ -513,7 +506,7 @@ def test_the_teardown_does_not_wait_for_the_ranks_of_a_lost_node(
     process = start_a_rank(slurm, script_of(slurm, teardown=("touch torn-down",)))
 
     process.send_signal(signal.SIGTERM)
-    wait_for(slurm.root / "asked_for_lost_nodes")
+    wait_until((slurm.root / "asked_for_lost_nodes").exists, "the question for lost nodes")
     if lost:
         assert process.wait(timeout=20) == 143
         assert (slurm.root / "torn-down").exists()

@@ -35,8 +35,6 @@ _HERE = Path("/run/rehearsal")
 _ADDRESSES = {SERVER: ADDRESS, **{host: f"10.77.{n}.2" for n, host in enumerate(HOSTS, 1)}}
 _GATEWAYS = {host: f"{address.rpartition('.')[0]}.254" for host, address in _ADDRESSES.items()}
 _MEMORY = {SERVER: "600M", **dict.fromkeys(HOSTS, "1200M")}
-LEASE_S = 20
-"""For so long the server keeps what a lost NFSv4 client held; Linux has 90 s."""
 _DISK_GIB = 3
 _BOOT_S = 60.0
 _ANSWER_S = 10.0
@@ -65,8 +63,8 @@ exec cat >/dev/null
         super().__init__(directory)
         self._kernels: dict[str, subprocess.Popen[bytes]] = {}
         self._boots = dict.fromkeys(_ADDRESSES, 0)
-        self._lease_s = LEASE_S
-        self._leasing = threading.Lock()
+        self._grants = (90, 90)
+        self._granting = threading.Lock()
         self._mounts_of: dict[Path, tuple[str, str]] = {}
 
     def open(self) -> None:
@@ -100,21 +98,22 @@ exec cat >/dev/null
             for path, (options, source) in self._mounts_of.items():
                 self.mount(host, path, options, source)
 
-    def serve(self, lease_s: int) -> None:
-        """Have the server grant this lease, which takes an orderly restart if it is another."""
-        with self._leasing:
-            if lease_s != self._lease_s:
-                self._lease_s = lease_s
+    def serve(self, lease_s: int, grace_s: int) -> None:
+        """Have the server grant this lease and grace period, by an orderly restart if need be."""
+        with self._granting:
+            if (lease_s, grace_s) != self._grants:
+                self._grants = (lease_s, grace_s)
                 self.restart_server()
 
     def restart_server(self) -> None:
         """End and start the server's service in order, while its kernel goes on."""
-        self.call(SERVER, "/bin/bash", _HERE / "nfsd.sh", self._lease_s)
+        self.call(SERVER, "/bin/bash", _HERE / "nfsd.sh", *self._grants)
 
     def power_on(self, host: str) -> None:
         """Start a host's kernel; it is not up yet."""
         self._boots[host] += 1
         number = self._boots[host]
+        lease_s, grace_s = self._grants
         self.seen_inside(TRACES / f"{host}.{number}").mkdir()
         told = {
             "NAME": host,
@@ -122,7 +121,8 @@ exec cat >/dev/null
             "ADDRESS": f"{_ADDRESSES[host]}/24",
             "GATEWAY": _GATEWAYS[host],
             "ROLE": "server" if host == SERVER else "client",
-            "LEASE": self._lease_s,
+            "LEASE": lease_s,
+            "GRACE": grace_s,
             "PYTHON": Path(sys.executable).resolve(),
         }
         words = [
@@ -188,7 +188,8 @@ exec cat >/dev/null
 
     def command(self, host: str, argv: list[str]) -> list[str]:
         client = [sys.executable, "-I", "-S", agent.__file__, "run", _ADDRESSES[host]]
-        return [*self._enter(self._init, "net"), *client, *argv]
+        # In the PID namespace it ends with the hosts, even if its guest is gone without a word.
+        return [*self._enter(self._init, "pid", "net"), *client, *argv]
 
     def read(self, host: str, root: Path, pattern: str) -> dict[str, bytes]:
         found = self._ask(host, "read", root=str(root), pattern=pattern)

@@ -39,7 +39,7 @@ class NFS(Filesystem):
         self.hosts.call(host, "mkdir", "-p", self.shared)
 
     def adapt(self, size: Size) -> None:
-        self.hosts.serve(size.server_lease_s)
+        self.hosts.serve(size.server_lease_s, size.server_grace_s)
 
     def crash(self) -> None:
         self.hosts.power_off(SERVER)

@@ -60,10 +60,12 @@ class Size:
     """After so long a scenario is taken for stuck."""
     server_lease_s: int = 90
     """Of an NFS server, after which it gives a lost client up; the default of Linux."""
+    server_grace_s: int = 90
+    """Of an NFS server: after a start it grants no new locks for so long; clients reclaim theirs."""
 
 
 SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=110.0,
-             server_lease_s=20)  # fmt: skip
+             server_lease_s=45, server_grace_s=15)  # fmt: skip
 FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
 """The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""
 
@@ -136,7 +138,8 @@ class Ranks:
 
 def _presence(data: bytes) -> Presence | None:
     try:
-        return Presence.decode(data)
+        # Another version of the package may have written more lines.
+        return Presence.decode(data.partition(b"\n")[0] + b"\n")
     except (ValueError, TypeError):
         return None
 

@@ -5,7 +5,8 @@
 
 Each says ``ready``. The writer rewrites its file as often as a line of its input says, as fast as
 it can, and answers with the last number that it wrote. The reader looks all the time; for a line,
-which is a number, it says within how many seconds it saw that number, or ``stale``.
+which is a number and a limit in seconds, it says after how many seconds it saw that number, or
+``stale``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from hpc_toolkit.layout import StagePaths
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
 
-STALE_S = 40.0
-"""Longer than a client of Linux keeps what was written and not synced, which is 30 s and a bit."""
 _PAUSE_S = 0.002
 
 
@@ -100,8 +99,9 @@ def read(file: Rewritten) -> None:
     threading.Thread(target=look, daemon=True).start()
     print("ready", flush=True)
     for line in sys.stdin:
-        number, began = int(line), time.monotonic()
-        while seen < number and time.monotonic() - began < STALE_S:
+        words, began = line.split(), time.monotonic()
+        number, limit_s = int(words[0]), float(words[1])
+        while seen < number and time.monotonic() - began < limit_s:
             time.sleep(_PAUSE_S)
         print("stale" if seen < number else f"{time.monotonic() - began:.3f}", flush=True)
 

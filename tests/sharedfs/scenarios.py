@@ -24,7 +24,7 @@ _ROUNDS = 3
 _FIRST_ITEMS, _LONG_ITEMS = 24, 5
 _MOST_ASKS = 12
 _NEVER_S = 600.0
-_STANDSTILL_ITEM_S = 0.4
+_STANDSTILL_ITEMS, _STANDSTILL_ITEM_S = 72, 0.8
 """Long enough that a host alone has work for longer than it may stand still."""
 _COMPLETE, _LEFT = 0, 75
 
@@ -198,7 +198,8 @@ def power_cut_of_proven_locks(run: Rehearsal) -> Outcome:
 
 def _cut_power(run: Rehearsal, *, proven: bool) -> Outcome:
     run.item_s = max(run.size.seconds, _STANDSTILL_ITEM_S)
-    run.init(run.size.items)
+    # Workers look at the silent ones every 10 s, and must still have items then.
+    run.init(max(run.size.items, _STANDSTILL_ITEMS))
     if proven:
         assert run.examine()["locks_proven"], "doctor proved no locks"
     lost, spared = run.work(HIT), run.work(SPARED)

@@ -61,7 +61,7 @@ class Size:
     server_lease_s: int = 90
     """Of an NFS server, after which it gives a lost client up; the default of Linux."""
     server_grace_s: int = 90
-    """Of an NFS server: after a start it grants no new locks for so long; clients reclaim theirs."""
+    """Of an NFS server, which grants no new locks for so long after its start."""
 
 
 SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=110.0,

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 REPOSITORY = Path(__file__).parents[2]
 TESTED = os.environ.get("TESTED_PACKAGE", str(REPOSITORY))
-"""The directory of the package that hosts run: another version of it can be measured as well."""
+"""A directory with the package that hosts run, and without tests: to measure another version."""
 PYTHONPATH = os.pathsep.join([TESTED, str(REPOSITORY)])
 HIT, SPARED = HOSTS
 """What happens to one host happens to the first; the second is where the run is looked at."""

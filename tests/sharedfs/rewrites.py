@@ -64,13 +64,15 @@ class Heads:
     def make(self) -> None:
         self._paths.make()
         self._log = StageLog(self._paths)
+        # The first entry creates the file: a name that is looked for before may stay missing.
+        self.write(0)
 
     def write(self, number: int) -> None:
         assert self._log.append(f"items/{number}.jsonl")
-        self._log.length = number
+        self._log.length += 1
 
     def read(self) -> int:
-        return StageLog(self._paths).hint()
+        return StageLog(self._paths).hint() - 1
 
 
 KINDS: dict[str, type[Beats | Heads]] = {"presence": Beats, "head": Heads}

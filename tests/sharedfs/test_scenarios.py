@@ -40,7 +40,7 @@ MOST_STANDSTILL_S = 10.0
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.parametrize(
         "size",
         [

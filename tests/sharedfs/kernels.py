@@ -216,7 +216,7 @@ exec cat >/dev/null
     def link(self, host: str, state: str) -> None:
         # What the host says to this kernel itself has a rule that comes before all others.
         change = "add" if state == "down" else "del"
-        for direction in (("iif", host), ("iif", SERVER, "to", _ADDRESSES[host])):
+        for direction in (("dev", host), ("dev", SERVER, "to", _ADDRESSES[host])):
             rule = ["ip", "rule", change, *direction, "blackhole"]
             subprocess.run([*self._enter(self._init, "net"), *rule], check=True)
 

@@ -340,6 +340,12 @@ def test_the_kernel_sees_no_change_that_is_not_counted(fast_dir: Path) -> None:
     if strace is None:
         pytest.skip("needs strace")
     place = place_of("work", fast_dir)
+    # On a busy machine one of two runs may beat more often, or sync its results one by one.
+    assert any(_not_counted(place, strace, fast_dir) <= 2 for _ in range(5))
+
+
+def _not_counted(place: Place, strace: str, fast_dir: Path) -> int:
+    """By how many changes a run as the kernel sees it differs from another that is counted."""
     counted = place.without_a_cut().count
     copy_of(place.template, place.run)
     said = fast_dir / "calls"
@@ -352,6 +358,4 @@ def test_the_kernel_sees_no_change_that_is_not_counted(fast_dir: Path) -> None:
     changing = [
         line for line in inside if "openat" not in line or re.search("O_(WR|RDWR|CR)", line)
     ]
-    # How often a worker beats is a matter of time.
-    beats = sum("pwrite64" in line and "/workers/" in line for line in changing)
-    assert abs(len(changing) - counted) <= max(2, beats), "\n".join(changing)
+    return abs(len(changing) - counted)

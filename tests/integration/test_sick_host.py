@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,7 +42,10 @@ def started_on(hpctk: Hpctk, host: str) -> list[int]:
 
 
 def notices(run: Run) -> list[dict[str, Any]]:
-    found = [json.loads(path.read_text()) for path in run.paths.control.iterdir()]
+    found = []
+    for path in run.paths.control.iterdir():
+        with suppress(ValueError):  # a notice that is just being written
+            found.append(json.loads(path.read_text()))
     return sorted((one for one in found if one["request"] == "sick"), key=lambda one: one["at"])
 
 

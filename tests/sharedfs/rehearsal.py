@@ -337,8 +337,8 @@ class Rehearsal:
 
     def busy(self, host: str) -> list[int]:
         """Workers of a host that live and are in the middle of an item, by their id there."""
-        last = {int(words[3]): words[0] for words in self.told(host)}
         living = self.hosts.living(host)
+        last = {int(words[3]): words[0] for words in self.told(host)}
         return [pid for pid, word in last.items() if word == "start" and pid in living]
 
     def add(self, number: int, *, seconds: float | None = None) -> None:

@@ -371,7 +371,7 @@ def preempted(site: Site, job: str) -> bool:
 
 @pytest.mark.newslurm
 def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None:
-    site.init(24, 0.5)
+    site.init(12, 4.0)
     waits = "echo begin; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300; echo end"
     ends = "trap : TERM; echo begin; until [[ -e go ]]; do sleep 0.1; done; echo end"
     (site.cwd / "train.py").write_text(
@@ -394,7 +394,7 @@ def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None
         }  # fmt: skip
         for name, ranks in {"command": 2, "ending": 1, "train-cpu": 1}.items():
             site.wait_for_text(jobs[name], ": begin", times=ranks)
-        site.wait_for_workers(4)
+        wait_until(lambda: len(site.hosts()) == 4, "the workers")
         preempt(site)
         wait_until(lambda: preempted(site, jobs["ending"]), "the preemption")
         (site.cwd / "go").touch()
@@ -406,7 +406,7 @@ def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None
     assert said["command"].count(": begin") == 4, said["command"]
     assert said["command"].count(": end") == 2
     assert (said["train-cpu"].count(": begin"), said["train-cpu"].count(": end")) == (2, 1)
-    assert site.finished()["done"] == 24
+    assert site.finished()["done"] == 12
     # From 24.05 on Slurm calls a job PREEMPTED that ends within its grace, but its code is still 0.
     assert ended["ending"][1:] == (0, 0), said["ending"]
     assert (said["ending"].count(": begin"), said["ending"].count(": end")) == (1, 1)

@@ -180,8 +180,7 @@ def held_elsewhere(
     intervals. Where such workers hold only a part of what is left, none is watched or counted.
 
     Args:
-        view: of the run, as it was last read.
-        clock: of this process.
+        view, clock: of this process; the view is not read again.
         job: None outside Slurm; then all workers are others.
         watch_s: longest watch in seconds; 0 counts no worker.
         pause: waits for a number of seconds.

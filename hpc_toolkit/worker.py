@@ -176,11 +176,8 @@ class Worker:
         return code
 
     def let_go(self) -> None:
-        """Give the lock back, without waiting for a file server that does not answer.
-
-        An NFSv3 server that has just started answers for locks after 90 s, and a process that ends
-        with its lock waits for that; one whose thread waits already ends at once.
-        """
+        """Give the lock back. A process that ends with its lock waits until the file server answers,
+        which takes 90 s after the start of an NFSv3 server; one whose thread waits ends at once."""
         with suppress(OSError):
             self._view.probes.look(LOCK, self.name, self._lock.release)
 

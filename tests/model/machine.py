@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.explain import failed_items
@@ -60,14 +59,15 @@ HEAD = f"{STAGE}/head"
 
 
 def _head(length: int, told: int) -> bytes:
-    """As the log writes it."""
-    word = b"%019d" % told
-    return b"%019d\n" % length + (b"%s %08x\n" % (word, crc32(word)) if told else b"")
+    """As the log writes it: an entry that follows takes the place of what was told before it."""
+    entries = max(length, told)
+    return b".\n" * entries + (b"." if 0 < told == entries else b"")
 
 
 def _told(head: Content) -> int:
     assert isinstance(head, bytes)
-    return int(head.split()[1])
+    entries, told = divmod(len(head), 2)
+    return entries if told else 0
 
 
 class Model:
@@ -295,8 +295,8 @@ class Model:
         picker._random = choices  # type: ignore[assignment]
         for fresh in picker._fresh.values():
             fresh._random = choices  # type: ignore[assignment]
-        if sees.old >= 0:  # it began to read before
-            stage.log._old_word = sees.old
+        if sees.old >= 0:  # it began to read before, and remembers what it was told
+            stage.log._old_word, stage.log._complete_at = sees.old, sees.told
         view.poll_claims()
         view.poll()
         return view, liveness, picker

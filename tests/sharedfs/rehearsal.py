@@ -131,6 +131,10 @@ class Ranks:
         # Children first: when the last parent outside of its process group ends, the kernel wakes
         # a worker that is stopped (setpgid(2)), and it would write what it was kept from writing.
         self.hosts.signal(self.host, family[::-1], signal.SIGKILL)
+        end = time.monotonic() + _ABORT_S
+        # One that waits for a mount that does not answer may stay until the hosts end.
+        while self.hosts.living(self.host) & set(family) and time.monotonic() < end:
+            time.sleep(0.01)
         # nsenter(1) stops itself with what it started, and would not see its end.
         self.process.kill()
         self.process.wait()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.sharedfs.filesystems import Filesystem
     from tests.sharedfs.hosts import Hosts
-    from tests.sharedfs.rehearsal import Ranks
+    from tests.sharedfs.ranks import Ranks
 
 _VICTIMS = 3
 _APART_S = 3.3

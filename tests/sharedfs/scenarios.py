@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.sharedfs.outcome import Ended, Outcome
-    from tests.sharedfs.rehearsal import Ranks, Rehearsal
+    from tests.sharedfs.ranks import Ranks
+    from tests.sharedfs.rehearsal import Rehearsal
 
     Scenario = Callable[[Rehearsal], Outcome]
 

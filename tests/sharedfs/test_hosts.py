@@ -15,7 +15,8 @@ from tests.sharedfs import hosts as module
 from tests.sharedfs.agent import MARK
 from tests.sharedfs.filesystems import Bindfs
 from tests.sharedfs.hosts import HOSTS, SERVER, HostsError, Namespaces
-from tests.sharedfs.rehearsal import Ranks, wait_until
+from tests.sharedfs.ranks import Ranks
+from tests.sharedfs.rehearsal import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -176,8 +176,8 @@ class Worker:
         return code
 
     def let_go(self) -> None:
-        """Give the lock back. A process that ends with its lock waits until the file server answers,
-        which takes 90 s after the start of an NFSv3 server; one whose thread waits ends at once."""
+        """Give the lock back. A process that ends with its lock waits for the file server, 90 s if
+        an NFSv3 server has just started; a process of which a thread waits ends at once."""
         with suppress(OSError):
             self._view.probes.look(LOCK, self.name, self._lock.release)
 

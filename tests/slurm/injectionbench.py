@@ -200,7 +200,9 @@ class Bench:
         """Hold a job that ended against its plan; the files that it must have made."""
         what = f"job {job}: {plan.tried}"
         cwd = plan.cwd if plan.cwd.is_absolute() else self.place
-        logs = {cwd / filled(one, job, plan.name) for one in (plan.output, plan.error) if one}
+        named = [cwd / filled(one, job, plan.name) for one in (plan.output, plan.error) if one]
+        # A single % at the end is part of the name up to 24.11, and left out in 26.05.
+        logs = {log if log.exists() else Path(str(log).removesuffix("%")) for log in named}
         for log in logs:
             assert log.exists(), f"{what}: no {log}"
         said = "".join(log.read_text(errors="replace") for log in logs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -655,10 +656,10 @@ def test_secrets_of_a_lab_are_its_owners_alone(small: LabUnderTest) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as only root can")
 def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) -> None:
     assert lab.env
-    nobody = 65534
+    other = pwd.getpwnam("daemon").pw_uid  # nobody cannot be SlurmUser, in 26.05
     home = Path("/tmp") / f"hpctk-user-{os.getpid()}"
     home.mkdir(mode=0o700)
-    os.chown(home, nobody, nobody)
+    os.chown(home, other, other)
     own = LabUnderTest(home / "lab", SMALL)
     job = script(tmp_path, "id -u; hostname; echo $CUDA_VISIBLE_DEVICES; exit 3", "--gpus=1")
     shutil.copy(job, home / "job.sh")
@@ -674,8 +675,8 @@ def test_an_ordinary_user_has_labs_as_well(lab: LabUnderTest, tmp_path: Path) ->
         return f"{' '.join(text.split())} mode {mode:o}"
 
     try:
-        told = in_a_child(as_user, nobody)
-        assert told == f"FAILED 3 {nobody} n1 0 mode 700"
+        told = in_a_child(as_user, other)
+        assert told == f"FAILED 3 {other} n1 0 mode 700"
     finally:
         own.down()
         shutil.rmtree(home)
@@ -686,13 +687,13 @@ def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(
     lab: LabUnderTest,
 ) -> None:
     assert lab.env
-    nobody = 65534
+    other = pwd.getpwnam("daemon").pw_uid
     home = Path("/tmp") / f"hpctk-user-{os.getpid()}"
     home.mkdir(mode=0o755)
     own = LabUnderTest(home / "lab", SMALL)
     (home / "job.sh").write_text("#!/bin/bash\nid -u; hostname\n")
     (home / "log").touch()
-    os.chown(home / "log", nobody, nobody)
+    os.chown(home / "log", other, other)
 
     def as_user() -> str:
         os.chdir(home)
@@ -708,9 +709,9 @@ def test_roots_lab_runs_others_jobs_as_themselves_and_obeys_root_alone(
 
     try:
         own.up()
-        told = in_a_child(as_user, nobody)
+        told = in_a_child(as_user, other)
         refusal = "belongs to user 0, not to you"
-        assert told == f"COMPLETED {nobody} n1 {refusal} {refusal} {refusal} key False"
+        assert told == f"COMPLETED {other} n1 {refusal} {refusal} {refusal} key False"
         assert own.run("sinfo", "-h", "-p", "main", "-o", "%D %T").stdout.strip() == "2 idle"
     finally:
         own.down()

@@ -91,7 +91,7 @@ class Liveness:
         known = self._gone.get(worker)
         if known is not None:
             return known
-        presence = self._read(worker)
+        presence = presence_of(self._paths, worker, self._probes)
         self._looked[worker] = self._clock.monotonic()
         self._progress[worker] = None
         if presence is not None:
@@ -207,13 +207,6 @@ class Liveness:
             return "slurm"
         return "" if heard else "lease"
 
-    def _read(self, worker: str) -> Presence | None:
-        path = self._paths.worker(worker)
-        try:
-            return self._probes.look(PRESENCE, worker, lambda: read_presence(path))
-        except ProbeTimeoutError:
-            return None
-
     def _lock_is_free(self, worker: str) -> bool:
         try:
             return self._probes.look(LOCK, worker, lambda: lock_is_free(self._paths, worker))
@@ -278,6 +271,14 @@ def _order(presence: Presence) -> tuple[int, str, int, str]:
         presence.rank,
         presence.worker,
     )
+
+
+def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None:
+    """A worker's last word; None if it cannot be read, or not in time."""
+    try:
+        return probes.look(PRESENCE, worker, lambda: read_presence(paths.worker(worker)))
+    except ProbeTimeoutError:
+        return None
 
 
 def lock_is_free(paths: RunPaths, worker: str) -> bool:

@@ -10,9 +10,9 @@ from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.durations import Durations
+from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.queue.probes import DIRECT, JOURNAL, PRESENCE, ProbeTimeoutError
+from hpc_toolkit.queue.probes import DIRECT, JOURNAL, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 
 if TYPE_CHECKING:
@@ -205,11 +205,7 @@ class RunView:
 
     def presence(self, worker: str) -> Presence | None:
         """A worker's last word; None if it cannot be read, or not in time."""
-        path = self.paths.worker(worker)
-        try:
-            return self.probes.look(PRESENCE, worker, lambda: read_presence(path))
-        except ProbeTimeoutError:
-            return None
+        return presence_of(self.paths, worker, self.probes)
 
     def told_sizes(self) -> dict[str, int]:
         """How many bytes of its journal each worker says to have synced."""

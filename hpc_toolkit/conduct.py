@@ -22,7 +22,7 @@ from hpc_toolkit.files import is_local, replace_file
 from hpc_toolkit.gather import gather, unit_rows
 from hpc_toolkit.queue.follower import Follower
 from hpc_toolkit.queue.items import Item, encode_segment
-from hpc_toolkit.queue.probes import Probes
+from hpc_toolkit.queue.probes import LIMIT_S
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.search import (
     CampaignSearch,
@@ -82,7 +82,7 @@ class Conductor:
         self._stage: StageView = self._view.stages[TASKS]
         local = is_local(run.paths.root)
         if not local:
-            self._view.probes = Probes()
+            self._view.probes.limit_s = LIMIT_S
         self._follower = Follower(self._view, local=local)
         self._decided: dict[int, Decision] = {}
         self._units: dict[int, dict[str, set[str]]] = {}

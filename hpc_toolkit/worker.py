@@ -31,7 +31,7 @@ from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interv
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
-from hpc_toolkit.queue.probes import DIRECT, HEAD, LOCK, Probes
+from hpc_toolkit.queue.probes import LIMIT_S, LOCK
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.ranks import RankInfo, boot_id, host_name
 from hpc_toolkit.safety import FIRST_ITEMS, pause_reason
@@ -100,7 +100,7 @@ class Worker:
         paths.worker_log(self.name).touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
-        self._view = RunView(paths, manifest, local=local, probes=DIRECT if local else Probes())
+        self._view = RunView(paths, manifest, local=local, limit_s=None if local else LIMIT_S)
         self._view.readers[self.name] = self._journal.reader()
         self._liveness = Liveness(
             paths,
@@ -224,7 +224,8 @@ class Worker:
     def _tell_complete(self) -> None:
         """Spare the others who wait the reading of every journal; a hint, which may be lost."""
         with suppress(OSError):
-            self._view.probes.look(HEAD, self.name, self._view.tell_complete)
+            for stage in self._view.stages.values():
+                stage.log.tell_complete()
 
     def _work(self, assignment: Assignment | None) -> None:
         self._idle_since = None

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from hpc_toolkit import files
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
+from hpc_toolkit.queue.probes import DIRECT, HEAD, ProbeTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.layout import StagePaths
+    from hpc_toolkit.queue.probes import Probes
 
 SEALED = "sealed"
 
@@ -30,8 +32,9 @@ _LIST_EVERY = 60
 class StageLog:
     """What one process has read of a stage's log."""
 
-    def __init__(self, paths: StagePaths) -> None:
+    def __init__(self, paths: StagePaths, probes: Probes = DIRECT) -> None:
         self.paths = paths
+        self._probes = probes
         self.length = 0
         """Entries read so far."""
         self.segments: dict[int, Segment] = {}
@@ -126,8 +129,16 @@ class StageLog:
             self._head = files.open_or_create(self.paths.head, os.O_WRONLY)
 
     def show(self, number: int) -> None:
-        """Write into ``head`` that the log has ``number`` entries; it never shows fewer again."""
-        files.write_at(self.paths.head, _ENTRY, (number - 1) * len(_ENTRY))
+        """Write into ``head`` that the log has ``number`` entries; it never shows fewer again.
+
+        Raises:
+            ProbeTimeoutError: the file server has not answered yet. Other processes list the log
+                within a minute, as after any write of ``head`` that was lost.
+        """
+        self._write_head(_ENTRY, (number - 1) * len(_ENTRY))
+
+    def _write_head(self, data: bytes, at: int) -> None:
+        self._probes.look(HEAD, str(at), lambda: files.write_at(self.paths.head, data, at))
 
     @property
     def told_complete(self) -> bool:
@@ -140,7 +151,7 @@ class StageLog:
     def tell_complete(self) -> None:
         """Tell those who wait that no item is pending, which stays true of this log (rule R9)."""
         if self.hint() == self.length and not self.told_complete:
-            files.write_at(self.paths.head, _ENTRY[:1], self.length * len(_ENTRY))
+            self._write_head(_ENTRY[:1], self.length * len(_ENTRY))
 
     @property
     def waits_for(self) -> str:
@@ -216,7 +227,8 @@ class StageLog:
         # Payload names are unique, so a target that is ours was created by us even if the reply
         # was lost.
         won = files.create_name(self.paths.entry(number), target) == target
-        self.show(number)
+        with suppress(ProbeTimeoutError):
+            self.show(number)
         files.show_names(self.paths.log)
         files.sync_directory(self.paths.log)
         return won

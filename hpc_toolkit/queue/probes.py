@@ -39,22 +39,22 @@ class Probes:
     """
 
     def __init__(self, limit_s: float | None = LIMIT_S) -> None:
-        """``limit_s``: None to look without threads and for as long as it takes."""
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        """None to look without threads and for as long as it takes."""
         self._unanswered: dict[tuple[str, str], Future[Any]] = {}
 
     def look(self, kind: str, worker: str, call: Callable[[], T], *, patiently: bool = False) -> T:
         """What ``call`` returns, or returned to an earlier look of this kind at this worker.
 
         Args:
-            kind: PRESENCE, JOURNAL, LOCK or HEAD.
-            worker: whose file it is.
+            kind: PRESENCE, JOURNAL or LOCK of a worker, or HEAD of a log.
+            worker: whose file it is; for HEAD the offset that is written.
             call: the look; anything that it raises is raised here.
 
         Raises:
             ProbeTimeoutError: there is no answer yet.
         """
-        if self._limit_s is None:
+        if self.limit_s is None:
             return call()
         key = (kind, worker)
         future: Future[T] | None = self._unanswered.pop(key, None)
@@ -65,7 +65,7 @@ class Probes:
                 message = f"waiting for the file server to answer for another {kind} of this host"
                 raise ProbeTimeoutError(message)
             future = _start(call)
-            limit_s = self._limit_s / (1 + len(hung))
+            limit_s = self.limit_s / (1 + len(hung))
         if wait([future], limit_s).done:
             return future.result()
         self._unanswered[key] = future
@@ -86,10 +86,10 @@ def host_part(worker: str) -> str:
     return worker.rpartition("-")[0].rpartition("-")[0]
 
 
-def _group(key: tuple[str, str]) -> tuple[bool, str]:
+def _group(key: tuple[str, str]) -> tuple[str, str]:
     """What one answer that does not come stands for: all locks, or all files, of a host."""
     kind, worker = key
-    return kind == LOCK, host_part(worker)
+    return kind if kind in (LOCK, HEAD) else "file", host_part(worker)
 
 
 def _start(call: Callable[[], T]) -> Future[T]:

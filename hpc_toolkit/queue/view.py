@@ -12,7 +12,7 @@ from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.durations import Durations
 from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.probes import DIRECT, JOURNAL, ProbeTimeoutError
+from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.layout import Manifest, RunPaths, StageSpec
     from hpc_toolkit.queue.presence import Presence
-    from hpc_toolkit.queue.probes import Probes
     from hpc_toolkit.queue.units import Unit
 
 
@@ -36,10 +35,12 @@ def not_shown(behind: list[str]) -> str:
 class StageView:
     """One stage as this process sees it."""
 
-    def __init__(self, run: RunPaths, spec: StageSpec, *, local: bool = False) -> None:
+    def __init__(
+        self, run: RunPaths, spec: StageSpec, *, local: bool = False, probes: Probes = DIRECT
+    ) -> None:
         self.spec = spec
         self.paths = run.stage(spec.name)
-        self.log = StageLog(self.paths)
+        self.log = StageLog(self.paths, probes)
         self.claims = Claims(self.paths, local=local)
         self.durations = Durations()
         self._taken = 0
@@ -140,13 +141,20 @@ class RunView:
         manifest: Manifest,
         *,
         local: bool = False,
-        probes: Probes = DIRECT,
+        limit_s: float | None = None,
     ) -> None:
-        """``local``: the run is on a filesystem of this kernel alone, where claims are cheaper."""
+        """Of the run in ``paths``.
+
+        Args:
+            local: the run is on a filesystem of this kernel alone, where claims are cheaper.
+            limit_s: longest look at a file of another worker; None: as long as it takes.
+        """
         self.paths = paths
-        self.probes = probes
-        """How files of other workers are looked at; a process that must not wait sets its own."""
-        self.stages = {spec.name: StageView(paths, spec, local=local) for spec in manifest.stages}
+        self.probes = Probes(limit_s)
+        self.stages = {
+            spec.name: StageView(paths, spec, local=local, probes=self.probes)
+            for spec in manifest.stages
+        }
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
         """Worker -> (items done, seconds) of the last passes or lines that were read."""
@@ -243,15 +251,6 @@ class RunView:
             if record["type"] == "done" or isinstance(found, Pass):
                 pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
                 pace.append((record["done"] if isinstance(found, Pass) else 1, record["seconds"]))
-
-    def tell_complete(self) -> None:
-        """Tell those who wait that no stage has a pending item.
-
-        Raises:
-            OSError: that cannot be written.
-        """
-        for stage in self.stages.values():
-            stage.log.tell_complete()
 
     @property
     def complete(self) -> bool:

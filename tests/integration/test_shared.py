@@ -36,8 +36,8 @@ def test_workers_on_a_shared_filesystem_finish_retry_and_leave(hpctk: Hpctk) -> 
     assert ended.code == 0, ended.err
     assert found["stages"]["items"]["done"] == 60
     assert found["stages"]["items"]["retried"] > 0
-    head = (hpctk.cwd / "run" / "stages" / "items" / "head").read_text().splitlines()
-    assert [int(line.split()[0]) for line in head] == [2, 2]
+    head = hpctk.cwd / "run" / "stages" / "items" / "head"
+    assert head.read_text() == ".\n.\n.", "two entries, and no item is pending"
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def test_a_killed_rank_is_started_again_and_no_saved_step_is_lost(
         printed, _ = process.communicate()
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
     assert process.returncode == 0, printed
     assert_same(losses(tmp_path), one)

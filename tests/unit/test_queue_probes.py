@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.journal import JournalReader
 from hpc_toolkit.queue.leases import Liveness
@@ -160,7 +161,7 @@ def test_a_journal_that_hangs_counts_as_shorter_until_it_answers(toy: ToyRun) ->
     lost = toy.worker("lost")
     lost.claim(toy.unit_name(0))
     lost.attempt(0)
-    view = RunView(toy.paths, toy.run.manifest, probes=Probes(LIMIT_S))
+    view = RunView(toy.paths, toy.run.manifest, limit_s=LIMIT_S)
     view.readers["lost"] = Gated(toy.paths.journal("lost"))
 
     view.poll()
@@ -171,3 +172,22 @@ def test_a_journal_that_hangs_counts_as_shorter_until_it_answers(toy: ToyRun) ->
     view.await_journals()
     assert view.unreadable == {}
     assert view.read_size("lost") == toy.paths.journal("lost").stat().st_size
+
+
+def test_an_entry_is_added_while_the_head_of_its_log_hangs(
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others find it by listing the log; a write that waits is made when the server answers."""
+    view = RunView(toy.paths, toy.run.manifest, limit_s=LIMIT_S)
+    log = view.stages["items"].log
+    log.poll()
+    answers, write = threading.Event(), files.write_at
+    monkeypatch.setattr(files, "write_at", lambda *words: answers.wait() and write(*words))
+
+    assert log.append("retries/none.json")
+    assert toy.stage_paths.entry(log.length + 1).is_symlink()
+    assert log.hint() == log.length
+
+    answers.set()
+    view.probes.wait()
+    assert log.hint() == log.length + 1

@@ -17,11 +17,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def lab():
-    Path("up").touch()
     yield
     Path("down").touch()
 
 def test_that_takes_its_time(lab):
+    Path("up").touch()
     time.sleep(3600)
 """
 

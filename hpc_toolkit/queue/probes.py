@@ -31,8 +31,8 @@ class Probes:
 
     A look without an answer goes on in its thread, and the next look at the same file takes its
     answer. Until then looks at other files of the same host fail at once, so a lost host costs one
-    wait and one thread, however many workers it had. Locks are told apart from files, because a
-    server may answer for one and not for the other.
+    wait and one thread, however many workers it had. Locks and files are
+    counted apart, because a server may answer for one and not for the other.
 
     A thread lives only while a look is under way. A process may therefore fork between its looks:
     a thread that is left is inside one system call and holds no lock of this process.

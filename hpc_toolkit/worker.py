@@ -177,7 +177,7 @@ class Worker:
 
     def let_go(self) -> None:
         """Give the lock back. A process that ends with its lock waits for the file server, 90 s if
-        an NFSv3 server has just started; a process of which a thread waits ends at once."""
+        an NFSv3 server has just started; on NFS a process ends at once while a thread waits."""
         with suppress(OSError):
             self._view.probes.look(LOCK, self.name, self._lock.release)
 

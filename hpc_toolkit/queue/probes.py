@@ -35,7 +35,9 @@ class Probes:
     counted apart, because a server may answer for one and not for the other.
 
     A thread lives only while a look is under way. A process may therefore fork between its looks:
-    a thread that is left is inside one system call and holds no lock of this process.
+    a thread that is left is inside one system call and holds no lock of this process. A process
+    may end during a look on NFS; the kernel keeps one that waits for a FUSE filesystem until that
+    answers, up to 120 s where MooseFS has lost a host in the middle of a write.
     """
 
     def __init__(self, limit_s: float | None = LIMIT_S) -> None:
@@ -43,7 +45,7 @@ class Probes:
         """None to look without threads and for as long as it takes."""
         self._unanswered: dict[tuple[str, str], Future[Any]] = {}
 
-    def look(self, kind: str, worker: str, call: Callable[[], T], *, patiently: bool = False) -> T:
+    def look(self, kind: str, worker: str, call: Callable[[], T]) -> T:
         """What ``call`` returns, or returned to an earlier look of this kind at this worker.
 
         Args:

@@ -56,14 +56,15 @@ class Size:
     silence_s: float
     """How long a host is cut off at least; longer than the lease."""
     limit_s: float
-    """After so long a scenario is taken for stuck."""
+    """After so long a scenario is taken for stuck. MooseFS keeps a file locked for 120 s to which a
+    host was writing that is lost, and a process whose thread reads it ends no sooner."""
     server_lease_s: int = 90
     """Of an NFS server, after which it gives a lost client up; the default of Linux."""
     server_grace_s: int = 90
     """Of an NFS server, which grants no new locks for so long after its start."""
 
 
-SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=110.0,
+SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=200.0,
              server_lease_s=45, server_grace_s=15)  # fmt: skip
 FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
 """The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""

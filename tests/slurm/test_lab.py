@@ -297,13 +297,19 @@ class TestRun:
         self, lab: LabUnderTest, tmp_path: Path
     ) -> None:
         shown: list[bytes] = []
-        text = """
-if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
-  echo the first; sleep 1; scontrol requeue $SLURM_JOB_ID; sleep 100
+        go = tmp_path / "go"
+        text = f"""
+if [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ]; then
+  echo the first; until [ -e {go} ]; do sleep 0.1; done
+  scontrol requeue $SLURM_JOB_ID; sleep 100
 fi
 for number in 1 2 3 4 5 6 7 8 9; do echo line $number of the second; done"""
 
-        end = run_script(lab.lab, script(tmp_path, text, "--requeue"), [], shown.append, ignore)
+        def show(data: bytes) -> None:
+            shown.append(data)
+            go.touch()
+
+        end = run_script(lab.lab, script(tmp_path, text, "--requeue"), [], show, ignore)
 
         assert end is not None
         assert end.code == 0

@@ -372,7 +372,8 @@ def preempted(site: Site, job: str) -> bool:
 @pytest.mark.newslurm
 def test_jobs_that_are_preempted_with_grace_start_again_once(site: Site) -> None:
     site.init(12, 4.0)
-    waits = "echo begin; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300; echo end"
+    # Slurm signals every process by itself: sleep may be gone before its shell is.
+    waits = "echo begin; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300 && echo end"
     ends = "trap : TERM; echo begin; until [[ -e go ]]; do sleep 0.1; done; echo end"
     (site.cwd / "train.py").write_text(
         "import os, signal, sys, time\n"

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from hpc_toolkit import files
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
-from hpc_toolkit.queue.probes import DIRECT, HEAD, ProbeTimeoutError
+from hpc_toolkit.queue.probes import DIRECT, HEAD, Probes, ProbeTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from hpc_toolkit.layout import StagePaths
-    from hpc_toolkit.queue.probes import Probes
 
 SEALED = "sealed"
 
@@ -27,6 +26,9 @@ _ENTRY = b".\n"
 """What ``head`` holds for each entry; half of it at the end says that no item is pending."""
 _LIST_EVERY = 60
 """Hinted looks from one that lists the log to the next: a minute, or longer where many wait."""
+_HEAD_S = 5.0
+"""Seconds for a write of ``head`` in a program that may wait. It is a hint, so it is not worth the
+90 s that an NFSv4 server can need to take its delegation back from a host that is lost."""
 
 
 class StageLog:
@@ -35,6 +37,7 @@ class StageLog:
     def __init__(self, paths: StagePaths, probes: Probes = DIRECT) -> None:
         self.paths = paths
         self._probes = probes
+        self._patient = Probes(_HEAD_S)
         self.length = 0
         """Entries read so far."""
         self.segments: dict[int, Segment] = {}
@@ -138,7 +141,8 @@ class StageLog:
         self._write_head(_ENTRY, (number - 1) * len(_ENTRY))
 
     def _write_head(self, data: bytes, at: int) -> None:
-        self._probes.look(HEAD, str(at), lambda: files.write_at(self.paths.head, data, at))
+        probes = self._patient if self._probes.limit_s is None else self._probes
+        probes.look(HEAD, str(at), lambda: files.write_at(self.paths.head, data, at))
 
     @property
     def told_complete(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from hpc_toolkit import files
 from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.journal import JournalReader
+from hpc_toolkit.queue import log as queue_log
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, LOCK, PRESENCE, Probes, ProbeTimeoutError
@@ -174,11 +175,13 @@ def test_a_journal_that_hangs_counts_as_shorter_until_it_answers(toy: ToyRun) ->
     assert view.read_size("lost") == toy.paths.journal("lost").stat().st_size
 
 
+@pytest.mark.parametrize("limit_s", [LIMIT_S, None], ids=["worker", "command"])
 def test_an_entry_is_added_while_the_head_of_its_log_hangs(
-    toy: ToyRun, monkeypatch: pytest.MonkeyPatch
+    toy: ToyRun, monkeypatch: pytest.MonkeyPatch, limit_s: float | None
 ) -> None:
     """Others find it by listing the log; a write that waits is made when the server answers."""
-    view = RunView(toy.paths, toy.run.manifest, limit_s=LIMIT_S)
+    monkeypatch.setattr(queue_log, "_HEAD_S", 0.1)
+    view = RunView(toy.paths, toy.run.manifest, limit_s=limit_s)
     log = view.stages["items"].log
     log.poll()
     answers, write = threading.Event(), files.write_at
@@ -189,5 +192,5 @@ def test_an_entry_is_added_while_the_head_of_its_log_hangs(
     assert log.hint() == log.length
 
     answers.set()
-    view.probes.wait()
+    (log._patient if limit_s is None else view.probes).wait()
     assert log.hint() == log.length + 1

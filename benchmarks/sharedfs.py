@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ from failures import Failure, tried
 from resultsfile import facts, table, write_section
 from sharedfs_peers import PEERS, SCRIPT, Came, Drain, play_ours
 
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs import scenarios
 from tests.sharedfs.filesystems import FUSE_KINDS, mounted
 from tests.sharedfs.hosts import HostsError
@@ -88,13 +89,19 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def drains(
-    filesystem: Filesystem, python: Path, make_directory: Directories, names: list[str]
+    filesystem: Filesystem,
+    python: Path,
+    make_directory: Directories,
+    names: list[str],
+    size: Size,
 ) -> list[tuple[str, bool, Came | Failure]]:
     """Every queue on one filesystem, undisturbed and with a worker killed."""
     found = []
+    size = replace(size, items=_ITEMS, seconds=_ITEM_S, workers=1, lease_s=DEFAULT_LEASE_S,
+                   limit_s=_CAP_S)  # fmt: skip
     for name, kill in itertools.product(names, (False, True)):
         cwd = make_directory(f"{filesystem.name}-{name}")
-        drain = Drain(filesystem, python, cwd, _ITEMS, _ITEM_S, _CAP_S)
+        drain = Drain(filesystem, python, cwd, size)
         came = tried(
             f"{filesystem.name} {name}",
             partial(play_ours, drain, kill=kill)
@@ -144,7 +151,7 @@ def measure(
             words = {name: examined(played, size, name, rows) for name in filesystems}
             queues = [OURS, *known]
             futures = {
-                name: threads.submit(drains, one, options.peer_python, make_directory, queues)
+                name: threads.submit(drains, one, options.peer_python, make_directory, queues, size)
                 for name, one in filesystems.items()
                 if not one.set_of
             }

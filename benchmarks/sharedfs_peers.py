@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from tests.sharedfs.agent import MARK
 from tests.sharedfs.hosts import HOSTS, OWN
 from tests.sharedfs.rehearsal import HIT, SPARED, Rehearsal, Size, wait_until
@@ -157,17 +156,23 @@ class Drain:
     """The interpreter that has the queues."""
     cwd: Path
     """On this machine; an empty directory."""
-    items: int
-    item_s: float
-    cap_s: float
+    size: Size
+    """How many items of which length, and what an NFS server grants: another grant restarts it."""
 
     def play(self, name: str, *, kill: bool) -> Came:
         """Fill a queue, drain it from both hosts, and see what is left."""
         trace = Trace(self.filesystem.hosts, f"peers-{self.cwd.name}")
         root = self.filesystem.shared / f"{name}-{'killed' if kill else 'calm'}"
-        argv = [str(self.python), str(SCRIPT), name, "--items", str(self.items)]
-        argv += ["--dir", str(root), "--seconds", str(self.item_s), "--trace", str(trace.path)]
-        self.filesystem.hosts.call(HIT, *argv, "--fill", limit_s=self.cap_s)
+        argv = [str(self.python), str(SCRIPT), name, "--items", str(self.size.items)]
+        argv += [
+            "--dir",
+            str(root),
+            "--seconds",
+            str(self.size.seconds),
+            "--trace",
+            str(trace.path),
+        ]
+        self.filesystem.hosts.call(HIT, *argv, "--fill", limit_s=self.size.limit_s)
         workers = [
             Worker(self.filesystem, host, argv, self.cwd / f"{host}-{number}")
             for host in HOSTS
@@ -180,19 +185,19 @@ class Drain:
             worker.go()
         if kill:
             self._kill_one(workers[:_A_HOST], trace)
-        ended = [worker.wait(began + self.cap_s) for worker in workers]
+        ended = [worker.wait(began + self.size.limit_s) for worker in workers]
         seconds = time.monotonic() - began
         results = self._results(root)
-        lost = self.items - len(results)
+        lost = self.size.items - len(results)
         person = lost
         if lost:
             another = Worker(self.filesystem, SPARED, argv, self.cwd / "another")
             wait_until(lambda: another.ready, "another worker", limit_s=_READY_S)
             another.go()
-            another.wait(time.monotonic() + self.cap_s)
-            person = self.items - len(self._results(root))
+            another.wait(time.monotonic() + self.size.limit_s)
+            person = self.size.items - len(self._results(root))
         return Came(
-            items=self.items,
+            items=self.size.items,
             lost=lost,
             twice=sum(number > 1 for number in trace.begun().values()),
             once=sum(number == 1 for number in results.values()),
@@ -211,7 +216,7 @@ class Drain:
         def hit() -> bool:
             if all(worker.ended for worker in victims):  # by themselves: there is nobody to kill
                 return True
-            if len(trace.begun()) < self.items // 4:
+            if len(trace.begun()) < self.size.items // 4:
                 return False
             for pid, worker in numbers.items():
                 if pid is None or not trace.is_inside(HIT, pid):
@@ -224,7 +229,7 @@ class Drain:
             return False
 
         with suppress(AssertionError):  # a queue that hangs is a result as well
-            wait_until(hit, "a worker in the middle of an item", limit_s=self.cap_s)
+            wait_until(hit, "a worker in the middle of an item", limit_s=self.size.limit_s)
 
     def _results(self, root: Path) -> Counter[int]:
         """Results of each item, as the spared host reads them."""
@@ -237,28 +242,21 @@ class Drain:
 
 
 def play_ours(drain: Drain, *, kill: bool) -> Came:
-    """The same with ``hpctk work``, a command for each worker, with the default lease."""
-    size = Size(
-        items=drain.items,
-        seconds=drain.item_s,
-        workers=1,
-        lease_s=DEFAULT_LEASE_S,
-        silence_s=0.0,
-        limit_s=drain.cap_s,
-    )
+    """The same with ``hpctk work``, a command for each worker."""
+    size = drain.size
     name = f"hpctk-{'killed' if kill else 'calm'}"
     run = Rehearsal(drain.filesystem, drain.cwd, size, name)
     with _closed(run):
-        run.init(drain.items)
+        run.init(size.items)
         began = time.monotonic()
         ranks = [run.work(host) for host in HOSTS for _ in range(_A_HOST)]
         if kill:
-            run.until_begun(drain.items // 4)
+            run.until_begun(size.items // 4)
             with run.held(HIT) as held:
                 victim = next(one for one in ranks if held[0] in one.family())
                 victim.kill()
             ranks.remove(victim)
-        ended = [one.ended(limit_s=drain.cap_s) for one in ranks]
+        ended = [one.ended(limit_s=size.limit_s) for one in ranks]
         seconds = time.monotonic() - began
         assert {one.code for one in ended} == {0}, f"workers left: {ended}"
         found = run.outcome(ended, seconds)

@@ -68,7 +68,7 @@ def test_a_drain_that_fails_is_a_row_and_the_next_ones_are_measured(
     filesystem = SimpleNamespace(name="none")
     directories = sharedfs.Directories(tmp_path)
 
-    found = sharedfs.drains(filesystem, Path("python"), directories, ["hpctk"])
+    found = sharedfs.drains(filesystem, Path("python"), directories, ["hpctk"], sharedfs.SMALL)
 
     table = sharedfs.Table()
     for name, _, came in found:

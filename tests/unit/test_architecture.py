@@ -10,6 +10,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,12 +137,23 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in module_paths()}
 
 
-def nodes(name: str) -> Iterator[ast.AST]:
-    yield from ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
-def imports(name: str) -> Iterator[str]:
+@cache
+def nodes(name: str) -> list[ast.AST]:
+    return list(ast.walk(tree(name)))
+
+
+@cache
+def imports(name: str) -> list[str]:
     """Every module that a module imports anywhere, in functions and for types as well."""
+    return list(_imports(name))
+
+
+def _imports(name: str) -> Iterator[str]:
     for node in nodes(name):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -152,6 +164,7 @@ def imports(name: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def own_imports(name: str) -> set[str]:
     """Modules of this package that a module imports."""
     found = set()
@@ -170,31 +183,39 @@ def rank(layers: list[set[str]], name: str) -> int:
     raise AssertionError(message)
 
 
-# The package itself offers a function, which imports what it needs when it is called.
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"__version__"}))
-def test_a_module_imports_lower_layers_alone(name: str) -> None:
-    top = name.partition(".")[0]
+def own_pairs() -> Iterator[tuple[str, str]]:
+    """Every module, and a module of this package that it imports.
 
-    upward = {
-        imported
-        for imported in own_imports(name)
-        if imported.partition(".")[0] != top
-        and rank(LAYERS, imported.partition(".")[0]) >= rank(LAYERS, top)
-    }
-
-    assert not upward, f"{name} (layer {rank(LAYERS, top)}) imports {sorted(upward)}"
+    The package itself offers a function, which imports what it needs when it is called.
+    """
+    for name in sorted(set(MODULES) - {"__version__"}):
+        yield from ((name, imported) for imported in sorted(own_imports(name)))
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("queue.")])
-def test_the_queue_is_layered_inside_as_well(name: str) -> None:
-    own = rank(QUEUE_LAYERS, name.removeprefix("queue."))
+def top(name: str) -> str:
+    return name.partition(".")[0]
 
-    upward = {
-        imported
-        for imported in own_imports(name)
-        if imported.startswith("queue.")
-        and rank(QUEUE_LAYERS, imported.removeprefix("queue.")) >= own
-    }
+
+def test_a_module_imports_lower_layers_alone() -> None:
+    upward = [
+        f"{name} imports {imported}"
+        for name, imported in own_pairs()
+        if top(imported) != top(name) and rank(LAYERS, top(imported)) >= rank(LAYERS, top(name))
+    ]
+
+    assert not upward
+
+
+def test_the_queue_is_layered_inside_as_well() -> None:
+    def inner(name: str) -> int:
+        return rank(QUEUE_LAYERS, name.removeprefix("queue."))
+
+    upward = [
+        f"{name} imports {imported}"
+        for name, imported in own_pairs()
+        if name.startswith("queue.") and imported.startswith("queue.")
+        if inner(imported) >= inner(name)
+    ]
 
     assert not upward
 
@@ -217,14 +238,17 @@ def module_table() -> dict[str, int]:
 TABLE = module_table()
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"__main__", "__version__"}))
-def test_a_module_imports_nothing_from_lower_rows_of_the_documented_table(name: str) -> None:
+def test_a_module_imports_nothing_from_lower_rows_of_the_documented_table() -> None:
     def row(module: str) -> int:
-        return TABLE[module] if module in TABLE else TABLE[module.partition(".")[0]]
+        return TABLE[module] if module in TABLE else TABLE[top(module)]
 
-    lower = {one for one in own_imports(name) - {"__version__"} if row(one) > row(name)}
+    lower = [
+        f"{name} imports {imported}"
+        for name, imported in own_pairs()
+        if name != "__main__" and imported != "__version__" and row(imported) > row(name)
+    ]
 
-    assert not lower, f"{name} imports {sorted(lower)}: move a word in docs/architecture.md"
+    assert not lower, "move a word in docs/architecture.md"
 
 
 def test_the_documented_table_names_modules_that_exist() -> None:
@@ -240,71 +264,78 @@ def test_every_layer_names_modules_that_exist() -> None:
     assert {f"queue.{name}" for layer in QUEUE_LAYERS for name in layer} <= set(MODULES)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_keeps_to_its_fences(name: str) -> None:
-    top = name.partition(".")[0]
-    packages = {imported.partition(".")[0] for imported in imports(name)} - {"hpc_toolkit"}
+def test_a_module_keeps_to_its_fences() -> None:
+    used = {
+        (name, top(imported))
+        for name in MODULES
+        for imported in imports(name)
+        if top(imported) != "hpc_toolkit"
+    }
+    fences = {**FENCES, **STANDARD_FENCES}
 
-    foreign = {package for package in packages if package not in sys.stdlib_module_names}
+    foreign = {package for _, package in used if package not in sys.stdlib_module_names}
     assert foreign <= set(FENCES), "a new dependency needs a fence"
-    for package in packages:
-        assert top in {**FENCES, **STANDARD_FENCES}.get(package, {top}), f"{name} uses {package}"
+    assert [
+        f"{name} uses {package}"
+        for name, package in sorted(used)
+        if top(name) not in fences.get(package, {top(name)})
+    ] == []
 
 
-@pytest.mark.parametrize("name", sorted(set(MODULES) - DOOR_KEEPERS))
-def test_names_are_made_and_synced_behind_two_doors(name: str) -> None:
-    calls = {
-        node.attr
-        for node in nodes(name)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "os"
-    }
-    of_paths = {
-        node.func.attr
-        for node in nodes(name)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        # That of a string has two arguments.
-        and (node.func.attr != "replace" or (len(node.args) == 1 and not node.keywords))
-    }
+def test_names_are_made_and_synced_behind_two_doors() -> None:
+    found = []
+    for name in sorted(set(MODULES) - DOOR_KEEPERS):
+        calls = {
+            node.attr
+            for node in nodes(name)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "os"
+        }
+        of_paths = {
+            node.func.attr
+            for node in nodes(name)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            # That of a string has two arguments.
+            and (node.func.attr != "replace" or (len(node.args) == 1 and not node.keywords))
+        }
+        found += [f"{name}: {one}" for one in calls & DOORS | of_paths & PATH_DOORS]
 
-    assert not calls & DOORS
-    assert not of_paths & PATH_DOORS
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_no_module_starts_a_shell_or_runs_text_as_code(name: str) -> None:
-    for node in nodes(name):
-        if isinstance(node, ast.keyword) and node.arg == "shell":
-            assert isinstance(node.value, ast.Constant)
-            assert node.value.value is False
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in ("eval", "exec", "compile", "__import__")
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) not in (("os", "system"), ("os", "popen"))
+    assert not found
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_short_and_named_after_what_it_defines(name: str) -> None:
-    lines = MODULES[name].read_text(encoding="utf-8").count("\n")
+def test_no_module_starts_a_shell_or_runs_text_as_code() -> None:
+    for name in MODULES:
+        for node in nodes(name):
+            if isinstance(node, ast.keyword) and node.arg == "shell":
+                assert isinstance(node.value, ast.Constant), name
+                assert node.value.value is False, name
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec", "compile", "__import__"), name
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) not in (("os", "system"), ("os", "popen")), name
 
-    assert lines <= MAX_LINES, f"{name} has {lines} lines: it is more than one thing"
-    assert not set(name.split(".")) & BANNED_NAMES
+
+def test_a_module_is_short_and_named_after_what_it_defines() -> None:
+    lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in MODULES.items()}
+
+    long = {name: number for name, number in lines.items() if number > MAX_LINES}
+    assert not long, "a module of more lines is more than one thing"
+    assert [name for name in MODULES if set(name.split(".")) & BANNED_NAMES] == []
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_says_what_it_is(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+def test_a_module_says_what_it_is() -> None:
+    silent = [name for name in MODULES if tree(name).body and not ast.get_docstring(tree(name))]
 
-    assert ast.get_docstring(tree) or not tree.body
+    assert silent == []
 
 
 @pytest.mark.parametrize("pure", ["bandit", "metrics"])
 def test_policies_and_metrics_read_and_write_no_files(pure: str) -> None:
     for name in MODULES:
-        if name.partition(".")[0] == pure:
-            used = {imported.partition(".")[0] for imported in imports(name)}
+        if top(name) == pure:
+            used = {top(imported) for imported in imports(name)}
             assert not used & {"os", "io", "pathlib", "shutil", "tempfile", "subprocess"}
             called = {
                 node.func.id
@@ -341,21 +372,16 @@ def test_every_error_is_one_of_ours() -> None:
     assert foreign == caught
 
 
-@pytest.mark.parametrize(
-    "kind", [one for one in error_classes() if issubclass(one, HpcToolkitError)], ids=str
-)
-def test_an_error_survives_a_process_border_with_its_hint(kind: type[HpcToolkitError]) -> None:
-    error = kind("what is wrong", hint="how to mend it")
-
-    # Copying rebuilds an object as pickle does on the other side.
-    for one in (copy.copy(error), copy.deepcopy(error)):
-        assert type(one) is kind
-        assert (str(one), one.message, one.hint) == (
-            "what is wrong",
-            "what is wrong",
-            "how to mend it",
-        )
-        assert one.exit_code == error.exit_code
+def test_an_error_survives_a_process_border_with_its_hint() -> None:
+    message, hint = "what is wrong", "how to fix it"
+    for kind in error_classes():
+        if issubclass(kind, HpcToolkitError):
+            error = kind(message, hint=hint)
+            # Copying rebuilds an object as pickle does on the other side.
+            for one in (copy.copy(error), copy.deepcopy(error)):
+                assert type(one) is kind
+                assert (str(one), one.message, one.hint) == (message, message, hint)
+                assert one.exit_code == error.exit_code
 
 
 def test_an_error_without_a_hint_has_an_empty_one() -> None:
@@ -374,15 +400,13 @@ def test_every_command_is_in_the_list_by_which_its_module_is_loaded() -> None:
     assert {"init", "work", "status", "gather", "retry", "render", "run"} <= listed
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
-def test_a_command_and_its_options_have_help(name: str) -> None:
-    command = commands()[name]
-
-    assert command.help
-    assert command.help.strip().endswith(".")
-    for parameter in command.params:
-        if parameter.param_type_name == "option":
-            assert parameter.help, f"hpctk {name} {parameter.opts[0]}"
+def test_a_command_and_its_options_have_help() -> None:
+    for name, command in commands().items():
+        assert command.help, name
+        assert command.help.strip().endswith("."), name
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert parameter.help, f"hpctk {name} {parameter.opts[0]}"
 
 
 PROBE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,20 @@ class Site:
         lines = [json.dumps({"item": number, "seconds": seconds}) for number in range(count)]
         (self.cwd / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
         self.hpctk("init", run, "--workload", SLEEP, "--items", "items.jsonl")
+
+    def init_held(self, count: int) -> None:
+        """A run whose items wait for :meth:`release`, so that it cannot end before."""
+        lines = [json.dumps({"item": number}) for number in range(count)]
+        (self.cwd / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        wait = f"until [ -e {shlex.quote(str(self._go))} ]; do sleep 0.1; done"
+        self.hpctk("init", ODD, "--command", wait, "--items", "items.jsonl")
+
+    @property
+    def _go(self) -> Path:
+        return self.cwd / "go"
+
+    def release(self) -> None:
+        self._go.touch()
 
     def script(
         self, template: str = "work-queue", site: dict[str, Any] | None = None, **fields: Any
@@ -139,6 +154,12 @@ class Site:
     def warn(self, job: str) -> None:
         """What Slurm does before the time limit (sbatch(1), --signal)."""
         self.lab.run("scancel", "--batch", "--signal=USR1", job)
+
+    def warn_and_release(self, job: str) -> None:
+        """Warn, and let the held items run once the job starts again for them."""
+        self.warn(job)
+        self.wait_for_text(job, "requeueing")
+        self.release()
 
     def finished(self, run: str = ODD) -> dict[str, Any]:
         """The counts of a run that must be whole: every item once, no attempt lost."""

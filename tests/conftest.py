@@ -24,6 +24,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("search", settings.get_profile("default"), derandomize=False)
+# Else a failed assertion in them shows no values.
+pytest.register_assert_rewrite("tests.integration.realrun", "tests.slurm.templatesite")
 _SITE = ("HPCTK_", "SLURM", "SBATCH_", "SRUN_", "CC_CLUSTER")
 _OF_THE_TESTS = {"HPCTK_SCORES_CSV", "HPCTK_FORBID_SKIP"}
 

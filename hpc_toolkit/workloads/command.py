@@ -10,6 +10,7 @@ import signal
 import string
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError, WorkloadError
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _TAIL = 2000
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS_APART_S = 2.0
+"""Slurm signals the processes of a step one after the other; all have theirs after so long."""
 
 
 # What opens a place in which a quoted word is not one, and what closes it again.
@@ -150,7 +154,7 @@ class CommandWorkload:
 
     def _value(self, code: int, tail: bytes) -> dict[str, Any]:
         if code != 0:
-            if self._told_to_stop and (code < 0 or code > 128):
+            if self._was_told_to_stop(code):
                 raise CommandInterruptedError
             said = tail[-_TAIL:].decode(errors="replace").strip()
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -162,6 +166,16 @@ class CommandWorkload:
         except ValueError:
             value = None
         return value if isinstance(value, dict) else {"exit_code": code}
+
+    def _was_told_to_stop(self, code: int) -> bool:
+        """A command that was signalled may end before the signal has reached this process."""
+        number = -code if code < 0 else code - 128
+        if number <= 0:
+            return False
+        end = time.monotonic() + (_SIGNALS_APART_S if number in _ASKED_TO_END else 0)
+        while not self._told_to_stop and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._told_to_stop
 
 
 def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:

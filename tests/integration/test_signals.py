@@ -90,10 +90,11 @@ def test_one_interrupt_of_a_terminal_does_not_count_twice(hpctk: Hpctk) -> None:
     assert len(hpctk.noted("end")) == 2
 
 
+@pytest.mark.parametrize("first", ["worker", "command"])
 def test_slurm_style_signal_to_all_processes_charges_a_running_command_nothing(
-    hpctk: Hpctk,
+    hpctk: Hpctk, first: str
 ) -> None:
-    """Slurm signals every process of a step, the command of an item among them."""
+    """Slurm signals every process of a step, the command of an item among them, in any order."""
     run = hpctk.make([{}], None, command="echo start {id} $$ >> {trace}; exec sleep 30")
     work = hpctk.start("work", "run")
     shell = int(wait_until(lambda: hpctk.noted("start"), "the command")[0][2])
@@ -101,8 +102,13 @@ def test_slurm_style_signal_to_all_processes_charges_a_running_command_nothing(
     with open(f"/proc/{shell}/stat") as stat:
         executor = int(stat.read().split()[3])
 
-    for pid in (work.pid, worker, executor, shell):
+    if first == "command":
+        os.kill(shell, signal.SIGTERM)
+        wait_until(lambda: not os.path.exists(f"/proc/{shell}"), "the end of the command")
+    for pid in (work.pid, worker, executor):
         os.kill(pid, signal.SIGTERM)
+    if first == "worker":
+        os.kill(shell, signal.SIGTERM)
 
     assert work.ended().code == 75
     assert {line["type"] for line in journal_lines(run)} == {"release"}

@@ -162,8 +162,9 @@ class Rehearsal:
         size: Size,
         *words: object,
         workload: str = "hpc_toolkit.workloads.synthetic:Sleep",
+        command: str = "",
     ) -> None:
-        """A run of items that sleep, sealed."""
+        """A run of items that sleep, or are done by a command, sealed."""
         lines = [
             json.dumps({"checkpoint": f"step{group}", "layer": layer, "seconds": size.seconds})
             for group in range(size.groups)
@@ -171,7 +172,8 @@ class Rehearsal:
         ]
         (self.cwd / "items.jsonl").write_text("\n".join(lines))
         self.hpctk(
-            *("init", self.run, "--workload", workload, "--items", "items.jsonl"),
+            *("init", self.run, "--items", "items.jsonl"),
+            *(("--command", command) if command else ("--workload", workload)),
             *("--group-by", "checkpoint", *words),
         )
 
@@ -215,7 +217,7 @@ class Rehearsal:
 
     def log(self) -> str:
         """All that the jobs' scripts printed."""
-        logs = sorted((self.cwd / "slurm" / "logs").glob("*.out"))
+        logs = sorted([*(self.cwd / "slurm" / "logs").glob("*.out"), *self.cwd.glob("*.out")])
         return "\n".join(path.read_text(errors="replace") for path in logs)
 
     def status(self) -> dict[str, Any]:
@@ -228,6 +230,17 @@ class Rehearsal:
     def wait_for_done(self, number: int, *, limit_s: float = HANG_S) -> None:
         """Until so many results are in the journals."""
         wait_until(lambda: self.done() >= number, f"{number} results", limit_s=limit_s)
+
+    def wait_for_claims(self, number: int, job: str) -> None:
+        """Until so many workers of a job have claimed."""
+
+        def seen() -> str:
+            return f"{number} workers that claim; job {job} {self.state(job)}; log:\n{self.log()}"
+
+        def claiming() -> bool:
+            return len({worker for _, worker in self.measure().claimed}) >= number
+
+        wait_until(claiming, seen)
 
     def wait_for_end(self, *jobs: str, limit_s: float = HANG_S) -> None:
         """Until these jobs ended for good."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -239,13 +240,15 @@ def test_killed_rank_is_seen_by_its_lock_on_its_own_node(rehearsal: Rehearsal) -
 
 def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: Rehearsal) -> None:
     size = Size(SMALL.groups, 0.25)
-    rehearsal.init(size)
+    go = rehearsal.cwd / "go"
+    held = f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; sleep {{seconds}}"
+    rehearsal.init(size, command=held)
     work = f"{rehearsal.python} -m hpc_toolkit work {rehearsal.run} --lease 12s"
     job = rehearsal.sbatch(
-        *("--nodes=8", "--ntasks-per-node=4", "--mem=1G", "--time=5", "--output=job.out"),
+        *("--nodes=8", "--ntasks-per-node=4", "--mem=1G", "--time=30", "--output=job.out"),
         f"--wrap=srun --kill-on-bad-exit=0 --wait=0 {work}",
     )
-    wait_until(lambda: len(rehearsal.measure().claimed) >= RANKS, "32 claims")
+    rehearsal.wait_for_claims(RANKS, job)
     frozen = [
         one.pid
         for one in members(rehearsal.lab.paths.token, "n3")
@@ -254,6 +257,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
     frozen_at = time.time()
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
+    go.touch()
     try:
         wait_until(lambda: rehearsal.status()["complete"], "completion", limit_s=size.limit_s)
     finally:

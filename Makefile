@@ -33,11 +33,11 @@ SMALL = not soak and not alone
 SLOWER = --ignore=tests/unit --ignore=tests/model
 JOBS = $(addprefix tests/slurm/test_,$(addsuffix .py,templates template_environments campaign_job notebook))
 test-files:
-	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" --durations=10
+	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --durations=10
 test-shared:
 	$(PYTEST) tests/sharedfs -m "$(SMALL)" --durations=10
 test-jobs:
-	$(PYTEST) $(JOBS) -m "$(SMALL)" --durations=10
+	$(PYTEST) $(JOBS) -m "$(SMALL)" -n 2 --durations=10
 test-labs:
 	$(PYTEST) tests/slurm $(addprefix --ignore=,$(JOBS)) -m "$(SMALL)" --durations=10
 

@@ -15,7 +15,7 @@ NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
 CODE = hpc_toolkit tests benchmarks examples
 ALL = demo,dev,oracles
 
-.PHONY: demo test test-files test-shared test-jobs test-labs test-newslurm newslurm check lint soak bench golden mutants clean
+.PHONY: demo test test-files test-shared test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -24,22 +24,19 @@ demo:
 test: lint
 	@.ci/system
 	$(PYTEST) tests/unit tests/model -m "not soak" -q -n 2
-	@echo "five parts side by side, each shown when it has ended"
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target test-files test-shared test-jobs test-labs test-newslurm
+	@echo "four parts side by side, each shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target test-files test-shared test-slurm test-newslurm
 	$(PYTEST) $(SLOWER) -m "alone and not soak" --durations=10
 
 # They wait more than they compute: for Slurm, leases and time limits.
 SMALL = not soak and not alone
 SLOWER = --ignore=tests/unit --ignore=tests/model
-JOBS = $(addprefix tests/slurm/test_,$(addsuffix .py,templates template_environments campaign_job notebook))
 test-files:
 	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --durations=10
 test-shared:
 	$(PYTEST) tests/sharedfs -m "$(SMALL)" --durations=10
-test-jobs:
-	$(PYTEST) $(JOBS) -m "$(SMALL)" -n 2 --durations=10
-test-labs:
-	$(PYTEST) tests/slurm $(addprefix --ignore=,$(JOBS)) -m "$(SMALL)" --durations=10
+test-slurm:
+	$(PYTEST) tests/slurm -m "$(SMALL)" -n 4 --dist worksteal --durations=10
 
 test-newslurm:
 	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) tests/slurm -m "newslurm and $(SMALL)" --durations=10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["LabUnderTest"]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Give what one of several processes measured to the one that shows it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["measured"] = MEASURED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take what it measured from a process that has ended."""
+    MEASURED.extend(getattr(node, "workeroutput", {}).get("measured", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

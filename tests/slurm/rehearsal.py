@@ -137,8 +137,9 @@ class Rehearsal:
         return self.cwd / "run"
 
     @property
-    def python(self) -> str:
-        return sys.executable
+    def program(self) -> list[str]:
+        """The words with which a job's script calls hpctk."""
+        return [sys.executable, "-m", "hpc_toolkit"]
 
     def call(self, *argv: object, timeout_s: float = HANG_S) -> str:
         """A program that must succeed; its stdout."""
@@ -155,7 +156,7 @@ class Rehearsal:
         return done.stdout
 
     def hpctk(self, *words: object, timeout_s: float = HANG_S) -> str:
-        return self.call(sys.executable, "-m", "hpc_toolkit", *words, timeout_s=timeout_s)
+        return self.call(*self.program, *words, timeout_s=timeout_s)
 
     def init(
         self,
@@ -238,6 +239,7 @@ class Rehearsal:
             return f"{number} workers that claim; job {job} {self.state(job)}; log:\n{self.log()}"
 
         def claiming() -> bool:
+            assert not self.ended(job), seen()
             return len({worker for _, worker in self.measure().claimed}) >= number
 
         wait_until(claiming, seen)

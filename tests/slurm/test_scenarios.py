@@ -86,7 +86,7 @@ def test_32_ranks_on_8_nodes_are_kept_busy_each_with_its_gpu(
 ) -> None:
     shutil.copy(Path(__file__).with_name("lab_items.py"), rehearsal.cwd)
     rehearsal.init(size, workload="lab_items:place")
-    hpctk = f"{rehearsal.python} -m hpc_toolkit"
+    hpctk = shlex.join(rehearsal.program)
     resources = "--nodes 8 --gpus-per-node 4 --cluster lab --time 30:00"
     cpu = CpuClock()
 
@@ -243,7 +243,7 @@ def test_frozen_node_is_seen_by_the_lease_because_slurm_says_nothing(rehearsal: 
     go = rehearsal.cwd / "go"
     held = f"until [ -e {shlex.quote(str(go))} ]; do sleep 0.1; done; sleep {{seconds}}"
     rehearsal.init(size, command=held)
-    work = f"{rehearsal.python} -m hpc_toolkit work {rehearsal.run} --lease 12s"
+    work = shlex.join([*rehearsal.program, "work", str(rehearsal.run), "--lease", "12s"])
     job = rehearsal.sbatch(
         *("--nodes=8", "--ntasks-per-node=4", "--mem=1G", "--time=30", "--output=job.out"),
         f"--wrap=srun --kill-on-bad-exit=0 --wait=0 {work}",

@@ -15,7 +15,7 @@ NEWSLURM = exec $(PY) -m tests.slurm.slurmroot --suite $(SUITE)
 CODE = hpc_toolkit tests benchmarks examples
 ALL = demo,dev,oracles
 
-.PHONY: demo test test-files test-shared test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
+.PHONY: demo test test-files test-fuse test-nfs test-slurm test-newslurm newslurm check lint soak bench golden mutants clean
 
 demo:
 	@.ci/setup demo
@@ -24,8 +24,8 @@ demo:
 test: lint
 	@.ci/system
 	$(PYTEST) tests/unit tests/model -m "not soak" -q -n 2
-	@echo "four parts side by side, each shown when it has ended"
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target test-files test-shared test-slurm test-newslurm
+	@echo "five parts side by side, each shown when it has ended"
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target test-files test-fuse test-nfs test-slurm test-newslurm
 	$(PYTEST) $(SLOWER) -m "alone and not soak" --durations=10
 
 # They wait more than they compute: for Slurm, leases and time limits.
@@ -33,8 +33,10 @@ SMALL = not soak and not alone
 SLOWER = --ignore=tests/unit --ignore=tests/model
 test-files:
 	$(PYTEST) $(SLOWER) --ignore=tests/slurm --ignore=tests/sharedfs -m "$(SMALL)" -n 2 --durations=10
-test-shared:
-	$(PYTEST) tests/sharedfs -m "$(SMALL)" --durations=10
+test-fuse:
+	$(PYTEST) tests/sharedfs -m "not nfs and $(SMALL)" --durations=10
+test-nfs:
+	$(PYTEST) tests/sharedfs -m "nfs and $(SMALL)" --durations=10
 test-slurm:
 	$(PYTEST) tests/slurm -m "$(SMALL)" -n 4 --dist worksteal --durations=10
 
@@ -44,7 +46,7 @@ test-newslurm:
 newslurm:
 	@.ci/setup $(ALL)
 	@.ci/system
-	$(NEWSLURM) -- $(RUN_PYTEST) tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600 --durations=10
+	$(NEWSLURM) -- $(RUN_PYTEST) tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600 -n 4 --dist worksteal --durations=10
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2

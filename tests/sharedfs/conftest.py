@@ -27,6 +27,17 @@ if TYPE_CHECKING:
     Rehearse = Callable[[Scenario, Size, str], Outcome]
     Reports = Callable[[Size, str], dict[str, Any]]
 
+NFS_NAMES = {kind.name for kind in NFS_KINDS}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests on NFS, which run beside those on other filesystems."""
+    for item in items:
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if name in NFS_NAMES or "nfs" in getattr(item, "fixturenames", ()):
+            item.add_marker("nfs")
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what every scenario came to."""
@@ -104,7 +115,7 @@ def plays(request: pytest.FixtureRequest, name: str) -> Plays:
 
 
 def _group(name: str, nfs: str, others: str) -> str:
-    return nfs if name in {kind.name for kind in NFS_KINDS} else others
+    return nfs if name in NFS_NAMES else others
 
 
 @pytest.fixture

@@ -43,7 +43,9 @@ def takes(words: list[str], file: str) -> bool:
     ("marks", "directories"),
     [
         ("not soak", {"unit", "model"}),
-        ("not soak and not alone", {"faults", "integration", "sharedfs", "slurm"}),
+        ("not soak and not alone", {"faults", "integration", "slurm"}),
+        ("nfs and not soak and not alone", {"sharedfs"}),
+        ("not nfs and not soak and not alone", {"sharedfs"}),
         ("newslurm and not soak and not alone", {"slurm"}),
         ("alone and not soak", {"faults", "integration", "sharedfs", "slurm"}),
     ],

@@ -32,7 +32,7 @@ from hpc_toolkit.bandit.bench.entrants import entrants
 from hpc_toolkit.bandit.bench.outcome import reached_at
 from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.scoretable import read_score_table
+from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     import argparse

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from resultsfile import RESULTS, facts, table, write_section
 
-from hpc_toolkit.metrics import METRICS, STANDARD
-from hpc_toolkit.workloads import measuring
-from hpc_toolkit.workloads.checkpoints import LoadedModel, quiet_transformers
-from hpc_toolkit.workloads.measuring import MeasuredLayers
-from hpc_toolkit.workloads.onepass import BatchSize, forward
+from hpc_toolkit.science.metrics import METRICS, STANDARD
+from hpc_toolkit.science.workloads import measuring
+from hpc_toolkit.science.workloads.checkpoints import LoadedModel, quiet_transformers
+from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.onepass import BatchSize, forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,9 +28,9 @@ from resultsfile import facts, table, write_section
 from hpc_toolkit.bandit.bench.entrants import Entrant
 from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.scoretable import read_score_table
-from hpc_toolkit.simulation.cluster import simulate
-from hpc_toolkit.simulation.scenario import Group, Scenario
+from hpc_toolkit.planning.simulation.cluster import simulate
+from hpc_toolkit.planning.simulation.scenario import Group, Scenario
+from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from examples import mini_pythia
-from hpc_toolkit.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
 
 Item = dict[str, Any]
 

@@ -206,7 +206,7 @@ def main() -> int:
             for number in range(given.items)
         ]
         run = Run.create(
-            Path(directory, "run"), items, workload="hpc_toolkit.workloads.synthetic:Sleep"
+            Path(directory, "run"), items, workload="hpc_toolkit.science.workloads.synthetic:Sleep"
         )
         began = time.monotonic()
         argv = [sys.executable, "-m", "hpc_toolkit", "work", str(run.root)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hpc_toolkit import metrics as ours
+from hpc_toolkit.science import metrics as ours
 from tests.unit import metric_references as slow
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from arguments import number, parser
 from metricanswers import agreement_rows, answer_rows
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit import metrics as ours
-from hpc_toolkit.metrics import METRICS
+from hpc_toolkit.science import metrics as ours
+from hpc_toolkit.science.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

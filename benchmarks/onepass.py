@@ -42,13 +42,17 @@ import numpy as np
 from resultsfile import facts, table, write_section
 
 from examples import mini_pythia
-from hpc_toolkit.metrics import METRICS, STANDARD, masked_mean
-from hpc_toolkit.metrics.geometry import anisotropy_of_sum, unit_row_sum
-from hpc_toolkit.workloads import measuring
-from hpc_toolkit.workloads.checkpoints import load_checkpoint, pick_device, quiet_transformers
-from hpc_toolkit.workloads.embeddings import mean_pool, pooled
-from hpc_toolkit.workloads.measuring import MeasuredLayers
-from hpc_toolkit.workloads.onepass import BatchSize, tokenize
+from hpc_toolkit.science.metrics import METRICS, STANDARD, masked_mean
+from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.science.workloads import measuring
+from hpc_toolkit.science.workloads.checkpoints import (
+    load_checkpoint,
+    pick_device,
+    quiet_transformers,
+)
+from hpc_toolkit.science.workloads.embeddings import mean_pool, pooled
+from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.onepass import BatchSize, tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

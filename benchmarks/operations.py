@@ -31,17 +31,17 @@ from ending import children, end
 from resultsfile import facts, table, write_section
 from tracefile import send, wait_for
 
-from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import POLLS_PER_S, SCANS_PER_S, Pacing
 from hpc_toolkit.queue.presence import RUNNING, Presence, read_presence
+from hpc_toolkit.system.clock import SystemClock
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
 HPCTK = [sys.executable, "-m", "hpc_toolkit"]
-SYNTHETIC = "hpc_toolkit.workloads.synthetic:"
+SYNTHETIC = "hpc_toolkit.science.workloads.synthetic:"
 NAMED = (
     *("open", "openat", "readlink", "readlinkat", "symlink", "symlinkat", "stat", "lstat"),
     *("newfstatat", "statx", "access", "faccessat", "faccessat2", "mkdir", "mkdirat", "unlink"),

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from arguments import number, parser
 
-from hpc_toolkit.scaling.models import make_model
-from hpc_toolkit.scaling.settings import Settings
+from hpc_toolkit.training.scaling.models import make_model
+from hpc_toolkit.training.scaling.settings import Settings
 
 
 def main() -> None:

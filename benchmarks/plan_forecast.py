@@ -43,20 +43,20 @@ from typing import TYPE_CHECKING, Any
 from arguments import number_or_none, parser
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
-from hpc_toolkit.plan.forecast import Forecaster
-from hpc_toolkit.plan.reading import read_work
+from hpc_toolkit.planning.forecast import Forecaster
+from hpc_toolkit.planning.reading import read_work
+from hpc_toolkit.planning.simulation.cluster import simulate
+from hpc_toolkit.planning.simulation.scenario import Group, Scenario
+from hpc_toolkit.planning.simulation.worker import STAGE
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
-from hpc_toolkit.simulation.cluster import simulate
-from hpc_toolkit.simulation.scenario import Group, Scenario
-from hpc_toolkit.simulation.worker import STAGE
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.plan.forecast import Interval
-    from hpc_toolkit.simulation.worker import VirtualClock
+    from hpc_toolkit.planning.forecast import Interval
+    from hpc_toolkit.planning.simulation.worker import VirtualClock
 
 WORKERS = 4
 CREATING = Lock()

@@ -28,9 +28,9 @@ from ending import ended, interrupted
 from resultsfile import facts, table, write_section
 from tracefile import Execution, Trace, lives, send, wait_for
 
-from hpc_toolkit.files import filesystem_of
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, heartbeat_interval_s
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.files import filesystem_of
 
 _LIMIT_S = 2.0
 _ITEM_S = 0.1
@@ -85,7 +85,9 @@ def run_rounds(
     trace = Trace(path)
     count = rounds * workers * 20
     items = [{"id": i, "seconds": _ITEM_S, "trace": str(path)} for i in range(count)]
-    run = Run.create(directory / "run", items, workload="hpc_toolkit.workloads.synthetic:Sleep")
+    run = Run.create(
+        directory / "run", items, workload="hpc_toolkit.science.workloads.synthetic:Sleep"
+    )
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(run.root), "--workers", str(workers)]
     pool = subprocess.Popen(argv)
     with ended(pool):

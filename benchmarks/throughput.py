@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 HPCTK = [sys.executable, "-m", "hpc_toolkit"]
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 OURS = "hpctk"
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE.parent / ".venv" / "peers" / "bin" / "python"

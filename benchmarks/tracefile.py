@@ -1,7 +1,8 @@
 """What items say of their own executions, read while a run goes on.
 
-``hpc_toolkit.workloads.synthetic:Sleep`` appends a line to its item's ``trace`` file when it starts
-and when it ends. The journal plays no part in it, so it can be a witness against the journal.
+``hpc_toolkit.science.workloads.synthetic:Sleep`` appends a line to its item's ``trace`` file when
+it starts and when it ends. The journal plays no part in it, so it can be a witness against the
+journal.
 """
 
 from __future__ import annotations

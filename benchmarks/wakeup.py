@@ -45,7 +45,7 @@ def start(root: Path, workers: int, *, shared: bool) -> list[subprocess.Popen[by
 def measure(base: Path, rounds: int, workers: int, *, shared: bool) -> list[float]:
     """Seconds from each ``add`` to the start of its item."""
     trace = Trace(base / "trace")
-    workload = "hpc_toolkit.workloads.synthetic:Sleep"
+    workload = "hpc_toolkit.science.workloads.synthetic:Sleep"
 
     def items(*ids: int) -> list[dict[str, object]]:
         return [{"id": n, "seconds": 0.0, "trace": str(base / "trace")} for n in ids]

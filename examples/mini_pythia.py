@@ -5,7 +5,7 @@ minute, and writes ``<root>/<size>/step<n>`` for each of `STEPS`. A run again sk
 Seeds are fixed and one thread computes, so a machine gives the same bytes each time.
 
 The texts are news stories and some tweets that Python packages carry; those that the evaluation
-tasks and the prompts use are held out (see `hpc_toolkit.workloads.corpora`).
+tasks and the prompts use are held out (see `hpc_toolkit.science.workloads.corpora`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import PermanentError, near_miss
-from hpc_toolkit.files import replace_file
-from hpc_toolkit.workloads import corpora
-from hpc_toolkit.workloads.checkpoints import quiet_transformers
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.science.workloads import corpora
+from hpc_toolkit.science.workloads.checkpoints import quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -25,7 +25,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.distributed import (
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.training.distributed import (
     AGAIN,
     Checkpoints,
     ResumableSampler,
@@ -39,15 +41,13 @@ from hpc_toolkit.distributed import (
     scaled,
     wrap_model,
 )
-from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from hpc_toolkit.distributed import DistributedInfo
+    from hpc_toolkit.training.distributed import DistributedInfo
 
 # A script's own directory is on the path, the repository that holds it is not.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpc_toolkit.distributed import AGAIN, StopSignal
-from hpc_toolkit.files import read_fresh, replace_file
+from hpc_toolkit.rundir.files import read_fresh, replace_file
+from hpc_toolkit.training.distributed import AGAIN, StopSignal
 
 if TYPE_CHECKING:
     import numpy as np

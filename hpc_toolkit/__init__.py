@@ -38,9 +38,9 @@ def launch(
     from pathlib import Path
 
     from hpc_toolkit.errors import ConfigError
-    from hpc_toolkit.launcher import launch as launching
-    from hpc_toolkit.launcher.plan import START_TIMEOUT_S, Request
-    from hpc_toolkit.terminal import printable_lines
+    from hpc_toolkit.system.terminal import printable_lines
+    from hpc_toolkit.training.launch import launch as launching
+    from hpc_toolkit.training.launch.plan import START_TIMEOUT_S, Request
 
     try:
         directory = Path(run_dir).absolute() if run_dir is not None else None

@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "I1",
         "results are not synced",
-        "journal.py",
+        "rundir/journal.py",
         "            os.fdatasync(self._fd)\n",
         "            os.fstat(self._fd)\n",
         ("test_journal.py", "test_passes.py"),
@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant(
         "I1",
         "a pass returns before its lines are synced",
-        "passes.py",
+        "worker/passes.py",
         "        self._sync()\n        self.loaded",
         "        self.loaded",
         ("test_passes.py",),
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "I1",
         "a sync that failed counts as done",
-        "journal.py",
+        "rundir/journal.py",
         "            os.fdatasync(self._fd)\n            self._synced = self.size",
         "            self._synced = self.size\n            os.fdatasync(self._fd)",
         ("test_journal.py",),
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "I1",
         "a payload is named before it is synced",
-        "files.py",
+        "rundir/files.py",
         "        os.fsync(fd)\n    finally",
         "    finally",
         ("test_files.py",),
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "I2",
         "every gather computes anew",
-        "gather.py",
+        "results/gather.py",
         "        if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:",
         "        if stage.log.table is not None and stage.log.length < 0:",
         ("test_gather.py",),
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "I2",
         "a table after a retry changes rows that stood",
-        "gather.py",
+        "results/gather.py",
         '            if not (row["state"] == "failed" and lifted):',
         "            if False:",
         ("test_gather.py",),
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "I2",
         "a gather that lost the race answers with what it had",
-        "gather.py",
+        "results/gather.py",
         "            if stage.log.add_table(_encode(stage, found)):",
         "            if stage.log.add_table(_encode(stage, found)) or True:",
         ("test_gather.py",),
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "I3",
         "an interruption writes a failure",
-        "passes.py",
+        "worker/passes.py",
         '                if stream.end not in ("", wire.FAILING):\n',
         '                if stream.end != "":\n                    lines.timed_out(left[0], 0.0)\n',
         ("test_passes.py",),
@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         "I5",
         "a worker that was overtaken goes on writing",
-        "passes.py",
+        "worker/passes.py",
         "            if self._overtaken:\n                return Outcome.OVERTAKEN",
         "            if self._overtaken:\n                return Outcome.STOPPED",
         ("test_passes.py",),
@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         "I6",
         "a name that exists is taken for ours",
-        "files.py",
+        "rundir/files.py",
         "                return read_name(path)\n        else:",
         "                return target\n        else:",
         ("test_files.py", "test_queue_claims.py", "test_queue_log.py"),
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "I6",
         "a further name that exists is taken for ours",
-        "files.py",
+        "rundir/files.py",
         "    except FileExistsError:\n        raise\n",
         "    except FileExistsError:\n        return True\n",
         ("test_files.py", "test_queue_claims.py"),
@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant(
         "I7",
         "status leaves a mark",
-        "status.py",
+        "results/status.py",
         "    view.poll_claims()\n",
         '    view.poll_claims()\n    (view.paths.root / "seen").touch()\n',
         ("test_status.py",),
@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant(
         "I7",
         "reading makes what is missing",
-        "files.py",
+        "rundir/files.py",
         "        fd = os.open(path, os.O_RDONLY)\n    except",
         "        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)\n    except",
         ("test_status.py",),
@@ -288,7 +288,7 @@ MUTANTS = (
     Mutant(
         "I7",
         "status asks a lock who lives",
-        "status.py",
+        "results/status.py",
         "    if (presence.host, presence.boot) == place:\n",
         "    if (presence.host, presence.boot) == place:\n"
         "        import fcntl\n\n"
@@ -298,7 +298,7 @@ MUTANTS = (
     Mutant(
         "I8",
         "reading stops at a bad line",
-        "journal.py",
+        "rundir/journal.py",
         "                self.bad_lines.append(base + start)\n",
         "                return\n",
         ("test_journal.py",),
@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant(
         "I8",
         "the check of a line is not looked at",
-        "journal.py",
+        "rundir/journal.py",
         '    if tail != b\',"crc":"%08x"}\' % crc32(body):\n        return None\n',
         "",
         ("test_journal.py",),
@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant(
         "I8",
         "a damaged pass is taken for whole",
-        "journal.py",
+        "rundir/journal.py",
         'crc32(view[start:at]) == int(release["sum"], 16)',
         "crc32(view[start:at]) >= 0",
         ("test_journal.py", "test_queue_state.py"),
@@ -322,7 +322,7 @@ MUTANTS = (
     Mutant(
         "I8",
         "a torn last line is passed over for good",
-        "journal.py",
+        "rundir/journal.py",
         "                    self._offset = start + end\n",
         "                    self._offset = start + len(data)\n",
         ("test_journal.py",),
@@ -338,7 +338,7 @@ MUTANTS = (
     Mutant(
         "I9",
         "a PermanentError is an error like others",
-        "attempts.py",
+        "worker/attempts.py",
         "        permanent = isinstance(error, PermanentError)",
         "        permanent = isinstance(error, MemoryError)",
         ("test_passes.py",),

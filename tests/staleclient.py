@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from pathlib import Path

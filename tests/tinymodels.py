@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hpc_toolkit.workloads.checkpoints import LoadedModel
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 BLOCKS = 3
 WIDTH = 16
@@ -101,6 +101,6 @@ def _built(config: Any) -> torch.nn.Module:
 def _loaded(model: torch.nn.Module, name: str) -> LoadedModel:
     import torch
 
-    from hpc_toolkit.workloads.checkpoints import LoadedModel
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
     return LoadedModel(model, None, torch.device("cpu"), name)

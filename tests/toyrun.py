@@ -10,8 +10,6 @@ from zlib import crc32
 
 import pytest
 
-from hpc_toolkit.journal import JournalWriter, encode_line
-from hpc_toolkit.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from hpc_toolkit.queue import items as items_module
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.items import encode_segment
@@ -19,6 +17,8 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run, create_run
+from hpc_toolkit.rundir.journal import JournalWriter, encode_line
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from tests.replacedcalls import ReplacedCalls
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
     from hpc_toolkit.queue.view import StageView
 
-NOOP = WorkloadSpec(function="hpc_toolkit.workloads.synthetic:Noop")
+NOOP = WorkloadSpec(function="hpc_toolkit.science.workloads.synthetic:Noop")
 
 
 def spec_of(name: str = "items", **changes: Any) -> StageSpec:
@@ -117,7 +117,7 @@ class ToyRun:
 
 
 class ToyWorker:
-    """Writes a journal line by line, as :class:`hpc_toolkit.passes.PassRunner` does."""
+    """Writes a journal line by line, as :class:`hpc_toolkit.worker.passes.PassRunner` does."""
 
     def __init__(self, paths: RunPaths, name: str, **presence: Any) -> None:
         self.name = name

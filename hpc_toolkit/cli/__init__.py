@@ -153,7 +153,7 @@ def _surroundings(error: Exception) -> int | None:
 
 def show_error(error: HpcToolkitError) -> None:
     """Say what is wrong and what to do, without a traceback."""
-    from hpc_toolkit.terminal import printable_lines
+    from hpc_toolkit.system.terminal import printable_lines
 
     print(f"error: {printable_lines(error.message)}", file=sys.stderr)
     if error.hint:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.options import spelled
+from hpc_toolkit.system.options import spelled
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def _complete_run(incomplete: str) -> list[str]:
-    from hpc_toolkit.layout import all_runs
+    from hpc_toolkit.rundir.layout import all_runs
 
     return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:
     """Names of clusters that begin so."""
-    from hpc_toolkit.clusters.facts import cluster_names
+    from hpc_toolkit.slurm.clusters.facts import cluster_names
 
     return [name for name in cluster_names() if name.startswith(incomplete)]
 
@@ -44,8 +44,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for progra
 
 def open_run(given: str | None) -> Run:
     """The run that an argument means."""
-    from hpc_toolkit.layout import find_run
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import find_run
 
     return Run.open(find_run(given))
 

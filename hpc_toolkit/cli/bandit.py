@@ -107,7 +107,7 @@ def _read(given: str) -> ScoreTable:
         from hpc_toolkit.bandit.bench.synthetic import score_table
 
         return score_table(int(seed or "0"))
-    from hpc_toolkit.scoretable import read_score_table
+    from hpc_toolkit.results.scoretable import read_score_table
 
     return read_score_table(Path(given))
 
@@ -147,7 +147,7 @@ def _check_out(path: Path, until: float | None) -> None:
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
     """Print first: what cannot be written is not lost then."""
     from hpc_toolkit.bandit.bench.report import as_lines
-    from hpc_toolkit.quantities import format_duration
+    from hpc_toolkit.system.quantities import format_duration
 
     if as_json:
         print(json.dumps(report, allow_nan=False), flush=True)
@@ -168,7 +168,7 @@ def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
 def _write(path: Path, report: dict[str, Any]) -> None:
     from hpc_toolkit.bandit.bench.picture import regret_svg
     from hpc_toolkit.bandit.bench.report import as_csv
-    from hpc_toolkit.files import replace_file
+    from hpc_toolkit.rundir.files import replace_file
 
     if path.suffix == ".json":
         text = json.dumps(report, allow_nan=False) + "\n"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from hpc_toolkit.campaign import Campaign
+    from hpc_toolkit.campaign.settings import Campaign
+    from hpc_toolkit.campaign.summary import Found, Summary
     from hpc_toolkit.run import Run
-    from hpc_toolkit.summary import Found, Summary
 
 _PANEL = "Campaigns"
 _MEAN = "mean over tasks"
@@ -42,12 +42,12 @@ def run_campaign(
     as_json: JsonOption = False,
 ) -> None:
     """Run a whole campaign here: metrics, gather, bandit, summary. Run it again to go on."""
-    from hpc_toolkit.campaign import read_campaign
+    from hpc_toolkit.campaign.crew import campaign_of, resume_campaign
+    from hpc_toolkit.campaign.settings import read_campaign
+    from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.statuslines import status_lines
     from hpc_toolkit.cli.working import check_code
-    from hpc_toolkit.crew import campaign_of, resume_campaign
     from hpc_toolkit.run import Run
-    from hpc_toolkit.summary import summarize
 
     wanted = read_campaign(campaign)
     root = Path(run) if run is not None else Path("runs") / wanted.name
@@ -71,16 +71,16 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
     Its workloads are looked for beside the file, and then in the current directory.
     """
-    from hpc_toolkit.crew import make_campaign_run
+    from hpc_toolkit.campaign.crew import make_campaign_run
 
     path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
     return make_campaign_run(root, campaign, tuple(path), str(file))
 
 
 def _work(run: Run, workers: int | None) -> int:
-    from hpc_toolkit.crew import Crew
-    from hpc_toolkit.gpus import visible_gpus
-    from hpc_toolkit.worker import WorkerOptions
+    from hpc_toolkit.campaign.crew import Crew
+    from hpc_toolkit.system.gpus import visible_gpus
+    from hpc_toolkit.worker.worker import WorkerOptions
 
     count = workers if workers is not None else max(1, len(visible_gpus()))
     if not sys.stderr.isatty():
@@ -157,11 +157,11 @@ def conduct(
     ] = False,
 ) -> None:
     """Be the deciding process of a campaign; it can be killed and started again."""
+    from hpc_toolkit.campaign.conduct import Conductor
+    from hpc_toolkit.campaign.crew import campaign_of
+    from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.statuslines import status_lines
-    from hpc_toolkit.conduct import Conductor
-    from hpc_toolkit.crew import campaign_of
-    from hpc_toolkit.layout import check_trust
-    from hpc_toolkit.summary import summarize
+    from hpc_toolkit.rundir.layout import check_trust
 
     found = open_run(run)
     check_trust(found.root)

@@ -12,14 +12,14 @@ import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, complete_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.quantities import format_mem, format_walltime
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.quantities import format_mem, format_walltime
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.clusters.facts import Cluster
-    from hpc_toolkit.clusters.files import ClusterFile
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.files import ClusterFile
 
 _PANEL = "Slurm"
 
@@ -37,8 +37,8 @@ def register(app: typer.Typer) -> None:
 
 def list_clusters(as_json: JsonOption = False) -> None:
     """List the clusters in reach, and the files that describe each of them."""
-    from hpc_toolkit.clusters.facts import cluster_names, load_cluster
-    from hpc_toolkit.clusters.files import cluster_files
+    from hpc_toolkit.slurm.clusters.facts import cluster_names, load_cluster
+    from hpc_toolkit.slurm.clusters.files import cluster_files
 
     files = cluster_files()
     found: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show one cluster's facts, their source and when they were checked."""
-    from hpc_toolkit.clusters.facts import load_cluster
+    from hpc_toolkit.slurm.clusters.facts import load_cluster
 
     cluster = load_cluster(name)
     if as_json:
@@ -96,8 +96,8 @@ def validate(
 ) -> None:
     """Check cluster files, and say every error with its file and key."""
     from hpc_toolkit.cli import show_error
-    from hpc_toolkit.clusters.facts import problems
-    from hpc_toolkit.clusters.files import cluster_files, files_called
+    from hpc_toolkit.slurm.clusters.facts import problems
+    from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
 
     files = [] if names else cluster_files()
     for name in names or ():
@@ -118,7 +118,7 @@ def validate(
 
 def schema() -> None:
     """Print the JSON schema of cluster files, for editors that complete and check them."""
-    from hpc_toolkit.clusters.schema import cluster_schema
+    from hpc_toolkit.slurm.clusters.schema import cluster_schema
 
     print(json.dumps(cluster_schema(), indent=2))
 
@@ -137,8 +137,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a cluster file with what Slurm tells, and comments on what it does not."""
-    from hpc_toolkit.clusters.draft import draft, write_draft
-    from hpc_toolkit.clusters.probe import ask_slurm
+    from hpc_toolkit.slurm.clusters.draft import draft, write_draft
+    from hpc_toolkit.slurm.clusters.probe import ask_slurm
 
     if not from_slurm:
         msg = "only --from-slurm is known as a source"

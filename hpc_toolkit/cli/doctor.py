@@ -14,7 +14,7 @@ import typer
 
 from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,10 +58,10 @@ def doctor(
     With --repair only the run's files are looked at. A repair deletes nothing, and no result can be
     lost by it.
     """
-    from hpc_toolkit.clock import SystemClock
     from hpc_toolkit.doctor.examine import examine
     from hpc_toolkit.doctor.findings import Verdict
     from hpc_toolkit.doctor.otherside import Step, join_step
+    from hpc_toolkit.system.clock import SystemClock
 
     root = _directory(directory)
     if repair:
@@ -89,7 +89,7 @@ def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
     from hpc_toolkit.doctor.mending import repair_run
     from hpc_toolkit.doctor.planning import plan_repairs
-    from hpc_toolkit.layout import check_trust
+    from hpc_toolkit.rundir.layout import check_trust
 
     if pair is not None:
         message = "--pair belongs to an examination, and --repair makes none"
@@ -147,7 +147,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _directory(given: str | None) -> Path:
-    from hpc_toolkit.layout import all_runs
+    from hpc_toolkit.rundir.layout import all_runs
 
     named = given or os.environ.get("HPCTK_RUN")
     if named:

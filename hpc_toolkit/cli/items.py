@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpc_toolkit.workloads.pythia import (
+from hpc_toolkit.science.workloads.pythia import (
     HUB,
     SIZES,
     parse_sizes,

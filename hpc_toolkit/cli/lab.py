@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab

@@ -15,12 +15,12 @@ import typer
 from typer.core import TyperArgument
 
 from hpc_toolkit.cli.optiontable import TableCommand, add_table_command
-from hpc_toolkit.launcher.options import PANELS
-from hpc_toolkit.launcher.plan import START_TIMEOUT_S
-from hpc_toolkit.options import only_given
+from hpc_toolkit.system.options import only_given
+from hpc_toolkit.training.launch.options import PANELS
+from hpc_toolkit.training.launch.plan import START_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from hpc_toolkit.launcher.plan import Request
+    from hpc_toolkit.training.launch.plan import Request
 
 
 class LaunchCommand(TableCommand):
@@ -85,7 +85,7 @@ def launch(
     Exits with 0; with 75 where the ranks left with 75, saved and to be started again; else with
     the code of the rank that failed first, 128 + n for signal n.
     """
-    from hpc_toolkit.launcher.plan import Request
+    from hpc_toolkit.training.launch.plan import Request
 
     request = Request(
         script=script,
@@ -103,7 +103,7 @@ def launch(
         _tell(request, as_json=as_json)
         return
     from hpc_toolkit.cli import show_error
-    from hpc_toolkit.launcher import launch as launching
+    from hpc_toolkit.training.launch import launch as launching
 
     outcome = launching.launch(request, replace=True)
     if outcome.error is not None:
@@ -118,7 +118,7 @@ def _tell(request: "Request", *, as_json: bool) -> None:
     """Print what would start here."""
     import os
 
-    from hpc_toolkit.launcher import launch as launching
+    from hpc_toolkit.training.launch import launch as launching
 
     plan = launching.planned(request)
     variables = launching.surroundings(plan, os.environ)

@@ -11,11 +11,11 @@ from typer.core import TyperArgument, TyperCommand
 from hpc_toolkit.cli.optiontable import parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.options import Option, by_name, flag, many, only_given
+from hpc_toolkit.system.options import Option, by_name, flag, many, only_given
 
 if TYPE_CHECKING:
-    from hpc_toolkit.kubernetes.request import Kind
-    from hpc_toolkit.options import Panels
+    from hpc_toolkit.engines.kubernetes.request import Kind
+    from hpc_toolkit.system.options import Panels
 
 PANELS: Panels = {
     "Resources": (
@@ -124,7 +124,7 @@ class RenderCommand(ScriptCommand):
 
 def manifest_command(kind: Kind) -> TyperCommand:
     """The command that writes a manifest of this kind."""
-    from hpc_toolkit.kubernetes.request import KINDS, ONLY_OF
+    from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF
 
     said = _OF_QUEUES if kind == "kubernetes-queue" else {}
     panels = {
@@ -177,7 +177,7 @@ def _position(args: list[str]) -> int | None:
 
 def _manifest(args: list[str]) -> str | None:
     """The file that ``--from`` names, if it is a manifest."""
-    from hpc_toolkit.kubernetes.drift import is_manifest
+    from hpc_toolkit.engines.kubernetes.drift import is_manifest
 
     for word, following in zip(args, [*args[1:], ""], strict=False):
         if word == "--":
@@ -189,15 +189,15 @@ def _manifest(args: list[str]) -> str | None:
 
 
 def _embedded(source: str) -> dict[str, Any]:
-    from hpc_toolkit.kubernetes.drift import embedded
+    from hpc_toolkit.engines.kubernetes.drift import embedded
 
     return embedded(Path(source))
 
 
 def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> None:
-    from hpc_toolkit.kubernetes.manifest import render_manifest
-    from hpc_toolkit.kubernetes.request import ManifestSpec
-    from hpc_toolkit.kubernetes.values import is_floating
+    from hpc_toolkit.engines.kubernetes.manifest import render_manifest
+    from hpc_toolkit.engines.kubernetes.request import ManifestSpec
+    from hpc_toolkit.engines.kubernetes.values import is_floating
 
     source: str | None = given.pop("from")
     values = _fields(only_given(given))
@@ -217,7 +217,7 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     if out == "-":
         sys.stdout.write(text)
         return
-    from hpc_toolkit.render.file import write_script
+    from hpc_toolkit.slurm.render.file import write_script
 
     path = Path(out or source or Path("slurm", f"{spec.name}.yaml"))
     write_script(path, text, force=bool(force))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import typer
 
-    from hpc_toolkit.options import Option, Panels
+    from hpc_toolkit.system.options import Option, Panels
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("N", "[=N]", "PORT"), int),

@@ -20,11 +20,11 @@ from hpc_toolkit.cli.arguments import (
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
-    from hpc_toolkit.plan.comparison import Comparison
-    from hpc_toolkit.plan.lengths import Guess
-    from hpc_toolkit.plan.page import Plan
-    from hpc_toolkit.plan.work import Work
+    from hpc_toolkit.planning.comparison import Comparison
+    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.planning.page import Plan
+    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 _ENDINGS = (".md", ".svg", ".json")
 _MOST_ITEMS = 10_000_000
@@ -141,9 +141,9 @@ def plan(
     between. Waiting for Slurm is not in it. What -o FILE.json
     keeps, --check FILE.json compares with what came.
     """
-    from hpc_toolkit.plan.making import make_plan
-    from hpc_toolkit.plan.nodes import Worker, node_of
-    from hpc_toolkit.quantities import parse_duration, parse_mem_mib, parse_walltime
+    from hpc_toolkit.planning.making import make_plan
+    from hpc_toolkit.planning.nodes import Worker, node_of
+    from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
 
     for path in out or []:
         _check_out(path)
@@ -195,8 +195,8 @@ def _refuse_below(least: int, given: dict[str, int | None] | dict[str, float | N
 
 
 def _guess(seconds: str | None, load: str, factor: float) -> Guess | None:
-    from hpc_toolkit.plan.lengths import Guess
-    from hpc_toolkit.quantities import parse_duration
+    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.system.quantities import parse_duration
 
     if seconds is None:
         return None
@@ -220,8 +220,8 @@ def _counts(given: str) -> list[int]:
 
 
 def _site(given: str | None) -> Cluster:
-    from hpc_toolkit.clusters.choice import resolve_cluster
-    from hpc_toolkit.terminal import printable
+    from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+    from hpc_toolkit.system.terminal import printable
 
     resolved = resolve_cluster(given)
     for note in resolved.notes:
@@ -230,9 +230,9 @@ def _site(given: str | None) -> Cluster:
 
 
 def _work(given: str | None, items: int | None, groups: int, guess: Guess | None) -> Work:
-    from hpc_toolkit.clock import SystemClock
-    from hpc_toolkit.plan.reading import read_work
-    from hpc_toolkit.plan.work import typed_work
+    from hpc_toolkit.planning.reading import read_work
+    from hpc_toolkit.planning.work import typed_work
+    from hpc_toolkit.system.clock import SystemClock
 
     if items is None:
         run = open_run(given)
@@ -251,9 +251,9 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
 
 def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
-    from hpc_toolkit.clock import SystemClock
-    from hpc_toolkit.plan.comparison import compare
-    from hpc_toolkit.plan.page import read_plan
+    from hpc_toolkit.planning.comparison import compare
+    from hpc_toolkit.planning.page import read_plan
+    from hpc_toolkit.system.clock import SystemClock
 
     kept = read_plan(path)
     found = compare(open_run(given or kept["run"] or None).view, SystemClock(), kept)
@@ -263,8 +263,8 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
 
 
 def _said(found: Comparison) -> list[str]:
-    from hpc_toolkit.plan.page import counted
-    from hpc_toolkit.quantities import format_duration as shown
+    from hpc_toolkit.planning.page import counted
+    from hpc_toolkit.system.quantities import format_duration as shown
 
     span = f"{shown(found.low_s)} to {shown(found.high_s)}"
     on = f"on {counted(found.workers_predicted)}"
@@ -291,9 +291,9 @@ def _check_out(path: Path) -> None:
 
 
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
-    from hpc_toolkit.files import replace_file
-    from hpc_toolkit.plan.page import as_lines, as_markdown
-    from hpc_toolkit.plan.picture import plan_svg
+    from hpc_toolkit.planning.page import as_lines, as_markdown
+    from hpc_toolkit.planning.picture import plan_svg
+    from hpc_toolkit.rundir.files import replace_file
 
     text = json.dumps(found.to_json(), allow_nan=False)
     print(text if as_json else "\n".join(as_lines(found)), flush=True)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
+    from hpc_toolkit.results.status import StageCounts
     from hpc_toolkit.run import Run
-    from hpc_toolkit.status import StageCounts
 
 _REFRESH_S = 0.5
 

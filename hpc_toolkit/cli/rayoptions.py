@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.options import Option, by_name, flag, only_given, spelled
+from hpc_toolkit.system.options import Option, by_name, flag, only_given, spelled
 
 if TYPE_CHECKING:
-    from hpc_toolkit.actors.settings import RaySettings
-    from hpc_toolkit.binding import Shares
-    from hpc_toolkit.options import Panels
+    from hpc_toolkit.engines.ray.settings import RaySettings
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.system.options import Panels
 
 
 class Engine(StrEnum):
@@ -51,8 +51,8 @@ def ray_settings(engine: Engine, values: dict[str, Any], shares: Shares) -> RayS
     Raises:
         ConfigError: an option of Ray's without ``--engine ray``, or a value that Ray cannot give.
     """
-    from hpc_toolkit.actors.settings import AUTO, RaySettings
-    from hpc_toolkit.quantities import parse_size
+    from hpc_toolkit.engines.ray.settings import AUTO, RaySettings
+    from hpc_toolkit.system.quantities import parse_size
 
     given = only_given({name: values[name] for name in by_name(PANELS)})
     if engine is not Engine.RAY:

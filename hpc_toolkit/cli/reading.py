@@ -17,14 +17,14 @@ import typer
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
 from hpc_toolkit.cli.statuslines import failed_items, not_shown, place_lines, status_parts
 from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.status import Status
 
 _PANEL = "Look"
 _WATCH_S = 2.0
@@ -58,8 +58,8 @@ def status(
     """
     import os
 
-    from hpc_toolkit.doctor.proof import believed
-    from hpc_toolkit.layout import all_runs
+    from hpc_toolkit.rundir.layout import all_runs
+    from hpc_toolkit.rundir.proof import believed
     from hpc_toolkit.submit.jobs import JobStates
 
     runs = all_runs()
@@ -167,8 +167,8 @@ def gather(
 
     The first complete gather publishes its rows; from then on everybody gets the same.
     """
-    from hpc_toolkit.gather import NotCompleteError
-    from hpc_toolkit.tables import json_lines, write_table, writer_for
+    from hpc_toolkit.results.gather import NotCompleteError
+    from hpc_toolkit.results.tables import json_lines, write_table, writer_for
 
     if out != "-":
         writer_for(Path(out))
@@ -217,8 +217,8 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show the life of one item: claims, attempts, deaths."""
-    from hpc_toolkit.explain import explain as explain_item
-    from hpc_toolkit.explain import find_item
+    from hpc_toolkit.results.explain import explain as explain_item
+    from hpc_toolkit.results.explain import find_item
 
     if len(words) > 2:
         message = f"too many words: {words[2:]}"
@@ -298,7 +298,7 @@ class _LogPart:
 
 
 def _log_parts(run: Run, worker: str | None, item: str | None) -> Iterator[_LogPart]:
-    from hpc_toolkit.explain import attempts_of, find_item
+    from hpc_toolkit.results.explain import attempts_of, find_item
 
     if item is not None:
         for name, line in attempts_of(run.view, find_item(run.view, item)):

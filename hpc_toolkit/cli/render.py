@@ -14,12 +14,12 @@ from hpc_toolkit.cli.manifests import RenderCommand
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.options import only_given, spelled
+from hpc_toolkit.system.options import only_given, spelled
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
-    from hpc_toolkit.render.drift import Drift
-    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.drift import Drift
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _PANEL = "Slurm"
 _CHECKING = "Scripts that are there"
@@ -89,7 +89,7 @@ def render(
     if out == "-":
         sys.stdout.write(script)
     else:
-        from hpc_toolkit.render.file import write_script
+        from hpc_toolkit.slurm.render.file import write_script
 
         path = Path(out or source or Path("slurm", f"{spec.job_name}.sbatch"))
         write_script(path, script, force=force)
@@ -99,8 +99,8 @@ def render(
 
 def _embedded(source: str) -> dict[str, Any]:
     """What a script was rendered from."""
-    from hpc_toolkit.render.file import read_header, read_script
-    from hpc_toolkit.render.spec import spec_values
+    from hpc_toolkit.slurm.render.file import read_header, read_script
+    from hpc_toolkit.slurm.render.spec import spec_values
 
     header = read_header(read_script(Path(source)), source)
     known = {"template": header.template, "cluster": header.cluster}
@@ -109,8 +109,8 @@ def _embedded(source: str) -> dict[str, Any]:
 
 def _make_log_directories(spec: "ScriptSpec") -> None:
     """Make them, since Slurm before 23.02 does not: a job without one ends without a word."""
-    from hpc_toolkit.render.directives import log_pattern
-    from hpc_toolkit.render.file import log_directory
+    from hpc_toolkit.slurm.render.directives import log_pattern
+    from hpc_toolkit.slurm.render.file import log_directory
 
     for pattern in filter(None, (log_pattern(spec), spec.error)):
         logs = Path(spec.chdir or "") / log_directory(pattern)
@@ -123,7 +123,7 @@ def _make_log_directories(spec: "ScriptSpec") -> None:
 
 
 def _show_notes(site: "Cluster") -> None:
-    from hpc_toolkit.render.limits import forbidden
+    from hpc_toolkit.slurm.render.limits import forbidden
 
     if site.source and not site.verified:
         note = f"{_NOTE}{site.file}: facts not verified, from {site.source} ({site.checked})"
@@ -143,9 +143,9 @@ def _refuse_writing(given: dict[str, Any]) -> None:
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
     import json
 
-    from hpc_toolkit.kubernetes.drift import check_manifest, is_manifest
-    from hpc_toolkit.render.drift import check_drift
-    from hpc_toolkit.terminal import printable
+    from hpc_toolkit.engines.kubernetes.drift import check_manifest, is_manifest
+    from hpc_toolkit.slurm.render.drift import check_drift
+    from hpc_toolkit.system.terminal import printable
 
     for name in only_given(given):
         msg = f"{spelled(name)}: --check renders what each script asks for"
@@ -165,7 +165,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 def _own_scripts() -> list[Path]:
     """What this command wrote into slurm/; there may be others beside it."""
-    from hpc_toolkit.kubernetes.drift import is_manifest
+    from hpc_toolkit.engines.kubernetes.drift import is_manifest
 
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
     own += [path for path in sorted(Path("slurm").glob("*.yaml")) if is_manifest(path)]
@@ -177,7 +177,7 @@ def _own_scripts() -> list[Path]:
 
 def _is_own(path: Path) -> bool:
     from hpc_toolkit.errors import RenderError
-    from hpc_toolkit.render.file import origin, read_script
+    from hpc_toolkit.slurm.render.file import origin, read_script
 
     try:
         return origin(read_script(path)) != "foreign"

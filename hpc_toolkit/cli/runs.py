@@ -11,8 +11,8 @@ import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, RunArgument, open_run
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.quantities import parse_duration
 from hpc_toolkit.queue.items import parse_items
+from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
@@ -142,8 +142,8 @@ def _init_from(
     """Begin from a snapshot; ``code`` and ``settings`` as the options of init give them."""
     from dataclasses import replace
 
-    from hpc_toolkit.layout import WorkloadSpec
-    from hpc_toolkit.snapshot import read_snapshot, restore_run
+    from hpc_toolkit.run.snapshot import read_snapshot, restore_run
+    from hpc_toolkit.rundir.layout import WorkloadSpec
 
     if items is not None:
         message = "--from and --items: a run that begins from a snapshot has its items"
@@ -169,7 +169,7 @@ def _init_from(
 
 
 def _init_campaign(run: str, campaign: Path, *, alone: bool) -> None:
-    from hpc_toolkit.campaign import read_campaign
+    from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.cli.campaigns import make_run
 
     if not alone:
@@ -232,9 +232,9 @@ def try_(
     ] = "0",
 ) -> None:
     """Run one item here in the foreground, traceback and all; nothing is recorded."""
-    from hpc_toolkit.explain import find_item
-    from hpc_toolkit.layout import check_trust
-    from hpc_toolkit.workloads.loading import load_workload
+    from hpc_toolkit.results.explain import find_item
+    from hpc_toolkit.rundir.layout import check_trust
+    from hpc_toolkit.worker.loading import load_workload
 
     found_run = open_run(run)
     check_trust(found_run.root)

@@ -16,11 +16,11 @@ from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, refuse_given
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scalingrun import RunCommand, run
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
-from hpc_toolkit.scaling.collectives import DEFAULT_SIZES
+from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
 
 if TYPE_CHECKING:
-    from hpc_toolkit.scaling.page import Judged
-    from hpc_toolkit.scaling.prices import Asked
+    from hpc_toolkit.training.scaling.page import Judged
+    from hpc_toolkit.training.scaling.prices import Asked
 
 _ENDINGS = (".md", ".json", ".svg")
 
@@ -80,9 +80,9 @@ def analyze(
     as_json: JsonOption = False,
 ) -> None:
     """Compare world sizes: speed-up, efficiency, GPU-hours, cost, a fitted law and advice."""
-    from hpc_toolkit.scaling.page import as_data, as_markdown
-    from hpc_toolkit.scaling.prices import Asked
-    from hpc_toolkit.terminal import printable_lines
+    from hpc_toolkit.system.terminal import printable_lines
+    from hpc_toolkit.training.scaling.page import as_data, as_markdown
+    from hpc_toolkit.training.scaling.prices import Asked
 
     for path in out or []:
         if path.suffix not in _ENDINGS:
@@ -113,11 +113,11 @@ def analyze(
 def _judged(
     sources: list[Path], asked: Asked, minimum: float | None
 ) -> tuple[list[Judged], list[str]]:
-    from hpc_toolkit.scaling.claims import check_claims
-    from hpc_toolkit.scaling.comparison import compare
-    from hpc_toolkit.scaling.prices import priced
-    from hpc_toolkit.scaling.sources import read_source
-    from hpc_toolkit.scaling.verdict import FAIR, judge
+    from hpc_toolkit.training.scaling.claims import check_claims
+    from hpc_toolkit.training.scaling.comparison import compare
+    from hpc_toolkit.training.scaling.prices import priced
+    from hpc_toolkit.training.scaling.sources import read_source
+    from hpc_toolkit.training.scaling.verdict import FAIR, judge
 
     judged: list[Judged] = []
     notes: list[str] = []
@@ -132,9 +132,9 @@ def _judged(
 
 
 def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
-    from hpc_toolkit.files import replace_file
-    from hpc_toolkit.scaling.page import as_data, as_markdown
-    from hpc_toolkit.scaling.picture import scaling_svg
+    from hpc_toolkit.rundir.files import replace_file
+    from hpc_toolkit.training.scaling.page import as_data, as_markdown
+    from hpc_toolkit.training.scaling.picture import scaling_svg
 
     if path.suffix == ".json":
         text = json.dumps(as_data(judged, notes), allow_nan=False) + "\n"
@@ -174,9 +174,9 @@ def collectives(
     as_json: JsonOption = False,
 ) -> None:
     """Time collectives over sizes of messages; bus bandwidths as nccl-tests computes them."""
-    from hpc_toolkit.files import replace_file
-    from hpc_toolkit.scaling.collectives import as_markdown, records_in
-    from hpc_toolkit.scaling.sources import read_text
+    from hpc_toolkit.rundir.files import replace_file
+    from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
+    from hpc_toolkit.training.scaling.sources import read_text
 
     if out is not None and out.suffix not in (".md", ".json"):
         message = f"{out}: unknown format {out.suffix!r}"
@@ -193,7 +193,9 @@ def collectives(
         found = _timed(world_size, sizes, names, iterations, backend)
     if not found:
         message = "no collective was timed"
-        raise RunError(message, hint="the logs are those of hpc_toolkit.scaling.collectives")
+        raise RunError(
+            message, hint="the logs are those of hpc_toolkit.training.scaling.collectives"
+        )
     data = json.dumps({"format": 1, "kind": "hpctk.collectives", "rows": found}) + "\n"
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)
@@ -207,15 +209,15 @@ def _timed(
 ) -> list[dict[str, Any]]:
     import tempfile
 
-    from hpc_toolkit.launcher.launch import launch
-    from hpc_toolkit.launcher.plan import Request
-    from hpc_toolkit.scaling.collectives import (
+    from hpc_toolkit.training.launch.launch import launch
+    from hpc_toolkit.training.launch.plan import Request
+    from hpc_toolkit.training.scaling.collectives import (
         MODULE,
         parse_collectives,
         parse_sizes,
         records_in,
     )
-    from hpc_toolkit.scaling.sources import read_text
+    from hpc_toolkit.training.scaling.sources import read_text
 
     parse_sizes(sizes)
     parse_collectives(names)

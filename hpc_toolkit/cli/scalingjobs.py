@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.options import spelled
+from hpc_toolkit.system.options import spelled
 
 if TYPE_CHECKING:
-    from hpc_toolkit.scaling.launches import ScalingRun
     from hpc_toolkit.submit.submission import Submission
+    from hpc_toolkit.training.scaling.launches import ScalingRun
 
 DECIDED = {
     "nodes": "--world-sizes",
@@ -39,9 +39,9 @@ def submissions(
     run: ScalingRun, given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
 ) -> dict[int, Submission]:
     """A job for each world size; with ``dry_run`` their scripts are printed."""
-    from hpc_toolkit.scaling.jobs import job_name, job_request
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
+    from hpc_toolkit.training.scaling.jobs import job_name, job_request
 
     for name, instead in DECIDED.items():
         if given.get(name):
@@ -71,7 +71,7 @@ def submissions(
 
 def _cluster(given: str | None) -> str:
     """What records shall call the cluster of the jobs; "" for one of which nothing is known."""
-    from hpc_toolkit.clusters.choice import FALLBACK, resolve_cluster
+    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
 
     site = resolve_cluster(given).cluster
     if site.name == FALLBACK:
@@ -82,9 +82,9 @@ def _cluster(given: str | None) -> str:
 
 def submit(run: ScalingRun, jobs: dict[int, Submission], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
-    from hpc_toolkit.scaling.jobs import note_job, refuse_twice
-    from hpc_toolkit.scaling.place import prepare
     from hpc_toolkit.submit.send import send
+    from hpc_toolkit.training.scaling.jobs import note_job, refuse_twice
+    from hpc_toolkit.training.scaling.place import prepare
 
     prepare(run.directory)
     if not force:

@@ -15,13 +15,13 @@ from hpc_toolkit.cli.scalingjobs import DECIDED, USELESS, submissions, submit
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.options import Option, Panels, by_name, many, only_given, spelled
-from hpc_toolkit.scaling.settings import Settings, Variation, parse_world_sizes
+from hpc_toolkit.system.options import Option, Panels, by_name, many, only_given, spelled
+from hpc_toolkit.training.scaling.settings import Settings, Variation, parse_world_sizes
 
 if TYPE_CHECKING:
     from typer.core import TyperArgument
 
-    from hpc_toolkit.scaling.launches import ScalingRun
+    from hpc_toolkit.training.scaling.launches import ScalingRun
 
 _TRAINING = "Training"
 _WHERE = "Where"
@@ -151,7 +151,7 @@ def run(
 
     Prints DIR, or with --slurm the jobs' ids; 'hpctk scaling analyze DIR' compares.
     """
-    from hpc_toolkit.scaling.launches import ScalingRun
+    from hpc_toolkit.training.scaling.launches import ScalingRun
 
     settings = Settings(**{name: given.pop(name) for name in by_name(_SETTINGS)})
     variations = tuple(Variation.parse(text) for text in given.pop("vary") or ())
@@ -180,7 +180,7 @@ def run(
 
 
 def _check_directory(out: Path, *, resume: bool) -> None:
-    from hpc_toolkit.scaling.records import DIRECTORY
+    from hpc_toolkit.training.scaling.records import DIRECTORY
 
     if any((out / DIRECTORY).glob("*.jsonl")) and not resume:
         message = f"{out} holds measurements"
@@ -195,8 +195,8 @@ def _here(
     backend: str | None,
     dry_run: bool,
 ) -> None:
-    from hpc_toolkit.scaling.launches import with_equal_threads
-    from hpc_toolkit.scaling.place import prepare
+    from hpc_toolkit.training.scaling.launches import with_equal_threads
+    from hpc_toolkit.training.scaling.place import prepare
 
     for name in only_given(given):
         message = f"{spelled(name)} is for jobs"
@@ -217,8 +217,8 @@ def _here(
 def _launch(run: "ScalingRun", size: int, backend: str | None) -> None:
     import time
 
-    from hpc_toolkit.quantities import format_duration
-    from hpc_toolkit.scaling.launches import launch_here
+    from hpc_toolkit.system.quantities import format_duration
+    from hpc_toolkit.training.scaling.launches import launch_here
 
     began = time.monotonic()
     code = launch_here(run, size, backend=backend)

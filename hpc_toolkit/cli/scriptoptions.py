@@ -12,11 +12,11 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.optiontable import TableCommand
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.options import by_name, only_given
+from hpc_toolkit.system.options import by_name, only_given
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
-    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 DEFAULT_TEMPLATE = "work-queue"
 
@@ -49,7 +49,7 @@ class ScriptCommand(TableCommand):
 
     def templates(self) -> list[str]:
         """What TEMPLATE may be."""
-        from hpc_toolkit.render.script import template_names
+        from hpc_toolkit.slurm.render.script import template_names
 
         return template_names()
 
@@ -74,9 +74,9 @@ def requested(
     taken from ``base``, the fields of another request with ``cluster`` and ``template``. Says on
     stderr how the cluster was found. Raises ConfigError or RenderError.
     """
-    from hpc_toolkit.clusters.choice import resolve_cluster
-    from hpc_toolkit.render.script import render_script, template_names
-    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+    from hpc_toolkit.slurm.render.script import render_script, template_names
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
     values = _over(base or {}, _fields(given))
     kind = template or values.get("template", DEFAULT_TEMPLATE)
@@ -118,7 +118,7 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """``base`` with ``values`` instead of its own, and without what they exclude."""
     if not base:
         return values
-    from hpc_toolkit.render.rules import RIVALS
+    from hpc_toolkit.slurm.render.rules import RIVALS
 
     replaced = {name for rivals in RIVALS if values.keys() & set(rivals) for name in rivals}
     return {**{name: base[name] for name in base if name not in replaced}, **values}

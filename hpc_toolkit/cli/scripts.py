@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import RunArgument, open_run
-from hpc_toolkit.quantities import parse_duration, parse_size
+from hpc_toolkit.system.quantities import parse_duration, parse_size
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def preflight(
     ] = "100M",
 ) -> None:
     """Say in one line whether this node can do its part of a job; exits with 1 if not."""
-    from hpc_toolkit.preflight import check_node
+    from hpc_toolkit.slurm.batch.preflight import check_node
 
     root = Path(run) if run is not None else None
     report = check_node(root, gpus=gpus, free_bytes=parse_size(free, where="--free"))
@@ -48,8 +48,8 @@ def stage(
     """Copy files and directories to this node's disk, below a directory of its name."""
     import signal
 
-    from hpc_toolkit.ranks import host_name
-    from hpc_toolkit.staging import stage_paths
+    from hpc_toolkit.slurm.batch.staging import stage_paths
+    from hpc_toolkit.system.ranks import host_name
 
     # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -69,9 +69,9 @@ def left(
 ) -> None:
     """Print how many items are not finished, whether the run is complete or open, and, where other
     jobs hold all of these items, how many of them belong to workers that are alive."""
-    from hpc_toolkit.clock import SystemClock
-    from hpc_toolkit.ranks import RankInfo
-    from hpc_toolkit.status import held_elsewhere
+    from hpc_toolkit.results.status import held_elsewhere
+    from hpc_toolkit.system.clock import SystemClock
+    from hpc_toolkit.system.ranks import RankInfo
 
     opened, watch_s = open_run(run), parse_duration(watch, where="--watch")
     status = opened.status()
@@ -90,9 +90,9 @@ def giveback(
     ] = "1min",
 ) -> None:
     """Give nodes of this job back to Slurm when all their ranks have left, until one is left."""
-    from hpc_toolkit.giveback import give_back
-    from hpc_toolkit.processes import die_with_parent
+    from hpc_toolkit.slurm.batch.giveback import give_back
     from hpc_toolkit.slurm.client import SlurmError
+    from hpc_toolkit.system.processes import die_with_parent
 
     # Else it would outlive the script, which does not wait for it.
     die_with_parent()

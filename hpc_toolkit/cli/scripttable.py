@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.cli.arguments import complete_cluster
-from hpc_toolkit.options import Option, flag, many
+from hpc_toolkit.system.options import Option, flag, many
 
 if TYPE_CHECKING:
-    from hpc_toolkit.options import Panels
+    from hpc_toolkit.system.options import Panels
 
 PANELS: Panels = {
     "Resources": (

@@ -17,9 +17,9 @@ from hpc_toolkit.errors import PASSING, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.layout import StageSpec
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.verification import Problem, Results
+    from hpc_toolkit.run.verification import Problem, Results
+    from hpc_toolkit.rundir.layout import StageSpec
 
 _SHOWN = 20
 _TOLERANCE = 1e-9
@@ -45,7 +45,7 @@ def snapshot(
 
     'hpctk init RUN --from FILE.json' makes a run that begins from it, on any machine.
     """
-    from hpc_toolkit.snapshot import take_snapshot, write_snapshot
+    from hpc_toolkit.run.snapshot import take_snapshot, write_snapshot
 
     if out != "-" and Path(out).suffix != ".json":
         # 'verify' and people would take it for something else.
@@ -115,8 +115,8 @@ def verify(
 
     Exits with 1 and a list where they are not. A row that a run has not is missing.
     """
-    from hpc_toolkit.verification import Range, Recomputation
-    from hpc_toolkit.verification import verify as check
+    from hpc_toolkit.run.verification import Range, Recomputation
+    from hpc_toolkit.run.verification import verify as check
 
     if not recompute and (seed or ignore or tolerance != _TOLERANCE):
         message = "--seed, --tolerance and --ignore are for --recompute"
@@ -160,9 +160,9 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | None]:
     """The rows, the items where they are known, and the code where it is."""
-    from hpc_toolkit.layout import check_trust
-    from hpc_toolkit.snapshot import read_snapshot, take_snapshot
-    from hpc_toolkit.verification import Results, plain_key, read_results
+    from hpc_toolkit.run.snapshot import read_snapshot, take_snapshot
+    from hpc_toolkit.run.verification import Results, plain_key, read_results
+    from hpc_toolkit.rundir.layout import check_trust
 
     path = Path(given) if given is not None else None
     if path is not None and path.suffix != ".json" and not path.is_dir() and path.suffix:
@@ -186,7 +186,7 @@ def _show(
 ) -> None:
     from collections import Counter
 
-    from hpc_toolkit.terminal import printable
+    from hpc_toolkit.system.terminal import printable
 
     counts = Counter(problem.kind for problem in problems)
     total = len(items) if items is not None else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.status import Status
 
 _EXAMPLE_CHARS = 80
 
@@ -65,7 +65,7 @@ def status_parts(
 
 def place_lines(now: Status) -> list[str]:
     """A line for each living worker: what it had when it began."""
-    from hpc_toolkit.binding import Place
+    from hpc_toolkit.system.binding import Place
 
     return [f"    {worker}: {Place.from_record(record)}" for worker, record in now.places.items()]
 

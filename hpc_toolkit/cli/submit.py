@@ -20,14 +20,14 @@ from hpc_toolkit.cli.scriptoptions import (
     requested,
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.options import only_given, spelled
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.options import only_given, spelled
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
-    from hpc_toolkit.render.file import Header
     from hpc_toolkit.run import Run
+    from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.records import JobRecord
+    from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
 
 _PANEL = "Slurm"
@@ -131,7 +131,7 @@ def _of_request(
 ) -> "Submission":
     from dataclasses import replace
 
-    from hpc_toolkit.render.kinds import PROGRAMS
+    from hpc_toolkit.slurm.render.kinds import PROGRAMS
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_request
 
@@ -166,8 +166,8 @@ def _of_script(
 ) -> "Submission":
     from dataclasses import replace
 
-    from hpc_toolkit.render.file import read_script
-    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.file import read_script
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script, script_options
 
@@ -216,7 +216,7 @@ def _check_template(template: str | None, run: "Run") -> None:
 
 def _header(path: Path, text: str, *, needed: bool) -> "Header | None":
     """What a script says of its making; None for one that was written by hand."""
-    from hpc_toolkit.render.file import origin, read_header
+    from hpc_toolkit.slurm.render.file import origin, read_header
 
     if origin(text) == "foreign":
         return None
@@ -230,7 +230,7 @@ def _header(path: Path, text: str, *, needed: bool) -> "Header | None":
 
 def _site(header: "Header | None") -> "Cluster":
     """The cluster for which a script was rendered, else the one that is recognized here."""
-    from hpc_toolkit.clusters.choice import FALLBACK, resolve_cluster
+    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
 
     if header is not None and header.cluster != FALLBACK:
         try:

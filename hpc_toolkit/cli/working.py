@@ -24,15 +24,15 @@ from hpc_toolkit.cli.workoptions import (
     with_snapshots,
 )
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.quantities import parse_duration
+from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.actors.settings import RaySettings
-    from hpc_toolkit.binding import Shares
+    from hpc_toolkit.engines.ray.settings import RaySettings
     from hpc_toolkit.run import Run
-    from hpc_toolkit.worker import WorkerOptions
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.worker.worker import WorkerOptions
 
 _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
@@ -87,7 +87,7 @@ def work(
     Exits with 0 when the run is sealed and no item is pending, failed ones included, and with 75
     when items are left: time is up, or the worker was asked to leave.
     """
-    from hpc_toolkit.ranks import RankInfo
+    from hpc_toolkit.system.ranks import RankInfo
 
     found = open_run(run)
     check_code(found, strict=strict_code)
@@ -124,8 +124,8 @@ def work_here(
     look: Callable[[], None] | None = None,
 ) -> int:
     """Local workers with a progress bar where there is a terminal; the exit code."""
-    from hpc_toolkit.binding import Shares
-    from hpc_toolkit.gpus import visible_gpus
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.system.gpus import visible_gpus
 
     shares = shares if shares is not None else Shares()
     count = workers if workers is not None else shares.workers_on(len(visible_gpus()))
@@ -144,7 +144,7 @@ def work_on_actors(
     look: Callable[[], None] | None = None,
 ) -> int:
     """Workers that are actors of a Ray cluster, with the same bar; the exit code."""
-    from hpc_toolkit.actors.engine import work_on_ray
+    from hpc_toolkit.engines.ray.engine import work_on_ray
 
     return _shown(run, lambda on_tick: work_on_ray(run, workers, options, settings, on_tick), look)
 
@@ -175,7 +175,7 @@ def check_code(run: Run, *, strict: bool) -> None:
     Raises:
         ConfigError: it changed, and ``strict`` is set.
     """
-    from hpc_toolkit.workloads.loading import code_hash
+    from hpc_toolkit.worker.loading import code_hash
 
     for stage in run.manifest.stages:
         before = run.manifest.provenance.get("code", {}).get(stage.name)
@@ -192,7 +192,7 @@ def check_code(run: Run, *, strict: bool) -> None:
 def _options(
     deadline: str | None, idle_exit: str | None, lease: str | None, grace: str | None
 ) -> WorkerOptions:
-    from hpc_toolkit.worker import WorkerOptions
+    from hpc_toolkit.worker.worker import WorkerOptions
 
     defaults = WorkerOptions()
     in_slurm = "SLURM_JOB_ID" in os.environ

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, ClassVar
 from hpc_toolkit.cli import rayoptions
 from hpc_toolkit.cli.optiontable import TableCommand
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.options import Option
-from hpc_toolkit.quantities import parse_duration, parse_size
+from hpc_toolkit.system.options import Option
+from hpc_toolkit.system.quantities import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.binding import Shares
-    from hpc_toolkit.options import Panels
-    from hpc_toolkit.ranks import RankInfo
     from hpc_toolkit.run import Run
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.system.options import Panels
+    from hpc_toolkit.system.ranks import RankInfo
 
 PANELS: Panels = {
     "What each local worker has": (
@@ -73,7 +73,7 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
     Raises:
         ConfigError: a value that no machine can give, or one that srun decides.
     """
-    from hpc_toolkit.binding import Place, Shares
+    from hpc_toolkit.system.binding import Place, Shares
 
     size = parse_size(memory, where="--memory-per-worker") if memory is not None else None
     shares = Shares(cpus=cpus, gpus=gpus, memory_bytes=size)
@@ -89,7 +89,7 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
 
 def show_places(shares: Shares, workers: int) -> None:
     """Say what each worker gets, where something was asked for."""
-    from hpc_toolkit.binding import place_workers, read_machine
+    from hpc_toolkit.system.binding import place_workers, read_machine
 
     if shares:
         for worker, place in enumerate(place_workers(read_machine(), shares, workers)):
@@ -110,8 +110,8 @@ def monitored(run: Run, rank: RankInfo, interval: str | None, *, wanted: bool) -
     if not wanted or rank.local_rank > 0:
         yield
         return
-    from hpc_toolkit.monitor import watching
-    from hpc_toolkit.ranks import host_name
+    from hpc_toolkit.system.ranks import host_name
+    from hpc_toolkit.training.monitor import watching
 
     with watching(run.paths.monitor_log(host_name(), os.getpid()), interval_s):
         yield
@@ -135,7 +135,7 @@ def with_snapshots(
     if rank.in_step:
         message = "--snapshot: a rank of Slurm takes no snapshots"
         raise ConfigError(message, hint="'hpctk snapshot RUN -o FILE' takes one from anywhere")
-    from hpc_toolkit.snapshot import Snapshots
+    from hpc_toolkit.run.snapshot import Snapshots
 
     _check_place(pattern)
     snapshots = Snapshots(run, pattern, every)

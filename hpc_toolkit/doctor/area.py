@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
-from hpc_toolkit.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,9 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.journal import decode_line, encode_line
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import decode_line, encode_line
 
 if TYPE_CHECKING:
     from pathlib import Path

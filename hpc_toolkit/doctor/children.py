@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpc_toolkit.processes import die_with_parent, readable
+from hpc_toolkit.system.processes import die_with_parent, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,31 +7,33 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import __version__, files
+from hpc_toolkit import __version__
 from hpc_toolkit.doctor import locks, names, space, speed, views
 from hpc_toolkit.doctor.area import make_area, remove_area, sweep
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
 from hpc_toolkit.doctor.gpus import check_gpus
 from hpc_toolkit.doctor.grace import Grace
-from hpc_toolkit.doctor.mounts import check_mount, keeps_locks_of_lost_hosts, mount_of
+from hpc_toolkit.doctor.mounts import check_mount, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
 from hpc_toolkit.doctor.pair import LEAD, Pair
 from hpc_toolkit.doctor.planning import plan_repairs
-from hpc_toolkit.doctor.proof import believed, write_proof
 from hpc_toolkit.doctor.report import Report
 from hpc_toolkit.doctor.runcheck import check_run
 from hpc_toolkit.doctor.scheduler import check_slurm
 from hpc_toolkit.doctor.scripts import check_scripts
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.layout import RunPaths
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.rundir.proof import believed, write_proof
+from hpc_toolkit.system.mounts import mount_of
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.clock import Clock
     from hpc_toolkit.doctor.otherside import Step
+    from hpc_toolkit.system.clock import Clock
 
 _NO_TROUBLE = (Verdict.FINE, Verdict.SKIPPED)
 _PAIR_IT = "'srun -N2 --ntasks-per-node=1 hpctk doctor DIR', or --pair with a second mount"

@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor import nvml, torchprobe
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.gpus import CUDA, visible_gpus
-from hpc_toolkit.quantities import format_duration, format_size
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system.gpus import CUDA, visible_gpus
+from hpc_toolkit.system.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from hpc_toolkit.doctor.pair import Pair

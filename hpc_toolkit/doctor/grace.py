@@ -9,13 +9,13 @@ from threading import Timer
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.mounts import NFS
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.system.mounts import NFS
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.doctor.mounts import Mount
+    from hpc_toolkit.system.mounts import Mount
 
 LONGEST_S = 110.0
 """The default of Linux, 90 s, and the pause before a client asks again."""

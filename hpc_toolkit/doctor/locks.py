@@ -9,19 +9,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.grace import LONGEST_S
-from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN, NFS, keeps_locks_of_lost_hosts
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system.mounts import NFS
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.doctor.grace import Grace
-    from hpc_toolkit.doctor.mounts import Mount
     from hpc_toolkit.doctor.pair import Pair
+    from hpc_toolkit.system.mounts import Mount
 
 KINDS = ("flock", "lockf")
 """flock(2), which workers use, and the byte-range locks of fcntl(2)."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.planning import LEFT_ALONE_S, head_is_wrong, present_workers, targets
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import RunPaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

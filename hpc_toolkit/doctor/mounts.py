@@ -1,21 +1,15 @@
-"""How a directory is mounted here, and which mount options are known to be wrong for a queue."""
+"""Which mount options are known to be wrong for a queue."""
 
 from __future__ import annotations
 
-import os
-import re
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.system.mounts import LOCAL_LOCKS, NFS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from hpc_toolkit.system.mounts import Mount
 
-_ESCAPE = re.compile(r"\\([0-7]{3})")
-NFS = ("nfs", "nfs4")
-_LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "nobrl"}
 _LONGEST_CACHE_S = 90
 """Half of the default lease: a heartbeat that is cached for longer ends a living worker's lease."""
 _CACHE_TIMES = ("acregmax", "actimeo", "acdirmax")
@@ -27,7 +21,7 @@ LOCAL_LOCKS_MEAN = (
 _LATE = "other hosts see heartbeats and new items late, up to the time for which files are cached"
 
 _ANYWHERE = {
-    **dict.fromkeys(_LOCAL_LOCKS, (Verdict.SLOWER, LOCAL_LOCKS_MEAN)),
+    **dict.fromkeys(LOCAL_LOCKS, (Verdict.SLOWER, LOCAL_LOCKS_MEAN)),
     "ro": (Verdict.UNSAFE, "no worker can write here"),
     "nosymfollow": (Verdict.SLOWER, "links are read, which is enough, but no path may use them"),
 }
@@ -46,25 +40,6 @@ _ON_NFS = {
 _ON_SMB = {"cache=loose": (Verdict.UNSAFE, "other hosts may never see what is written here")}
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of /proc/self/mountinfo (proc(5))."""
-
-    point: str
-    """Where it is mounted; "" if unknown."""
-    kind: str
-    """The kernel's name for the type of filesystem, or "unknown"."""
-    source: str
-    """The server's export, or the device."""
-    options: tuple[str, ...]
-    """Of the mount and of the filesystem."""
-
-    @property
-    def locks_are_local(self) -> bool:
-        """Whether its options say that locks do not reach beyond this host."""
-        return not _LOCAL_LOCKS.isdisjoint(self.options)
-
-
 def keeps_locks_of_lost_hosts(mount: Mount) -> str:
     """For how long a host that lost power or its network still holds its locks."""
     if mount.kind == "nfs4":
@@ -78,34 +53,6 @@ def keeps_locks_of_lost_hosts(mount: Mount) -> str:
             "NFSv3 server so; if it stays away, the lease of hpctk decides, 180 s by default"
         )
     return "a lost host (power, network) keeps its locks until the filesystem's servers notice"
-
-
-def mount_of(directory: Path) -> Mount:
-    """The mount that holds ``directory``, links followed."""
-    real = os.path.realpath(directory)
-    best = Mount("", "unknown", "", ())
-    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
-        for line in lines:
-            mount = parse_mount(line)
-            inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
-            # Of two mounts on one directory the later one covers the first.
-            if inside and len(mount.point) >= len(best.point):
-                best = mount
-    return best
-
-
-def parse_mount(line: str) -> Mount:
-    """Read one line of mountinfo."""
-    left, _, right = line.partition(" - ")
-    fields = left.split()
-    kind, source, options = [*right.split(), ""][:3]
-    every = dict.fromkeys((*fields[5].split(","), *options.split(",")))
-    return Mount(_plain(fields[4]), kind, _plain(source), tuple(one for one in every if one))
-
-
-def _plain(text: str) -> str:
-    """Spaces and the like are written as octal numbers."""
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def check_mount(mount: Mount) -> Finding:

@@ -9,8 +9,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from pathlib import Path

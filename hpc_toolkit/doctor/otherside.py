@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 from hpc_toolkit.doctor.area import make_area, remove_area
 from hpc_toolkit.doctor.channel import SilentSideError
 from hpc_toolkit.doctor.children import become_child
-from hpc_toolkit.doctor.pair import OTHER, Partner
+from hpc_toolkit.doctor.pair import OTHER
+from hpc_toolkit.doctor.partner import Partner
 from hpc_toolkit.errors import ConfigError, RunError
 
 if TYPE_CHECKING:

@@ -8,22 +8,22 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.repairs import Plan, Repair
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.journal import JournalReader, Line
-from hpc_toolkit.layout import RunPaths, read_manifest
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalReader, Line
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from hpc_toolkit.doctor.repairs import Kind
-    from hpc_toolkit.layout import Manifest, StagePaths
+    from hpc_toolkit.rundir.layout import Manifest, StagePaths
 
 LEFT_ALONE_S = 3600.0
 """A file that somebody changed within this time may still be in use."""

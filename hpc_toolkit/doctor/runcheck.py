@@ -9,22 +9,22 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
-from hpc_toolkit.campaign import read_settings
+from hpc_toolkit.campaign.settings import read_settings
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.planning import not_directories
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.journal import JournalReader, Line
-from hpc_toolkit.layout import RunPaths, read_manifest
 from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.tables import row_fault
+from hpc_toolkit.results.tables import row_fault
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalReader, Line
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import Manifest, StagePaths
+    from hpc_toolkit.rundir.layout import Manifest, StagePaths
 
 _SHOWN = 3
 _PAYLOADS = ("items", "retries", "results")

@@ -7,10 +7,10 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.clusters.probe import parse_config
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.quantities import format_duration
 from hpc_toolkit.slurm.client import SlurmError, ask
+from hpc_toolkit.slurm.clusters.probe import parse_config
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.clusters.choice import resolve_cluster
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 _SHELL_S = 60.0
 _OWN: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ def check_scripts() -> list[Finding]:
     except HpcToolkitError as error:
         means = "no script can be rendered here without --cluster"
         return [_fault(check, error.message, means, error.hint)]
-    from hpc_toolkit.render.script import template_names
+    from hpc_toolkit.slurm.render.script import template_names
 
     names = [name for name in template_names() if _has_place(name, cluster)]
     faults = [
@@ -60,9 +60,9 @@ def _has_place(name: str, cluster: Cluster) -> bool:
 
 def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
     """What is wrong with a template's script, and how to mend it; None for nothing."""
-    from hpc_toolkit.render.file import origin
-    from hpc_toolkit.render.script import render_script
-    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.file import origin
+    from hpc_toolkit.slurm.render.script import render_script
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
     try:
         fields: dict[str, Any] = {

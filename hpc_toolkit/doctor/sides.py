@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.doctor.mounts import Mount, mount_of
-from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.system.mounts import Mount, mount_of
+from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ class Side:
     """One process that works through one path."""
 
     host: str
-    """Host name (see :func:`hpc_toolkit.ranks.host_name`)."""
+    """Host name (see :func:`hpc_toolkit.system.ranks.host_name`)."""
     boot: str
     """Id of the host's boot."""
     device: int

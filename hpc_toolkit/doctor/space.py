@@ -10,12 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.quantities import format_size
+from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.doctor.mounts import Mount
+    from hpc_toolkit.system.mounts import Mount
 
 _LEAST_BYTES = 100 * 2**20
 _LEAST_FILES = 2000

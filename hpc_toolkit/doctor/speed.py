@@ -7,10 +7,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.journal import JournalWriter
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalWriter
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from pathlib import Path

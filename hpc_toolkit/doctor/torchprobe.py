@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.journal import JournalWriter
-from hpc_toolkit.quantities import format_duration
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
-from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalWriter
+from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

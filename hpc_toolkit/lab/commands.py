@@ -6,7 +6,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.processes import kill_group
+from hpc_toolkit.system.processes import kill_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.files import read_fresh, replace_file
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, check_name
+from hpc_toolkit.rundir.files import read_fresh, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.lab import commands
 from hpc_toolkit.lab.clients import ask, environment
 from hpc_toolkit.lab.packages import program
-from hpc_toolkit.processes import interrupts_held, kill_group, readable
 from hpc_toolkit.slurm.records import parse_job_id
+from hpc_toolkit.system.processes import interrupts_held, kill_group, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """A submitit executor from a cluster's facts: the words, limits and refusals of ``hpctk render``.
 
-Every value passes a :class:`~hpc_toolkit.render.spec.ScriptSpec` first, because submitit writes
-what it is given into the script, newlines included.
+Every value passes a :class:`~hpc_toolkit.slurm.render.spec.ScriptSpec` first, because submitit
+writes what it is given into the script, newlines included.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from hpc_toolkit.clusters.choice import resolve_cluster
-from hpc_toolkit.clusters.facts import Cluster
 from hpc_toolkit.errors import ConfigError, RenderError
-from hpc_toolkit.gpus import visible_gpus
 from hpc_toolkit.notebook.resources import Resources, requested
-from hpc_toolkit.quantities import MINUTE_S, parse_walltime
-from hpc_toolkit.render.directives import complete, directives
 from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+from hpc_toolkit.slurm.clusters.facts import Cluster
+from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.submit.send import check_directory
+from hpc_toolkit.system.gpus import visible_gpus
+from hpc_toolkit.system.quantities import MINUTE_S, parse_walltime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import submitit
 
-    from hpc_toolkit.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 LOCAL = "local"
 """The cluster that is this machine: the same calls, without Slurm."""

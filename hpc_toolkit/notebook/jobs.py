@@ -11,17 +11,16 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
-from hpc_toolkit.clock import SystemClock
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.notebook.localjobs import RUNNING, end_local, is_local, local_state
-from hpc_toolkit.progress import StatusDisplay, status_html
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.results.progress import StatusDisplay, status_html
+from hpc_toolkit.results.status import living_workers
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir import files
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.records import UNKNOWN
-from hpc_toolkit.status import living_workers
 from hpc_toolkit.submit.cancellation import cancel_jobs, queued_jobs
 from hpc_toolkit.submit.jobs import (
     JobStates,
@@ -32,14 +31,15 @@ from hpc_toolkit.submit.jobs import (
     record_job,
 )
 from hpc_toolkit.submit.standstill import lacks_workers, why
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.status import Status
 
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.2, 2.0
 _ASK_FIRST_S, _ASK_LAST_S = 2.0, 60.0

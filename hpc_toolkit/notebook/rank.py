@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.processes import die_with_parent
-from hpc_toolkit.ranks import process_ticks
 from hpc_toolkit.run import Run
-from hpc_toolkit.worker import EXIT_COMPLETE, EXIT_LEFT
+from hpc_toolkit.system.processes import die_with_parent
+from hpc_toolkit.system.ranks import process_ticks
+from hpc_toolkit.worker.worker import EXIT_COMPLETE, EXIT_LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.layout import check_trust
 from hpc_toolkit.notebook.executors import LOCAL, resolved
 from hpc_toolkit.notebook.executors import executor as make_executor
 from hpc_toolkit.notebook.jobs import WorkerJobs, submission_folder
 from hpc_toolkit.notebook.rank import own_identity, work_rank
 from hpc_toolkit.notebook.resources import Resources, requested
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import check_trust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 MAX_RANKS = 65536
 """Most workers of one call; more is a mistake."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import StagePaths
+    from hpc_toolkit.rundir.layout import StagePaths
 
 _SUFFIX = ".lock"
 

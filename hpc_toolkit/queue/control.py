@@ -7,10 +7,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
-    from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.rundir.layout import RunPaths
 
 _DRAIN, _DEATHS, _SICK = "drain", "deaths", "sick"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.queue.pacing import READINGS_PER_S, pause_local_s
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from collections.abc import Collection

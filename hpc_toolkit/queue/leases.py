@@ -11,14 +11,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
 from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeoutError
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clock import Clock
-    from hpc_toolkit.layout import RunPaths
     from hpc_toolkit.queue.control import DeathNotice
+    from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.system.clock import Clock
 
 _MISSED = 1.5
 """Heartbeats that a worker of another host has missed before its lock is asked for."""

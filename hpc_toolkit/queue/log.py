@@ -8,16 +8,16 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hpc_toolkit import files
 from hpc_toolkit.errors import RunError, TryAgainLaterError
 from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.probes import DIRECT, HEAD, Probes, ProbeTimeoutError
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from hpc_toolkit.layout import StagePaths
+    from hpc_toolkit.rundir.layout import StagePaths
 
 SEALED = "sealed"
 

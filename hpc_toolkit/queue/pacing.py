@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clock import Clock
+    from hpc_toolkit.system.clock import Clock
 
 # Operations a second of a whole run on a shared filesystem, by purpose; together below 100.
 POLLS_PER_S = 20.0

@@ -12,10 +12,10 @@ from hpc_toolkit.queue.pacing import PER_LOOK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.clock import Clock
     from hpc_toolkit.queue.leases import Liveness, Verdict
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.system.clock import Clock
 
 _LISTING_S = 0.5
 _FULL_EVERY = 16

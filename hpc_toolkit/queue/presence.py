@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from hpc_toolkit import files
-from hpc_toolkit.binding import own_place
-from hpc_toolkit.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system.binding import own_place
+from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.ranks import RankInfo
+    from hpc_toolkit.system.ranks import RankInfo
 
 _LENGTH = 1024
 _TAIL = len(',"crc":"00000000"}\n')
@@ -32,7 +32,7 @@ class Presence:
     worker: str
     """Name; new for every process."""
     host: str
-    """Host name (see :func:`hpc_toolkit.ranks.host_name`)."""
+    """Host name (see :func:`hpc_toolkit.system.ranks.host_name`)."""
     boot: str
     """Id of the host's boot."""
     device: int = 0
@@ -72,8 +72,8 @@ class Presence:
     note: str = ""
     """Why it does not work, for display."""
     place: dict[str, Any] = field(default_factory=dict)
-    """Its CPUs, GPUs and memory at its start (:class:`hpc_toolkit.binding.Place`), for display;
-    empty if unknown, or too long for the file."""
+    """Its CPUs, GPUs and memory at its start (:class:`hpc_toolkit.system.binding.Place`), for
+    display; empty if unknown, or too long for the file."""
 
     @classmethod
     def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.journal import Line, Pass
 from hpc_toolkit.queue.streaks import Streaks
+from hpc_toolkit.rundir.journal import Line, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

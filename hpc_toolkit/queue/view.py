@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
-from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.durations import Durations
@@ -14,13 +12,15 @@ from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalReader, Line, Pass, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hpc_toolkit.layout import Manifest, RunPaths, StageSpec
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec
 
 
 _PACE = 16

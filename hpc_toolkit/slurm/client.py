@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.processes import kill_group
 from hpc_toolkit.slurm.records import (
     SACCT_FIELDS,
     SQUEUE_FIELDS,
@@ -26,6 +25,7 @@ from hpc_toolkit.slurm.records import (
     parse_sacct,
     parse_squeue,
 )
+from hpc_toolkit.system.processes import kill_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import RenderError
 
 if TYPE_CHECKING:
-    from hpc_toolkit.render.grammar import Array
+    from hpc_toolkit.slurm.render.grammar import Array
 
 _MOST_CHUNKS = 1000
 

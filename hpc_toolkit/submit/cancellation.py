@@ -12,7 +12,7 @@ from hpc_toolkit.submit.jobs import known_jobs, own_login
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.slurm.records import JobRecord
     from hpc_toolkit.submit.jobs import KnownJob
 

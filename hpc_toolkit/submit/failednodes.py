@@ -10,9 +10,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from hpc_toolkit import files
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,16 +13,16 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit import files
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.ranks import noted_name
+from hpc_toolkit.rundir import files
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, job_id
+from hpc_toolkit.system.ranks import noted_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import RunPaths
     from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.rundir.layout import RunPaths
 
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
@@ -113,7 +113,7 @@ def own_login() -> str:
 
 def script_copy(paths: RunPaths, name: str, script: str) -> Path:
     """Where the copy of a script belongs; equal scripts have one."""
-    from hpc_toolkit.render.file import sha256
+    from hpc_toolkit.slurm.render.file import sha256
 
     return paths.jobs / f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}-{sha256(script)[:12]}.sbatch"
 

@@ -12,21 +12,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.layout import check_trust
-from hpc_toolkit.render.file import log_directory, write_script
-from hpc_toolkit.render.limits import forbidden
-from hpc_toolkit.safety import pause_reason
+from hpc_toolkit.rundir.layout import check_trust
 from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.render.file import log_directory, write_script
+from hpc_toolkit.slurm.render.limits import forbidden
 from hpc_toolkit.submit.failednodes import MOST, failed_nodes
 from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, own_login, record_job
-from hpc_toolkit.terminal import printable
+from hpc_toolkit.system.terminal import printable
+from hpc_toolkit.worker.safety import pause_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hpc_toolkit.clusters.facts import Cluster
     from hpc_toolkit.run import Run
+    from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.submit.submission import Script, Submission
 
 

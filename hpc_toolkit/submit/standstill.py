@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
-    from hpc_toolkit.status import Status
 
 
 def lacks_workers(now: Status) -> bool:

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.render.directives import log_pattern
-from hpc_toolkit.render.grammar import parse_array
-from hpc_toolkit.render.kinds import TRAININGS
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
 from hpc_toolkit.slurm.controller import max_array_size
+from hpc_toolkit.slurm.render.directives import log_pattern
+from hpc_toolkit.slurm.render.grammar import parse_array
+from hpc_toolkit.slurm.render.kinds import TRAININGS
 from hpc_toolkit.submit.arrays import split_array
 from hpc_toolkit.submit.jobs import script_copy
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
-    from hpc_toolkit.render.spec import ScriptSpec
     from hpc_toolkit.run import Run
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _LETTERS = {
     "J": "job-name",
@@ -95,7 +95,7 @@ def of_request(
     Raises:
         RenderError: the cluster cannot give it.
     """
-    from hpc_toolkit.render.script import render_script
+    from hpc_toolkit.slurm.render.script import render_script
 
     folder, notes = cwd / "slurm", []
     limit = _array_limit(cluster) if spec.array is not None else None

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.clusters.facts import load_cluster
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 if TYPE_CHECKING:
-    from hpc_toolkit.clusters.facts import Cluster
+    from hpc_toolkit.slurm.clusters.facts import Cluster
 
 PYTHON = "/opt/hpc_toolkit/bin/python"
 

@@ -8,9 +8,9 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import hpc_toolkit.conduct
-from hpc_toolkit.campaign import parse_campaign
-from hpc_toolkit.crew import make_campaign_run
+import hpc_toolkit.campaign.conduct
+from hpc_toolkit.campaign.crew import make_campaign_run
+from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyWorker
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.faults.cut import Cut
 
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 CAMPAIGN = {
     "name": "toy",
     "seed": 3,
@@ -51,7 +51,7 @@ def play(cut: Cut, root: Path) -> None:
         with cut.elsewhere():
             _do_everything(root)
 
-    setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=work))  # noqa: B010 - a module's import
+    setattr(hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=work))  # noqa: B010 - a module's import
 
 
 def _do_everything(root: Path) -> None:

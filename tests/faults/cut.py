@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,10 @@ _KEPT = 8
 _SEEN = struct.Struct("=qqq64s")
 
 # What the commands import on their way: once here instead of in every child.
-_NEEDED = ("cli.runs", "cli.working", "cli.reading", "worker", "pool", "explain", "tables")
+_NEEDED = (
+    *("cli.runs", "cli.working", "cli.reading", "worker.worker", "worker.pool"),
+    *("results.explain", "results.tables"),
+)
 
 
 class Cut:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.processes import die_with_parent
+from hpc_toolkit.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

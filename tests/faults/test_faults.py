@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.journal import JournalReader, Pass, read_lines
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.journal import JournalReader, Pass, read_lines
+from hpc_toolkit.rundir.layout import RunPaths
 from tests.faults import tally
 from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
 from tests.toyrun import NOOP, ToyRun, tree

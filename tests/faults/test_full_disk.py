@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.layout import WorkloadSpec
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.faults import tally
 from tests.faults.cut import Commands, copy_of
 from tests.faults.smalldisk import fill, on_disk

@@ -29,7 +29,7 @@ size = 1000
 steps = [0, 1, 4]
 
 [metrics]
-workload = "hpc_toolkit.workloads.synthetic:Noop"
+workload = "hpc_toolkit.science.workloads.synthetic:Noop"
 
 [tasks]
 workload = "tests.faults.loud:score"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import executor, pool
-from hpc_toolkit.layout import WorkloadSpec
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.layout import WorkloadSpec
+from hpc_toolkit.worker import executor, pool
 from tests.faults.cut import WAYS
 from tests.faults.test_faults import EVERY, ITEMS, Place, make_new
 from tests.toyrun import ToyRun

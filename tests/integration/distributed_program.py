@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from hpc_toolkit import distributed
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.training import distributed
 
 COUNTS = (4, 3, 3)
 """Batches of each rank: ten, with a remainder of one."""

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from examples.train_ddp import Training, main
-from hpc_toolkit.distributed import get_distributed_info, leave
+from hpc_toolkit.training.distributed import get_distributed_info, leave
 
 
 def disturbed(number: signal.Signals, at: int) -> None:

@@ -157,7 +157,7 @@ class Hpctk:
     def make_sleeping(self, count: int, seconds: float = 0.05, **settings: Any) -> Run:
         """A run of items that sleep and note when they start and end."""
         items: list[dict[str, Any]] = [{"seconds": seconds} for _ in range(count)]
-        return self.make(items, "hpc_toolkit.workloads.synthetic:Sleep", **settings)
+        return self.make(items, "hpc_toolkit.science.workloads.synthetic:Sleep", **settings)
 
     def noted(self, *beginning: str) -> list[list[str]]:
         """The lines of the trace, as words, that begin with these words."""

@@ -18,7 +18,7 @@ from tests.integration.realrun import Hpctk, rows_by_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 
 
 def assert_refused(ended: Any, message: str, *, hint: str = "") -> None:

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from hpc_toolkit import __version__
-from hpc_toolkit.journal import encode_line
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir.journal import encode_line
 from tests.integration.realrun import Hpctk, journal_lines, rows_by_id, wait_until, workers_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 ODD_NAMES = [
     "a b",
     "a'b",
@@ -335,7 +335,7 @@ def test_completion_installs(hpctk: Hpctk, tmp_path: Path, shell: str) -> None:
 
 
 BUG = """
-from hpc_toolkit.journal import encode_line
+from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.run import Run
 def broken(self):

@@ -121,7 +121,7 @@ def test_each_rank_has_a_log_of_its_own(directory: Path) -> None:
 
 FAILING = """
 import sys
-from hpc_toolkit.distributed import all_reduce, process_group
+from hpc_toolkit.training.distributed import all_reduce, process_group
 import torch
 with process_group("gloo") as info:
     if info.rank == 1:

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_drain_lets_the_workers_of_now_leave_and_later_ones_finish(tmp_path: Path) -> None:
     items = [{"id": i, "seconds": 0.1} for i in range(400)]
-    run = Run.create(tmp_path / "r", items, workload="hpc_toolkit.workloads.synthetic:Sleep")
+    run = Run.create(
+        tmp_path / "r", items, workload="hpc_toolkit.science.workloads.synthetic:Sleep"
+    )
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(run.root), "--workers", "2"]
     process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:

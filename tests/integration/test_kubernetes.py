@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.kubernetes.manifest import manifest_objects
-from hpc_toolkit.kubernetes.request import ManifestSpec
+from hpc_toolkit.engines.kubernetes.manifest import manifest_objects
+from hpc_toolkit.engines.kubernetes.request import ManifestSpec
 from hpc_toolkit.run import Run
 from tests.integration.localpods import LocalJob
 from tests.integration.realrun import wait_until
@@ -124,7 +124,7 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.torch
 def test_pods_of_a_measurement_meet_and_their_logs_are_what_analyze_reads(tmp_path: Path) -> None:
-    from hpc_toolkit.scaling.sources import read_source
+    from hpc_toolkit.training.scaling.sources import read_source
 
     words = (
         "--model decoder-1x64 --batch-size 2 --seq-length 8 --max-steps 2 --warmup 0 --repeats 1"

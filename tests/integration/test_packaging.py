@@ -17,23 +17,23 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 CHECKOUT = Path(__file__).parents[2]
 SITE_PACKAGES = sysconfig.get_path("purelib")
 SHIPPED = sorted(
-    f"hpc_toolkit/data/{path.relative_to(CHECKOUT)}"
+    f"hpc_toolkit/slurm/data/{path.relative_to(CHECKOUT)}"
     for folder in ("templates", "clusters")
     for path in (CHECKOUT / folder).iterdir()
 )
 RENDER = """
 import sys; sys.path[:0] = sys.argv[1:]
 import hpc_toolkit
-from hpc_toolkit.clusters.facts import cluster_names, load_cluster
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import cluster_names, load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 print(hpc_toolkit.__file__)
 print(cluster_names())
 spec = ScriptSpec(nodes=8, gpus_per_node=4, python="/opt/python")
@@ -119,4 +119,4 @@ def test_editable_installation_reads_the_files_that_are_edited(tmp_path: Path) -
 
     assert_renders(python, at=tmp_path, package=CHECKOUT / "hpc_toolkit")
     for folder in ("templates", "clusters"):
-        assert (CHECKOUT / "hpc_toolkit" / "data" / folder).resolve() == CHECKOUT / folder
+        assert (CHECKOUT / "hpc_toolkit" / "slurm" / "data" / folder).resolve() == CHECKOUT / folder

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
-from hpc_toolkit.plan.forecast import Forecaster
-from hpc_toolkit.plan.reading import read_work
+from hpc_toolkit.planning.forecast import Forecaster
+from hpc_toolkit.planning.reading import read_work
+from hpc_toolkit.planning.simulation.cluster import simulate
+from hpc_toolkit.planning.simulation.scenario import Group, Scenario
+from hpc_toolkit.planning.simulation.worker import STAGE
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.simulation.cluster import simulate
-from hpc_toolkit.simulation.scenario import Group, Scenario
-from hpc_toolkit.simulation.worker import STAGE
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
 from tests.integration.realrun import wait_until
 
 if TYPE_CHECKING:
-    from hpc_toolkit.simulation.worker import VirtualClock
+    from hpc_toolkit.planning.simulation.worker import VirtualClock
     from tests.integration.realrun import Hpctk
 
 

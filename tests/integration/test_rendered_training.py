@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.integration.test_rendered_script import HOSTILE_NAME, FakeSlurm, slurm
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
-from hpc_toolkit.render.script import render_script, template_names
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.script import render_script, template_names
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 LAB = load_cluster("lab")
 OF_TEMPLATE: dict[str, dict[str, Any]] = {

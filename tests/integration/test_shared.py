@@ -25,7 +25,7 @@ def shared(host: str) -> dict[str, str]:
 def test_workers_on_a_shared_filesystem_finish_retry_and_leave(hpctk: Hpctk) -> None:
     """One of them sees the end, and tells the others."""
     items = "".join(f'{{"id": {number}, "fail": 0.2}}\n' for number in range(60))
-    flaky = "hpc_toolkit.workloads.synthetic:Flaky"
+    flaky = "hpc_toolkit.science.workloads.synthetic:Flaky"
     assert (
         hpctk("init", "run", "--items", "-", "--workload", flaky, "--max-attempts", 9, stdin=items)
     ).code == 0
@@ -59,7 +59,7 @@ def test_death_on_another_host_is_seen_by_the_lease_on_a_shared_filesystem(hpctk
 @pytest.mark.slow
 @pytest.mark.alone
 def test_items_that_are_added_wake_a_worker_of_a_shared_filesystem(hpctk: Hpctk) -> None:
-    flags = ("--workload", "hpc_toolkit.workloads.synthetic:Noop", "--open")
+    flags = ("--workload", "hpc_toolkit.science.workloads.synthetic:Noop", "--open")
     assert hpctk("init", "run", "--items", "-", *flags, stdin='{"id": 0}\n').code == 0
     work = hpctk.start("work", "run", "--workers", 2, env=SHARED)
     stages = hpctk.cwd / "run" / "stages" / "items" / "claims"

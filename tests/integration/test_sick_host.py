@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.executor import Executor
-from hpc_toolkit.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.worker.executor import Executor
 from tests.integration.realrun import journal_lines, rows_by_id, wait_until, workers_of
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_executor_ends_its_pass_after_so_many_failures_in_a_row(
 ) -> None:
     """However fast they fail: the worker looks at them before anything else is run."""
     workload = WorkloadSpec(
-        function="hpc_toolkit.workloads.synthetic:Flaky", options=options, path=()
+        function="hpc_toolkit.science.workloads.synthetic:Flaky", options=options, path=()
     )
     executor = Executor({"items": StageSpec(name="items", workload=workload)}, tmp_path / "log")
     request = {"stage": "items", "unit": "000001-0", "generation": 1, "deadline": None}

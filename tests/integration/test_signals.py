@@ -128,7 +128,7 @@ def test_drain_while_nothing_is_left_to_do_leaves_at_once(hpctk: Hpctk) -> None:
 SLOW_START = """
 import time
 from pathlib import Path
-from hpc_toolkit.worker import Worker
+from hpc_toolkit.worker.worker import Worker
 make = Worker.__init__
 def slowly(self, *words):
     Path("starting").touch()

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 
 from examples import train_ddp
-from hpc_toolkit.distributed import DistributedInfo
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.training.distributed import DistributedInfo
 from tests.integration.realrun import REPOSITORY
 from tests.integration.startedranks import ranks
 

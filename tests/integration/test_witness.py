@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clock import SystemClock
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.witness import Witness
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.worker.witness import Witness
 from tests.integration.realrun import lives, wait_until
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def started(self, *words, **options):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
 subprocess.Popen.__init__ = started
-runpy.run_module("hpc_toolkit.witness", run_name="__main__")
+runpy.run_module("hpc_toolkit.worker.witness", run_name="__main__")
 """
 
 

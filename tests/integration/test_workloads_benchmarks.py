@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit.workloads import measuring
+from hpc_toolkit.science.workloads import measuring
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.workloads.checkpoints import load_checkpoint, pick_device, verify
+from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, pick_device, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

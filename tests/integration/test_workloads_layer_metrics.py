@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from examples import mini_pythia
-from hpc_toolkit import files
 from hpc_toolkit.errors import ConfigError, PermanentError
-from hpc_toolkit.metrics import (
+from hpc_toolkit.rundir import files
+from hpc_toolkit.science.metrics import (
     METRICS,
     STANDARD,
     anisotropy,
@@ -19,17 +19,17 @@ from hpc_toolkit.metrics import (
     linear_cka,
     matrix_entropy,
 )
-from hpc_toolkit.workloads import layer_metrics, measuring, onepass, prefetch
-from hpc_toolkit.workloads.checkpoints import load_checkpoint
-from hpc_toolkit.workloads.layer_metrics import LayerMetrics
-from hpc_toolkit.workloads.streams import RowStream
-from hpc_toolkit.workloads.views import augment
+from hpc_toolkit.science.workloads import layer_metrics, measuring, onepass, prefetch
+from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.streams import RowStream
+from hpc_toolkit.science.workloads.views import augment
 from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.workloads.onepass import BatchSize
+    from hpc_toolkit.science.workloads.onepass import BatchSize
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.metrics import STANDARD
-from hpc_toolkit.workloads import measuring
-from hpc_toolkit.workloads.architectures import anatomy
-from hpc_toolkit.workloads.measuring import MeasuredLayers
-from hpc_toolkit.workloads.onepass import BatchSize
+from hpc_toolkit.science.metrics import STANDARD
+from hpc_toolkit.science.workloads import measuring
+from hpc_toolkit.science.workloads.architectures import anatomy
+from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.onepass import BatchSize
 from tests.tinymodels import tiny
 
 if TYPE_CHECKING:

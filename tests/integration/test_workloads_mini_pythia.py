@@ -119,7 +119,7 @@ def test_prepare_trains_or_writes_the_prompts_as_the_item_says(once: Path, tmp_p
 
 
 def test_prompts_are_sentences_that_are_not_trained_on(tmp_path: Path) -> None:
-    from hpc_toolkit.workloads import corpora
+    from hpc_toolkit.science.workloads import corpora
 
     prompts = mini_pythia.write_prompts(tmp_path / "data/prompts.txt")
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
-from hpc_toolkit.workloads import mteb_tasks
-from hpc_toolkit.workloads.corpora import evaluation_articles
-from hpc_toolkit.workloads.layer_metrics import LayerMetrics
-from hpc_toolkit.workloads.mteb_results import write_results
-from hpc_toolkit.workloads.mteb_tasks import LayerEncoder, MtebTasks
-from hpc_toolkit.workloads.text_tasks import TextTasks
+from hpc_toolkit.science.workloads import mteb_tasks
+from hpc_toolkit.science.workloads.corpora import evaluation_articles
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.mteb_results import write_results
+from hpc_toolkit.science.workloads.mteb_tasks import LayerEncoder, MtebTasks
+from hpc_toolkit.science.workloads.text_tasks import TextTasks
 from tests.documents import REPOSITORY, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.workloads.contentcache import SharedEmbeddings
+    from hpc_toolkit.science.workloads.contentcache import SharedEmbeddings
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

@@ -19,8 +19,8 @@ WHOLE = SIZE + 2  # with the configuration
 READER = """
 import hashlib, os, sys
 from pathlib import Path
-from hpc_toolkit import files
-from hpc_toolkit.workloads.nodecache import local_copy
+from hpc_toolkit.rundir import files
+from hpc_toolkit.science.workloads.nodecache import local_copy
 
 source, seen = sys.argv[1:3]
 files.is_local = lambda path: not str(path).startswith(source)
@@ -40,8 +40,8 @@ with local_copy(Path(source)) as copy:
 HALF = """
 import sys, time
 from pathlib import Path
-from hpc_toolkit import files
-from hpc_toolkit.workloads.nodecache import local_copy
+from hpc_toolkit.rundir import files
+from hpc_toolkit.science.workloads.nodecache import local_copy
 
 source = sys.argv[1]
 files.is_local = lambda path: not str(path).startswith(source)
@@ -59,8 +59,8 @@ with local_copy(Path(source)):
 STORM = """
 import random, sys, time
 from pathlib import Path
-from hpc_toolkit import files
-from hpc_toolkit.workloads.nodecache import local_copy
+from hpc_toolkit.rundir import files
+from hpc_toolkit.science.workloads.nodecache import local_copy
 
 root, seed, seconds, slow = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 files.is_local = lambda path: "/step" not in str(path)

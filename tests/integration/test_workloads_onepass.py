@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.workloads import onepass
-from hpc_toolkit.workloads.architectures import Anatomy, anatomy
-from hpc_toolkit.workloads.embeddings import pooled
-from hpc_toolkit.workloads.onepass import BatchSize, forward
+from hpc_toolkit.science.workloads import onepass
+from hpc_toolkit.science.workloads.architectures import Anatomy, anatomy
+from hpc_toolkit.science.workloads.embeddings import pooled
+from hpc_toolkit.science.workloads.onepass import BatchSize, forward
 from tests.tinymodels import BLOCKS, SETTINGS, TEXTS, WIDTH, alone, cut, tiny
 
 if TYPE_CHECKING:
-    from hpc_toolkit.workloads.checkpoints import LoadedModel
-    from hpc_toolkit.workloads.onepass import Batch, FinalNorm
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+    from hpc_toolkit.science.workloads.onepass import Batch, FinalNorm
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

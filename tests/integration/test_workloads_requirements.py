@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.workloads.onepass import tokenize
-from hpc_toolkit.workloads.requirements import require_positions
+from hpc_toolkit.science.workloads.onepass import tokenize
+from hpc_toolkit.science.workloads.requirements import require_positions
 from tests.tinymodels import VOCABULARY, alone, tiny
 
 if TYPE_CHECKING:
-    from hpc_toolkit.workloads.checkpoints import LoadedModel
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,7 +26,7 @@ def model(kind: str) -> LoadedModel:
     if kind == "roberta":  # it counts from behind its padding, so two positions are never used
         from transformers import RobertaConfig, RobertaModel
 
-        from hpc_toolkit.workloads.checkpoints import LoadedModel
+        from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
         sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
         config = RobertaConfig(

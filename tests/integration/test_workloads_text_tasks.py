@@ -11,10 +11,10 @@ import pytest
 
 from examples import mini_pythia
 from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
-from hpc_toolkit.workloads import corpora, embeddings
-from hpc_toolkit.workloads.checkpoints import load_checkpoint, quiet_transformers
-from hpc_toolkit.workloads.embeddings import LayerEmbeddings
-from hpc_toolkit.workloads.text_tasks import TASKS, TEXT_SETS, Kind, TextTasks, texts
+from hpc_toolkit.science.workloads import corpora, embeddings
+from hpc_toolkit.science.workloads.checkpoints import load_checkpoint, quiet_transformers
+from hpc_toolkit.science.workloads.embeddings import LayerEmbeddings
+from hpc_toolkit.science.workloads.text_tasks import TASKS, TEXT_SETS, Kind, TextTasks, texts
 from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpc_toolkit.gather import gather
-from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.presence import RUNNING
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.status import read_status
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.status import read_status
+from hpc_toolkit.rundir.journal import decode_line
 from tests.manualclock import ManualClock
 from tests.model.machine import Model
 from tests.model.memorydisk import Disk, mounted

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
-import hpc_toolkit.conduct
-import hpc_toolkit.search
+import hpc_toolkit.campaign.conduct
+import hpc_toolkit.campaign.search
 from hpc_toolkit.bandit import Observation, Proposal, Pull, make_policy
 from hpc_toolkit.bandit.registry import round_options
-from hpc_toolkit.campaign import METRICS, TASKS
-from hpc_toolkit.conduct import Conductor
+from hpc_toolkit.campaign.conduct import Conductor
+from hpc_toolkit.campaign.settings import METRICS, TASKS
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.journal import encode_line
 from hpc_toolkit.queue import log
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir.journal import encode_line
 from tests.model.memorydisk import ROOT, Content, Disk, mounted, run_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hpc_toolkit.bandit import ArmTable, Policy, StopRules
-    from hpc_toolkit.campaign import Campaign
-    from hpc_toolkit.layout import Manifest
+    from hpc_toolkit.campaign.settings import Campaign
     from hpc_toolkit.run import Run
+    from hpc_toolkit.rundir.layout import Manifest
 
 SCORES = {1: 1.0, 2: 0.0}
 """Of every item, by the generation that did it: two results of one item never agree."""
@@ -314,10 +314,10 @@ def conducts_at_hand() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCTK_FILESYSTEM", "local")
-        patch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=sleep))
-        patch.setattr(hpc_toolkit.conduct, "monotonic", lambda: 0.0)
-        patch.setattr(hpc_toolkit.search, "make_policy", made_policy)
-        patch.setattr(hpc_toolkit.search, "round_options", options_of)
+        patch.setattr(hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=sleep))
+        patch.setattr(hpc_toolkit.campaign.conduct, "monotonic", lambda: 0.0)
+        patch.setattr(hpc_toolkit.campaign.search, "make_policy", made_policy)
+        patch.setattr(hpc_toolkit.campaign.search, "round_options", options_of)
         patch.setattr(log, "_TRIES", 2)
         patch.setattr(log, "_PAUSE_S", 0.0)
         yield

@@ -12,14 +12,14 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_toolkit.bandit import Observation, Pull
-from hpc_toolkit.campaign import METRICS, TASKS, Campaign, Model
-from hpc_toolkit.decisions import SEARCH
-from hpc_toolkit.layout import Manifest
+from hpc_toolkit.campaign.decisions import SEARCH
+from hpc_toolkit.campaign.search import make_arms
+from hpc_toolkit.campaign.searchtable import ROUNDS, WINDOW, Search
+from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign, Model
+from hpc_toolkit.campaign.worktable import Work
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import SEALED
-from hpc_toolkit.search import make_arms
-from hpc_toolkit.searchtable import ROUNDS, WINDOW, Search
-from hpc_toolkit.worktable import Work
+from hpc_toolkit.rundir.layout import Manifest
 from tests.model.conducting import (
     SCORES,
     Answer,
@@ -76,7 +76,7 @@ class World:
 
     def campaign(self) -> Campaign:
         """Its settings."""
-        work = Work(workload="hpc_toolkit.workloads.synthetic:Noop")
+        work = Work(workload="hpc_toolkit.science.workloads.synthetic:Noop")
         names = tuple("abc"[: self.tasks])
         return Campaign(
             name="toy",

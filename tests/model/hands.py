@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import passes
-from hpc_toolkit.attempts import END, Report
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.journal import JournalWriter
-from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.queue.claims import claim_name
+from hpc_toolkit.rundir.journal import JournalWriter
+from hpc_toolkit.worker import passes
+from hpc_toolkit.worker.attempts import END, Report
+from hpc_toolkit.worker.passes import Outcome, PassRunner
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import Manifest
     from hpc_toolkit.queue.picker import Assignment
     from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.rundir.layout import Manifest
     from tests.model.memorydisk import Disk
 
 KINDS = ("done", "failed", "permanent")

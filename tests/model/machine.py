@@ -13,10 +13,6 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.explain import failed_items
-from hpc_toolkit.gather import NotCompleteError, gather
-from hpc_toolkit.layout import Manifest, RunPaths
-from hpc_toolkit.passes import Outcome
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.control import (
     ControlReader,
@@ -29,7 +25,11 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.run import Run, _retry
+from hpc_toolkit.results.explain import failed_items
+from hpc_toolkit.results.gather import NotCompleteError, gather
+from hpc_toolkit.run.handle import Run, _retry
+from hpc_toolkit.rundir.layout import Manifest, RunPaths
+from hpc_toolkit.worker.passes import Outcome
 from tests.manualclock import ManualClock
 from tests.model.choices import Choices, every
 from tests.model.hands import Hands

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
-from hpc_toolkit import attempts, files, gather, journal, layout
 from hpc_toolkit.queue import control, items, leases, log
+from hpc_toolkit.results import gather
+from hpc_toolkit.rundir import files, journal, layout
+from hpc_toolkit.worker import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

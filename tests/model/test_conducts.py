@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit import files
-from hpc_toolkit.conduct import Conductor
-from hpc_toolkit.decisions import Decisions
-from hpc_toolkit.search import CampaignSearch
-from hpc_toolkit.searchtable import ROUNDS
+from hpc_toolkit.campaign.conduct import Conductor
+from hpc_toolkit.campaign.decisions import Decisions
+from hpc_toolkit.campaign.search import CampaignSearch
+from hpc_toolkit.campaign.searchtable import ROUNDS
+from hpc_toolkit.rundir import files
 from tests.model.conducting import conducts_at_hand
 from tests.model.conducts import Checks, Conducts, World
 from tests.model.memorydisk import memory_instead_of_files

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_toolkit import files, gather, passes
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import Liveness
@@ -18,6 +17,9 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.picker import Picker
 from hpc_toolkit.queue.state import History, StageState
 from hpc_toolkit.queue.view import StageView
+from hpc_toolkit.results import gather
+from hpc_toolkit.rundir import files
+from hpc_toolkit.worker import passes
 from tests.model.mutation import Mistake, made
 from tests.model.search import ViolationError, search
 from tests.model.values import Config

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.workloads.synthetic import Sleep
+from hpc_toolkit.science.workloads.synthetic import Sleep
 from tests.sharedfs.outcome import name_of
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc_toolkit import files
+from hpc_toolkit.rundir import files
 
 
 def race(directory: Path, own: str, seconds: float) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_toolkit.journal import decode_line
 from hpc_toolkit.lab.packages import search_path
 from hpc_toolkit.queue.claims import parse_claim
 from hpc_toolkit.queue.presence import Presence
+from hpc_toolkit.rundir.journal import decode_line
 from tests.sharedfs import arms
 from tests.sharedfs.agent import MARK
 from tests.sharedfs.hosts import HOSTS, OWN
@@ -161,7 +161,7 @@ class Rehearsal:
         return path
 
     def init(self, number: int, *words: str, seconds: float | None = None) -> None:
-        workload = "hpc_toolkit.workloads.synthetic:Sleep"
+        workload = "hpc_toolkit.science.workloads.synthetic:Sleep"
         items = self.items(number, seconds=seconds)
         self._settle()
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from hpc_toolkit.layout import StagePaths
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
+from hpc_toolkit.rundir.layout import StagePaths
 
 _PAUSE_S = 0.002
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.clusters.facts import Cluster, load_cluster, parse_cluster
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.render.file import log_directory
+from hpc_toolkit.slurm.render.file import log_directory
 from tests.slurm.injection import Asked, sbatch_options, script, toml
 
 if TYPE_CHECKING:

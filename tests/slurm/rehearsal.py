@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.records import JobRecord
 from tests.integration.realrun import HANG_S
 
@@ -162,7 +162,7 @@ class Rehearsal:
         self,
         size: Size,
         *words: object,
-        workload: str = "hpc_toolkit.workloads.synthetic:Sleep",
+        workload: str = "hpc_toolkit.science.workloads.synthetic:Sleep",
         command: str = "",
     ) -> None:
         """A run of items that sleep, or are done by a command, sealed."""

@@ -9,12 +9,12 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.render.kinds import PROGRAMS
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.records import JobRecord
+from hpc_toolkit.slurm.render.kinds import PROGRAMS
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.integration.realrun import HANG_S
 from tests.slurm.rehearsal import wait_until
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ODD = "o'd d"
 """A run whose name needs quotes."""
-SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.decisions import SEARCH, read_decisions
-from hpc_toolkit.gather import NotCompleteError
+from hpc_toolkit.campaign.decisions import SEARCH, read_decisions
+from hpc_toolkit.results.gather import NotCompleteError
 from hpc_toolkit.run import Run
 from tests.integration.realrun import REPOSITORY
 from tests.integration.test_campaign import CAMPAIGN

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.render import script as render
-from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.run import Run
+from hpc_toolkit.slurm.render import script as render
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.hostile import ODD_BUT_FINE
 from tests.slurm import injection
 from tests.slurm.injection import DIRECTIVES, PLACES, TEXTS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tests.slurm.reallab import LabUnderTest
 
-SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 JOBS = 15
 """So many jobs try all texts of the places of which a job can have many."""
 READ = 40
@@ -119,7 +119,7 @@ def test_ordinary_odd_names_are_accepted(place: str, shape: str, but: str) -> No
 
 
 def test_every_field_and_every_key_is_a_place() -> None:
-    from hpc_toolkit.clusters.keys import DEFAULT_OPTIONS, KEYS
+    from hpc_toolkit.slurm.clusters.keys import DEFAULT_OPTIONS, KEYS
 
     fields = {
         name
@@ -347,7 +347,7 @@ def test_a_line_too_many_is_found(
 ) -> None:
     """A newline gets past no check, so all of them are left out."""
     bench = Bench(lab, tmp_path)
-    monkeypatch.setattr("hpc_toolkit.render.spec.check_request", lambda _: None)
+    monkeypatch.setattr("hpc_toolkit.slurm.render.spec.check_request", lambda _: None)
     fields = {**bench.asked(Plan()).fields, "comment": "x\n#SBATCH --error=canary # y"}
     spec = ScriptSpec(**fields)
     with pytest.raises(HpcToolkitError, match="would not stay on one line"):

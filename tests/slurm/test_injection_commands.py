@@ -31,7 +31,7 @@ from tests.slurm.rehearsal import MEASURED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 CLEAR = "\x1b[2J\x1b]0;evil\x07\x9b2J\u202e\r"
 """Clears a terminal, names its window, and turns what follows around."""
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import notebook
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
 from hpc_toolkit.run import Run
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.notebooks import EXAMPLE, execute
 from tests.slurm.rehearsal import MEASURED, wait_until
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SLEEP = "hpc_toolkit.workloads.synthetic:Sleep"
+SLEEP = "hpc_toolkit.science.workloads.synthetic:Sleep"
 
 
 @pytest.fixture

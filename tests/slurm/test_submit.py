@@ -16,7 +16,7 @@ import pytest
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.witness import judge
+from hpc_toolkit.worker.witness import judge
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until
@@ -43,7 +43,7 @@ class Desk:
     def init(self, items: int = 4, seconds: float = 0.01, *, name: str = "a") -> str:
         lines = [json.dumps({"seconds": seconds, "n": n}) for n in range(items)]
         (self.cwd / "items.jsonl").write_text("\n".join(lines))
-        sleep = "hpc_toolkit.workloads.synthetic:Sleep"
+        sleep = "hpc_toolkit.science.workloads.synthetic:Sleep"
         run = f"runs/{name}"
         self.call("init", run, "--workload", sleep, "--items", "items.jsonl")
         return run

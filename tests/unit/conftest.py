@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.layout import RunPaths
+from hpc_toolkit.rundir.layout import RunPaths
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:

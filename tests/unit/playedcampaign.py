@@ -9,11 +9,11 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import hpc_toolkit.conduct
-from hpc_toolkit.campaign import parse_campaign
-from hpc_toolkit.conduct import Conductor
-from hpc_toolkit.crew import make_campaign_run
-from hpc_toolkit.decisions import read_decisions
+import hpc_toolkit.campaign.conduct
+from hpc_toolkit.campaign.conduct import Conductor
+from hpc_toolkit.campaign.crew import make_campaign_run
+from hpc_toolkit.campaign.decisions import read_decisions
+from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyWorker
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from hpc_toolkit.campaign import Campaign
-    from hpc_toolkit.decisions import Decision
+    from hpc_toolkit.campaign.decisions import Decision
+    from hpc_toolkit.campaign.settings import Campaign
 
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 SECONDS = {"a": 1.0, "b": 2.0, "c": 30.0}
 """The tasks, and what each takes."""
 
@@ -120,8 +120,8 @@ class Played:
         self.dies_after: int | None = None
         """Waits that the next conduct survives."""
         make_campaign_run(root, campaign, ())
-        patch.setattr(hpc_toolkit.conduct, "time", SimpleNamespace(sleep=self._sleep))
-        patch.setattr(hpc_toolkit.conduct, "monotonic", lambda: self.clock)
+        patch.setattr(hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=self._sleep))
+        patch.setattr(hpc_toolkit.campaign.conduct, "monotonic", lambda: self.clock)
 
     def _sleep(self, _seconds: float) -> None:
         self._waits += 1

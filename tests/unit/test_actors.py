@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from hpc_toolkit.actors import cluster as cluster_module
-from hpc_toolkit.actors import engine as engine_module
-from hpc_toolkit.actors import node
-from hpc_toolkit.actors.actor import RankActor
-from hpc_toolkit.actors.engine import Engine
-from hpc_toolkit.actors.rank import Order
-from hpc_toolkit.actors.settings import RaySettings
-from hpc_toolkit.actors.shares import check_room, demand_of, room, share
-from hpc_toolkit.binding import Shares
 from hpc_toolkit.cli import rayoptions
 from hpc_toolkit.cli.rayoptions import Engine as EngineName
 from hpc_toolkit.cli.rayoptions import ray_settings
-from hpc_toolkit.clusters.facts import load_cluster
+from hpc_toolkit.engines.ray import cluster as cluster_module
+from hpc_toolkit.engines.ray import engine as engine_module
+from hpc_toolkit.engines.ray import node
+from hpc_toolkit.engines.ray.actor import RankActor
+from hpc_toolkit.engines.ray.engine import Engine
+from hpc_toolkit.engines.ray.rank import Order
+from hpc_toolkit.engines.ray.settings import RaySettings
+from hpc_toolkit.engines.ray.shares import check_room, demand_of, room, share
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.options import by_name
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.run import Run
-from hpc_toolkit.worker import WorkerOptions
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.system.binding import Shares
+from hpc_toolkit.system.options import by_name
+from hpc_toolkit.worker.worker import WorkerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -660,7 +660,7 @@ def test_the_command_gets_what_is_missing_and_keeps_what_was_given() -> None:
     assert found == [
         *("ray", "symmetric-run", "--address", "n1:1", "--num-cpus=3"),
         *("--num-gpus=2", "--temp-dir=/scratch/job/r", "--"),
-        *(sys.executable, "-m", "hpc_toolkit.actors.node", "--program", "train", "--", "-x"),
+        *(sys.executable, "-m", "hpc_toolkit.engines.ray.node", "--program", "train", "--", "-x"),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.ahead import Ahead
+from hpc_toolkit.worker.ahead import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

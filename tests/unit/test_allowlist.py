@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from hpc_toolkit.allowlist import check_text, check_variable, setup_words
-from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.allowlist import check_text, check_variable, setup_words
+from hpc_toolkit.slurm.environment import check_environment
 
 LONG = "x" * 256
 

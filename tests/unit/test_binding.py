@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.binding import Machine, Place, Shares, own_place, place_workers, read_machine
-from hpc_toolkit.binding.machine import format_cpus, parse_cpus
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.binding import (
+    Machine,
+    Place,
+    Shares,
+    own_place,
+    place_workers,
+    read_machine,
+)
+from hpc_toolkit.system.binding.machine import format_cpus, parse_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path

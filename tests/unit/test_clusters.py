@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusters.facts import (
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.clusters.facts import (
     Cluster,
     Partition,
     cluster_names,
@@ -15,10 +16,9 @@ from hpc_toolkit.clusters.facts import (
     parse_cluster,
     problems,
 )
-from hpc_toolkit.clusters.files import files_called
-from hpc_toolkit.clusters.keys import KEYS, PARTITION_KEYS
-from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.tomltable import MAX_COUNT
+from hpc_toolkit.slurm.clusters.files import files_called
+from hpc_toolkit.slurm.clusters.keys import KEYS, PARTITION_KEYS
+from hpc_toolkit.system.tomltable import MAX_COUNT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusters import choice as clusterchoice
-from hpc_toolkit.clusters.choice import misspelt_variables, resolve_cluster, slurm_cluster_name
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.clusters import choice as clusterchoice
+from hpc_toolkit.slurm.clusters.choice import (
+    misspelt_variables,
+    resolve_cluster,
+    slurm_cluster_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

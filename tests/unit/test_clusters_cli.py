@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import clusters as cluster_commands
-from hpc_toolkit.clusters import probe as clusterprobe
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.clusters import probe as clusterprobe
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.scontrol_outputs import ROUTED
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusters.draft import draft, write_draft
-from hpc_toolkit.clusters.facts import Cluster, Partition, parse_cluster
-from hpc_toolkit.clusters.probe import SlurmFacts, parse_config, parse_records
-from hpc_toolkit.clusters.shape import gpus_of
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.clusters.draft import draft, write_draft
+from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, parse_cluster
+from hpc_toolkit.slurm.clusters.probe import SlurmFacts, parse_config, parse_records
+from hpc_toolkit.slurm.clusters.shape import gpus_of
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED, facts
 
 if TYPE_CHECKING:

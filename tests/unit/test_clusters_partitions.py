@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import Cluster, load_cluster, parse_cluster
-from hpc_toolkit.clusters.partitions import (
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster, parse_cluster
+from hpc_toolkit.slurm.clusters.partitions import (
     Needs,
     choose_partition,
     fitting_site,
     for_partition,
 )
-from hpc_toolkit.errors import RenderError
 
 MIXED = parse_cluster(
     """

@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from hpc_toolkit.clusters.draft import draft
-from hpc_toolkit.clusters.facts import cluster_names, parse_cluster
-from hpc_toolkit.clusters.keys import KEYS
-from hpc_toolkit.clusters.schema import cluster_schema
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.slurm.clusters.draft import draft
+from hpc_toolkit.slurm.clusters.facts import cluster_names, parse_cluster
+from hpc_toolkit.slurm.clusters.keys import KEYS
+from hpc_toolkit.slurm.clusters.schema import cluster_schema
 from tests.scontrol_outputs import MIXED, OLD_LINEAR, ROUTED
 
 VALIDATOR = jsonschema.Draft7Validator(cluster_schema(), format_checker=jsonschema.FormatChecker())
@@ -142,7 +142,7 @@ def test_the_schema_is_one() -> None:
 
 @pytest.mark.parametrize("name", ["generic", "killarney", "lab"])
 def test_every_builtin_file_is_valid(name: str) -> None:
-    source = importlib.resources.files("hpc_toolkit") / "data" / "clusters" / f"{name}.toml"
+    source = importlib.resources.files("hpc_toolkit.slurm") / "data" / "clusters" / f"{name}.toml"
 
     assert name in cluster_names()
     assert accepted_by_schema(source.read_text(encoding="utf-8"))

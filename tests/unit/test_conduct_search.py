@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import hpc_toolkit.conduct
-import hpc_toolkit.search
+import hpc_toolkit.campaign.conduct
+import hpc_toolkit.campaign.search
 from hpc_toolkit.bandit import Pull
 from hpc_toolkit.bandit.stopping import ask_within
-from hpc_toolkit.campaign import Campaign
-from hpc_toolkit.conduct import Conductor, arm_of
-from hpc_toolkit.crew import make_campaign_run, resume_campaign
-from hpc_toolkit.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
+from hpc_toolkit.campaign.conduct import Conductor, arm_of
+from hpc_toolkit.campaign.crew import make_campaign_run, resume_campaign
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
+from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
+from hpc_toolkit.campaign.settings import Campaign
+from hpc_toolkit.campaign.summary import summarize
 from hpc_toolkit.errors import ConfigError, RunError, TryAgainLaterError
-from hpc_toolkit.gather import unit_rows
 from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.results.gather import unit_rows
 from hpc_toolkit.run import Run
-from hpc_toolkit.search import make_arms, metric_columns, policy_of
-from hpc_toolkit.summary import summarize
 from tests.integration.toy_campaign import score as toy_score
 from tests.unit.playedcampaign import SECONDS, Played, Value, toy, value_of, work
 
@@ -127,7 +127,7 @@ def test_race_over_a_window_is_not_asked_after_each_result(
         asked.append(n)
         return ask_within(policy, n, pending)
 
-    monkeypatch.setattr(hpc_toolkit.search, "ask_within", counted)
+    monkeypatch.setattr(hpc_toolkit.campaign.search, "ask_within", counted)
     campaign = toy({**FAMILIES["racing"], "asks": "window"}, tasks={"seconds": SECONDS})
     decisions = Played(fast_dir / "r", campaign, monkeypatch).conduct()
 
@@ -156,7 +156,7 @@ def test_results_of_a_pull_are_read_and_no_others(
         read.append(len(rows))
         return rows
 
-    monkeypatch.setattr(hpc_toolkit.conduct, "unit_rows", counted)
+    monkeypatch.setattr(hpc_toolkit.campaign.conduct, "unit_rows", counted)
     decisions = Played(fast_dir / "r", made("window"), monkeypatch).conduct()
 
     assert read == [3] * len(decisions)
@@ -409,7 +409,7 @@ def test_campaign_that_an_older_version_began_goes_on_as_it_would_have(
     root = fast_dir / "r"
     begun_before(root, decisions)
     sleep = SimpleNamespace(sleep=lambda _: work(root, value_then))
-    monkeypatch.setattr(hpc_toolkit.conduct, "time", sleep)
+    monkeypatch.setattr(hpc_toolkit.campaign.conduct, "time", sleep)
     monkeypatch.setitem(SECONDS, "b", 1.0)
 
     Conductor(Run.open(root), Campaign.from_json(RECORDED["campaign"])).run()

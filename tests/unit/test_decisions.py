@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.bandit import Observation, Pull
-from hpc_toolkit.decisions import SEARCH, Decision, Decisions, read_decisions
+from hpc_toolkit.campaign.decisions import SEARCH, Decision, Decisions, read_decisions
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.items import Segment, encode_segment
 

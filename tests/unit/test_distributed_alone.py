@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - only where torch is
 
-from hpc_toolkit import distributed  # noqa: E402 - only where torch is
 from hpc_toolkit.errors import ConfigError, HpcToolkitError  # noqa: E402
+from hpc_toolkit.training import distributed  # noqa: E402 - only where torch is
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def test_ranks_that_nobody_tells_where_to_meet_say_so(monkeypatch: pytest.Monkey
 def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(
     count: int, local_rank: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpc_toolkit.distributed import group
+    from hpc_toolkit.training.distributed import group
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     info = distributed.DistributedInfo(local_rank=local_rank, world_size=4, local_world_size=4)
@@ -129,7 +129,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(
 
 
 def test_more_ranks_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpc_toolkit.distributed import group
+    from hpc_toolkit.training.distributed import group
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
@@ -253,7 +253,7 @@ def test_a_thread_that_waits_for_the_interpreter_has_it_before_the_block_ends(
 def test_leaving_writes_out_what_was_printed_and_tears_nothing_down() -> None:
     code = (
         "import atexit, threading, time\n"
-        "from hpc_toolkit.distributed import leave\n"
+        "from hpc_toolkit.training.distributed import leave\n"
         "atexit.register(print, 'torn down')\n"
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
         "print('said', end='')\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit.distributed import scaled
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.training.distributed import scaled
 
 
 def test_the_rate_grows_with_the_global_batch() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hpc_toolkit.distributed import Checkpoints, ResumableSampler, checkpoints  # noqa: E402
 from hpc_toolkit.errors import HpcToolkitError  # noqa: E402
-from hpc_toolkit.files import replacing_file  # noqa: E402
+from hpc_toolkit.rundir.files import replacing_file  # noqa: E402
+from hpc_toolkit.training.distributed import Checkpoints, ResumableSampler, checkpoints  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(
 
 KILLED = """
 import os, signal, sys, torch
-from hpc_toolkit.distributed import Checkpoints
+from hpc_toolkit.training.distributed import Checkpoints
 
 def half(content, file):
     file.write(b"half")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit.distributed import DistributedInfo
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.training.distributed import DistributedInfo
 
 LAUNCHED = {
     "RANK": "5",

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DistributedSampler  # noqa: E402 - only where torch is
 
-from hpc_toolkit.distributed import ResumableSampler, sampler  # noqa: E402
 from hpc_toolkit.errors import HpcToolkitError  # noqa: E402
+from hpc_toolkit.training.distributed import ResumableSampler, sampler  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

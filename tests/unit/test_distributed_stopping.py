@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.distributed import StopSignal, stopping
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.training.distributed import StopSignal, stopping
 
 if TYPE_CHECKING:
     from tests.manualclock import ManualClock

@@ -5,7 +5,6 @@ What they say of commands is run in ``tests/integration/test_docs.py``.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import zlib
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from hpc_toolkit.journal import decode_line
 from hpc_toolkit.queue.items import Segment
 from hpc_toolkit.queue.units import plan_units
+from hpc_toolkit.rundir.journal import decode_line
 from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, read_blocks
 
 if TYPE_CHECKING:
@@ -95,61 +94,6 @@ def test_every_invariant_names_a_test() -> None:
 
     assert rows == [f"I{number}" for number in range(1, 10)]
     assert len(re.findall(r"^\| I\d \|.*`test_\w+`.*$", text, re.MULTILINE)) == 9
-
-
-def layers() -> list[set[str]]:
-    """The modules of each row of the architecture's table, as paths below the package."""
-    text = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
-    start = text.index("| modules |")
-    rows = []
-    for row in text[start : text.index("\n\n", start)].splitlines()[2:]:
-        package, names = "", set()
-        for name in re.findall(r"`(\w+/?)`", row.split("|")[1]):
-            names |= {package + name} if not name.endswith("/") else set()
-            package = name if name.endswith("/") else package
-            # The queue's modules have an order among themselves.
-            if package not in ("", "queue/"):
-                names.add(package)
-        rows.append(names)
-    return rows
-
-
-def layer_of(module: str, rows: list[set[str]]) -> int:
-    """The row that names a module, such as ``queue/units``, or its directory."""
-    package = f"{module.partition('/')[0]}/"
-    found = [number for number, names in enumerate(rows) if module in names]
-    found = found or [number for number, names in enumerate(rows) if package in names]
-    assert found, f"{module} is in no row of docs/architecture.md"
-    return found[0]
-
-
-def test_modules_import_nothing_from_lower_rows_of_the_architecture() -> None:
-    rows = layers()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = str(path.relative_to(PACKAGE).with_suffix("")).removesuffix("/__init__")
-        if module in ("__init__", "__main__", "queue"):
-            continue
-        for name in imports_of(path):
-            assert layer_of(name, rows) <= layer_of(module, rows), f"{module} imports {name}"
-
-
-def imports_of(path: Path) -> set[str]:
-    """Modules of the package that a file imports, those for type checking included."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hpc_toolkit"):
-            parts = (node.module or "").split(".")[1:]
-            inner = [[*parts, alias.name] for alias in node.names]
-            for one in inner:
-                file = PACKAGE.joinpath(*one)
-                is_module = file.with_suffix(".py").is_file() or file.is_dir()
-                found.add("/".join(one if is_module else parts))
-    return found - {""}
-
-
-def test_modules_that_the_architecture_names_exist() -> None:
-    for name in set().union(*layers()):
-        assert (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file(), name
 
 
 class Limit(NamedTuple):

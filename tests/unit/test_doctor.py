@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import files
 from hpc_toolkit.cli.doctor import report_lines
 from hpc_toolkit.doctor import area as area_module
 from hpc_toolkit.doctor import (
@@ -23,7 +22,7 @@ from hpc_toolkit.doctor import (
     names,
     otherside,
     pair,
-    proof,
+    partner,
     sides,
     space,
     speed,
@@ -33,9 +32,10 @@ from hpc_toolkit.doctor.area import make_area, remove_area, sweep
 from hpc_toolkit.doctor.channel import Channel, SilentSideError
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.mounts import Mount
 from hpc_toolkit.doctor.otherside import Step, join_step
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.rundir import files, proof
+from hpc_toolkit.system.mounts import Mount
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, tree
 
@@ -380,8 +380,9 @@ def test_a_request_waits_for_the_answer_to_the_one_before(
 ) -> None:
     """A check that fails on the lead's side leaves its request unanswered."""
     monkeypatch.setattr(pair, "ANSWER_S", 3.0)
+    monkeypatch.setattr(partner, "ANSWER_S", 3.0)
     area = make_area(tmp_path, "token", "lead")
-    partner = Child(lambda: pair.Partner(area).serve(arrival_s=400.0))
+    other = Child(lambda: partner.Partner(area).serve(arrival_s=400.0))
     lead = pair.Pair(area, arrival_s=400.0)
 
     lead.start("create", name="first", target="other")
@@ -390,7 +391,7 @@ def test_a_request_waits_for_the_answer_to_the_one_before(
     assert lead.finish() == "other"
     assert (area / "first").readlink() == Path("other")
     lead.close()
-    partner.end()
+    other.end()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.clusters.choice import resolve_cluster
 from hpc_toolkit.doctor import scheduler, scripts
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
-from hpc_toolkit.render import script
-from hpc_toolkit.render.file import sign
+from hpc_toolkit.slurm.clusters.choice import resolve_cluster
+from hpc_toolkit.slurm.render import script
+from hpc_toolkit.slurm.render.file import sign
 
 if TYPE_CHECKING:
     from pathlib import Path

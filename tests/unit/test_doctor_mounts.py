@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
-from hpc_toolkit.doctor.mounts import Mount, check_mount, mount_of, parse_mount
+from hpc_toolkit.doctor.mounts import check_mount
 from hpc_toolkit.doctor.sides import Side, are_apart, side_of
+from hpc_toolkit.system.mounts import Mount, mount_of, parse_mount
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,20 +10,20 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.clock import SystemClock
-from hpc_toolkit.doctor import proof
-from hpc_toolkit.doctor.mounts import Mount
-from hpc_toolkit.doctor.proof import Proof, believed, read_proof, write_proof
 from hpc_toolkit.doctor.sides import side_of
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.worker import Worker, WorkerOptions
+from hpc_toolkit.rundir import proof
+from hpc_toolkit.rundir.proof import Proof, believed, read_proof, write_proof
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.mounts import Mount
+from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.rundir.layout import RunPaths
     from tests.manualclock import ManualClock
 
 LEASE_S = 180.0

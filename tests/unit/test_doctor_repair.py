@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from hpc_toolkit import files
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
 from hpc_toolkit.doctor import mending, planning
@@ -23,8 +22,9 @@ from hpc_toolkit.doctor.findings import Verdict
 from hpc_toolkit.doctor.mending import repair_run
 from hpc_toolkit.doctor.planning import plan_repairs
 from hpc_toolkit.errors import HpcToolkitError, RunError
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.run import Run
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import RunPaths
 from tests.toyrun import ToyRun, tree
 
 if TYPE_CHECKING:

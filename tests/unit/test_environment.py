@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.environment import check_environment
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.render.directives import complete, directives
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
-from hpc_toolkit.render.surroundings import Surroundings, surroundings
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.environment import check_environment
+from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.surroundings import Surroundings, surroundings
 
 GENERIC = load_cluster("generic")
 EVIL = ["a\nb", "a\x00b", "\x1b[0m", ""]
@@ -196,7 +196,7 @@ def test_what_a_template_would_leave_out_is_refused(
 def test_a_template_changes_its_hash_with_those_that_it_extends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hpc_toolkit.render import script as render
+    from hpc_toolkit.slurm.render import script as render
 
     def header(template: str) -> str:
         spec = ScriptSpec(python="/opt/python", run="r", array="0" if template == "array" else None)

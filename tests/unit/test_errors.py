@@ -11,7 +11,7 @@ import pytest
 from hpc_toolkit import cli
 from hpc_toolkit.cli import show_error
 from hpc_toolkit.errors import UNREACHABLE, ConfigError
-from hpc_toolkit.gather import NotCompleteError
+from hpc_toolkit.results.gather import NotCompleteError
 
 
 @pytest.mark.parametrize("kind", [ConfigError, NotCompleteError])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ItemsError
-from hpc_toolkit.explain import attempts_of, explain, failed_items, find_item
+from hpc_toolkit.results.explain import attempts_of, explain, failed_items, find_item
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,8 @@ def life_of(toy: ToyRun, text: str) -> dict[str, Any]:
 
 
 def test_an_item_is_found_by_its_number_its_json_or_a_part(fast_dir: Path) -> None:
-    from hpc_toolkit.layout import Manifest
     from hpc_toolkit.run import create_run
+    from hpc_toolkit.rundir.layout import Manifest
     from tests.toyrun import spec_of
 
     items = [{"name": "ab", "g": 1}, {"name": "a", "g": 0}, {"name": "xyz", "g": 1}]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import files
+from hpc_toolkit.rundir import files
 from tests.toyrun import FAULTS, Faults
 
 if TYPE_CHECKING:

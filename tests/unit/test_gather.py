@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import RunError, TryAgainLaterError
-from hpc_toolkit.gather import NotCompleteError, gather
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.results.gather import NotCompleteError, gather
 from tests.toyrun import FAULTS, Faults, ToyRun, ToyWorker, tree
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def test_a_row_has_what_the_contract_says(toy: ToyRun) -> None:
 
 
 def test_rows_stand_in_the_order_of_the_items_whatever_their_groups(fast_dir: Path) -> None:
-    from hpc_toolkit.layout import Manifest
     from hpc_toolkit.run import create_run
+    from hpc_toolkit.rundir.layout import Manifest
     from tests.toyrun import spec_of
 
     items = [{"id": index, "g": index % 3} for index in range(10)]
@@ -110,7 +110,9 @@ class OldCopy:
 def test_gather_waits_for_lines_that_their_worker_told_of(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_toolkit.gather.time", OldCopy(toy, finished(toy), shown_after=3))
+    monkeypatch.setattr(
+        "hpc_toolkit.results.gather.time", OldCopy(toy, finished(toy), shown_after=3)
+    )
 
     assert len(toy.reopen().results()) == 4
 
@@ -119,7 +121,7 @@ def test_gather_tells_of_lines_that_never_come(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = OldCopy(toy, finished(toy), shown_after=1000)
-    monkeypatch.setattr("hpc_toolkit.gather.time", copy)
+    monkeypatch.setattr("hpc_toolkit.results.gather.time", copy)
 
     with pytest.raises(NotCompleteError) as raised:
         toy.reopen().results()

@@ -8,11 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hpc_toolkit import processes
 from hpc_toolkit.cli import scripts
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.giveback import kept_nodes
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
+from hpc_toolkit.slurm.batch.giveback import kept_nodes
+from hpc_toolkit.system import processes
 from tests.fakeslurm import Programs
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.render.file import origin
-from hpc_toolkit.render.script import template_names
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.file import origin
+from hpc_toolkit.slurm.render.script import template_names
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.gpus import rank_environment, share_of_gpus
+from hpc_toolkit.system.gpus import rank_environment, share_of_gpus
 
 
 def step(local: int, *, node: int = 0, tasks: str = "4(x8)", **changes: str) -> dict[str, str]:

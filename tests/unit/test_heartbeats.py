@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.layout import read_manifest
 from hpc_toolkit.queue.presence import DRAINING, PresenceFile, read_presence
-from hpc_toolkit.worker import Worker, WorkerOptions
+from hpc_toolkit.rundir.layout import read_manifest
+from hpc_toolkit.worker.worker import Worker, WorkerOptions
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit import journal
-from hpc_toolkit.journal import (
+from hpc_toolkit.rundir import journal
+from hpc_toolkit.rundir.journal import (
     JournalReader,
     JournalWriter,
     Line,

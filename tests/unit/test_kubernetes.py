@@ -14,12 +14,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
+from hpc_toolkit.engines.kubernetes.drift import _fields, check_manifest, embedded
+from hpc_toolkit.engines.kubernetes.manifest import manifest_objects, render_manifest
+from hpc_toolkit.engines.kubernetes.origin import request_json
+from hpc_toolkit.engines.kubernetes.request import KINDS, Kind, ManifestSpec
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.kubernetes.drift import _fields, check_manifest, embedded
-from hpc_toolkit.kubernetes.manifest import manifest_objects, render_manifest
-from hpc_toolkit.kubernetes.origin import request_json
-from hpc_toolkit.kubernetes.request import KINDS, Kind, ManifestSpec
-from hpc_toolkit.render.file import sha256, sign
+from hpc_toolkit.slurm.render.file import sha256, sign
 from tests.manifestexamples import EXAMPLES, REQUESTS, rendered
 from tests.manifestrules import check, read
 
@@ -285,7 +285,11 @@ OPTIONS: list[tuple[Kind, dict[str, Any], str]] = [
     ("kubernetes-ddp", {"start_timeout": "2h"}, '--start-timeout"\n        - "7200"'),
     ("kubernetes-queue", {"shm": "1G"}, 'sizeLimit: "1Gi"'),
     ("kubernetes-queue", {"workers": 5}, '"--workers"\n        - "5"'),
-    ("kubernetes-scaling", {"command": ("--x",)}, 'hpc_toolkit.scaling.program\n        - "--x"'),
+    (
+        "kubernetes-scaling",
+        {"command": ("--x",)},
+        'hpc_toolkit.training.scaling.program\n        - "--x"',
+    ),
 ]
 
 

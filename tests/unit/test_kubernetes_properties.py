@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_toolkit.engines.kubernetes.manifest import manifest_objects, render_manifest
+from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF, Kind, ManifestSpec
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.kubernetes.manifest import manifest_objects, render_manifest
-from hpc_toolkit.kubernetes.request import KINDS, ONLY_OF, Kind, ManifestSpec
-from hpc_toolkit.render.file import origin
+from hpc_toolkit.slurm.render.file import origin
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 from tests.manifestrules import check, expanded, read
 

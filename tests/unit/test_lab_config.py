@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.lab import config
 from hpc_toolkit.lab.settings import (
@@ -17,6 +16,7 @@ from hpc_toolkit.lab.settings import (
     LabSettings,
     check_name,
 )
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 
 SMALL = LabSettings(nodes=2, gpus_per_node=2, gpu_type="a100")
 PATHS = LabPaths(Path("/tmp/lab"))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.launcher import meeting
-from hpc_toolkit.launcher.meeting import Address, NodesMissingError, find, own_host, publish
-from hpc_toolkit.launcher.rounds import Ending, RendezvousLostError, Rounds
+from hpc_toolkit.training.launch import meeting
+from hpc_toolkit.training.launch.meeting import Address, NodesMissingError, find, own_host, publish
+from hpc_toolkit.training.launch.rounds import Ending, RendezvousLostError, Rounds
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def test_nobody_listening_is_told_with_the_address() -> None:
 @pytest.mark.torch
 def test_a_port_that_another_program_has_is_told_with_what_to_do() -> None:
     pytest.importorskip("torch")
-    from hpc_toolkit.launcher.rendezvous import _serve
+    from hpc_toolkit.training.launch.rendezvous import _serve
 
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit import layout
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.layout import (
+from hpc_toolkit.rundir import layout
+from hpc_toolkit.rundir.layout import (
     FORMAT,
     Manifest,
     RunPaths,

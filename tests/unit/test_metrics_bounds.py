@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit import metrics
-from hpc_toolkit.metrics import METRICS, STANDARD
-from hpc_toolkit.metrics.rows import angles, scaled, unit_
+from hpc_toolkit.science import metrics
+from hpc_toolkit.science.metrics import METRICS, STANDARD
+from hpc_toolkit.science.metrics.rows import angles, scaled, unit_
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

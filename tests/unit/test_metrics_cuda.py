@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit.metrics import METRICS
+from hpc_toolkit.science.metrics import METRICS
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.cuda]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_toolkit import metrics
-from hpc_toolkit.metrics import METRICS, STANDARD
+from hpc_toolkit.science import metrics
+from hpc_toolkit.science.metrics import METRICS, STANDARD
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.metrics import METRICS, anisotropy, curvature, masked_mean
-from hpc_toolkit.metrics.geometry import CurvatureVariant, anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.science.metrics import METRICS, anisotropy, curvature, masked_mean
+from hpc_toolkit.science.metrics.geometry import CurvatureVariant, anisotropy_of_sum, unit_row_sum
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")
@@ -192,7 +192,10 @@ def test_masked_mean_ignores_padding() -> None:
 
 
 def test_metrics_package_names_every_metric_without_loading_torch() -> None:
-    program = "import sys, hpc_toolkit.metrics as m; print(len(m.METRICS), 'torch' in sys.modules)"
+    program = (
+        "import sys, hpc_toolkit.science.metrics as m; "
+        "print(len(m.METRICS), 'torch' in sys.modules)"
+    )
 
     out = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.metrics import neighbours, two_nn
+from hpc_toolkit.science.metrics import neighbours, two_nn
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.metrics import alpha_req
+from hpc_toolkit.science.metrics import alpha_req
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.metrics import linear_cka
+from hpc_toolkit.science.metrics import linear_cka
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.metrics import effective_rank, matrix_entropy, rankme
+from hpc_toolkit.science.metrics import effective_rank, matrix_entropy, rankme
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")

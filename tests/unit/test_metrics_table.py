@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.metrics import METRICS
+from hpc_toolkit.science.metrics import METRICS
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

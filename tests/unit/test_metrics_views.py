@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.metrics import METRICS, dime, infonce, infonce_bound, lidar, matrix_entropy
+from hpc_toolkit.science.metrics import METRICS, dime, infonce, infonce_bound, lidar, matrix_entropy
 from tests.unit import metric_references as slow
 
 torch = pytest.importorskip("torch")

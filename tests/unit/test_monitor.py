@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.monitor import Monitor, read_recordings, summarise, watching
-from hpc_toolkit.monitor import gpus as gpus_module
-from hpc_toolkit.monitor import sampler as sampler_module
-from hpc_toolkit.monitor.infiniband import read_ports
-from hpc_toolkit.monitor.recorder import record
-from hpc_toolkit.monitor.sampler import Sampler
+from hpc_toolkit.training.monitor import Monitor, read_recordings, summarise, watching
+from hpc_toolkit.training.monitor import gpus as gpus_module
+from hpc_toolkit.training.monitor import sampler as sampler_module
+from hpc_toolkit.training.monitor.infiniband import read_ports
+from hpc_toolkit.training.monitor.recorder import record
+from hpc_toolkit.training.monitor.sampler import Sampler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,7 +146,7 @@ def test_a_sample_tells_cpus_memory_network_gpus_and_infiniband(tmp_path: Path) 
 
 
 def test_a_summary_has_means_maxima_and_energy() -> None:
-    from hpc_toolkit.monitor import Recording
+    from hpc_toolkit.training.monitor import Recording
 
     samples = [
         {"t_s": at, "cpu_percent": at, "rss_bytes": 9 - at, "gpus": [{"power_w": 100.0 * at}]}
@@ -235,7 +235,7 @@ def test_an_interval_that_is_too_short_is_refused(interval_s: float, tmp_path: P
 WATCHED = """
 import os, sys
 from pathlib import Path
-from hpc_toolkit.monitor import watching
+from hpc_toolkit.training.monitor import watching
 
 children = Path(f"/proc/self/task/{os.getpid()}/children")
 with watching(Path(sys.argv[1]), 3600):

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import notebook
-from hpc_toolkit.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.notebook.resources import Resources
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
 from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.fakesbatch import KeptJobs, options
 
 if TYPE_CHECKING:

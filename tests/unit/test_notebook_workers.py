@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit import notebook
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.notebook.executors import LOCAL
 from hpc_toolkit.notebook.rank import items_left, work_rank
 from hpc_toolkit.queue.presence import Presence, PresenceFile
-from hpc_toolkit.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm import client as slurm
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import own_login, read_jobs
+from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from tests.fakesbatch import KeptJobs, options
 from tests.fakeslurm import Programs, pending_line
 
@@ -45,7 +45,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     items: list[dict[str, Any]] = [{"seconds": 0, "id": number} for number in range(4)]
-    return Run.create(tmp_path / "run", items, workload="hpc_toolkit.workloads.synthetic:Sleep")
+    return Run.create(
+        tmp_path / "run", items, workload="hpc_toolkit.science.workloads.synthetic:Sleep"
+    )
 
 
 @pytest.mark.usefixtures("sbatch")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import passes
-from hpc_toolkit.attempts import BROKEN, END, LOADED, LOADING, PREFETCHES, STREAK, Report
 from hpc_toolkit.errors import PermanentError, WorkloadError
-from hpc_toolkit.journal import JournalReader, Line, Pass, read_lines
-from hpc_toolkit.passes import Outcome, PassRunner
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment
+from hpc_toolkit.rundir.journal import JournalReader, Line, Pass, read_lines
+from hpc_toolkit.worker import passes
+from hpc_toolkit.worker.attempts import BROKEN, END, LOADED, LOADING, PREFETCHES, STREAK, Report
+from hpc_toolkit.worker.passes import Outcome, PassRunner
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker

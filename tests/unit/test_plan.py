@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.plan.forecast import Forecaster, Interval
-from hpc_toolkit.plan.lengths import Guess, LearnedLengths
-from hpc_toolkit.plan.rehearsal import rehearse
-from hpc_toolkit.plan.schedule import Job, schedule
-from hpc_toolkit.plan.work import Batch, Load, Seen, StageWork, Work, typed_work
+from hpc_toolkit.planning.forecast import Forecaster, Interval
+from hpc_toolkit.planning.lengths import Guess, LearnedLengths
+from hpc_toolkit.planning.rehearsal import rehearse
+from hpc_toolkit.planning.schedule import Job, schedule
+from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, typed_work
 
 
 def plain(count: int, done: int, seconds: Any, **more: Any) -> StageWork:

@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.plan.lengths import Guess
-from hpc_toolkit.plan.making import make_plan
-from hpc_toolkit.plan.nodes import Worker, node_of
-from hpc_toolkit.plan.page import as_lines
-from hpc_toolkit.plan.reading import read_work
+from hpc_toolkit.planning.lengths import Guess
+from hpc_toolkit.planning.making import make_plan
+from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.page import as_lines
+from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.run import Run
+from hpc_toolkit.slurm.clusters.facts import load_cluster
 from tests.manualclock import ManualClock
 from tests.unit.playedcampaign import Played, toy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.plan.page import Plan
-    from hpc_toolkit.plan.work import Work
+    from hpc_toolkit.planning.page import Plan
+    from hpc_toolkit.planning.work import Work
 
 SITE = load_cluster("generic")
 NODE = node_of(SITE, Worker(per_node=16))

@@ -11,19 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.clusters.facts import load_cluster, parse_cluster
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.plan.choices import choose, recommended, ways
-from hpc_toolkit.plan.comparison import compare
-from hpc_toolkit.plan.forecast import Forecaster
-from hpc_toolkit.plan.lengths import Guess
-from hpc_toolkit.plan.making import make_plan
-from hpc_toolkit.plan.nodes import Worker, node_of
-from hpc_toolkit.plan.page import as_lines, as_markdown, read_plan
-from hpc_toolkit.plan.picture import plan_svg
-from hpc_toolkit.plan.reading import read_work
-from hpc_toolkit.plan.work import Work, typed_work
-from hpc_toolkit.ranks import boot_id, host_name
+from hpc_toolkit.planning.choices import choose, recommended, ways
+from hpc_toolkit.planning.comparison import compare
+from hpc_toolkit.planning.forecast import Forecaster
+from hpc_toolkit.planning.lengths import Guess
+from hpc_toolkit.planning.making import make_plan
+from hpc_toolkit.planning.nodes import Worker, node_of
+from hpc_toolkit.planning.page import as_lines, as_markdown, read_plan
+from hpc_toolkit.planning.picture import plan_svg
+from hpc_toolkit.planning.reading import read_work
+from hpc_toolkit.planning.work import Work, typed_work
+from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
+from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from hpc_toolkit.plan.page import Plan
+    from hpc_toolkit.planning.page import Plan
 
 SITE = parse_cluster(
     """

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import preflight
-from hpc_toolkit.preflight import check_node, usable_gpus
+from hpc_toolkit.slurm.batch import preflight
+from hpc_toolkit.slurm.batch.preflight import check_node, usable_gpus
 
 if TYPE_CHECKING:
     from tests.toyrun import ToyRun

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.processes import interrupts_held, readable
+from hpc_toolkit.system.processes import interrupts_held, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

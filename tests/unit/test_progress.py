@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.progress import StatusDisplay, status_html, status_line
-from hpc_toolkit.status import StageCounts, Status, WorkerCounts
+from hpc_toolkit.results.progress import StatusDisplay, status_html, status_line
+from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
 
 if TYPE_CHECKING:
     import pytest

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit import quantities as q
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system import quantities as q
 
 if TYPE_CHECKING:
     from collections.abc import Callable

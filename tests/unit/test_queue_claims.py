@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.layout import StagePaths
 from hpc_toolkit.queue.claims import Claims, claim_name, parse_claim
+from hpc_toolkit.rundir.layout import StagePaths
 
 if TYPE_CHECKING:
     from pathlib import Path

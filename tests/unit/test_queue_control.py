@@ -16,7 +16,7 @@ from hpc_toolkit.queue.control import (
 )
 
 if TYPE_CHECKING:
-    from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.rundir.layout import RunPaths
 
 NOTICE = DeathNotice(worker="n3-1-a", heartbeat=7, explained="node failure")
 

@@ -26,14 +26,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hpc_toolkit.gather import NotCompleteError, gather
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.control import ControlReader, ask_to_drain
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.state import MAX_DEATHS, is_killer
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.status import read_status
+from hpc_toolkit.results.gather import NotCompleteError, gather
+from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock
 from tests.oracle import Expected, Told, expect
 from tests.toyrun import ToyRun
@@ -524,7 +524,7 @@ def play(examples: int, steps: int) -> None:
     phases = [phase for phase in Phase if shrinks or phase is not Phase.shrink]
     with pytest.MonkeyPatch.context() as patch:
         # What a view does not show here does not come by waiting.
-        patch.setattr("hpc_toolkit.gather._CATCH_UP_S", 0.0)
+        patch.setattr("hpc_toolkit.results.gather._CATCH_UP_S", 0.0)
         run_state_machine_as_test(
             Protocol,
             settings=settings(max_examples=examples, stateful_step_count=steps, phases=phases),

@@ -10,7 +10,6 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import DeathNotice
 from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s, lock_is_free
 from hpc_toolkit.queue.presence import (
@@ -20,6 +19,7 @@ from hpc_toolkit.queue.presence import (
     PresenceFile,
     read_presence,
 )
+from hpc_toolkit.rundir.layout import RunPaths
 from tests.manualclock import ManualClock
 
 LEASE_S = 60.0

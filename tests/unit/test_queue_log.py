@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.layout import StagePaths
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.rundir.layout import StagePaths
 from tests.countedcalls import CountedCalls
 from tests.toyrun import FAULTS, Faults
 

@@ -90,9 +90,9 @@ def test_i6_two_workers_with_the_same_view_share_the_units(fast_dir: Path) -> No
 
 def grouped_picker(root: Path) -> Picker:
     """Of a stage with the groups a and b of three items, and of a second one."""
-    from hpc_toolkit.layout import Manifest
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import create_run
+    from hpc_toolkit.rundir.layout import Manifest
     from tests.toyrun import spec_of
 
     stages = (spec_of("first", group_by="g"), spec_of("second"))
@@ -120,9 +120,9 @@ def test_fresh_begins_the_groups_that_take_longest_as_others_of_their_kin_did(
     fast_dir: Path,
 ) -> None:
     """A checkpoint of the large model has fewer layers here, and takes longer."""
-    from hpc_toolkit.layout import Manifest
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.run import create_run
+    from hpc_toolkit.rundir.layout import Manifest
     from tests.toyrun import ToyWorker, spec_of
 
     items: list[dict[str, Any]] = [

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import files
-from hpc_toolkit.clock import SystemClock
-from hpc_toolkit.journal import JournalReader
 from hpc_toolkit.queue import log as queue_log
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, LOCK, PRESENCE, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalReader
+from hpc_toolkit.system.clock import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.layout import RunPaths
+    from hpc_toolkit.rundir.layout import RunPaths
     from tests.toyrun import ToyRun
 
 LIMIT_S = 0.2

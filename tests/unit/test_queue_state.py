@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit import files, journal
-from hpc_toolkit.gather import gather
 from hpc_toolkit.queue.state import MAX_DEATHS, Death, is_killer
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.status import read_status
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.status import read_status
+from hpc_toolkit.rundir import files, journal
 from tests.manualclock import ManualClock
 from tests.oracle import Told, expect
 from tests.toyrun import ToyRun

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.gather import gather
 from hpc_toolkit.queue.picker import Picker
-from hpc_toolkit.status import read_status
+from hpc_toolkit.results.gather import gather
+from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun
 from tests.unreadable import Unreadable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_toolkit.queue.presence import Presence
-from hpc_toolkit.ranks import RankInfo
+from hpc_toolkit.system.ranks import RankInfo
 
 STEP = {
     "SLURM_JOB_ID": "17",

@@ -16,11 +16,11 @@ from typer.testing import CliRunner, Result
 from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.cli.scripttable import PANELS
+from hpc_toolkit.engines.kubernetes.request import KINDS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.kubernetes.request import KINDS
-from hpc_toolkit.render.file import log_directory, read_header, write_script
-from hpc_toolkit.render.script import template_names
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
+from hpc_toolkit.slurm.render.script import template_names
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
@@ -432,7 +432,7 @@ def test_cluster_show_of_an_unknown_name_is_refused() -> None:
 
 def test_rendering_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from hpc_toolkit.cli import render; import hpc_toolkit.render.script;"
+        "import sys; from hpc_toolkit.cli import render; import hpc_toolkit.slurm.render.script;"
         "heavy = {'torch', 'numpy', 'transformers', 'scipy', 'sklearn', 'submitit', 'filelock'};"
         "print(sorted(heavy & sys.modules.keys()))"
     )

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.render.drift import check_drift
-from hpc_toolkit.render.file import log_directory, read_header, sha256
+from hpc_toolkit.slurm.render.drift import check_drift
+from hpc_toolkit.slurm.render.file import log_directory, read_header, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Callable

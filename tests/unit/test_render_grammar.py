@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.render.grammar import (
+from hpc_toolkit.slurm.render.grammar import (
     MAX_INDEX,
     check_dependency,
     parse_array,

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hpc_toolkit.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.render.directives import complete, directives
-from hpc_toolkit.render.rules import RIVALS, asked, option
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec, spec_values
-from hpc_toolkit.render.training import prepared
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.rules import RIVALS, asked, option
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec, spec_values
+from hpc_toolkit.slurm.render.training import prepared
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
 if TYPE_CHECKING:

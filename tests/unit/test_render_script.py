@@ -8,12 +8,12 @@ from typing import Any
 import jinja2
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.render import script as render_module
-from hpc_toolkit.render.file import origin
-from hpc_toolkit.render.script import render_script, template_names
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render import script as render_module
+from hpc_toolkit.slurm.render.file import origin
+from hpc_toolkit.slurm.render.script import render_script, template_names
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 PYTHON = "/opt/python"
 GENERIC = load_cluster("generic")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
 from hpc_toolkit.errors import HpcToolkitError, RenderError
-from hpc_toolkit.render.directives import complete, directive_text, directives, log_pattern
-from hpc_toolkit.render.limits import forbidden
-from hpc_toolkit.render.spec import ScriptSpec, command_line, spec_json
+from hpc_toolkit.slurm.clusters.facts import Cluster, Partition, load_cluster, parse_cluster
+from hpc_toolkit.slurm.render.directives import complete, directive_text, directives, log_pattern
+from hpc_toolkit.slurm.render.limits import forbidden
+from hpc_toolkit.slurm.render.spec import ScriptSpec, command_line, spec_json
 
 PYTHON = "/opt/python"
 GENERIC = load_cluster("generic")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.render.kinds import TRAININGS
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.kinds import TRAININGS
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))
 SCRIPT = ("train.py", "--lr", "1")

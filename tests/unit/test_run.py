@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, ItemsError, RunError, WorkloadError
-from hpc_toolkit.layout import Manifest
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.ranks import boot_id, host_name
 from hpc_toolkit.run import Run, create_run
+from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.toyrun import FAULTS, Faults, ToyRun, empty_campaign, plain_items, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NOOP = "hpc_toolkit.workloads.synthetic:Noop"
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 
 
 def made(root: Path, **changes: Any) -> Run:

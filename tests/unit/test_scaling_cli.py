@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 
 from hpc_toolkit import cli
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
-from hpc_toolkit.scaling import collectives
-from hpc_toolkit.scaling.bandwidth import Timed
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import SubmittedJob
+from hpc_toolkit.training.scaling import collectives
+from hpc_toolkit.training.scaling.bandwidth import Timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typer.testing import Result
 
-    from hpc_toolkit.scaling.launches import ScalingRun
     from hpc_toolkit.submit.submission import Submission
+    from hpc_toolkit.training.scaling.launches import ScalingRun
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 V100 = "world_size,seconds\n1,480\n2,245\n4,128\n8,68\n"
@@ -253,7 +253,7 @@ def test_each_world_size_is_one_launch_and_interleaved_one_for_each_repeat(
         made.append((size, run.settings.repeats))
         return 0
 
-    monkeypatch.setattr("hpc_toolkit.scaling.launches.launch_here", launch)
+    monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_here", launch)
     out = str(tmp_path / "d")
     given = ("--world-sizes", "1,4", "--repeats", "2", "--backend", "gloo")
 
@@ -266,7 +266,7 @@ def test_each_world_size_is_one_launch_and_interleaved_one_for_each_repeat(
 def test_a_launch_that_is_to_be_started_again_ends_the_run_with_its_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_toolkit.scaling.launches.launch_here", lambda *_, **__: 75)
+    monkeypatch.setattr("hpc_toolkit.training.scaling.launches.launch_here", lambda *_, **__: 75)
 
     assert scaling("run", "-o", str(tmp_path / "d")).exit_code == 75
 
@@ -370,7 +370,7 @@ def test_a_full_disk_is_told_as_such_whatever_ranks_said(
         monkeypatch.setattr(os, "statvfs", lambda _: full)
         json.loads("")  # as torch does with a rank's error
 
-    monkeypatch.setattr("hpc_toolkit.launcher.launch.launch", launch)
+    monkeypatch.setattr("hpc_toolkit.training.launch.launch.launch", launch)
     if when == "before":
         monkeypatch.setattr(os, "statvfs", lambda _: full)
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.scaling.comparison import Comparison, compare
-from hpc_toolkit.scaling.prices import Asked, priced
-from hpc_toolkit.scaling.program import place
-from hpc_toolkit.scaling.records import series_of
-from hpc_toolkit.scaling.series import money
-from hpc_toolkit.scaling.tables import read_json
+from hpc_toolkit.training.scaling.comparison import Comparison, compare
+from hpc_toolkit.training.scaling.prices import Asked, priced
+from hpc_toolkit.training.scaling.program import place
+from hpc_toolkit.training.scaling.records import series_of
+from hpc_toolkit.training.scaling.series import money
+from hpc_toolkit.training.scaling.tables import read_json
 from tests.unit.test_scaling_records import record
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.scaling.comparison import compare
-from hpc_toolkit.scaling.records import identity, records_in, series_of
-from hpc_toolkit.scaling.sources import read_records, read_source
+from hpc_toolkit.training.scaling.comparison import compare
+from hpc_toolkit.training.scaling.records import identity, records_in, series_of
+from hpc_toolkit.training.scaling.sources import read_records, read_source
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.scaling import program, utilisation
-from hpc_toolkit.scaling.jobs import job_request
-from hpc_toolkit.scaling.launches import (
+from hpc_toolkit.training.scaling import program, utilisation
+from hpc_toolkit.training.scaling.jobs import job_request
+from hpc_toolkit.training.scaling.launches import (
     ScalingRun,
     nodes_of,
     with_equal_threads,
 )
-from hpc_toolkit.scaling.settings import Settings, Variation, cases, parse_world_sizes
+from hpc_toolkit.training.scaling.settings import Settings, Variation, cases, parse_world_sizes
 
 
 @given(
@@ -157,7 +157,7 @@ def test_a_job_launches_the_ranks_of_its_nodes() -> None:
         found, values = job_request(run, size, 4, gpus="l40s:4", launch=None)
         assert (found, values["nodes"]) == (template, max(1, size // 4))
         assert (values["nproc_per_node"], values["gpus_per_node"]) == (ranks, gpus)
-        assert values["command"][:2] == ("-m", "hpc_toolkit.scaling.program")
+        assert values["command"][:2] == ("-m", "hpc_toolkit.training.scaling.program")
         assert values["command"][-4:] == ("--batch-size", "16", "-o", "/shared/s")
     for gpus in ("", "0"):
         assert job_request(run, 2, 2, gpus=gpus, launch="task-per-gpu")[0] == "train-multi-node"

@@ -16,7 +16,7 @@ from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES
 from hpc_toolkit.bandit.pulls import TaskSet
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.scoretable import read_score_table
+from hpc_toolkit.results.scoretable import read_score_table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.attempts import STREAK
-from hpc_toolkit.passes import PassControl
 from hpc_toolkit.queue.control import ControlReader, SickNotice, give_sick_notice
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.matrix import Key, Opinion
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
-from hpc_toolkit.sickness import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
+from hpc_toolkit.worker.attempts import STREAK
+from hpc_toolkit.worker.passes import PassControl
+from hpc_toolkit.worker.sickness import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker

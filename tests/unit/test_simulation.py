@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.layout import Manifest, RunPaths
+from hpc_toolkit.planning.simulation.cluster import simulate
+from hpc_toolkit.planning.simulation.scenario import Group, Kill, Preemption, Scenario
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.simulation.cluster import simulate
-from hpc_toolkit.simulation.scenario import Group, Kill, Preemption, Scenario
+from hpc_toolkit.rundir.layout import Manifest, RunPaths
 from tests.toyrun import spec_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_equal_scenarios_have_equal_outcomes_and_another_seed_has_its_own() -> N
 def test_an_outcome_does_not_depend_on_the_interpreters_hashes() -> None:
     code = (
         "from tests.unit.test_simulation import STORM\n"
-        "from hpc_toolkit.simulation.cluster import simulate\n"
+        "from hpc_toolkit.planning.simulation.cluster import simulate\n"
         "print(simulate(STORM))"
     )
     found = {

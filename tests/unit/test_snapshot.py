@@ -12,15 +12,15 @@ import pytest
 from hpc_toolkit.doctor.findings import Verdict
 from hpc_toolkit.doctor.runcheck import check_run
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
-from hpc_toolkit.layout import WorkloadSpec
 from hpc_toolkit.run import Run
-from hpc_toolkit.snapshot import (
+from hpc_toolkit.run.snapshot import (
     Snapshots,
     read_snapshot,
     restore_run,
     take_snapshot,
     write_snapshot,
 )
+from hpc_toolkit.rundir.layout import WorkloadSpec
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, empty_campaign, units_of
 
@@ -85,7 +85,10 @@ def test_items_are_in_the_order_in_which_they_were_given_whatever_their_groups(
 ) -> None:
     items = [{"id": number, "g": number % 2} for number in range(5)]
     run = Run.create(
-        tmp_path / "run", items, workload="hpc_toolkit.workloads.synthetic:Noop", group_by="g"
+        tmp_path / "run",
+        items,
+        workload="hpc_toolkit.science.workloads.synthetic:Noop",
+        group_by="g",
     )
 
     assert take_snapshot(run).items == items

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit import files
 from hpc_toolkit.doctor.channel import Channel
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile, read_presence
+from hpc_toolkit.rundir import files
 from tests.staleclient import StaleClient
 from tests.toyrun import ToyRun
 

@@ -21,8 +21,8 @@ from hpc_toolkit.queue.control import (
 )
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.ranks import boot_id, host_name
-from hpc_toolkit.status import StageCounts, Status, held_elsewhere, read_status
+from hpc_toolkit.results.status import StageCounts, Status, held_elsewhere, read_status
+from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
 

@@ -12,14 +12,14 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import submit as submit_commands
-from hpc_toolkit.clusters.facts import load_cluster
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import SickNotice, give_sick_notice
-from hpc_toolkit.render.script import render_script
-from hpc_toolkit.render.spec import ScriptSpec
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm import client as slurm
 from hpc_toolkit.slurm.client import SlurmError, SlurmSilentError
+from hpc_toolkit.slurm.clusters.facts import load_cluster
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.submit.jobs import SubmittedJob, read_jobs, record_job
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import ToyRun, empty_campaign

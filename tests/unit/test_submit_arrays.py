@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.render.grammar import parse_array
+from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.submit.arrays import Chunk
 from hpc_toolkit.submit.arrays import split_array as split_parsed
 

@@ -16,7 +16,6 @@ from typer.testing import CliRunner, Result
 from hpc_toolkit.cli import reading
 from hpc_toolkit.cli import submit as submit_commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.ranks import RankInfo, boot_id, host_name
 from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.slurm.pending import is_stuck, why_waiting
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord
@@ -32,6 +31,7 @@ from hpc_toolkit.submit.jobs import (
     read_jobs,
     record_job,
 )
+from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
 from tests.fakeslurm import Programs, pending_line
 from tests.toyrun import tree
 

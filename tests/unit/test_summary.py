@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.campaign.summary import Found, Summary, summarize
 from hpc_toolkit.cli.campaigns import summary_lines
 from hpc_toolkit.run import Run
-from hpc_toolkit.summary import Found, Summary, summarize
 from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.campaign import Campaign
+    from hpc_toolkit.campaign.settings import Campaign
 
 ARMS = [
     (f"{model}/step{step}", layer)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.tables import write_table, writer_for
+from hpc_toolkit.results.tables import write_table, writer_for
 
 if TYPE_CHECKING:
     from pathlib import Path

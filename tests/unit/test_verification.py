@@ -13,11 +13,10 @@ import pytest
 
 from hpc_toolkit.cli.snapshots import verify as verify_command
 from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
-from hpc_toolkit.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
-from hpc_toolkit.snapshot import take_snapshot, write_snapshot
-from hpc_toolkit.tables import write_table
-from hpc_toolkit.verification import (
+from hpc_toolkit.run.snapshot import take_snapshot, write_snapshot
+from hpc_toolkit.run.verification import (
     Problem,
     Range,
     Recomputation,
@@ -26,6 +25,7 @@ from hpc_toolkit.verification import (
     read_results,
     verify,
 )
+from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

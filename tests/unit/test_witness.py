@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit import witness
-from hpc_toolkit.layout import RunPaths
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
+from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm import client, controller
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
-from hpc_toolkit.witness import Witness, judge
+from hpc_toolkit.worker import witness
+from hpc_toolkit.worker.witness import Witness, judge
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class FakeChild:
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     FakeChild.asked = []
-    monkeypatch.setattr("hpc_toolkit.witness.subprocess.Popen", FakeChild)
+    monkeypatch.setattr("hpc_toolkit.worker.witness.subprocess.Popen", FakeChild)
     return FakeChild
 
 
@@ -187,7 +187,7 @@ def test_a_question_that_cannot_be_started_costs_no_worker(
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("hpc_toolkit.witness.subprocess.Popen", refuse)
+    monkeypatch.setattr("hpc_toolkit.worker.witness.subprocess.Popen", refuse)
 
     Witness(tmp_path, ManualClock()).ask([silent("a")])
 

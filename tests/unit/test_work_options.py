@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from hpc_toolkit import cli, pool
-from hpc_toolkit.binding import Shares, limit_memory
+from hpc_toolkit import cli
 from hpc_toolkit.cli import working
 from hpc_toolkit.cli.workoptions import monitored, read_shares, show_places, with_snapshots
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.ranks import RankInfo
 from hpc_toolkit.run import Run
-from hpc_toolkit.snapshot import read_snapshot, take_snapshot, write_snapshot
-from hpc_toolkit.worker import WorkerOptions
+from hpc_toolkit.run.snapshot import read_snapshot, take_snapshot, write_snapshot
+from hpc_toolkit.system.binding import Shares, limit_memory
+from hpc_toolkit.system.ranks import RankInfo
+from hpc_toolkit.worker import pool
+from hpc_toolkit.worker.worker import WorkerOptions
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def test_init_refuses_what_a_snapshot_does_not_go_with(
 
 
 def test_init_changes_single_options_of_a_snapshots_workload(tmp_path: Path) -> None:
-    flaky = "hpc_toolkit.workloads.synthetic:Flaky"
+    flaky = "hpc_toolkit.science.workloads.synthetic:Flaky"
     run = Run.create(tmp_path / "run", [{"id": 1}], workload=flaky, options={"seed": 1})
     write_snapshot(tmp_path / "s.json", take_snapshot(run))
     words = ("--from", tmp_path / "s.json", "--option", "fail=0.5", "--open")

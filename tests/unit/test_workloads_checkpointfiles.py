@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.workloads.checkpointfiles import SETTINGS, checkpoint_files, weight_names
+from hpc_toolkit.science.workloads.checkpointfiles import SETTINGS, checkpoint_files, weight_names
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

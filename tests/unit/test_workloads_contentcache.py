@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from hpc_toolkit.workloads import contentcache
-from hpc_toolkit.workloads.contentcache import (
+from hpc_toolkit.science.workloads import contentcache
+from hpc_toolkit.science.workloads.contentcache import (
     SharedEmbeddings,
     digest_of_checkpoint,
     digest_of_texts,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hpc_toolkit.workloads.embeddings import LayerEmbeddings
+    from hpc_toolkit.science.workloads.embeddings import LayerEmbeddings
 
 TEXTS = ["a story", "another", "a third"]
 LAYERS, WIDTH = 3, 4

@@ -6,8 +6,8 @@ import inspect
 import re
 from pathlib import Path
 
-from hpc_toolkit.workloads.layer_metrics import LayerMetrics
-from hpc_toolkit.workloads.text_tasks import TASKS
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
+from hpc_toolkit.science.workloads.text_tasks import TASKS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "workloads.md"
 

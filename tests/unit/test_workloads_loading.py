@@ -12,9 +12,9 @@ import pytest
 
 from hpc_toolkit.cli.working import check_code
 from hpc_toolkit.errors import ConfigError, WorkloadError
-from hpc_toolkit.layout import WorkloadSpec
 from hpc_toolkit.run import Run
-from hpc_toolkit.workloads.loading import code_hash, load_workload
+from hpc_toolkit.rundir.layout import WorkloadSpec
+from hpc_toolkit.worker.loading import code_hash, load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

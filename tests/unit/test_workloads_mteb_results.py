@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import RunError
-from hpc_toolkit.workloads.mteb_results import (
+from hpc_toolkit.science.workloads.mteb_results import (
     main_error,
     model_of,
     plain,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from filelock import FileLock, Timeout
 
-from hpc_toolkit import files
 from hpc_toolkit.errors import PermanentError
-from hpc_toolkit.workloads import nodecache, nodecopies, prefetch
-from hpc_toolkit.workloads.nodecache import local_copy
-from hpc_toolkit.workloads.prefetch import prefetch_checkpoint
+from hpc_toolkit.rundir import files
+from hpc_toolkit.science.workloads import nodecache, nodecopies, prefetch
+from hpc_toolkit.science.workloads.nodecache import local_copy
+from hpc_toolkit.science.workloads.prefetch import prefetch_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hpc_toolkit.cli import items as item_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.items import check_items
-from hpc_toolkit.workloads.pythia import (
+from hpc_toolkit.science.workloads.pythia import (
     REVISIONS,
     SIZES,
     SUSPECT,

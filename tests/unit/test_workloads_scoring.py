@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit.workloads import scoring
+from hpc_toolkit.science.workloads import scoring
 
 pytest.importorskip("sklearn")
 

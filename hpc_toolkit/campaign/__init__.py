@@ -1,0 +1,1 @@
+"""A search: settings, decisions, the deciding process, its outcome."""

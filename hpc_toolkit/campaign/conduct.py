@@ -1,0 +1,340 @@
+"""Conduct: the one process of a campaign that decides (rule R14). Workers never talk to it.
+
+The log of the tasks stage is its journal: every segment that it adds carries, in its header, the
+ask and the tells that the ask rests on. A restart replays the log; the policy must give each
+recorded ask again. So it can be killed at any moment and started anywhere, and the sequence of
+arms is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit import Observation
+from hpc_toolkit.bandit.policy import number
+from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decision
+from hpc_toolkit.campaign.search import (
+    CampaignSearch,
+    as_decided,
+    expected_seconds,
+    make_arms,
+    metric_columns,
+    policy_of,
+    recorded_search,
+)
+from hpc_toolkit.campaign.settings import METRICS, PREPARE, TASKS, Campaign, read_settings
+from hpc_toolkit.errors import RunError, TryAgainLaterError
+from hpc_toolkit.queue.follower import Follower
+from hpc_toolkit.queue.items import Item, encode_segment
+from hpc_toolkit.queue.probes import LIMIT_S
+from hpc_toolkit.queue.units import MAX_UNIT
+from hpc_toolkit.results.gather import gather, unit_rows
+from hpc_toolkit.results.tables import check_rows
+from hpc_toolkit.rundir.files import is_local, replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from hpc_toolkit.bandit import Pull
+    from hpc_toolkit.campaign.decisions import MetricColumns
+    from hpc_toolkit.queue.items import Segment
+    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.run import Run
+
+_SHORT_S = 0.1
+"""A wait that ends sooner need not take the time of a copy for people."""
+_ITEMS_A_UNIT = 1000
+"""A unit of the tasks stage takes one item for so many of its segment."""
+
+
+def arm_of(item: Item) -> str:
+    """The arm of an item of the tasks stage.
+
+    Raises:
+        RunError: it names none, or no task of it.
+    """
+    try:
+        _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
+    except KeyError as error:
+        message = f"an item of stage {TASKS!r} has no {error}: {json.dumps(item)[:200]}"
+        raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
+    return arm
+
+
+def unit_size(items: int) -> int:
+    """Most items of a unit of a segment of so many: few, because one may take as long as all
+    others of its arm; but a name on disk for each of a hundred thousand would be too many."""
+    return min(MAX_UNIT, max(1, items // _ITEMS_A_UNIT))
+
+
+class Conductor:
+    """Runs the stages of one campaign to their end; restartable at any point."""
+
+    def __init__(self, run: Run, campaign: Campaign) -> None:
+        policy_of(campaign, make_arms(campaign))  # so that what cannot be made is told at once
+        self._run = run
+        self._view: RunView = run.view
+        self._campaign = campaign
+        self._facts = {arm.id: arm for arm in campaign.arms()}
+        self._stage: StageView = self._view.stages[TASKS]
+        local = is_local(run.paths.root)
+        if not local:
+            self._view.probes.limit_s = LIMIT_S
+        self._follower = Follower(self._view, local=local)
+        self._decided: dict[int, Decision] = {}
+        self._units: dict[int, dict[str, set[str]]] = {}
+        self._search: CampaignSearch
+        self._metrics: MetricColumns | None = None
+        self._searched_s = 0.0
+        self._since = 0.0
+        self._untold = False
+        """Whether there are asks that the copy for people lacks."""
+
+    def run(self) -> None:
+        """Conduct all stages.
+
+        Raises:
+            TryAgainLaterError: another conduct decides.
+            ConfigError: the metrics that the search is to use were not measured.
+            RunError: a stage failed, or the policy does not give its recorded asks again.
+        """
+        if self._campaign.prepare is not None:
+            self._finish(PREPARE, list(self._campaign.prepare.items))
+        rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
+        self._replay(rows)
+        # Who sealed the log had made the last decision.
+        if not self._stage.log.sealed:
+            self._decide()
+        self._stage.log.seal()
+        self._wait(self._stage)
+        gather(self._view, TASKS)
+        self._write_trials()
+
+    def _finish(self, name: str, items: list[Item]) -> list[dict[str, Any]]:
+        """Have a stage's items in its log, wait until they are finished, publish their table."""
+        stage = self._view.stages[name]
+        stage.poll_log()
+        while not stage.log.segments and not stage.log.sealed:
+            stage.log.add_segment(encode_segment(items, group_by=stage.spec.group_by))
+            stage.poll_log()
+        stage.log.seal()
+        self._wait(stage)
+        rows = gather(self._view, name).rows
+        check_rows(rows)
+        failed = [row for row in rows if row["state"] == "failed"]
+        if failed and name == PREPARE:
+            message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
+            raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
+        return rows
+
+    def _wait(self, stage: StageView, units: Collection[str] | None = None) -> None:
+        """Wait until these units have no pending item, or until a stage that is sealed has none."""
+        began = monotonic()
+        while True:
+            wanted = stage.state.open if units is None else units
+            pause_s = self._follower.look(stage, wanted, monotonic() - began)
+            if stage.complete if units is None else stage.state.open.isdisjoint(units):
+                return
+            if self._untold and monotonic() >= began + _SHORT_S:
+                self._write_trials()
+            time.sleep(pause_s)
+
+    def _replay(self, rows: list[dict[str, Any]]) -> None:
+        """Take in every recorded decision, and check that it is the one made from what was told."""
+        self._stage.log.hold_head()
+        self._stage.poll_log()
+        decisions = self._recorded()
+        # The stages before may have taken days, in which somebody thought better of it.
+        updated = read_settings(self._run.paths, self._campaign.asked_in(None).to_json())
+        self._campaign = as_decided(updated, decisions)
+        if self._campaign.search.metrics:
+            first = decisions[0].metrics if decisions else None
+            self._metrics = first or metric_columns(self._campaign, rows)
+        self._search = CampaignSearch(self._campaign, make_arms(self._campaign, self._metrics))
+        for decision in decisions:
+            self._search.tell(decision.tells)
+            if decision.why != EXHAUSTIVE:
+                self._check(decision)
+            self._search.take(decision)
+            self._searched_s = decision.wall_s
+        self._since = monotonic()
+
+    def _recorded(self) -> list[Decision]:
+        """All decisions of the log as far as it was read."""
+        for entry in self._decision_entries():
+            if entry not in self._decided:
+                self._decided[entry] = read_decision(self._stage.log.segments[entry])
+        return list(self._decided.values())
+
+    def _decision_entries(self) -> list[int]:
+        segments = self._stage.log.segments
+        return [entry for entry, segment in segments.items() if segment.decision is not None]
+
+    def _check(self, decision: Decision) -> None:
+        again = self._search.again(len(decision.pulls))
+        if tuple(again) != decision.pulls:
+            message = (
+                f"decision {decision.number} was {_said(decision.pulls)}; "
+                f"the policy says {_said(again)} now"
+            )
+            raise RunError(
+                message, hint="go on with the version and the settings that began this campaign"
+            )
+
+    def _decide(self) -> None:
+        """Search, and then ask for all that is left if the campaign wants that."""
+        decisions = self._search.decisions
+        while not decisions.exhausted:
+            pulls = self._search.advance(self._results_of, self._wall_s)
+            if not pulls:
+                break
+            self._add(SEARCH, pulls)
+        if self._campaign.search.exhaustive and not decisions.exhausted:
+            self._exhaust()
+
+    def _exhaust(self) -> None:
+        decisions = self._search.decisions
+        left = left_over(decisions.asked, self._search.arms.ids, self._campaign.tasks.names)
+        if not left:
+            return
+        told = self._results_of(decisions.waiting)
+        if told is not None:
+            self._search.tell(told)
+            self._add(EXHAUSTIVE, left)
+
+    def _wall_s(self) -> float:
+        return self._searched_s + monotonic() - self._since
+
+    def _add(self, why: str, pulls: Sequence[Pull]) -> None:
+        """Write a decision with its tells into the log, and with it the items of its pulls."""
+        number = self._search.decisions.entries + 1
+        decision = Decision(
+            why=why,
+            number=number,
+            pulls=tuple(pulls),
+            tells=tuple(self._search.fresh),
+            wall_s=self._wall_s(),
+            metrics=self._metrics if number == 1 else None,
+            search=recorded_search(self._campaign) if number == 1 else None,
+        )
+        lines = self._encode(decision)
+        # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
+        # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
+        # a retry for instance, changes nothing that this ask rests on.
+        self._refuse_rival()
+        while not self._stage.log.sealed:
+            if self._stage.log.add_segment(lines):
+                break
+            self._refuse_rival()
+        else:
+            message = f"another conduct ended the search of {self._run.root}"
+            raise TryAgainLaterError(message, hint="one is enough; this one has ended")
+        self._search.take(decision)
+        self._untold = True
+
+    def _encode(self, decision: Decision) -> list[bytes]:
+        """The segment of a decision; longest tasks first, as they were given where none is known to
+        be longer."""
+        seconds = expected_seconds(self._campaign, self._search.decisions.told)
+        order = sorted(seconds, key=lambda task: -seconds[task])
+        items = [
+            {**self._facts[pull.arm].item(), "task": task}
+            for pull in decision.pulls
+            for task in order
+            if not pull.tasks or task in pull.tasks
+        ]
+        return encode_segment(
+            items,
+            group_by=self._stage.spec.group_by,
+            decision=decision.to_json(),
+            unit_size=unit_size(len(items)),
+            kinds=[item["task"] for item in items],
+        )
+
+    def _refuse_rival(self) -> None:
+        if len(self._decision_entries()) > self._search.decisions.entries:
+            # Whoever was frozen while it wrote may have put back what was there before.
+            self._write_trials()
+            message = f"another conduct decides for {self._run.root}"
+            raise TryAgainLaterError(message, hint="one is enough; this one has ended")
+
+    def _results_of(self, pulls: Sequence[Pull]) -> list[Observation] | None:
+        """Wait for all tasks of some pulls; None where the log is sealed, so the search is over."""
+        numbers, entries = self._search.decisions.numbers, self._decision_entries()
+        places = [(pull, entries[numbers[pull] - 1]) for pull in pulls]
+        units = {entry: set[str]() for _, entry in places}
+        for pull, entry in places:
+            units[entry] |= self._units_of(entry)[pull.arm]
+        self._wait(self._stage, set().union(*units.values()))
+        # A rival's table may say that they are finished before we see a line of their results.
+        self._refuse_rival()
+        if self._stage.log.sealed:
+            return None
+        rows: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        for entry, names in units.items():
+            for _, row in unit_rows(self._view, self._stage, entry, names):
+                rows.setdefault((entry, arm_of(row["item"])), []).append(row)
+        return [observe(pull.arm, rows.get((entry, pull.arm), [])) for pull, entry in places]
+
+    def _units_of(self, entry: int) -> dict[str, set[str]]:
+        """The names of the units of a segment that hold items of an arm, by arm."""
+        if entry not in self._units:
+            segment = self._stage.log.segments[entry]
+            self._units[entry] = _units_by_arm(segment)
+        return self._units[entry]
+
+    def _write_trials(self) -> None:
+        """A copy of asks and tells for people; never read back."""
+        lines = []
+        for decision in self._recorded():
+            record = decision.to_json()
+            lines += [{"type": "tell", **tell} for tell in record["tells"]]
+            shown = {key: record[key] for key in ("why", "arms", "tasks") if key in record}
+            lines.append({"type": "ask", **shown})
+        self._untold = False
+        path = self._run.paths.trials
+        replace_file(path, [json.dumps(line).encode() + b"\n" for line in lines])
+
+
+def _units_by_arm(segment: Segment) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for position, line in enumerate(segment.items()):
+        name = segment.unit_of(position).name
+        found.setdefault(arm_of(json.loads(line)), set()).add(name)
+    return found
+
+
+def _said(pulls: Sequence[Pull]) -> str:
+    """For people: the arms, and what of them if not all."""
+    shown = [f"{arm} on {', '.join(tasks)}" if tasks else arm for arm, tasks in pulls[:4]]
+    return "; ".join(shown) + (f"; and {len(pulls) - 4} more" if len(pulls) > 4 else "")
+
+
+def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
+    """What an arm's rows of the tasks stage tell a policy; without a score a task has failed."""
+    scores, stderrs, seconds, failed = {}, {}, {}, []
+    for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
+        task = row["item"]["task"]
+        score = score_of(row)
+        seconds[task] = row["seconds"]  # failures are paid for as well
+        if score is None:
+            failed.append(task)
+            continue
+        scores[task] = score
+        stderr = number(row["value"].get("stderr"))
+        if stderr is not None and stderr >= 0:
+            stderrs[task] = stderr
+    return Observation(
+        arm=arm, scores=scores, stderrs=stderrs, seconds=seconds, failed=tuple(failed)
+    )
+
+
+def score_of(row: dict[str, Any]) -> float | None:
+    """The score of a row of the tasks stage; None where its task gave no number.
+
+    A result that is done is never run again: what cannot be read as a score must end no search.
+    """
+    return number(row["value"].get("score")) if row["state"] == "done" else None

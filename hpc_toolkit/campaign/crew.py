@@ -1,0 +1,194 @@
+"""A whole campaign on this machine: its run directory, local workers, and conduct beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.campaign.decisions import read_decisions
+from hpc_toolkit.campaign.search import as_decided, try_search
+from hpc_toolkit.campaign.searchtable import BUDGETS, ROUNDS
+from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
+from hpc_toolkit.results.provenance import collect_provenance
+from hpc_toolkit.run import Run, check_stage, create_run
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.rundir.layout import Manifest
+from hpc_toolkit.system.processes import die_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.campaign.decisions import Decision
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+_LIVES = 5
+"""Conduct is started again so often when it is killed, each time soon after its start."""
+_LONG_LIFE_S = 600.0
+"""Whoever lived so long before it was killed has all lives again: a search takes days."""
+_ANOTHER_CONDUCT = 75
+_RIVAL_S = 10.0
+
+
+def make_campaign_run(
+    root: Path, campaign: Campaign, path: tuple[str, ...], file: str = "campaign"
+) -> Run:
+    """Make the run of a campaign; its stages are filled by conduct.
+
+    Args:
+        root: the run directory, which must not exist.
+        campaign: what to do.
+        path: directories in which its workloads are looked for.
+        file: what errors call the settings.
+
+    Raises:
+        ConfigError: the search cannot work.
+    """
+    campaign = campaign.asked_in(ROUNDS)
+    try_search(campaign, file)
+    stages = campaign.stages(path)
+    for stage in stages:
+        check_stage(stage)
+    manifest = Manifest(
+        run=root.name,
+        stages=stages,
+        campaign=campaign.to_json(),
+        provenance=collect_provenance(stages),
+    )
+    return create_run(root, manifest, {}, sealed=False)
+
+
+def campaign_of(run: Run) -> Campaign:
+    """The campaign's settings as they are now.
+
+    Raises:
+        RunError: the run is a plain list of items, or its settings are damaged.
+    """
+    if run.manifest.campaign is None:
+        message = f"{run.root} is not a campaign"
+        raise RunError(message, hint="'hpctk run CAMPAIGN.toml' makes one")
+    return read_settings(run.paths, run.manifest.campaign)
+
+
+def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:
+    """Check that ``campaign`` is the one of an existing run, or take over what may change.
+
+    What ends the search may change until it is over, other keys of the search until its first
+    decision. ``file`` is what errors call the settings.
+
+    Raises:
+        ConfigError: lists the settings that changed.
+    """
+    stage = run.view.stages[TASKS]
+    stage.poll_log()
+    decisions = read_decisions(stage.log.segments.values())
+    known = as_decided(campaign_of(run), decisions)
+    campaign = campaign.asked_in(known.search.asks)
+    changed = changed_keys(known.to_json(), campaign.to_json())
+    if not changed:
+        return
+    message = f"{run.root} was made with other settings: {', '.join(changed)}"
+    allowed = _changeable(decisions, sealed=stage.log.sealed)
+    if not all(key.startswith(allowed) for key in changed):
+        listed = ", ".join(sorted(f"{key}*" if key.endswith(".") else key for key in allowed))
+        hint = f"only {listed} can change now" if allowed else "the search is over"
+        raise ConfigError(message, hint=f"{hint}; give --run another directory")
+    if not update:
+        raise ConfigError(message, hint="--update takes it over")
+    try_search(campaign, file)
+    replace_file(run.paths.campaign, [json.dumps(campaign.to_json(), indent=2).encode()])
+
+
+def _changeable(decisions: list[Decision], *, sealed: bool) -> tuple[str, ...]:
+    """Beginnings of the settings that may change after these decisions."""
+    if sealed:
+        return ()
+    return tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
+
+
+class Crew:
+    """Local workers and one conduct, until the campaign is complete."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._conduct: subprocess.Popen[bytes] | None = None
+        self._lives = _LIVES
+        self._failed = 0
+        self._started_at = 0.0
+
+    def work(
+        self, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
+    ) -> int:
+        """Work until everything is done; the exit code of the workers.
+
+        Raises:
+            HpcToolkitError: conduct or a worker could not go on.
+        """
+
+        def tick() -> None:
+            if self._watch():
+                # Workers would wait for ever for decisions that nobody makes.
+                signal.raise_signal(signal.SIGTERM)
+            if on_tick is not None:
+                on_tick()
+
+        self._start()
+        try:
+            code = self._run.work(workers, options, on_tick=tick)
+            self._conclude(wait=code == 0)
+        finally:
+            self._stop()
+        return code
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
+        self._conduct = subprocess.Popen(
+            [sys.executable, "-m", "hpc_toolkit", "conduct", str(self._run.root)],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+
+    def _watch(self) -> bool:
+        """Start conduct again if it was killed; True, once, if it failed for good."""
+        if self._conduct is None or self._conduct.poll() is None:
+            return False
+        code = self._conduct.returncode
+        if time.monotonic() > self._started_at + _LONG_LIFE_S:
+            self._lives = _LIVES
+        if code < 0 and self._lives > 0:
+            self._lives -= 1
+            self._start()
+        elif code == _ANOTHER_CONDUCT:
+            # The other may be killed, and then nobody would decide; if not, the last to ask stays.
+            if time.monotonic() > self._started_at + _RIVAL_S:
+                self._start()
+        elif code != 0:
+            self._conduct = None
+            self._failed = code
+            return True
+        return False
+
+    def _conclude(self, *, wait: bool) -> None:
+        """Let conduct publish the last table, and say if it failed."""
+        while wait and self._conduct is not None and not self._failed:
+            with suppress(subprocess.TimeoutExpired):
+                if self._conduct.wait(timeout=1.0) in (0, _ANOTHER_CONDUCT):
+                    break
+            self._watch()
+        if self._failed:
+            message = f"conduct of {self._run.root} ended with exit code {self._failed}"
+            raise HpcToolkitError(message, hint="its reason stands above; mend it and run again")
+
+    def _stop(self) -> None:
+        if self._conduct is not None and self._conduct.poll() is None:
+            self._conduct.kill()
+            self._conduct.wait()

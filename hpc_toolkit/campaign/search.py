@@ -1,0 +1,285 @@
+"""The search of a campaign: its arms, its policy, and which ask follows which tells.
+
+Nothing here waits or writes: conduct and the summary go through the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, make_policy
+from hpc_toolkit.bandit.arms import LARGEST_FEATURE, METRIC_PREFIX
+from hpc_toolkit.bandit.features import with_metrics
+from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit.registry import TASK_RULES, round_options
+from hpc_toolkit.bandit.stopping import ask_within
+from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
+from hpc_toolkit.campaign.searchtable import BUDGETS, search_table
+from hpc_toolkit.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hpc_toolkit.bandit import Observation, Policy, Proposal
+    from hpc_toolkit.campaign.settings import Campaign
+
+_HOUR_S = 3600.0
+
+
+def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTable:
+    """The campaign's arms with their geometry as features, and these metrics."""
+    table = ArmTable(
+        arms=tuple(
+            Arm(
+                id=arm.id,
+                group=arm.checkpoint,
+                features=geometry_features(
+                    size=arm.model.size, step=arm.step, layer=arm.layer, layers=arm.model.layers
+                ),
+            )
+            for arm in campaign.arms()
+        ),
+        feature_names=GEOMETRY_NAMES,
+    )
+    if not metrics:
+        return table
+    if {len(column) for column in metrics.values()} != {len(table.ids)}:
+        message = f"the first decision has no metric of each of {len(table.ids)} arms"
+        raise RunError(message, hint="go on with the settings that began this campaign")
+    rows = {
+        arm: {name: column[index] for name, column in metrics.items()}
+        for index, arm in enumerate(table.ids)
+    }
+    return with_metrics(table, rows, list(metrics))
+
+
+def recorded_search(campaign: Campaign) -> dict[str, Any]:
+    """What the first decision keeps of the settings: keys of [search] that asks depend on."""
+    table = asdict(campaign.search)
+    return {key: one for key, one in table.items() if key not in BUDGETS and one is not None}
+
+
+def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
+    """The campaign with the search that its first decision was made with, and its own ends.
+
+    Raises:
+        RunError: that decision says no search.
+    """
+    first = decisions[0].search if decisions else None
+    if first is None:
+        return campaign
+    ends = {key: getattr(campaign.search, key) for key in BUDGETS}
+    given = {key: one for key, one in ends.items() if one is not None}
+    try:
+        return replace(campaign, search=search_table({**first, **given}, "search", ends=False))
+    except ConfigError as error:
+        message = f"the first decision of stage 'tasks' is damaged: {error.message}"
+        raise RunError(message, hint="restore its segment; 'hpctk doctor RUN' checks it") from error
+
+
+def make_tasks(campaign: Campaign) -> TaskSet:
+    """The campaign's evaluation tasks."""
+    work = campaign.tasks
+    return TaskSet(
+        work.names,
+        seconds=tuple(work.seconds[name] for name in work.names if work.seconds),
+        kinds=tuple(work.kinds[name] for name in work.names if work.kinds),
+    )
+
+
+def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> MetricColumns:
+    """The metrics that the search uses, from the rows of the metrics stage.
+
+    Raises:
+        ConfigError: no row has one of them, or most have not.
+    """
+    table = make_arms(campaign)
+    found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
+    for row in rows:
+        arm = f"{row['item'].get('checkpoint')}/layer{row['item'].get('layer')}"
+        if arm in found and row["value"] is not None:
+            numbers = {name: value for name, value in row["value"].items() if _is_number(value)}
+            found[arm].update(numbers)
+    mend = "mend search.metrics, and 'hpctk run FILE --update' takes it over"
+    try:
+        used = with_metrics(table, found, campaign.search.metrics).feature_names
+    except ConfigError as error:
+        message = f"search.metrics: {error.message}"
+        raise ConfigError(message, hint=f"{error.hint}; {mend}") from error
+    columns = {
+        name: [found[arm].get(name) for arm in table.ids] for name in campaign.search.metrics
+    }
+    for name, column in columns.items():
+        if METRIC_PREFIX + name not in used:
+            known = sum(value is not None for value in column)
+            message = f"search.metrics: only {known} of {len(column)} arms have {name!r}"
+            raise ConfigError(message, hint=f"retry the metrics stage, or {mend}")
+    return columns
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= LARGEST_FEATURE  # type: ignore[arg-type]
+
+
+def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
+    """The campaign's policy, which was told nothing yet.
+
+    Raises:
+        ConfigError: there is none of that name, or it has no such options.
+    """
+    made = _arguments(campaign)
+    return make_policy(
+        campaign.search.policy,
+        arms,
+        campaign.seed,
+        **{name: value for given in made.values() for name, value in given.items()},
+    )
+
+
+def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
+    """What ``make_policy`` is given, by the key of the [search] table that says it."""
+    search = campaign.search
+    options = dict(search.options)
+    if search.in_rounds and search.policy not in TASK_RULES:
+        options = round_options(search.policy, options, search.pending)
+    stop = StopRules(
+        pulls=search.budget,
+        evaluations=search.evaluations,
+        gpu_s=None if search.gpu_hours is None else search.gpu_hours * _HOUR_S,
+        wall_s=None if search.wall_hours is None else search.wall_hours * _HOUR_S,
+        win_probability=search.win_probability,
+    )
+    return {
+        "policy": {"tasks": make_tasks(campaign), "stop": stop},
+        "scalariser": {"scalariser": search.scalariser},
+        "group_pulls": {"group_pulls": search.group_pulls},
+        "options": options,
+    }
+
+
+def try_search(campaign: Campaign, file: str) -> None:
+    """Make the policy and ask it once, so that what cannot work is told before anything runs.
+
+    Raises:
+        ConfigError: names ``file`` and the key.
+    """
+    search = campaign.search
+    key, given = "policy", dict[str, Any]()
+    try:
+        # Metrics that nobody has measured yet are as good as any others for this.
+        arms = make_arms(campaign, {name: [0.0] * _count(campaign) for name in search.metrics})
+        tried = _arguments(campaign)
+        for key in tried:
+            given |= tried[key]
+            make_policy(search.policy, arms, campaign.seed, **given)
+        policy_of(campaign, arms).ask(1)
+    except ConfigError as error:
+        message = f"{file}: search: {key}: {error.message}"
+        raise ConfigError(message, hint=error.hint) from error
+    if search.metrics and search.options.get("features", "geometry") == "geometry":
+        message = f"{file}: search: metrics: nothing uses them"
+        hint = "options = { features = 'all' }, for a policy that has this option"
+        raise ConfigError(message, hint=hint)
+
+
+def _count(campaign: Campaign) -> int:
+    return sum(1 for _ in campaign.arms())
+
+
+class CampaignSearch:
+    """The policy of a campaign, with what was asked and told."""
+
+    def __init__(self, campaign: Campaign, arms: ArmTable) -> None:
+        self.arms = arms
+        self.decisions = Decisions()
+        self.fresh: list[Observation] = []
+        """Told since the last decision."""
+        self.ended: str | None = None
+        """Why nothing more is asked; None: it is not over."""
+        self._search = campaign.search
+        self._tasks = frozenset(campaign.tasks.names)
+        self._policy = policy_of(campaign, arms)
+        self._together = self._search.in_rounds or self._search.policy in TASK_RULES
+        # A rule over tasks waits for all of a rung, so a window would only hold the next one up.
+
+    def tell(self, tells: Iterable[Observation]) -> None:
+        """Take in results, in the order of their asks."""
+        for observation in tells:
+            self._policy.tell(observation)
+            self.decisions.told.append(observation)
+            self.fresh.append(observation)
+
+    def take(self, decision: Decision) -> None:
+        """Take in what was asked; the next tells are for the decision after it."""
+        self.decisions.take(decision)
+        self.fresh = []
+
+    def again(self, number: int) -> list[Pull]:
+        """What the policy asks for now, so many pulls, whatever the budget."""
+        return self._pulls(self._policy.ask(number, self.decisions.waiting))
+
+    def due(self) -> list[Pull]:
+        """What must be told before the next ask."""
+        waiting = self.decisions.waiting
+        if self._together:
+            return waiting
+        # Only the oldest, though others may be back: a decision must not rest on speed.
+        return waiting[:1] if len(waiting) >= self._search.pending else []
+
+    def advance(
+        self,
+        results_of: Callable[[Sequence[Pull]], list[Observation] | None],
+        wall_s: Callable[[], float],
+    ) -> list[Pull]:
+        """The next ask; none when the search has ended, and ``ended`` says why.
+
+        Args:
+            results_of: gives what came back of pulls; None ends this without a reason.
+            wall_s: says for how many seconds the search has lasted.
+        """
+        due = self.due()
+        while True:
+            found = results_of(due) if due else []
+            if found is None:
+                return []
+            self.tell(found)
+            waiting = self.decisions.waiting
+            self.ended = self._policy.stop(waiting, wall_s=wall_s())
+            if self.ended is not None:
+                return []
+            pulls = self._pulls(ask_within(self._policy, self._number(), waiting))
+            if pulls:
+                return pulls
+            if not waiting:
+                self.ended = "the policy asked for nothing more"
+                return []
+            due = waiting[:1]
+
+    def _number(self) -> int:
+        if self._search.policy in TASK_RULES:
+            return len(self.arms.arms)
+        first = not self.decisions.asked
+        return self._search.pending if self._together or first else 1
+
+    def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
+        """One shape for each pull, by which asks can be compared."""
+        return [
+            Pull(one.arm, () if self._tasks <= set(one.tasks) else one.tasks) for one in proposals
+        ]
+
+
+def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[str, float]:
+    """How long each evaluation task takes: the mean of what was told of it, else what the campaign
+    says; infinite where nothing is known."""
+    seconds: dict[str, list[float]] = {task: [] for task in campaign.tasks.names}
+    for observation in told:
+        for task in seconds.keys() & observation.seconds.keys() & observation.scores.keys():
+            seconds[task].append(observation.seconds[task])
+    given = campaign.tasks.seconds
+    return {
+        task: math.fsum(found) / len(found) if found else given.get(task, math.inf)
+        for task, found in seconds.items()
+    }

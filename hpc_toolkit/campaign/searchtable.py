@@ -1,0 +1,138 @@
+"""The [search] table of a campaign: which policy, how many pulls at once, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_toolkit.campaign.worktable import a_table
+from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.system.tomltable import convert, count, flag, word, wrong
+
+ROUNDS, WINDOW = "rounds", "window"
+"""How asks follow each other: ``asks`` of the table."""
+
+BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours", "win_probability")
+"""The keys that end a search; they change no ask."""
+
+NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "group_pulls", "stop")
+"""What every policy is made with; keys of the file say it, and options of a policy cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How the bandit searches."""
+
+    policy: str = "gp-ucb"
+    """Name of the policy."""
+    budget: int | None = None
+    """Arms to evaluate. None, here and in the keys below: no such limit."""
+    evaluations: int | None = None
+    """Evaluations of an arm on a task."""
+    gpu_hours: float | None = None
+    """Durations of evaluations, in hours of one worker."""
+    wall_hours: float | None = None
+    """Hours in which a conduct was searching."""
+    win_probability: float | None = None
+    """The search ends when no arm that is open beats the best with a higher probability."""
+    pending: int = 1
+    """Arms under evaluation at once."""
+    asks: str | None = None
+    """``rounds``: the policy is asked for ``pending`` arms, and for the next when all of these are
+    told. ``window``: it is asked for one arm when the oldest of ``pending`` is told, whichever of
+    the others are back. Either way the sequence of arms does not depend on the speed of workers.
+    None: as the run has it, and rounds in a new one."""
+    exhaustive: bool = False
+    """Evaluate all that is left afterwards, to know how far the search got."""
+    scalariser: str = "mean"
+    """How the scores of several tasks become one reward."""
+    group_pulls: bool = False
+    """Whether all layers of a checkpoint are asked for, one after the other."""
+    metrics: tuple[str, ...] = ()
+    """Columns of the metrics table that become features of the arms."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the policy."""
+
+    @property
+    def in_rounds(self) -> bool:
+        return self.asks != WINDOW
+
+
+def search_table(value: object, where: str, *, ends: bool = True) -> Search:
+    """From TOML; without ``ends`` nothing needs to say when the search ends.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    fields = convert(
+        a_table(value, where),
+        {
+            "policy": ("policy", word),
+            "budget": ("budget", count),
+            "evaluations": ("evaluations", _evaluations),
+            "gpu_hours": ("gpu_hours", _hours),
+            "wall_hours": ("wall_hours", _hours),
+            "win_probability": ("win_probability", _probability),
+            "pending": ("pending", count),
+            "asks": ("asks", _asks),
+            "exhaustive": ("exhaustive", flag),
+            "scalariser": ("scalariser", word),
+            "group_pulls": ("group_pulls", flag),
+            "metrics": ("metrics", _metrics),
+            "options": ("options", _options),
+        },
+        where,
+    )
+    search = Search(**fields)
+    endless = all(getattr(search, name) is None for name in BUDGETS)
+    if ends and endless and not _ends_by_itself(search):
+        message = f"{where}: nothing says when the search ends"
+        raise ConfigError(message, hint=f"give one of: {', '.join(BUDGETS)}")
+    return search
+
+
+def _ends_by_itself(search: Search) -> bool:
+    # numpy is behind this, and most campaigns have a budget.
+    from hpc_toolkit.bandit.registry import TASK_RULES
+
+    return search.policy in TASK_RULES
+
+
+def _hours(value: object, where: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e6:
+        return value
+    raise wrong(where, value, "a positive number of hours")
+
+
+def _evaluations(value: object, where: str) -> int:
+    if type(value) is int and 1 <= value <= 2**31:
+        return value
+    raise wrong(where, value, "a whole number from 1")
+
+
+def _probability(value: object, where: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return value
+    raise wrong(where, value, "a probability, 0 to 1")
+
+
+def _asks(value: object, where: str) -> str:
+    if isinstance(value, str) and value in (ROUNDS, WINDOW):
+        return value
+    message = f"{where}: {str(value)[:200]!r}"
+    raise ConfigError(message, hint=near_miss(str(value), [ROUNDS, WINDOW]))
+
+
+def _options(value: object, where: str) -> dict[str, Any]:
+    table = a_table(value, where)
+    for name in table:
+        if name in NO_OPTIONS:
+            message = f"{where}.{name}: not an option of a policy"
+            raise ConfigError(message, hint="docs/how-to/campaign.md says which key it is, if any")
+    return table
+
+
+def _metrics(value: object, where: str) -> tuple[str, ...]:
+    if isinstance(value, list) and len(set(map(str, value))) == len(value):
+        return tuple(word(name, where) for name in value)
+    raise wrong(where, value, "a list of different names")

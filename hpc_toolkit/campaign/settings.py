@@ -1,0 +1,263 @@
+"""What a campaign is: models and their checkpoints, metrics, tasks, and how the bandit searches.
+
+Parsed from TOML; pure data, so that conduct, the command line and the summary read the same facts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.campaign.searchtable import ROUNDS, WINDOW, Search, search_table
+from hpc_toolkit.campaign.worktable import Work, a_table, positive, require, work_table
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.rundir.files import read_fresh
+from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec
+from hpc_toolkit.system.tomltable import convert, count, text, word, wrong
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.rundir.layout import RunPaths
+
+PREPARE, METRICS, TASKS = "prepare", "metrics", "tasks"
+"""The stages of a campaign, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model with a series of checkpoints."""
+
+    name: str
+    """Name of the series."""
+    layers: int
+    """Blocks; arms have the layers 0 (embeddings) to this one."""
+    size: float
+    """Number of parameters, or the width; one of the two for all models."""
+    steps: tuple[int, ...]
+    """Training steps at which there is a checkpoint."""
+    checkpoint: str = "{name}/step{step}"
+    """Name of a checkpoint, a directory below the workload's root or ``hub/name@revision``."""
+
+    def checkpoint_at(self, step: int) -> str:
+        return self.checkpoint.replace("{name}", self.name).replace("{step}", str(step))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """A whole campaign."""
+
+    name: str
+    """Name; the run is ``runs/<name>`` unless told otherwise."""
+    seed: int
+    """Of the policy."""
+    models: tuple[Model, ...]
+    """Where the arms come from."""
+    metrics: Work
+    """Measures every (checkpoint, layer)."""
+    tasks: Work
+    """Scores one (checkpoint, layer) on one evaluation task."""
+    search: Search
+    """The bandit."""
+    prepare: Work | None = None
+    """What must be done before, such as training the checkpoints."""
+
+    def arms(self) -> Iterator[ArmFacts]:
+        """Every (checkpoint, layer), in the order that breaks ties."""
+        for model in self.models:
+            for step in model.steps:
+                for layer in range(model.layers + 1):
+                    yield ArmFacts(model=model, step=step, layer=layer)
+
+    def stages(self, path: tuple[str, ...]) -> tuple[StageSpec, ...]:
+        """The stages of the campaign's run; ``path`` is where its code is looked for."""
+        parts: list[tuple[str, Work | None, str | None]] = [
+            (PREPARE, self.prepare, None),
+            (METRICS, self.metrics, "checkpoint"),
+            (TASKS, self.tasks, "checkpoint"),
+        ]
+        return tuple(
+            StageSpec(
+                name=name,
+                workload=WorkloadSpec(function=work.workload, options=work.options, path=path),
+                group_by=group_by,
+                max_attempts=work.max_attempts,
+                timeout_s=work.timeout_s,
+            )
+            for name, work, group_by in parts
+            if work is not None
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as run.json keeps them."""
+        record: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return record
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
+        """What :meth:`to_json` gave; ``file`` is what errors call it.
+
+        Raises:
+            AttributeError, ConfigError: it is not that.
+        """
+        table = _given(record)
+        for name in {PREPARE, METRICS, TASKS} & table.keys():
+            table[name] = _given(table[name], "items", "names", "kinds", "seconds")
+        # Before there were rounds, nothing said how asks follow each other.
+        if "search" in table:
+            table["search"] = {"asks": WINDOW, **_given(table["search"])}
+        return parse_campaign(table, file)
+
+    def asked_in(self, asks: str | None) -> Campaign:
+        """With ``search.asks`` as it is here, else this."""
+        return replace(self, search=replace(self.search, asks=self.search.asks or asks or ROUNDS))
+
+
+def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
+    """What a TOML table would have: neither None nor those of ``lists`` that are empty."""
+    return {k: v for k, v in record.items() if v is not None and not (k in lists and not v)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFacts:
+    """One (checkpoint, layer)."""
+
+    model: Model
+    step: int
+    layer: int
+
+    @property
+    def checkpoint(self) -> str:
+        return self.model.checkpoint_at(self.step)
+
+    @property
+    def id(self) -> str:
+        return f"{self.checkpoint}/layer{self.layer}"
+
+    @property
+    def is_last_layer(self) -> bool:
+        return self.layer == self.model.layers
+
+    def item(self) -> dict[str, Any]:
+        """The item of the metrics stage; with a ``task`` it is one of the tasks stage."""
+        return {"checkpoint": self.checkpoint, "layer": self.layer}
+
+
+def read_campaign(path: Path) -> Campaign:
+    """Read a campaign's TOML file.
+
+    Raises:
+        ConfigError: names the file and the key, and the near miss of an unknown one.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        message = f"{path}: not TOML: {error}"
+        raise ConfigError(message) from error
+    return parse_campaign(table, str(path))
+
+
+def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
+    """A campaign's settings as they are now: those of its last update, else ``first``.
+
+    Args:
+        paths: of its run.
+        first: the settings in run.json.
+
+    Raises:
+        RunError: they are damaged.
+    """
+    data = read_fresh(paths.campaign)
+    update = bool(data) or os.path.lexists(paths.campaign)
+    try:
+        return Campaign.from_json(json.loads(data) if update else first)
+    except (AttributeError, ConfigError, RecursionError, ValueError) as error:
+        path = paths.campaign if update else paths.manifest
+        message = f"{path} is damaged: {error}"
+        again = "move it away: the settings in run.json hold then, until 'hpctk run FILE --update'"
+        hint = again if update else "restore it from a backup; nothing else can replace it"
+        raise RunError(message, hint=hint) from error
+
+
+def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
+    """A campaign from its TOML table; ``file`` is what errors call it."""
+    fields = convert(
+        table,
+        {
+            "name": ("name", word),
+            "seed": ("seed", _seed),
+            "models": ("models", _models),
+            "prepare": ("prepare", work_table("items")),
+            "metrics": ("metrics", work_table()),
+            "tasks": ("tasks", work_table("names")),
+            "search": ("search", search_table),
+        },
+        file,
+    )
+    require(fields, ("name", "models", "metrics", "tasks", "search"), file)
+    campaign = Campaign(**{"seed": 0, **fields})
+    arms = [arm.id for arm in campaign.arms()]
+    if len(set(arms)) < len(arms):
+        message = f"{file}: models: two arms have one name"
+        raise ConfigError(message, hint="give every model a name and every step once")
+    budget = campaign.search.budget
+    if budget is not None and budget > len(arms):
+        message = f"{file}: search.budget: {budget}, but there are {len(arms)} arms"
+        raise ConfigError(message, hint=f"at most {len(arms)}")
+    return campaign
+
+
+def _seed(value: object, where: str) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    raise wrong(where, value, "a whole number from 0")
+
+
+def _models(value: object, where: str) -> tuple[Model, ...]:
+    if not isinstance(value, list) or not value:
+        raise wrong(where, value, "one or more [[models]] tables")
+    models = []
+    for index, table in enumerate(value):
+        place = f"{where}[{index}]"
+        fields = convert(
+            a_table(table, place),
+            {
+                "name": ("name", word),
+                "layers": ("layers", count),
+                "size": ("size", positive),
+                "steps": ("steps", _steps),
+                "checkpoint": ("checkpoint", text),
+            },
+            place,
+        )
+        require(fields, ("name", "layers", "size", "steps"), place)
+        models.append(Model(**fields))
+    return tuple(models)
+
+
+def _steps(value: object, where: str) -> tuple[int, ...]:
+    good = isinstance(value, list) and value and all(type(step) is int for step in value)
+    if good and isinstance(value, list) and all(step >= 0 for step in value):
+        return tuple(value)
+    raise wrong(where, value, "a list of training steps from 0")
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Names of the settings in which two campaigns differ, as ``search.budget``."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += changed_keys(before, after, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key}")
+    return found

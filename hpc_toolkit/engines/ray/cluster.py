@@ -1,0 +1,180 @@
+"""A Ray cluster as the driver has it: joined or started here, its nodes, and actors on it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from contextlib import contextmanager, redirect_stdout
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.engines.ray.actor import CONCURRENCY, RankActor
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.engines.ray.rank import Order
+    from hpc_toolkit.engines.ray.settings import RaySettings
+
+_LONGEST_ROOT = 40
+"""Sockets lie 66 characters further down, and their paths have at most 107 bytes (unix(7))."""
+_HOME = "127.0.0.1"
+"""Where all of a local Ray listens."""
+_SETTINGS = b"\x04\0\0\0\0\0"
+"""Kind, flags and stream of the frame with which both sides of HTTP/2 begin, after its length."""
+_ANSWER_S = 5.0
+"""How long a cluster may take to let us connect; Ray itself would look for two minutes."""
+_OF_DASHBOARDS = ("aiohttp_cors", "opencensus", "prometheus_client")
+
+
+class RayCluster:
+    """A cluster that this process has joined."""
+
+    def __init__(self, ray: Any) -> None:
+        self.ray = ray
+
+    def nodes(self) -> list[dict[str, float]]:
+        """The resources of each living node, by Ray's names: CPU, GPU, memory in bytes."""
+        return [dict(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
+
+    def actor(self, order: Order, demand: dict[str, float]) -> Any:
+        """Ask for the actor of a rank; it starts when a node has room."""
+        kind = self.ray.remote(RankActor).options(
+            name=None,
+            num_cpus=demand.get("CPU", 0),
+            num_gpus=demand.get("GPU", 0),
+            memory=demand.get("memory") or None,
+            # Who dies is replaced by an actor with a name of its own: the driver counts and waits.
+            max_restarts=0,
+            max_concurrency=CONCURRENCY,
+            scheduling_strategy="SPREAD",
+        )
+        return kind.remote(order.to_json())
+
+
+@contextmanager
+def joined(settings: RaySettings) -> Iterator[RayCluster]:
+    """Join the cluster that is meant, or start one that ends with this block.
+
+    Raises:
+        HpcToolkitError: Ray is not installed, or does not start or answer.
+    """
+    address = settings.resolve()
+    if find_spec("ray") is None:
+        message = "--engine ray: Ray is not installed"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+    _check_dashboard(settings)
+    if address:
+        _check_answers(address)
+    _quieten(local=not address)
+    import ray
+
+    root = "" if address else _make_root()
+    try:
+        # What actors write, and Ray about them, is printed here; stdout is for data.
+        with redirect_stdout(sys.stderr):
+            _connect(ray, {"address": address} if address else _local(settings, root), address)
+            yield RayCluster(ray)
+    finally:
+        ray.shutdown()
+        if root:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _check_answers(address: str) -> None:
+    """Raise HpcToolkitError where nobody listens, or somebody who speaks no gRPC as Ray does."""
+    host, _, port = address.rpartition(":")
+    place = host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        with socket.create_connection(place, timeout=_ANSWER_S) as asked:
+            spoken = _greeting(asked)
+    except OSError as error:
+        timed_out = isinstance(error, TimeoutError) and error.errno is None
+        reason = f"no answer within {_ANSWER_S:g} s" if timed_out else error.strerror or error
+        message = f"no Ray cluster answers at {address}: {reason}"
+        hint = "'ray start --head' printed host and port; may this machine connect there?"
+        raise HpcToolkitError(message, hint=hint) from error
+    if spoken[3:4] not in (b"", _SETTINGS[:1]):
+        message = f"no Ray cluster answers at {address}: something else listens there"
+        hint = "the port is that of 'ray start --head', 6379 if none was given; not the dashboard's"
+        raise HpcToolkitError(message, hint=hint)
+
+
+def _greeting(asked: socket.socket) -> bytes:
+    """What is said to somebody who speaks HTTP/2; "" where it takes long, or is not for all."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return b""
+    try:
+        asked.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS)
+        return asked.recv(4, socket.MSG_WAITALL)
+    except OSError:
+        return b""
+
+
+def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
+    try:
+        ray.init(**how, logging_level="ERROR", log_to_driver=True)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
+        reason = str(error).strip().partition("\n")[0][:300]
+        hint = "'ray start --head' may tell more"
+        if address:
+            hint = "it needs this Python, this Ray, and the same RAY_AUTH_TOKEN if it has one"
+        message = f"{what}: {reason}"
+        raise HpcToolkitError(message, hint=hint) from error
+
+
+def _local(settings: RaySettings, root: str) -> dict[str, Any]:
+    """Arguments of ray.init that start a cluster of this machine alone."""
+    return {
+        "address": "local",
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "object_store_memory": settings.object_store_memory,
+        "include_dashboard": settings.dashboard,
+        "dashboard_host": "127.0.0.1",
+        **({"dashboard_port": settings.dashboard_port} if settings.dashboard_port else {}),
+        "_metrics_export_port": settings.metrics_port,
+        "_node_ip_address": _HOME,
+        # Ray opens the directory that it is given to everybody (mode 0777), but not those above.
+        "_temp_dir": f"{root}/r",
+    }
+
+
+def _check_dashboard(settings: RaySettings) -> None:
+    option = "--include-dashboard" if settings.dashboard else "--metrics-port"
+    wanted = settings.dashboard or settings.metrics_port is not None
+    if wanted and not all(find_spec(name) for name in _OF_DASHBOARDS):
+        message = f"{option}: this Ray has neither a dashboard nor metrics"
+        raise ConfigError(message, hint="pip install 'ray[default]', or leave the option out")
+
+
+def _make_root() -> str:
+    """A directory for Ray's sockets and logs that nobody else can read."""
+    root = tempfile.mkdtemp(prefix="hpctk-ray-")
+    if len(root) > _LONGEST_ROOT and os.access("/tmp", os.W_OK):  # noqa: S108 - made privately
+        shutil.rmtree(root)
+        root = tempfile.mkdtemp(prefix="hpctk-ray-", dir="/tmp")
+    return root
+
+
+def _quieten(*, local: bool) -> None:
+    """What Ray reads from the environment when it is imported or started."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # One line a worker is enough: the same line of another worker says something else.
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    if local:
+        # Whoever speaks with Ray can run programs as its user. It listens on all interfaces, unless
+        # it may not be more than this machine; users of this machine are kept out by the token.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # It would kill actors for the memory of others; a worker looks after its own.
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")

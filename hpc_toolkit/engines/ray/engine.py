@@ -1,0 +1,257 @@
+"""The driver of a run's actors: keeps as many as were asked for while items are left."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.engines.ray.cluster import joined
+from hpc_toolkit.engines.ray.rank import Order
+from hpc_toolkit.engines.ray.shares import check_room, demand_of, room
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.run import MAX_WORKERS
+from hpc_toolkit.worker.worker import DRAIN_SIGNALS, EXIT_COMPLETE, EXIT_LEFT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.engines.ray.cluster import RayCluster
+    from hpc_toolkit.engines.ray.settings import RaySettings
+    from hpc_toolkit.run import Run
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+_TICK_S = 0.2
+_BARREN_LIVES = 5
+"""A rank that died so often in a row without finishing an item is given up."""
+_LONGEST_PAUSE_S = 30.0
+_TELL_AGAIN_S = 5.0
+"""A worker that is just starting does not hear a signal yet."""
+_START_S = 60.0
+"""Once all others have left, an actor that has not started by then is waited for no more."""
+
+
+def work_on_ray(
+    run: Run,
+    workers: int | None,
+    options: WorkerOptions,
+    settings: RaySettings,
+    on_tick: Callable[[], None] | None = None,
+) -> int:
+    """Work on a run by actors until nothing is left; the exit code as for local workers.
+
+    Args:
+        run: the run, in a directory that all nodes of the cluster share.
+        workers: how many; None: one per GPU of the cluster, or one.
+        options: what each worker is told.
+        settings: which cluster, and what a worker gets of it.
+        on_tick: called a few times a second, to show progress.
+
+    Raises:
+        HpcToolkitError: Ray is missing, the cluster has no room for a worker, or what a worker met.
+    """
+    with joined(settings) as cluster:
+        nodes = cluster.nodes()
+        if workers is None:
+            gpus = 1.0 if settings.gpus_per_worker is None else settings.gpus_per_worker
+            workers = max(1, room(nodes, {"GPU": gpus})) if gpus else 1
+        if not 1 <= workers <= MAX_WORKERS:
+            message = f"workers must be from 1 to {MAX_WORKERS}, got {workers}"
+            raise ConfigError(message, hint="one per core, or one per GPU, is usual")
+        demand = demand_of(settings, nodes, workers)
+        check_room(nodes, demand, workers)
+        return Engine(cluster, run, workers, options, demand).run(on_tick)
+
+
+@dataclass(slots=True)
+class _Life:
+    """One actor, from its request to its end."""
+
+    rank: int
+    actor: Any
+    identity: Any
+    """Promise of host and process id."""
+    asked_at: float
+    """Of this host's monotonic clock."""
+    started: bool = False
+
+
+class Engine:
+    """Follows the actors of one run; this process runs no item and claims nothing."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        run: Run,
+        workers: int,
+        options: WorkerOptions,
+        demand: dict[str, float],
+    ) -> None:
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._run = run
+        self._workers = workers
+        self._options = options
+        self._demand = demand
+        self._lives: dict[Any, _Life] = {}
+        self._due: dict[int, float] = {}
+        self._barren = [0] * workers
+        self._codes: list[int] = []
+        self._error: HpcToolkitError | None = None
+        self._signals: list[int] = []
+        self._draining = False
+        self._told = signal.SIGTERM
+        self._tell_again_at = math.inf
+
+    def run(self, on_tick: Callable[[], None] | None = None) -> int:
+        """Work until every worker left; the exit code.
+
+        Raises:
+            HpcToolkitError: the first that a worker met.
+        """
+        with self._listening():
+            self._due = dict.fromkeys(range(self._workers), 0.0)
+            while self._lives or self._due:
+                self._pass_on()
+                self._start_due()
+                for promise in self._ended():
+                    self._bury(promise)
+                self._give_up_waiting()
+                if on_tick is not None:
+                    on_tick()
+        if self._error is not None:
+            raise self._error
+        bad = [code for code in self._codes if code not in (EXIT_COMPLETE, EXIT_LEFT)]
+        if bad:
+            return bad[0]
+        return EXIT_COMPLETE if EXIT_COMPLETE in self._codes else EXIT_LEFT
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        # Ray has handlers of its own, which end the driver.
+        before = {
+            sig: signal.signal(sig, lambda number, _: self._signals.append(number))
+            for sig in DRAIN_SIGNALS
+        }
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def _pass_on(self) -> None:
+        numbers, self._signals = self._signals, []
+        if self._tell_again_at <= time.monotonic():
+            numbers.append(self._told)
+        for number in numbers:
+            self._draining = True
+            # A second SIGINT would end the running item.
+            self._told = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
+            self._tell_again_at = time.monotonic() + _TELL_AGAIN_S
+            for life in self._lives.values():
+                life.actor.tell.remote(int(number))
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for rank in [rank for rank, at in self._due.items() if at <= now]:
+            del self._due[rank]
+            order = Order(
+                root=str(self._run.root.resolve()),
+                cwd=str(Path.cwd()),
+                rank=rank,
+                world_size=self._workers,
+                gpus=self._demand["GPU"],
+                memory_bytes=int(self._demand["memory"]),
+                options=asdict(self._options),
+            )
+            actor = self._cluster.actor(order, self._demand)
+            self._lives[actor.run.remote()] = _Life(rank, actor, actor.identity.remote(), now)
+
+    def _ended(self) -> list[Any]:
+        if not self._lives:
+            time.sleep(_TICK_S)
+            return []
+        promises = list(self._lives)
+        ended, _ = self._ray.wait(promises, num_returns=len(promises), timeout=_TICK_S)
+        return list(ended)
+
+    def _bury(self, promise: Any) -> None:
+        life = self._lives[promise]
+        try:
+            report = self._ray.get(promise)
+        except self._ray.exceptions.RayError as error:
+            # Its node is lost, or somebody killed it: to the run that is a killed worker.
+            reason = str(error).strip().partition("\n")[0]
+            report = {"code": -int(signal.SIGKILL), "error": None, "reason": reason}
+        code = int(report["code"])
+        fruitful = self._has_finished_items(life)
+        del self._lives[promise]
+        self._end(life)
+        if report["error"] is not None and self._error is None:
+            told = report["error"]
+            self._error = HpcToolkitError(told["message"], hint=told["hint"])
+            self._error.exit_code = told["code"]
+        if code >= 0:
+            self._codes.append(code)
+        elif not (self._draining or EXIT_COMPLETE in self._codes):
+            self._replace(life.rank, code, report.get("reason", ""), fruitful=fruitful)
+
+    def _replace(self, rank: int, code: int, reason: str, *, fruitful: bool) -> None:
+        self._barren[rank] = 0 if fruitful else self._barren[rank] + 1
+        barren = self._barren[rank]
+        what = reason or f"its worker was killed by {signal.Signals(-code).name}"
+        if barren >= _BARREN_LIVES:
+            sys.stderr.write(f"note: rank {rank} is given up after {barren} deaths: {what}\n")
+            return
+        sys.stderr.write(f"note: rank {rank} starts again: {what}\n")
+        pause_s = min(2.0 ** (barren - 1), _LONGEST_PAUSE_S) if barren else 0.0
+        self._due[rank] = time.monotonic() + pause_s
+
+    def _has_finished_items(self, life: _Life) -> bool:
+        """Whether the worker of an actor that ended had done anything; False if nobody can tell."""
+        try:
+            host, pid = self._ray.get(life.identity, timeout=0)
+        except self._ray.exceptions.RayError:
+            return False
+        for path in self._run.paths.workers.glob(f"*-{pid}-*.json"):
+            presence = read_presence(path)
+            if presence is not None and presence.host == host:
+                return presence.done + presence.failed > 0
+        return False
+
+    def _give_up_waiting(self) -> None:
+        """Nobody waits for room on the cluster when there is nothing left to do for it."""
+        if not (self._is_over() or self._is_alone()):
+            return
+        self._due.clear()
+        for promise, life in list(self._lives.items()):
+            if not self._has_started(life):
+                del self._lives[promise]
+                self._end(life)
+
+    def _is_over(self) -> bool:
+        deadline = self._options.deadline
+        late = deadline is not None and time.time() > deadline
+        return late or self._draining or EXIT_COMPLETE in self._codes or self._error is not None
+
+    def _is_alone(self) -> bool:
+        """Whether some left by themselves, and all that remain have not started for long."""
+        long_ago = time.monotonic() - _START_S
+        return bool(self._codes and not self._due) and not any(
+            self._has_started(life) or life.asked_at > long_ago for life in self._lives.values()
+        )
+
+    def _has_started(self, life: _Life) -> bool:
+        if not life.started:
+            life.started = bool(self._ray.wait([life.identity], timeout=0)[0])
+        return life.started
+
+    def _end(self, life: _Life) -> None:
+        with suppress(self._ray.exceptions.RayError):
+            self._ray.kill(life.actor, no_restart=True)

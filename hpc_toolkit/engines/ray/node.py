@@ -1,0 +1,254 @@
+"""Ray on one node of a job.
+
+Called as ``python -m hpc_toolkit.engines.ray.node ray symmetric-run ... -- PROGRAM``.
+
+``ray symmetric-run`` starts Ray on every node and the program on the first. This process stands
+between it and srun's task. It tells Ray what Slurm gave the job of this node, keeps the warning of
+the time limit (SIGUSR1) for the program alone, since it would end Ray's processes, and ends what
+the job has started here, and nothing of anybody else.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.system.gpus import visible_gpus
+from hpc_toolkit.system.processes import adopt_orphans, descendants
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PROGRAM = "--program"
+_OF_RAY = "r"
+"""A directory in the job's own: Ray opens the one that it is given to everybody (mode 0777)."""
+_HEAD = "head"
+"""A file that is there where this is the first node."""
+_CUT_SHORT = 1
+"""srun tells the highest code of all tasks, and that of a task which was ended must not hide it."""
+_GRACE_S = 30.0
+"""What is told to end has so long for it; Slurm's own patience (KillWait) is as long."""
+_LEAVING_S = 3.0
+"""So long have Ray's processes after the program has ended by itself; they keep nothing."""
+_LOOK_S = 0.05
+_SMALLEST_STORE = 80 * 2**20
+_STORE_SHARE = 0.3
+"""Of the job's memory, as Ray takes it of a machine's."""
+_MISSED = 5
+"""When so many looks in a row find no Ray on the first node, it has ended."""
+_RAY = """#!/bin/sh
+case "$1 $2" in
+  "stop "*) exit 0 ;;
+  "start --head") : >{head}; exec {real} "$@" --include-dashboard=false ;;
+esac
+exec {real} "$@"
+"""
+
+
+def resources(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Options of ``ray start`` for what Slurm gave the job of this node; else Ray looks itself."""
+    cpus = _number(environ, "SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0))
+    gpus = _number(environ, "SLURM_GPUS_ON_NODE") or len(visible_gpus())
+    options = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
+    memory_mib = (
+        _number(environ, "SLURM_MEM_PER_NODE")
+        or _number(environ, "SLURM_MEM_PER_CPU") * cpus
+        or _number(environ, "SLURM_MEM_PER_GPU") * gpus
+    )
+    if memory_mib:
+        store = max(_SMALLEST_STORE, int(memory_mib * 2**20 * _STORE_SHARE))
+        room = shutil.disk_usage("/dev/shm").free * 9 // 10  # noqa: S108 - where Ray has its store
+        store = max(_SMALLEST_STORE, min(store, room))
+        options += [f"--memory={max(1, memory_mib * 2**20 - store)}"]
+        options += [f"--object-store-memory={store}"]
+    return options
+
+
+def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """``ray symmetric-run`` with this node's resources, and the program behind its own signals.
+
+    Raises:
+        ConfigError: there is no program.
+    """
+    if "--" not in words or words[-1] == "--":
+        message = "there is no program for Ray to run"
+        raise ConfigError(message, hint="ray symmetric-run --address HOST:PORT -- PROGRAM")
+    cut = words.index("--")
+    options = [*resources(environ), f"--temp-dir={root}/{_OF_RAY}"]
+    given = {word.partition("=")[0] for word in words[:cut]}
+    own = [option for option in options if option.partition("=")[0] not in given]
+    program = [sys.executable, "-m", "hpc_toolkit.engines.ray.node", PROGRAM, *words[cut + 1 :]]
+    return [*words[:cut], *own, "--", *program]
+
+
+def work(words: list[str]) -> int:
+    """Run the command until it has ended and nothing of it is left; the exit code for srun."""
+    adopt_orphans()
+    told: list[int] = []
+    with _directory(os.environ) as root:
+        command = full_command(words, str(root))
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _: told.append(got))
+        path = f"{_own_ray(root)}:{os.environ.get('PATH', os.defpath)}"
+        child = subprocess.Popen(command, env={**os.environ, "PATH": path})
+        try:
+            code = _wait(child.pid, told, FirstNode(root, os.environ.get("RAY_ADDRESS", "")))
+        finally:
+            _end_all(_GRACE_S if told else _LEAVING_S)
+    if code is None:
+        return 0
+    if code < 0:
+        return _CUT_SHORT if told or -code == signal.SIGTERM else 128 - code
+    return code
+
+
+class FirstNode:
+    """The node of the program, as the others see it: when its Ray has ended, theirs must.
+
+    By themselves they would look for it for half a minute, and write a long account of that.
+    """
+
+    def __init__(self, root: Path, address: str) -> None:
+        self._root = root
+        host, _, port = address.rpartition(":")
+        self._place = (host, int(port)) if port.isdigit() else None
+        self._missed: int | None = None
+        self._look_at = 0.0
+
+    def is_gone(self) -> bool:
+        """Whether it answered once, and now does not; at most one look a second."""
+        now = time.monotonic()
+        if self._place is None or now < self._look_at:
+            return False
+        self._look_at = now + 1.0
+        if (self._root / _HEAD).exists():
+            self._place = None
+        elif self._answers():
+            self._missed = 0
+        elif self._missed is not None:
+            self._missed += 1
+        return (self._missed or 0) >= _MISSED
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(self._place or ("", 0), timeout=2.0):
+                return True
+        except OSError:
+            return False
+
+
+def _wait(child: int, told: list[int], first: FirstNode) -> int | None:
+    """Reap until the child has ended; a signal to end is for all, as Slurm means it.
+
+    Returns:
+        Its code, negative for a signal; None where it was ended because the first node has.
+    """
+    forwarded = 0
+    while True:
+        if len(told) > forwarded:
+            forwarded = len(told)
+            for pid in descendants(os.getpid()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        if ended == child:
+            return os.waitstatus_to_exitcode(status)
+        if first.is_gone():
+            return None
+        if not ended:
+            time.sleep(_LOOK_S)
+
+
+def _end_all(patience_s: float) -> None:
+    """End whatever is left of this job on this node; by force what does not in that time."""
+    end = time.monotonic() + patience_s
+    asked: set[int] = set()
+    while left := descendants(os.getpid()):
+        force = time.monotonic() > end
+        for pid in left if force else [pid for pid in left if pid not in asked]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if force else signal.SIGTERM)
+        asked.update(left)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _directory(environ: Mapping[str, str]) -> Iterator[Path]:
+    """The job's directory for Ray's sockets and logs; nobody else can read it.
+
+    Its name is the same on all nodes, which older versions of Ray need, and short: paths of
+    sockets have at most 107 bytes (unix(7)).
+    """
+    job = environ.get("SLURM_JOB_ID", str(os.getpid()))
+    start = environ.get("SLURM_RESTART_COUNT", "0")
+    root = Path(f"/tmp/hpctk-ray-{job}.{start}")  # noqa: S108 - made here, for its owner alone
+    try:
+        root.mkdir(mode=0o700)
+    except FileExistsError as error:
+        message = f"{root} exists: another Ray of this job has this node"
+        raise HpcToolkitError(message, hint="start one Ray in each job, or remove it") from error
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _own_ray(root: Path) -> Path:
+    """A directory with a ``ray`` that stops nothing, and starts no dashboard on the first node.
+
+    At its end symmetric-run calls ``ray stop``, which ends every Ray of this user on the node,
+    those of other jobs too. What this job started, this process ends. All nodes get the same
+    options from symmetric-run, and that of the dashboard is refused by all but the first.
+    """
+    real = shutil.which("ray")
+    if real is None:
+        message = "no ray on the PATH"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+    programs = root / "bin"
+    programs.mkdir()
+    script = programs / "ray"
+    script.write_text(
+        _RAY.format(real=shlex.quote(real), head=shlex.quote(str(root / _HEAD))),
+        encoding="utf-8",
+    )
+    script.chmod(0o700)
+    return programs
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def main() -> int:
+    """Run as a program; the exit code."""
+    words = sys.argv[1:]
+    if words[:1] == [PROGRAM]:
+        # It decides itself what a warning means.
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvp(words[1], words[1:])  # noqa: S606 - no shell is wanted
+    try:
+        return work(words)
+    except HpcToolkitError as error:
+        sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""How long the rest of a run takes on so many workers: a distribution, from draws of lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.lengths import GuessedLengths, LearnedLengths
+from hpc_toolkit.planning.rehearsal import rehearse
+from hpc_toolkit.planning.schedule import jobs_of, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.planning.lengths import Guess, Lengths
+    from hpc_toolkit.planning.rehearsal import Rehearsal
+    from hpc_toolkit.planning.schedule import Course, Job
+    from hpc_toolkit.planning.work import StageWork, Work
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+DRAWS = 200
+"""Of each forecast; fewer of a run with very many units."""
+_FEWEST_DRAWS = 50
+_MOST_JOBS = 400_000
+"""Units times draws that are scheduled for one number of workers."""
+_SIMULATED = 3
+START_S = 120.0
+"""Until the ranks of a job work: its prologue, imports, the first claims."""
+_MOST_LOST = 0.9
+"""Of a job, at its end: a draw in which items are longer than jobs goes on for ever otherwise."""
+_DRIFT = 0.05
+"""How much everything together may run slower or faster from now on: other jobs on the network, a
+warmer node, and what the model does not know. Standard deviation of a logarithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median, and what 9 of 10 draws lie between."""
+
+    low: float
+    """1 of 20 draws is below."""
+    median: float
+    high: float
+    """1 of 20 draws is above."""
+
+    @classmethod
+    def of(cls, values: Floats | Sequence[float]) -> Interval:
+        """Of draws."""
+        return cls(*(float(value) for value in np.quantile(values, (0.05, 0.5, 0.95))))
+
+    def times(self, factor: float) -> Interval:
+        """In another unit."""
+        return Interval(self.low * factor, self.median * factor, self.high * factor)
+
+    def plus(self, more: float) -> Interval:
+        """Moved by so much."""
+        return Interval(self.low + more, self.median + more, self.high + more)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The rest of a run on one number of workers. Waiting for Slurm is not in it."""
+
+    workers: int
+    time_s: Interval
+    """Until the last item has a result."""
+    worker_s: Interval
+    """Worker seconds of work and loading, without waiting at the end."""
+    ratio: float
+    """By how much the simulation of the queue's own code was longer than list scheduling."""
+    simulated: int
+    """Draws that were simulated with it."""
+    draws: int
+    jobs: Interval | None = None
+    """Jobs in a row that a limit of one cuts it into; None without a limit, or where it leaves too
+    little room for items."""
+    lost_s: float = 0.0
+    """Of :attr:`time_s`, what the ends of these jobs cost, on average."""
+    within: float | None = None
+    """Probability that all is done within the limit; None without a limit."""
+    share: Interval | None = None
+    """Share of the items left that are done by then."""
+
+
+class Forecaster:
+    """Forecasts for one run, all of them from the same draws.
+
+    Args:
+        work: what is left, at least one item.
+        guess: what a person expects, for stages of which nothing was seen.
+        draws: how many.
+        seed: of all chance, so that equal calls have equal answers.
+    """
+
+    def __init__(
+        self, work: Work, guess: Guess | None = None, *, draws: int = DRAWS, seed: int = 0
+    ) -> None:
+        chance = np.random.default_rng(seed)
+        models = [_model(stage, guess) for stage in work.stages]
+        jobs = sum(len(stage.batches) for stage in work.stages)
+        self._seed = seed
+        self._facts: list[_Facts] = []
+        self._draws = max(min(draws, _FEWEST_DRAWS), min(draws, _MOST_JOBS // max(jobs, 1)))
+        self._work = work
+        self.keys = sorted({key for model in models for key in model.keys})
+        """Keys of items that were found to tell how long they take."""
+        self.guessed = [
+            stage.name
+            for stage, model in zip(work.stages, models, strict=True)
+            if isinstance(model, GuessedLengths)
+        ]
+        """Stages of which nothing is known but the guess."""
+        self._known: dict[int | None, tuple[list[Course], Rehearsal]] = {}
+        self._rehearsed: list[list[Lengths]] = []
+        self._anew: list[list[list[Job]]] = []
+        self._going_on: list[list[list[Job]]] = []
+        for number in range(self._draws):
+            drift = float(np.exp(chance.normal(0.0, _DRIFT)))
+            lengths = [_scaled(model.draw(chance), drift) for model in models]
+            again = [_again(stage, chance) for stage in work.stages]
+            # Not the lengths of every draw: those of a million items would fill the memory.
+            self._anew.append(_jobs(work, lengths, again, going_on=False))
+            if work.workers:
+                self._going_on.append(_jobs(work, lengths, again, going_on=True))
+            if number < _SIMULATED:
+                self._rehearsed.append(lengths)
+            self._facts.append(_facts(lengths, self._anew[-1]))
+        self.item_s = Interval.of(self._each("mean_s"))
+        """Mean seconds of the items left."""
+        self.longest_s = float(np.quantile(self._each("longest_s"), 0.95))
+        """A length that the longest item left passes in 1 of 20 cases."""
+        self.largest_s = float(np.median(self._each("largest_s")))
+        """What one worker takes for the largest unit: no number of workers is quicker."""
+        self.useful_workers = max(1, round(float(np.median(self._each("useful_workers")))))
+        """With more of them the largest unit says how long it takes."""
+        self.load_s = float(np.mean(self._each("load_s")))
+        """Mean seconds to load a group."""
+
+    def _each(self, name: str) -> list[float]:
+        return [getattr(one, name) for one in self._facts]
+
+    def forecast(
+        self,
+        workers: int | None,
+        *,
+        within_s: float | None = None,
+        limit_s: float | None = None,
+        simulated: bool = True,
+    ) -> Forecast:
+        """So many workers that begin now, in the place of all that work.
+
+        Args:
+            workers: how many; None for those that live, who go on with what they hold.
+            within_s: a time by which something is wanted.
+            limit_s: of one job: others follow it until all is done.
+            simulated: whether to correct it by simulations of the queue, which take seconds.
+        """
+        count = len(self._work.workers) if workers is None else workers
+        busy = min(count, self._work.most_workers or count)
+        if workers not in self._known:
+            at_most = _SIMULATED if simulated else 0
+            rehearsal = rehearse(self._work.stages, self._rehearsed[:at_most], busy)
+            courses = self._courses(None if workers is None else busy)
+            self._known[workers] = courses, rehearsal
+        courses, rehearsal = self._known[workers]
+        whole = np.array([course.makespan_s for course in courses]) * rehearsal.ratio
+        times, jobs = whole, None
+        if limit_s is not None and self.fits(limit_s):
+            times, row = self._in_a_row(whole, busy, limit_s)
+            jobs = Interval.of(row)
+        found = Forecast(
+            workers=count,
+            time_s=Interval.of(times),
+            worker_s=Interval.of([course.busy_s for course in courses]),
+            ratio=rehearsal.ratio,
+            simulated=rehearsal.simulated,
+            draws=self._draws,
+            jobs=jobs,
+            lost_s=float(np.mean(times - whole)),
+        )
+        if within_s is None:
+            return found
+        # Losses at the ends of jobs are taken to come evenly.
+        by = within_s / rehearsal.ratio * whole / np.maximum(times, 1e-9)
+        shares = [course.share_by(at) for course, at in zip(courses, by, strict=True)]
+        return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
+
+    def fits(self, limit_s: float) -> bool:
+        """Whether a job of this limit has room for the longest item, more likely than not, and for
+        more than it loses at its end."""
+        needed = [max(one.longest_s, one.cut_s + one.load_s + START_S) for one in self._facts]
+        return float(np.median(needed)) <= limit_s
+
+    def _in_a_row(self, whole: Floats, workers: int, limit_s: float) -> tuple[Floats, Floats]:
+        """Time and number of jobs, of each draw: each job but the last ends in the middle of the
+        items of its workers, and the next one starts and loads."""
+        chance = np.random.default_rng(self._seed)
+        times, jobs = whole.copy(), np.ones(len(whole))
+        for number, facts in enumerate(self._facts):
+            left_s = whole[number]
+            while left_s > limit_s:
+                # The mean over workers of what each began in vain, by chance of where it was cut.
+                cut_s = facts.cut_s * chance.gamma(workers) / workers
+                lost_s = min(cut_s + facts.load_s + START_S, _MOST_LOST * limit_s)
+                left_s -= limit_s - lost_s
+                times[number] += lost_s
+                jobs[number] += 1
+        return times, jobs
+
+    def _courses(self, workers: int | None) -> list[Course]:
+        if workers is None:
+            return [schedule(jobs, self._work.workers) for jobs in self._going_on]
+        return [schedule(jobs, workers) for jobs in self._anew]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What one draw says of the work as a whole."""
+
+    mean_s: float
+    """Of an item."""
+    longest_s: float
+    cut_s: float
+    """What a worker loses, on average, when its job ends in the middle of an item."""
+    largest_s: float
+    """One worker with the largest unit."""
+    useful_workers: float
+    load_s: float
+    """Mean over units."""
+
+
+def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Facts:
+    seconds = np.concatenate([one.seconds for one in lengths])
+    units = np.array([job.seconds for jobs in stages for job in jobs])
+    mean_s, largest_s = float(seconds.mean()), float(units.max())
+    return _Facts(
+        mean_s=mean_s,
+        longest_s=float(seconds.max()),
+        # At a random moment a worker is more likely in a long item than in a short one.
+        cut_s=float(np.mean(seconds**2)) / (2 * mean_s),
+        largest_s=largest_s,
+        useful_workers=float(units.sum()) / max(largest_s, 1e-9),
+        load_s=float(np.mean([job.load_s for jobs in stages for job in jobs])),
+    )
+
+
+def _jobs(
+    work: Work, lengths: Sequence[Lengths], again: Sequence[Sequence[int]], *, going_on: bool
+) -> list[list[Job]]:
+    return [
+        jobs_of(stage, drawn, going_on=going_on, extra=extra)
+        for stage, drawn, extra in zip(work.stages, lengths, again, strict=True)
+    ]
+
+
+def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLengths:
+    if stage.seen:
+        return LearnedLengths(stage)
+    if guess is None:
+        message = (
+            f"no item of {stage.name} has ended yet, so nothing is known of how long they take"
+        )
+        hint = "give a guess, such as --seconds-per-item 30, or wait for the first results"
+        raise ConfigError(message, hint=hint)
+    return GuessedLengths(stage, guess)
+
+
+def _scaled(lengths: Lengths, factor: float) -> Lengths:
+    load_s = {key: seconds * factor for key, seconds in lengths.load_s.items()}
+    return replace(lengths, seconds=lengths.seconds * factor, load_s=load_s)
+
+
+def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:
+    """Items whose attempts fail once more each, by how often attempts failed so far."""
+    if not stage.retried:
+        return []
+    rate = chance.beta(stage.retried + 0.5, stage.attempts - stage.retried + 0.5)
+    failures = chance.geometric(1.0 - min(rate, 0.9), size=len(stage.left)) - 1
+    return [item for item, times in enumerate(failures) for _ in range(times)]

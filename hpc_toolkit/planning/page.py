@@ -1,0 +1,318 @@
+"""A plan as plain values, as a page for people, and back from its file."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.choices import recommended
+from hpc_toolkit.system.quantities import format_duration, format_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from hpc_toolkit.planning.choices import Choice, Way
+    from hpc_toolkit.planning.forecast import Forecast, Interval
+    from hpc_toolkit.planning.nodes import Node
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that ``hpctk plan`` says."""
+
+    run: str
+    """The run's path as it was given; "" for typed numbers."""
+    at: float
+    """When it was made: epoch seconds."""
+    items: int
+    """Items without a result."""
+    done: int
+    sealed: bool
+    """Whether no items can come any more."""
+    seen: int
+    """Items from whose time it was learned."""
+    retried: int
+    """Attempts that failed and were or will be tried again."""
+    keys: list[str]
+    """Keys of items that tell how long they take."""
+    guessed: list[str]
+    """Stages of which nothing is known but the guess."""
+    item_s: Interval
+    load_s: float
+    longest_s: float
+    """A length that the longest item left passes in 1 of 20 cases."""
+    largest_s: float
+    """What one worker takes for the largest unit."""
+    useful_workers: int
+    """With more of them the largest unit alone says how long it takes."""
+    ungrouped: bool
+    """Whether some of the items have no groups."""
+    node: Node
+    cluster: str
+    now: Forecast | None
+    """With the workers that live, going on; None without any."""
+    choices: list[Choice]
+    ways: list[Way]
+    within_s: float | None
+    coming: int = 0
+    """Items that a campaign has not asked for yet, of :attr:`items`."""
+    most_workers: int | None = None
+    """More than that find no work in the tasks of a campaign."""
+    assumed: list[str] = field(default_factory=list)
+    """What was assumed of those, in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A plan that was written to a file as JSON.
+
+    Raises:
+        ConfigError: it cannot be read, or is no plan.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(
+            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        message = f"{path}: not JSON: {error}"
+        raise ConfigError(
+            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not _is_whole(found):
+        message = f"{path}: not a plan of format {FORMAT}"
+        raise ConfigError(message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote")
+    return found
+
+
+def _is_whole(plan: dict[str, Any]) -> bool:
+    """Whether a record has what a comparison reads."""
+    choices = plan.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        return False
+    forecasts = [one.get("forecast") for one in choices] + (
+        [plan["now"]] if plan.get("now") else []
+    )
+    named = isinstance(plan.get("run"), str) and isinstance(plan.get("at"), int | float)
+    return named and all(map(_is_forecast, forecasts))
+
+
+def _is_forecast(record: object) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("time_s"), dict):
+        return False
+    numbers = [record.get("workers"), *map(record["time_s"].get, ("low", "median", "high"))]
+    return all(isinstance(number, int | float) for number in numbers)
+
+
+def counted(workers: int) -> str:
+    """ "1 worker", "2 workers"."""
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _span(interval: Interval, shown: Any = format_duration) -> str:
+    return f"{shown(interval.low)} to {shown(interval.high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def basis(plan: Plan) -> list[str]:
+    """What the plan rests on, in sentences."""
+    said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
+    if plan.coming:
+        said.append(f"{plan.coming:,} of those left the campaign has not asked for yet.")
+    said += plan.assumed
+    if not plan.sealed:
+        said.append("The list is open: items that come later are not in these numbers.")
+    length = f"{format_duration(plan.item_s.median)} ({_span(plan.item_s)})"
+    if plan.guessed:
+        said.append(f"An item takes {length} by your guess alone: no item has ended yet.")
+    else:
+        said.append(f"An item left takes {length} on average, by {plan.seen:,} that ended.")
+    if plan.load_s >= 0.05:
+        said.append(f"To load what a worker needs takes {format_duration(plan.load_s)}.")
+    if plan.keys:
+        said.append(f"Their length follows {' and '.join(plan.keys)}.")
+    if plan.retried:
+        said.append(
+            f"{plan.retried:,} attempts failed; as large a share of those to come is taken to fail."
+        )
+    node = plan.node
+    said.append(f"{counted(node.workers)} on a node of {plan.cluster}: {node.why}.")
+    return said
+
+
+def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells; columns of which nothing is known are left out."""
+    some = plan.choices[0]
+    money = plan.node.currency or "price"
+    head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
+    head += ["GPU-hours"] if some.gpu_hours else []
+    head += [money] if some.cost else []
+    head += ["kWh"] if some.energy_kwh else []
+    head += ["--time"]
+    head += ["done by then", "items by then"] if plan.within_s else []
+    rows = []
+    for one in plan.choices:
+        found = one.forecast
+        row = [str(one.nodes), str(found.workers), format_duration(found.time_s.median)]
+        row += [_span(found.time_s), _number(one.node_hours.median)]
+        row += [_number(x.median) for x in (one.gpu_hours, one.cost, one.energy_kwh) if x]
+        row.append(_asked(one))
+        if found.within is not None and found.share is not None:
+            row += [f"{found.within:.0%}", _span(found.share, lambda share: f"{share:.0%}")]
+        rows.append(row)
+    return head, rows
+
+
+def _asked(choice: Choice) -> str:
+    text = format_walltime(choice.ask_s)
+    if choice.in_a_row == 0:
+        return f"{text}: too short"
+    jobs = choice.forecast.jobs
+    if jobs is None:
+        return text
+    low, high = math.floor(jobs.low), choice.in_a_row
+    return f"{text}, {high if low == high else f'{low} to {high}'} in a row"
+
+
+def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
+    head = ["partition", "limit", "nodes", "time of work", "jobs in a row", "or one-node jobs"]
+    head += ["node-hours lost"]
+    rows = []
+    for way in ways:
+        limit = "none" if way.limit_s is None else format_walltime(way.limit_s)
+        nodes = f"{way.nodes}" + (f" of {way.most_nodes}" if way.most_nodes else "")
+        if way.in_a_row == 0:
+            rows.append([way.partition, limit, nodes, "too short for an item", "", "", ""])
+            continue
+        took = f"{format_duration(way.time_s.median)} ({_span(way.time_s)})"
+        lost = _number(way.lost_node_hours)
+        rows.append([way.partition, limit, nodes, took, str(way.in_a_row), str(way.jobs), lost])
+    return head, rows
+
+
+def _sentences(plan: Plan) -> list[str]:
+    """What follows the table."""
+    between = any(one.in_a_row > 1 for one in plan.choices)
+    said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
+    if between:
+        said.append("Times of jobs in a row have what each end costs in them.")
+    if any(one.ask_s < plan.longest_s for one in plan.choices if one.in_a_row):
+        took = format_duration(plan.longest_s)
+        said.append(f"In 1 of 20 cases an item is longer than {took}: no such job has room for it.")
+    if plan.within_s:
+        said.insert(0, f"'By then' is within {format_duration(plan.within_s)}.")
+    most = plan.most_workers
+    if most and plan.choices and plan.choices[-1].forecast.workers > most:
+        said.append(f"The search has work for {most} workers at once: more of them do not help.")
+    if plan.choices and plan.choices[-1].forecast.workers > plan.useful_workers:
+        took = format_duration(plan.largest_s)
+        said.append(
+            f"One worker takes {took} for the largest unit, and no plan is shorter: more than"
+            f" about {plan.useful_workers:,} workers help little."
+        )
+        if plan.ungrouped:
+            said.append("A list without groups is cut into units of up to 1/64 of what is left.")
+    if plan.run:
+        said.append(
+            f"Kept with -o plan.json, 'hpctk plan {plan.run} --check plan.json' compares it."
+        )
+    simulated = sum(one.forecast.simulated for one in plan.choices)
+    draws = plan.choices[0].forecast.draws if plan.choices else 0
+    kind = f"{draws} draws a row by list scheduling"
+    said.append(f"{kind}, {simulated} of all rows by the queue's own code on a virtual clock.")
+    return said
+
+
+def _advice(ways: Sequence[Way]) -> str:
+    able = [way for way in ways if way.in_a_row]
+    if len(able) < 2:
+        return ""
+    quick = min(able, key=lambda way: (way.time_s.median, way.jobs))
+    if quick.in_a_row == 1:
+        return f"Least time: {quick.partition} on {quick.nodes} nodes, one job to the end."
+    return (
+        f"Least time: {quick.partition} on {quick.nodes} nodes, {quick.in_a_row} jobs in a row; "
+        "each gives back what it cannot end, and the next goes on."
+    )
+
+
+def advised(plan: Plan) -> list[str]:
+    """What to ask for, where a time is named."""
+    if not plan.within_s or not plan.choices:
+        return []
+    by = f"within {format_duration(plan.within_s)}"
+    best = recommended(plan.choices)
+    if best is None:
+        near = max(plan.choices, key=lambda one: (one.forecast.within or 0.0, one.nodes))
+        chance = f"{near.forecast.within or 0.0:.0%} on {_nodes(near.nodes)}"
+        return [f"No row is done {by} in 19 of 20 cases; the likeliest is {chance}."]
+    costs = [f"{_number(best.node_hours.median)} node-hours"]
+    if best.gpu_hours:
+        costs.append(f"{_number(best.gpu_hours.median)} GPU-hours")
+    if best.cost:
+        costs.append(f"{plan.node.currency or 'price'} {_number(best.cost.median)}")
+    asked = f"{_nodes(best.nodes)} and --time={_asked(best)}"
+    return [
+        f"Ask for {asked}: done {by} in {best.forecast.within:.0%} of cases, {', '.join(costs)}."
+    ]
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def as_lines(plan: Plan) -> list[str]:
+    """For a terminal."""
+    lines = [*advised(plan), *basis(plan)]
+    if plan.now is not None:
+        now = plan.now
+        lines += ["", f"As it goes on now, on {counted(now.workers)}: {_now(now)}"]
+    if plan.choices:
+        lines += ["", *_aligned(*_table_rows(plan)), "", *_sentences(plan)]
+    if plan.ways:
+        lines += ["", *_aligned(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
+    return lines
+
+
+def _now(now: Forecast) -> str:
+    text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
+    return text if now.within is None else f"{text}; {now.within:.0%} to be done within the limit"
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
+    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    for row in [head, *rows]:
+        yield "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+
+
+def as_markdown(plan: Plan) -> str:
+    """A page."""
+    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *advised(plan), *basis(plan), ""]
+    if plan.now is not None:
+        lines += [f"As it goes on now, on {counted(plan.now.workers)}: {_now(plan.now)}", ""]
+    if plan.choices:
+        lines += [*_piped(*_table_rows(plan)), "", *_sentences(plan), ""]
+    if plan.ways:
+        lines += [*_piped(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:
+    for row in [head, ["---"] * len(head), *rows]:
+        yield f"| {' | '.join(row)} |"

@@ -1,0 +1,249 @@
+"""What is left of a run and what was seen of it, read from its files; writes nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.planning.budget import ToCome, to_come
+from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, asked_more, context
+from hpc_toolkit.queue.affinity import group_key
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.results.status import living_workers
+from hpc_toolkit.rundir.journal import JournalReader, Pass, read_pass
+from hpc_toolkit.system.ranks import boot_id, host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.system.clock import Clock
+
+_ATTEMPTS = ("done", "failed", "permanent")
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One stage while journals are read."""
+
+    view: StageView
+    units: dict[str, list[Item]] = field(default_factory=dict)
+    """The items of each unit that was asked for."""
+    seen: list[Seen] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    overheads_s: list[float] = field(default_factory=list)
+    attempts: int = 0
+    retried: int = 0
+
+    def items(self, unit: Unit) -> list[Item]:
+        """All items of a unit."""
+        if unit.name not in self.units:
+            lines = self.view.log.segments[unit.entry].lines(unit)
+            self.units[unit.name] = json.loads(b"[%s]" % b",".join(lines))
+        return self.units[unit.name]
+
+    def group_of(self, item: Item) -> str:
+        by = self.view.spec.group_by
+        return "" if by is None else group_key(item.get(by)) or ""
+
+    def groups(self, unit: Unit) -> int:
+        """How many groups are in a unit."""
+        return len({self.group_of(item) for item in self.items(unit)})
+
+
+@dataclass(slots=True)
+class _Course:
+    """One worker's journal so far."""
+
+    loaded: str = ""
+    """As :func:`hpc_toolkit.planning.work.context`; "" before its first pass."""
+    at: float = 0.0
+    """Epoch seconds of its last line, by its own clock."""
+    unit: str = ""
+    """The unit of its last line, unless that gave it back."""
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    """Of the pass that runs."""
+
+
+def read_work(
+    view: RunView, clock: Clock, *, given: str, campaign: dict[str, Any] | None = None
+) -> Work:
+    """Read everything that is new, and what all workers wrote.
+
+    Args:
+        view: of the run; is brought up to date.
+        clock: tells how long ago workers of this host did something.
+        given: the run's path as messages name it.
+        campaign: its settings in run.json, of a campaign.
+    """
+    view.poll_claims()
+    alive = living_workers(view, clock)
+    view.poll()
+    stages = {name: _Stage(stage) for name, stage in view.stages.items()}
+    courses = {worker: _follow(view, stages, worker) for worker in sorted(view.readers)}
+    ages = {worker: _age_s(view, clock, worker, courses.get(worker)) for worker in alive}
+    more = ToCome() if campaign is None else to_come(view, campaign)
+    work = tuple(
+        asked_more(_work(stage, courses, ages), more.items.get(name, []))
+        for name, stage in stages.items()
+    )
+    total = sum(unit.unit.count for s in view.stages.values() for unit in s.state.units.values())
+    left = sum(len(stage.left) - stage.coming for stage in work)
+    return Work(
+        run=given,
+        at=clock.wall(),
+        stages=tuple(stage for stage in work if stage.left),
+        workers={name: courses[name].loaded if name in courses else "" for name in sorted(alive)},
+        done=total - left,
+        sealed=campaign is not None or all(stage.log.sealed for stage in view.stages.values()),
+        most_workers=more.most_workers,
+        assumed=more.said,
+    )
+
+
+def _records(view: RunView, worker: str) -> Iterator[dict[str, Any]]:
+    path = view.paths.journal(worker)
+    for found in JournalReader(path).poll():
+        if isinstance(found, Pass):
+            yield from read_pass(path, found)
+            yield found.release
+        else:
+            yield found.record
+
+
+def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
+    """Take in what one worker wrote."""
+    course = _Course()
+    for record in _records(view, worker):
+        name, _, unit = record["unit"].partition("/")
+        stage = stages.get(name)
+        if stage is None or unit not in stage.view.state.units:
+            continue
+        course.at = record["at"]
+        if record["type"] == "release":
+            _end_pass(stage, stage.view.unit(unit), record, course)
+        elif record["type"] in _ATTEMPTS:
+            if course.unit != record["unit"]:
+                course.unit, course.attempts = record["unit"], []
+            course.attempts.append(record)
+    if course.attempts:
+        # Of a pass that runs, or was cut short.
+        stage = stages[course.unit.partition("/")[0]]
+        unit = stage.view.unit(course.unit.partition("/")[2])
+        _take_attempts(stage, unit, course, loaded=_context(stage, unit) != course.loaded)
+        course.loaded = _context(stage, unit)
+    return course
+
+
+def _context(stage: _Stage, unit: Unit) -> str:
+    return context(stage.view.spec.name, stage.view.group_of(unit) or "")
+
+
+def _end_pass(stage: _Stage, unit: Unit, release: dict[str, Any], course: _Course) -> None:
+    group, now = stage.view.group_of(unit) or "", _context(stage, unit)
+    loaded = now != course.loaded
+    spent = sum(record["seconds"] for record in course.attempts)
+    beside = max(0.0, release["seconds"] - spent)
+    if course.attempts and loaded:
+        groups = stage.groups(unit)
+        stage.loads += [Load(group, beside / groups)] * groups
+    elif course.attempts:
+        stage.overheads_s.append(beside)
+    _take_attempts(stage, unit, course, loaded=loaded)
+    course.unit, course.attempts = "", []
+    course.loaded = now
+
+
+def _take_attempts(stage: _Stage, unit: Unit, course: _Course, *, loaded: bool) -> None:
+    items = stage.items(unit)
+    for number, record in enumerate(course.attempts):
+        stage.attempts += 1
+        stage.retried += record["type"] == "failed"
+        if record["type"] == "done":
+            item = items[record["item"] - unit.first]
+            first = loaded and number == 0
+            stage.seen.append(Seen(item, stage.group_of(item), record["seconds"], first))
+
+
+def _age_s(view: RunView, clock: Clock, worker: str, course: _Course | None) -> float:
+    """Seconds since a worker's last line, or its start, by its own host's clock alone."""
+    presence = read_presence(view.paths.worker(worker))
+    if presence is None:
+        return 0.0
+    near = (presence.host, presence.boot) == (host_name(), boot_id())
+    now = clock.wall() if near else presence.at
+    return max(0.0, now - max(course.at if course else 0.0, presence.started))
+
+
+def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) -> StageWork:
+    view = stage.view
+    left: list[Item] = []
+    batches: list[Batch] = []
+    for name in view.state.units:
+        order = view.state.running_order(name)
+        if not order:
+            continue
+        unit = view.unit(name)
+        items = stage.items(unit)
+        groups = len({stage.group_of(items[position - unit.first]) for position in order})
+        batch = Batch(view.group_of(unit) or "", len(left), len(order), groups)
+        batches.append(_held(stage, unit, batch, courses, ages))
+        left += [items[position - unit.first] for position in order]
+    return StageWork(
+        name=view.spec.name,
+        group_by=view.spec.group_by,
+        left=tuple(left),
+        batches=tuple(batches),
+        seen=tuple(stage.seen),
+        loads=tuple(stage.loads),
+        overheads_s=tuple(stage.overheads_s),
+        attempts=stage.attempts,
+        retried=stage.retried,
+    )
+
+
+def _held(
+    stage: _Stage, unit: Unit, batch: Batch, courses: dict[str, _Course], ages: dict[str, float]
+) -> Batch:
+    """The batch with the living worker that has its unit."""
+    view, name = stage.view, unit.name
+    if not view.claims.generation(name) or view.is_released(name):
+        return batch
+    holder = view.owner(name, view.claims.generation(name))
+    if holder not in ages:
+        return batch
+    course = courses.get(holder) or _Course()
+    begun = course.unit == f"{view.spec.name}/{name}"
+    loading = not begun and _context(stage, unit) != course.loaded
+    return replace(batch, holder=holder, age_s=ages[holder], loading=loading)
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """What workers did from some time on."""
+
+    last_at: float
+    """Epoch seconds of the last attempt that ended, by its worker's clock; 0 without any."""
+    workers: int
+    """Workers that ended one since then."""
+    left: int
+    """Items without a result."""
+
+
+def read_course(view: RunView, at: float) -> Since:
+    """Read what workers did since ``at``, in epoch seconds."""
+    view.poll()
+    ends: dict[str, float] = {}
+    for worker in view.readers:
+        for record in _records(view, worker):
+            if record["type"] in _ATTEMPTS:
+                ends[worker] = max(ends.get(worker, 0.0), record["at"])
+    stages = view.stages.values()
+    return Since(
+        last_at=max(ends.values(), default=0.0),
+        workers=sum(end > at for end in ends.values()),
+        left=sum(len(s.state.pending(name)) for s in stages for name in s.state.units),
+    )

@@ -1,0 +1,185 @@
+"""When workers would be done with given lengths, by the order in which the queue hands out units.
+
+List scheduling: whoever is free takes the next unit. Which that is follows the queue's preference
+(:mod:`hpc_toolkit.queue.affinity`): the loaded group, else the longest that nobody began, else the
+group with most left. What the queue's own code costs beyond that is measured by simulation
+(:mod:`hpc_toolkit.planning.rehearsal`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpc_toolkit.planning.work import context
+from hpc_toolkit.queue.durations import kin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.planning.lengths import Lengths
+    from hpc_toolkit.planning.work import StageWork
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A batch with its length."""
+
+    key: str
+    """What must be loaded for it, as :func:`hpc_toolkit.planning.work.context`."""
+    seconds: float
+    load_s: float
+    """What it takes longer where that is not loaded."""
+    count: int
+    """Items."""
+    holder: str = ""
+    """The worker that has it."""
+    loading: bool = False
+    """Whether the holder may still load."""
+
+
+class Course:
+    """What came of it."""
+
+    def __init__(self, spans: list[tuple[float, float, int]], workers: int) -> None:
+        self._spans = np.array(spans or [(0.0, 0.0, 0)], dtype=np.float64)
+        self.makespan_s = float(self._spans[:, 1].max())
+        """Until the last item."""
+        self.busy_s = float((self._spans[:, 1] - self._spans[:, 0]).sum())
+        """Worker seconds that were worked."""
+        self.workers = workers
+
+    def share_by(self, limit_s: float) -> float:
+        """Share of the items that are done by then; within a batch they end evenly."""
+        start, end, count = self._spans.T
+        part = np.clip((limit_s - start) / np.maximum(end - start, 1e-9), 0.0, 1.0)
+        return float((part * count).sum() / max(count.sum(), 1.0))
+
+
+def jobs_of(
+    stage: StageWork, lengths: Lengths, *, going_on: bool, extra: Sequence[int] = ()
+) -> list[Job]:
+    """The batches of a stage with one draw of their lengths.
+
+    Args:
+        stage: the batches.
+        lengths: of its items.
+        going_on: whether those who hold batches go on with them; others begin them anew.
+        extra: items that are tried once more, at the end.
+    """
+    ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)])
+    overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
+    jobs = []
+    for batch in stage.batches:
+        seconds = float(ends[batch.first + batch.count] - ends[batch.first])
+        held = going_on and bool(batch.holder)
+        if held and not batch.loading:
+            seconds -= min(batch.age_s, float(lengths.seconds[batch.first]))
+        load_s = lengths.load_s.get(batch.group, 0.0) * batch.loads
+        load_s += (lengths.first - 1.0) * float(lengths.seconds[batch.first])
+        if held and batch.loading:
+            load_s = max(0.0, load_s - batch.age_s)
+        jobs.append(
+            Job(
+                key=context(stage.name, batch.group),
+                seconds=seconds + overhead_s,
+                load_s=max(0.0, load_s),
+                count=batch.count,
+                holder=batch.holder if held else "",
+                loading=held and batch.loading,
+            )
+        )
+    for item in extra:
+        group = stage.group_of(stage.left[item])
+        load_s = lengths.load_s.get(group, 0.0)
+        key = context(stage.name, group)
+        jobs.append(Job(key, float(lengths.seconds[item]) + overhead_s, load_s, 0))
+    return jobs
+
+
+def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> Course:
+    """Hand out the jobs of the stages, earlier stages first.
+
+    Args:
+        stages: jobs in the order of the queue.
+        workers: so many that begin now; or those that live, with what each has loaded, which go on
+            with what they hold.
+    """
+    names: dict[str, str] = (
+        {str(n): "" for n in range(workers)} if isinstance(workers, int) else workers
+    )
+    held: dict[str, Job] = {}
+    waiting = []
+    for jobs in stages:
+        rest = []
+        for one in jobs:
+            if one.holder in names and one.holder not in held:
+                held[one.holder] = one
+            else:
+                rest.append(one)
+        waiting.append(_Waiting(rest))
+    spans: list[tuple[float, float, int]] = []
+    free: list[tuple[float, int, str]] = []
+    for number, (name, loaded) in enumerate(names.items()):
+        at = 0.0
+        if name in held:
+            own = held[name]
+            at = own.seconds + (own.load_s if own.loading else 0.0)
+            spans.append((0.0, at, own.count))
+        heapq.heappush(free, (at, number, held[name].key if name in held else loaded))
+    while free:
+        at, number, loaded = heapq.heappop(free)
+        taken = next((job for one in waiting if (job := one.take(loaded))), None)
+        if taken is not None:
+            end = at + taken.seconds + (taken.load_s if taken.key != loaded else 0.0)
+            spans.append((at, end, taken.count))
+            heapq.heappush(free, (end, number, taken.key))
+    return Course(spans, len(names))
+
+
+class _Waiting:
+    """The jobs of one stage that nobody took."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._groups: dict[str, deque[Job]] = {}
+        for job in jobs:
+            self._groups.setdefault(job.key, deque()).append(job)
+        self._left = {key: sum(job.seconds for job in of) for key, of in self._groups.items()}
+        # As the queue does: by what the kin takes an item, and how many items the group has.
+        totals: dict[str | None, list[float]] = {}
+        for key, of in self._groups.items():
+            total = totals.setdefault(kin(key), [0.0, 1e-9])
+            total[0] += self._left[key]
+            total[1] += sum(job.count for job in of)
+        weight = {
+            key: totals[kin(key)][0] / totals[kin(key)][1] * sum(job.count for job in of)
+            for key, of in self._groups.items()
+        }
+        self._fresh = deque(sorted(self._groups, key=lambda key: -weight[key]))
+        self._begun: set[str] = set()
+
+    def take(self, loaded: str) -> Job | None:
+        """The next job for a worker; None if none is left."""
+        if not self._groups:
+            return None
+        key = loaded if loaded in self._groups else self._next()
+        self._begun.add(key)
+        of = self._groups[key]
+        job = of.popleft()
+        self._left[key] -= job.seconds
+        if not of:
+            del self._groups[key]
+        return job
+
+    def _next(self) -> str:
+        while self._fresh:
+            key = self._fresh.popleft()
+            if key in self._groups and key not in self._begun:
+                return key
+        return max(self._groups, key=lambda key: self._left[key])

@@ -1,0 +1,226 @@
+"""A simulated cluster: many workers of one run in one process, on a virtual clock.
+
+The workers use the queue's own code on a run directory in memory. Nothing sleeps and nothing reads
+a clock of this machine, so a week passes in seconds and equal scenarios have equal outcomes.
+Operations on files take no time, and every change is seen at once: what a slow or stale filesystem
+costs is not simulated.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.planning.simulation.outcome import Ledger, Outcome
+from hpc_toolkit.planning.simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock
+from hpc_toolkit.queue.items import encode_segment
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.rundir.layout import Manifest, RunPaths, StageSpec, WorkloadSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.planning.simulation.scenario import Kill, Preemption, Scenario
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a random name is made in it
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where one worker at a time can run."""
+
+    number: int
+    worker: SimulatedWorker | None = None
+    life: Iterator[float] | None = None
+    turn: int = 0
+    """Wake-ups of earlier turns are void."""
+    births: int = 0
+    alive_s: float = 0.0
+    busy_s: float = 0.0
+    """Of workers that are gone; the one that runs not included."""
+
+
+def simulate(
+    scenario: Scenario,
+    root: Path | None = None,
+    *,
+    look: tuple[int, Callable[[VirtualClock], None]] | None = None,
+) -> Outcome:
+    """Run a scenario to its last result, or until no worker is left and none will come.
+
+    Args:
+        scenario: what is to be done, and what befalls the workers.
+        root: an empty directory that gets the run and keeps it; one in memory by default.
+        look: called once, as soon as so many items have a result; to read the run at that moment.
+    """
+    if root is not None:
+        return _Cluster(scenario, root, look).run()
+    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="hpctk-simulation-", dir=memory) as directory:
+        return _Cluster(scenario, Path(directory), look).run()
+
+
+class _Cluster:
+    def __init__(
+        self,
+        scenario: Scenario,
+        root: Path,
+        look: tuple[int, Callable[[VirtualClock], None]] | None,
+    ) -> None:
+        self._scenario = scenario
+        self._look = look
+        self._clock = VirtualClock()
+        self._ledger = Ledger(sum(group.items for group in scenario.groups))
+        self._items = len(self._ledger.left)
+        self._site = self._make_site(root)
+        self._places = [_Place(number) for number in range(scenario.workers)]
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._entries = 0
+        self._restart = 0
+        self._leaving: Preemption | None = None
+
+    def _make_site(self, root: Path) -> Site:
+        paths = RunPaths(root)
+        paths.make([STAGE])
+        log = StageLog(paths.stage(STAGE))
+        scenario = self._scenario
+        log.add_segment(
+            encode_segment(
+                scenario.items(),
+                group_by="group",
+                unit_size=scenario.unit_size,
+                kinds=scenario.kinds,
+            )
+        )
+        log.seal()
+        stage = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"))
+        given = [(n, i) for n, group in enumerate(scenario.groups) for i in range(group.items)]
+        order = log.segments[1].order or range(len(given))
+        return Site(
+            scenario=self._scenario,
+            paths=paths,
+            manifest=Manifest(run="simulation", stages=(stage,)),
+            clock=self._clock,
+            ledger=self._ledger,
+            log=log,
+            places=[given[index] for index in order],
+            killed={},
+            takeovers_s=[],
+        )
+
+    def run(self) -> Outcome:
+        for place in self._places:
+            self._at(0.0, partial(self._start, place))
+        for kill in self._scenario.kills:
+            self._at(kill.at_s, partial(self._kill, kill))
+        for one in self._scenario.preemptions:
+            self._at(one.at_s, partial(self._preempt, one))
+        while self._agenda and self._ledger.left:
+            self._clock.now, _, action = heapq.heappop(self._agenda)
+            action()
+            if self._look is not None and self._items - len(self._ledger.left) >= self._look[0]:
+                (_, look), self._look = self._look, None
+                look(self._clock)
+        return self._conclude()
+
+    def _at(self, at_s: float, action: Callable[[], None]) -> None:
+        self._entries += 1  # what is due at one time happens in the order of its entry
+        heapq.heappush(self._agenda, (at_s, self._entries, action))
+
+    def _start(self, place: _Place) -> None:
+        if place.worker is not None or self._leaving is not None:
+            return
+        name = f"seed{self._scenario.seed}-p{place.number:05d}-{place.births}"
+        place.births += 1
+        place.worker = SimulatedWorker(self._site, name, place=place.number, restart=self._restart)
+        place.life = place.worker.life()
+        self._go_on(place)
+
+    def _go_on(self, place: _Place) -> None:
+        assert place.life is not None
+        place.turn += 1
+        turn = place.turn
+        try:
+            at_s = next(place.life)
+        except StopIteration:
+            self._bury(place)
+            return
+        self._at(at_s, lambda: self._go_on(place) if place.turn == turn else None)
+
+    def _bury(self, place: _Place) -> None:
+        worker = place.worker
+        assert worker is not None
+        worker.end()
+        place.alive_s += self._clock.now - worker.born_s
+        place.busy_s += worker.busy_s
+        place.worker = place.life = None
+        place.turn += 1
+        self._requeue()
+
+    def _requeue(self) -> None:
+        if self._leaving is not None and not any(one.worker for one in self._places):
+            self._at(self._clock.now + self._leaving.requeue_s, self._start_again)
+
+    def _start_again(self) -> None:
+        self._leaving = None
+        self._restart += 1
+        for place in self._places:
+            self._start(place)
+
+    def _kill(self, kill: Kill) -> None:
+        places = self._places[kill.place :] + self._places[: kill.place]
+        for place in places:
+            if place.worker is None:
+                continue
+            self._site.killed[place.worker.name] = self._clock.now
+            self._bury(place)
+            if kill.back_s is not None:
+                self._at(self._clock.now + kill.back_s, partial(self._start, place))
+            return
+
+    def _preempt(self, preemption: Preemption) -> None:
+        if self._leaving is not None:
+            return
+        self._leaving = preemption
+        there = [place for place in self._places if place.worker is not None]
+        for place in there:
+            assert place.worker is not None
+            place.worker.drain()
+            self._go_on(place)
+        if not there:
+            self._requeue()
+
+    def _conclude(self) -> Outcome:
+        now = self._clock.now
+        tail_s = 0.0
+        for place in self._places:
+            worker = place.worker
+            if worker is None:
+                continue
+            if not worker.busy:
+                tail_s += now - worker.idle_since_s
+            self._bury(place)
+        alive_s = sum(place.alive_s for place in self._places)
+        busy_s = sum(place.busy_s for place in self._places)
+        return Outcome(
+            workers=self._scenario.workers,
+            items=self._items,
+            groups=len(self._scenario.groups),
+            makespan_s=now,
+            bound_s=self._scenario.bound_s,
+            left=len(self._ledger.left),
+            executions=self._ledger.executions,
+            loads=self._ledger.loads,
+            repeated_s=self._ledger.repeated_s,
+            redone_s=self._ledger.redone_s,
+            dead_s=self._scenario.workers * now - alive_s,
+            waiting_s=alive_s - busy_s - tail_s,
+            tail_s=tail_s,
+            deaths=len(self._site.killed),
+            takeovers_s=tuple(self._site.takeovers_s),
+        )

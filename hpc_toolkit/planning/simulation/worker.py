@@ -1,0 +1,267 @@
+"""A worker on a virtual clock: the real view, verdicts, choice and journal, and no executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from hpc_toolkit.queue.chooser import Chooser
+from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.pacing import Pacing
+from hpc_toolkit.queue.picker import Assignment, Picker
+from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
+from hpc_toolkit.queue.state import is_killer
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalWriter, encode_line
+from hpc_toolkit.worker.passlines import PassLines
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from hpc_toolkit.planning.simulation.outcome import Ledger
+    from hpc_toolkit.planning.simulation.scenario import Group, Scenario
+    from hpc_toolkit.queue.log import StageLog
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths
+
+    Steps = Generator[float, None, bool]
+
+STAGE = "items"
+
+# As in hpc_toolkit.worker.worker.
+_UPDATE_S = 1.0
+
+
+class VirtualClock:
+    """Time that the simulation moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """Seconds since the start of the simulation."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What all workers of one simulation share."""
+
+    scenario: Scenario
+    paths: RunPaths
+    manifest: Manifest
+    clock: VirtualClock
+    ledger: Ledger
+    log: StageLog
+    """The stage's log, read once: segments are immutable and large."""
+    places: list[tuple[int, int]]
+    """The group of each item, and which of its items it is."""
+    killed: dict[str, float]
+    """When each killed worker died."""
+    takeovers_s: list[float]
+    """For every unit of a killed worker, the time until another one had it."""
+
+
+class SiteView(RunView):
+    """A worker's own view of the run."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.paths, site.manifest)
+        log = self.stages[STAGE].log
+        log.segments = dict(site.log.segments)
+        log.sealed, log.length = site.log.sealed, site.log.length
+
+    def poll_journals(self) -> None:
+        """In the order of names: a directory's own order differs from one filesystem to another,
+        and sums of seconds with it in their last digit."""
+        for name in sorted(files.list_names(self.paths.journals)):
+            self.poll_journal(name.removesuffix(".jsonl"))
+
+
+class SimulatedWorker:
+    """One worker from its start to its end; :meth:`life` is its course."""
+
+    def __init__(self, site: Site, name: str, *, place: int, restart: int) -> None:
+        self.name = name
+        self._site = site
+        self._clock = site.clock
+        host = f"n{place // site.scenario.workers_per_host}"
+        lease_s = site.scenario.lease_s
+        # As a worker does, who cannot tell the living from the others yet.
+        workers = len(files.list_names(site.paths.workers)) // 2
+        self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
+        self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
+        self._lock = FileLock(
+            site.paths.worker_lock(name), timeout=0, fallback_to_soft=False, thread_local=False
+        )
+        self._lock.acquire()
+        presence = Presence(
+            worker=name,
+            host=host,
+            boot=host,
+            pid=place,
+            rank=place,
+            job="1",
+            restart=restart,
+            interval_s=self._beat_s,
+        )
+        self._presence = PresenceFile(site.paths.worker(name), presence)
+        self._journal = JournalWriter(site.paths.journal(name))
+        self._view = SiteView(site)
+        self._liveness = Liveness(
+            site.paths, self._clock, host=host, boot=host, lease_s=lease_s, job="1", restart=restart
+        )
+        self._picker = Picker(self._view, self._liveness, self._clock, name, shared=True)
+        self._chooser = Chooser(self._picker, self._pacing, restarted=restart > 0)
+        self._loaded: tuple[str, str | None] = ("", None)
+        self._context = -1
+        self._forwarded = False
+        self._done = 0
+        self._stop = False
+        self._drain_by = float("inf")
+        now = self._clock.now
+        self._beat_at = self._update_at = now
+        self._step_began: float | None = None
+        self.born_s = self.idle_since_s = now
+        self.busy_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step of an item runs."""
+        return self._step_began is not None
+
+    def life(self) -> Iterator[float]:
+        """Yields when it wants to go on; ends when it leaves in good order."""
+        while True:
+            self._tick()
+            if self._stop:
+                break
+            assignment = self._chooser.next(self._loaded)
+            if assignment is not None:
+                self._pacing.worked()
+                yield from self._work(assignment)
+            elif self._picker.told_complete:
+                self._view.stages[STAGE].log.tell_complete()
+                break
+            else:
+                yield self._clock.now + self._pacing.wait_s
+        self._journal.sync()
+        self._presence.update(state=FINISHED, done=self._done, journal=self._journal.synced)
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        self._stop = True
+        self._drain_by = self._clock.now + self._site.scenario.grace_s
+
+    def end(self) -> None:
+        """Its process is gone, however it ended."""
+        if self._step_began is not None:
+            self._site.ledger.cut(self._clock.now - self._step_began)
+            self._end_step()
+        self._lock.release()
+        self._journal.close()
+        self._presence.close()
+
+    def _tick(self) -> None:
+        now = self._clock.now
+        changed = now >= self._update_at and self._done != self._presence.presence.done
+        if changed or now - self._beat_at >= self._beat_s:
+            self._beat_at, self._update_at = now, now + _UPDATE_S
+            self._presence.update(done=self._done, journal=self._journal.synced, at=now)
+        if self._pacing.watch_due():
+            self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
+            self._pacing.watched(self._picker.living)
+
+    def _work(self, assignment: Assignment) -> Iterator[float]:
+        stage, unit = assignment.stage, assignment.unit
+        lines = PassLines(self._journal, self._clock, assignment)
+        for item in self._order(assignment, lines):
+            if self._stop:
+                break
+            if stage.claims.overtaken(unit.name, assignment.generation):
+                return
+            if not (yield from self._attempt(item, assignment, lines)):
+                break
+            self._tick()
+        lines.release()
+        self._journal.sync()
+        self._loaded = (STAGE, stage.group_of(unit))
+        self._view.poll_journal(self.name)
+
+    def _order(self, assignment: Assignment, lines: PassLines) -> list[int]:
+        state, name = assignment.stage.state, assignment.unit.name
+        order = state.running_order(name)
+        if assignment.died is not None and order:
+            died = self._site.killed.get(assignment.died[0])
+            if died is not None:
+                self._site.takeovers_s.append(self._clock.now - died)
+            lines.owner_died(order)
+            self._view.poll_journal(self.name)
+            order = state.running_order(name)
+        suspects = state.suspects(name)
+        for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
+            lines.killer(item, len(suspects[item]))
+            self._site.ledger.given_up(item)
+            order.remove(item)
+        return order
+
+    def _attempt(self, item: int, assignment: Assignment, lines: PassLines) -> Steps:
+        """Whether the item was done; it was cut short otherwise."""
+        number, place = self._site.places[item]
+        group: Group = self._site.scenario.groups[number]
+        item_s = group.seconds_of(place)
+        ledger = self._site.ledger
+        began = self._clock.now
+        if number != self._context:
+            self._context, self._forwarded = -1, False
+            if not (yield from self._step(group.load_s)):
+                return False
+            ledger.prepared("load", number, group.load_s)
+            self._context = number
+            if self._stop:
+                return False
+            began = self._clock.now  # as an executor does: what it loads for is timed from then on
+        first_s = 0.0 if self._forwarded else group.forward_s
+        if not (yield from self._step(first_s + item_s)):
+            return False
+        if not self._forwarded:
+            ledger.prepared("forward", number, group.forward_s)
+            self._forwarded = True
+        record = {
+            "type": "done",
+            "unit": assignment.name,
+            "generation": assignment.generation,
+            "item": item,
+            "at": self._clock.now,
+            "seconds": self._clock.now - began,
+            "value": {},
+        }
+        lines.append(encode_line(record))
+        lines.tally.done += 1
+        self._done += 1
+        ledger.ended(item, item_s)
+        return True
+
+    def _step(self, seconds: float) -> Steps:
+        """Whether the executor came to the end of a step."""
+        until, tick_s = self._clock.now + seconds, self._site.scenario.tick_s
+        self._step_began = self._clock.now
+        while self._clock.now < until:
+            if self._clock.now >= self._drain_by:
+                self._site.ledger.cut(self._clock.now - self._step_began)
+                self._end_step()
+                return False
+            yield min(until, self._clock.now + tick_s, self._drain_by)
+            self._tick()
+        self._end_step()
+        return True
+
+    def _end_step(self) -> None:
+        assert self._step_began is not None
+        self.busy_s += self._clock.now - self._step_began
+        self.idle_since_s, self._step_began = self._clock.now, None

@@ -1,0 +1,188 @@
+"""What tells items apart before they run: their group, a word, and a number."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpc_toolkit.queue.durations import kin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hpc_toolkit.planning.work import StageWork
+    from hpc_toolkit.queue.items import Item
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_MOST_WORDS = 100
+_FEWEST = 12
+"""Items that must have ended before a key of theirs is believed to matter."""
+_GAIN = 0.3
+"""Share of the variance that a word must take away, at least."""
+_SLOPE_GAIN = 0.1
+"""The same of a number."""
+_BEYOND = 0.5
+"""How far the mean of the items left lies from that of those seen, in logarithms, if a list is
+sorted by a number."""
+_NEAR = 1.5
+"""By how much more than the best key another one may leave unexplained."""
+_SIGMAS = 3.5
+"""How far its slope must be from zero, in standard errors."""
+
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,6}(?:\.\d{1,6})?)([kmb])(?![a-z0-9])", re.IGNORECASE)
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Numbers for items, those that were seen first."""
+
+    group: Ints
+    """Of each item, into :attr:`groups`."""
+    groups: tuple[str, ...]
+    kin: Ints
+    """Of each group."""
+    kins: int
+    """How many there are."""
+    word: Ints
+    """Of each item: which value a key has that tells kinds apart; all 0 without such a key."""
+    words: int
+    numbers: tuple[Floats, ...]
+    """Of each item: the logarithm of a number that its length grows with, for each key that may be
+    the one; each draw believes the best of them."""
+    first: Ints
+    """Of each item: 1 if it is the first after a load, where that matters."""
+    keys: tuple[str, ...]
+    """The keys that were found to matter."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+def traits(stage: StageWork, z: Floats) -> Traits:
+    """Of the items that were seen, then of those left.
+
+    Args:
+        stage: the items.
+        z: logarithm of the seconds of each that was seen.
+    """
+    items = [one.item for one in stage.seen] + list(stage.left)
+    keys = [one.group for one in stage.seen] + [stage.group_of(item) for item in stage.left]
+    numbers = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    families = {key: str(kin(key)) for key in numbers}
+    family = {name: n for n, name in enumerate(dict.fromkeys(families.values()))}
+    first = _firsts(stage, z)
+    plain = z - _centre(z, first)
+    word_key, word = _word(items, plain, stage.group_by)
+    centred = plain - _centre(plain, word[: len(z)])
+    numeric = _numbers(items, centred)
+    return Traits(
+        group=np.array([numbers[key] for key in keys], dtype=np.int64),
+        groups=tuple(numbers),
+        kin=np.array([family[families[key]] for key in numbers], dtype=np.int64),
+        kins=len(family),
+        word=word,
+        words=int(word.max(initial=0)) + 1,
+        numbers=tuple(numeric.values()),
+        first=np.concatenate([first, np.zeros(len(stage.left), dtype=np.int64)]),
+        keys=tuple(key for key in (word_key, *numeric) if key),
+    )
+
+
+def _centre(z: Floats, of: Ints) -> Floats:
+    """The mean of those that are of the same kind, of each."""
+    if not len(z):
+        return z
+    count = np.maximum(np.bincount(of), 1)
+    means: Floats = (np.bincount(of, z) / count)[of]
+    return means
+
+
+def _firsts(stage: StageWork, z: Floats) -> Ints:
+    """Which items pay for their group, as where the first of a checkpoint makes its pass over the
+    texts; none unless they take far longer than the others."""
+    first = np.array([one.first for one in stage.seen], dtype=np.int64)
+    if min(int(first.sum()), len(first) - int(first.sum())) < 3:
+        return np.zeros(len(first), dtype=np.int64)
+    far = np.median(z[first == 1]) - np.median(z[first == 0]) > np.log(1.5)
+    return first if far else np.zeros(len(first), dtype=np.int64)
+
+
+def _word(items: Sequence[Item], z: Floats, group_by: str | None) -> tuple[str, Ints]:
+    """The key whose few texts explain most of the differences; "" where none does."""
+    best, chosen = _GAIN, ("", np.zeros(len(items), dtype=np.int64))
+    if len(z) < _FEWEST:
+        return chosen
+    for key in sorted({key for key, value in items[0].items() if isinstance(value, str)}):
+        values = [str(item.get(key)) for item in items]
+        known = {value: n for n, value in enumerate(dict.fromkeys(values))}
+        if key == group_by or not 1 < len(known) <= min(_MOST_WORDS, len(z) // 3):
+            continue
+        of = np.array([known[value] for value in values], dtype=np.int64)
+        free = len(z) - len(np.unique(of[: len(z)]))
+        rest = float(np.sum((z - _centre(z, of[: len(z)])) ** 2)) / max(free, 1)
+        gain = 1.0 - rest / max(float(np.var(z, ddof=1)), 1e-12)
+        if gain > best:
+            best, chosen = gain, (key, of)
+    return chosen
+
+
+def _numbers(items: Sequence[Item], z: Floats) -> dict[str, Floats]:
+    """By its key, each number with which the length seems to grow or fall, if nearly as well as
+    with the best of them."""
+    found: dict[str, tuple[float, Floats]] = {}
+    if len(z) < _FEWEST or float(np.std(z)) == 0.0:
+        return {}
+    near = tamed(z)
+    for key in sorted(items[0]):
+        x = _logarithms(items, key)
+        if x is None:
+            continue
+        known, ahead = x[: len(z)], x[len(z) :]
+        same = float(np.std(known)) == 0.0
+        r = 0.0 if same else float(np.corrcoef(known, near)[0, 1])
+        sure = abs(r) * np.sqrt((len(z) - 2) / max(1.0 - r * r, 1e-12))
+        # In a list that is sorted by it, what was seen may be too small to show a slope.
+        beyond = abs(float(ahead.mean() - known.mean())) > max(_BEYOND, 2 * float(np.std(known)))
+        if (r * r > _SLOPE_GAIN and sure > _SIGMAS) or beyond:
+            found[key] = r * r, x - float(known.mean())
+    best = max((gain for gain, _ in found.values()), default=0.0)
+    # What is left unexplained, that is: 0.99 is far better than 0.9.
+    return {key: x for key, (gain, x) in found.items() if 1 - gain < _NEAR * (1 - best) + 1e-6}
+
+
+def tamed(z: Floats) -> Floats:
+    """Without its extremes: a few items that take ten times as long would hide any slope."""
+    middle = float(np.median(z))
+    reach = 3.0 * 1.4826 * float(np.median(np.abs(z - middle)))
+    return np.clip(z, middle - reach, middle + reach) if reach else z
+
+
+def _sized(value: object) -> object:
+    """The size that a name tells, as pythia-1.4b does; what is no text is itself."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.search(value)
+    return float(found[1]) * _UNITS[found[2].lower()] if found else None
+
+
+def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
+    """log(1 + a number of each item); None where some has none."""
+    values = [_sized(item.get(key)) for item in items]
+    if not all(
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
+        for value in values
+    ):
+        return None
+    x = np.array(values, dtype=np.float64)
+    if len(np.unique(x)) == len(x) and float(np.ptp(x)) < 1.2 * len(x):
+        return None  # a count of the items, or a seed, says nothing of the work
+    # As log(x) for large numbers and for small ones, whatever their unit.
+    least = float(x[x > 0].min(initial=1.0))
+    found: Floats = np.log(x + (least if (x == 0).any() else 0.0))
+    return found

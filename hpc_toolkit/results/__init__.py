@@ -1,0 +1,1 @@
+"""What a run came to: rows, tables, counts, one item and its life."""

@@ -1,0 +1,205 @@
+"""The life of single items: what was tried, by whom, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ItemsError
+from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.rundir.journal import decode_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.state import History, Ref
+    from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.queue.view import RunView, StageView
+
+
+@dataclass(frozen=True, slots=True)
+class FailedItem:
+    """An item with failures that count and no result."""
+
+    entry: int
+    position: int
+    generation: int
+    """The highest generation among its failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundItem:
+    """An item and where it is."""
+
+    stage: StageView
+    unit: Unit
+    position: int
+    item: dict[str, Any]
+
+
+def failed_items(view: RunView, stage: StageView, match: str = "") -> Iterator[FailedItem]:
+    """Items that failed, and items that failed so far and are still pending.
+
+    Args:
+        match: only those whose JSON or last error contains this text.
+    """
+    for unit in stage.state.units.values():
+        for position, history in unit.histories.items():
+            floor = stage.state.floor(unit.unit.entry, position)
+            state = stage.state.item_state(unit, position)
+            ref = history.last_failure(floor)
+            if state is ItemState.DONE or ref is None:
+                continue
+            if match:
+                error = read_line(view, ref).get("error", "")
+                item = item_json(stage, unit.unit, position)
+                if match not in error and match not in item:
+                    continue
+            yield FailedItem(unit.unit.entry, position, max(history.failures))
+
+
+def item_json(stage: StageView, unit: Unit, position: int) -> str:
+    """An item as its line in the segment."""
+    segment = stage.log.segments[unit.entry]
+    return segment.lines(unit)[position - unit.first].decode()
+
+
+def read_line(view: RunView, ref: Ref) -> dict[str, Any]:
+    """The record of a journal line."""
+    with view.paths.journal(ref.worker).open("rb") as file:
+        file.seek(ref.start)
+        return decode_line(file.read(ref.end - ref.start - 1)) or {}
+
+
+def find_item(view: RunView, text: str) -> FoundItem:
+    """The one item that a text means: its number from 0, its JSON, or a part of its JSON.
+
+    Raises:
+        ItemsError: no item, or more than one.
+    """
+    view.poll()
+    found = list(_matches(view, text))
+    exact = [match for match in found if match.item == _object(text)]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    if not found:
+        message = f"no item is or contains {text!r}"
+        raise ItemsError(message, hint="give its number from 0, or a part of its JSON")
+    examples = ", ".join(json.dumps(match.item) for match in found[:3])
+    message = f"{text!r} means {len(found)} items: {examples}, ..."
+    raise ItemsError(message, hint="give more of its JSON")
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
+    number = int(text) if text.isdecimal() else None
+    wanted = _object(text)
+    compact = _compact(text)
+    seen = 0
+    for stage in view.stages.values():
+        for segment in stage.log.segments.values():
+            lines = list(segment.items())
+            order = segment.order or range(segment.count)
+            for position, line in enumerate(lines):
+                given = seen + order[position]
+                here = given == number or (number is None and compact in line.decode())
+                # Whole JSON may be given with its keys in another order.
+                if here or (wanted is not None and json.loads(line) == wanted):
+                    unit = segment.unit_of(position)
+                    yield FoundItem(stage, unit, position, json.loads(line))
+            seen += segment.count
+
+
+def _compact(text: str) -> str:
+    """Without the spaces of JSON, where the text is JSON or the inside of an object."""
+    for opened, closed in (("", ""), ("{", "}")):
+        try:
+            value = json.loads(f"{opened}{text}{closed}")
+        except ValueError:
+            continue
+        compact = json.dumps(value, separators=(",", ":"))
+        return compact.removeprefix(opened).removesuffix(closed)
+    return text
+
+
+def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
+    """Everything that the files say about one item."""
+    stage, unit = found.stage, found.unit
+    view.poll_claims()
+    state = stage.state.units[unit.name]
+    history = _history(view, stage, unit, found.position)
+    floor = stage.state.floor(unit.entry, found.position)
+    return {
+        "item": found.item,
+        "stage": stage.paths.name,
+        "unit": unit.name,
+        "group": stage.log.segments[unit.entry].group_of(unit),
+        "state": str(stage.state.item_state(state, found.position)),
+        "claims": [
+            {
+                "generation": generation,
+                "worker": _owner(stage, unit.name, generation),
+                "released": generation in state.released,
+            }
+            for generation in range(1, stage.claims.generation(unit.name) + 1)
+        ],
+        "attempts": [_attempt(line, worker) for worker, line in _lines(view, unit, found)],
+        "deaths": [
+            {
+                "generation": generation,
+                "worker": death.worker,
+                "evidence": death.evidence,
+                "explained": death.explained,
+                "suspect": death.item == found.position,
+            }
+            for generation, death in sorted(state.deaths.items())
+        ],
+        "lifted_to_generation": floor,
+        "counting_attempts": history.attempts(floor) if history is not None else 0,
+    }
+
+
+def _history(view: RunView, stage: StageView, unit: Unit, position: int) -> History | None:
+    return stage.state.units[unit.name].histories.get(position)
+
+
+def _owner(stage: StageView, unit: str, generation: int) -> str | None:
+    try:
+        return stage.claims.owner(unit, generation)
+    except OSError:
+        return None
+
+
+def _attempt(line: dict[str, Any], worker: str) -> dict[str, Any]:
+    kept = ("type", "generation", "at", "seconds", "value", "error", "traceback", "log")
+    return {"worker": worker, **{key: line[key] for key in kept if key in line}}
+
+
+def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every valid attempt line of the item, by worker; reads all journals."""
+    name = f"{found.stage.paths.name}/{unit.name}"
+    for worker in sorted(view.readers):
+        with view.paths.journal(worker).open("rb") as file:
+            for raw in file:
+                record = decode_line(raw[:-1]) if raw.endswith(b"\n") else None
+                if (
+                    record is not None
+                    and record.get("unit") == name
+                    and record.get("item") == found.position
+                    and record["type"] in ("done", "failed", "permanent")
+                ):
+                    yield worker, record
+
+
+def attempts_of(view: RunView, found: FoundItem) -> list[tuple[str, dict[str, Any]]]:
+    """(worker, journal line) of every attempt at an item, in the order of generations."""
+    lines = _lines(view, found.unit, found)
+    return sorted(lines, key=lambda pair: (pair[1]["generation"], pair[0]))

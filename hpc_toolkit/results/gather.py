@@ -1,0 +1,292 @@
+"""From journal lines to one row per item, and the table that binds (rules R11, R12)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
+from hpc_toolkit.queue.log import damaged
+from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.rundir.journal import decode_line, read_pass
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.queue.items import Segment
+    from hpc_toolkit.queue.state import History, Ref, UnitState
+    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.rundir.journal import Pass
+    from hpc_toolkit.rundir.layout import RunPaths
+
+# Made once: ``json.dumps`` with options makes one for each row.
+_encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+_AT_ONCE = 256
+"""Rows that are parsed together; they share their keys."""
+
+_CATCH_UP_S = 10.0
+"""How long to wait for lines that a worker has synced, and that this host does not show yet."""
+_LOOK_S = 0.2
+
+Row = dict[str, Any]
+Place = tuple[int, int]
+"""(log entry of the segment, position in it): the identity of an item."""
+
+
+class NotCompleteError(HpcToolkitError):
+    """Some items have no result yet."""
+
+    def __init__(self, message: str, *, hint: str = "", pending: list[Row] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.pending = pending or []
+        """The items without a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of one stage."""
+
+    rows: list[Row]
+    """In the order in which the items were given."""
+    published: bool
+    """Whether they bind; provisional rows may still change."""
+
+
+def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
+    """Gather a stage: publish its table if it is complete and none stands, else read the latest.
+
+    Args:
+        view: of the run; is brought up to date.
+        name: of the stage.
+        partial: accept that items are pending; they have no row, and nothing is published.
+
+    Raises:
+        NotCompleteError: items are pending, and ``partial`` is not set.
+        OSError: a journal cannot be read, and neither a table stands nor is ``partial`` set.
+    """
+    stage = view.stages[name]
+    while True:
+        view.poll()
+        if stage.log.table is not None and stage.log.last_retry < stage.log.table[0]:
+            return Table(_strip(stage, _read_table(stage)), published=True)
+        if not partial:
+            late = _catch_up(view, stage)
+            view.await_journals()
+            view.refuse_unreadable()
+            stage.log.refuse_hidden()
+            if not stage.complete:
+                raise _incomplete(stage, late)
+        found = _compute(view.paths, stage)
+        # What binds rests on every journal: one that is not read may hold the row that wins.
+        if not stage.complete or view.unreadable or stage.log.hidden:
+            return Table(_strip(stage, found), published=False)
+        try:
+            # Ours stands: to read it back would take as long again, and twice the memory.
+            if stage.log.add_table(_encode(stage, found)):
+                return Table(_strip(stage, found), published=True)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            return Table(_strip(stage, found), published=False)  # a reader without write access
+
+
+def _catch_up(view: RunView, stage: StageView) -> list[str]:
+    """Wait for the end of journals that workers told of before a mount shows it, where it matters;
+    the workers of whom something is missing still."""
+    until = time.monotonic() + _CATCH_UP_S
+    late: list[str] = []
+    while not stage.complete:
+        told = view.told_sizes()
+        if not view.behind(told):
+            return []
+        view.poll()  # what they wrote since our last reading is no old copy
+        late = view.behind(told)
+        if not late or time.monotonic() >= until:
+            return late
+        time.sleep(_LOOK_S)
+    return []
+
+
+def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
+    found = {}
+    for name in stage.state.open:
+        unit = stage.unit(name)
+        lines = stage.log.segments[unit.entry].lines(unit)
+        for position in stage.state.pending(name):
+            found[unit.entry, position] = json.loads(lines[position - unit.first])
+    pending = _strip(stage, found)
+    sealed = "" if stage.log.sealed else ", and the stage is open for more"
+    message = f"{len(pending)} items of stage {stage.paths.name!r} have no result yet{sealed}"
+    hint = "start workers, or gather what there is with --partial"
+    if late:
+        hint = f"{not_shown(late)}: try again in a minute; else {hint}"
+    return NotCompleteError(message, hint=hint, pending=pending)
+
+
+def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
+    """What belongs to each place, in the order in which the items were given."""
+
+    def given(place: Place) -> Place:
+        order = stage.log.segments[place[0]].order
+        return place if order is None else (place[0], order[place[1]])
+
+    return [rows[place] for place in sorted(rows, key=given)]
+
+
+def _compute(paths: RunPaths, stage: StageView) -> dict[Place, Row]:
+    """Rows by R8 and R11, except those that an earlier table binds."""
+    reader = _LineReader(paths)
+    rows = {
+        (entry, position): row
+        for entry, segment in stage.log.segments.items()
+        for unit in segment.units
+        for position, row in _unit_rows(reader, stage, segment, stage.state.units[unit.name])
+    }
+    if stage.log.table is not None:
+        table = stage.log.table[0]
+        for place, row in _read_table(stage).items():
+            lifted = stage.log.retried_at.get(place, 0) > table
+            if not (row["state"] == "failed" and lifted):
+                rows[place] = row
+    return rows
+
+
+def unit_rows(
+    view: RunView, stage: StageView, entry: int, names: Collection[str]
+) -> Iterator[tuple[int, Row]]:
+    """Provisional (position, row) of the finished items of some units of a segment, by R8 and R11.
+
+    ``names`` are those of the units.
+    """
+    reader = _LineReader(view.paths)
+    segment = stage.log.segments[entry]
+    for unit in [unit for unit in segment.units if unit.name in names]:
+        yield from _unit_rows(reader, stage, segment, stage.state.units[unit.name])
+
+
+def _unit_rows(
+    reader: _LineReader, stage: StageView, segment: Segment, state: UnitState
+) -> Iterator[tuple[int, Row]]:
+    # One array, because to parse many short texts one by one takes longer and shares no key.
+    items = json.loads(b"[%s]" % b",".join(segment.lines(state.unit)))
+    if state.clean is not None:
+        worker, found = state.clean
+        for line in reader.whole(worker, found):
+            position = line["item"]
+            yield position, _done_row(items[position - state.unit.first], line, worker, 1)
+        return
+    for position, kind in stage.states(state):
+        if kind is ItemState.PENDING:
+            continue
+        item = items[position - state.unit.first]
+        history = state.histories.get(position)
+        floor = stage.state.floor(state.unit.entry, position)
+        row = _row(reader, item, history, kind, floor) if history is not None else None
+        if row is not None:
+            yield position, row
+
+
+def _row(
+    reader: _LineReader, item: dict[str, Any], history: History, kind: ItemState, floor: int
+) -> Row | None:
+    """None where a power loss took the line; then a table binds the row."""
+    attempts = history.attempts(floor)
+    ref = history.done if kind is ItemState.DONE else history.last_failure(floor)
+    if ref is None:
+        return None
+    line = reader.one(ref)
+    if kind is ItemState.DONE:
+        return _done_row(item, line, ref.worker, attempts + 1)
+    return {
+        "item": item,
+        "state": "failed",
+        "value": None,
+        "error": line["error"],
+        "attempts": attempts,
+        "seconds": line["seconds"],
+        "worker": ref.worker,
+    }
+
+
+def _done_row(item: dict[str, Any], line: dict[str, Any], worker: str, attempts: int) -> Row:
+    return {
+        "item": item,
+        "state": "done",
+        "value": line["value"],
+        "error": None,
+        "attempts": attempts,
+        "seconds": line["seconds"],
+        "worker": worker,
+    }
+
+
+class _LineReader:
+    """Reads lines back from journals."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+
+    def whole(self, worker: str, found: Pass) -> list[dict[str, Any]]:
+        return read_pass(self._paths.journal(worker), found)
+
+    def one(self, ref: Ref) -> dict[str, Any]:
+        fd = os.open(self._paths.journal(ref.worker), os.O_RDONLY)
+        try:
+            record = decode_line(os.pread(fd, ref.end - ref.start - 1, ref.start))
+        finally:
+            os.close(fd)
+        assert record is not None
+        return record
+
+
+def _encode(stage: StageView, rows: dict[Place, Row]) -> Iterator[bytes]:
+    failed = [list(place) for place, row in rows.items() if row["state"] == "failed"]
+    header = {
+        "format": 1,
+        "segments": list(stage.log.segments),
+        "rows": len(rows),
+        "failed": failed,
+    }
+    yield json.dumps(header).encode() + b"\n"
+    for place, row in rows.items():
+        record = {"at": place, **row}
+        yield _encode_row(record).encode() + b"\n"
+
+
+def _parse_rows(path: Path, lines: list[bytes]) -> list[Row]:
+    try:
+        rows: list[Row] = json.loads(b"[%s]" % b",".join(lines))
+    except ValueError as error:
+        message = f"{path} is damaged: {error}"
+        hint = "try again in a minute; if it stays, restore it from a backup"
+        raise TryAgainLaterError(message, hint=hint) from error
+    return rows
+
+
+def _read_table(stage: StageView) -> dict[Place, Row]:
+    assert stage.log.table is not None
+    rows = {}
+    path = stage.paths.root / stage.log.table[1]
+    wanted, _ = stage.log.table_header()
+    with path.open("rb") as file:
+        file.readline()
+        while lines := list(islice(file, _AT_ONCE)):
+            for row in _parse_rows(path, lines):
+                try:
+                    entry, position = row.pop("at")
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    raise damaged(path, "a row does not say whose it is") from error
+                rows[entry, position] = row
+    if len(rows) != wanted:
+        message = f"{path} shows {len(rows)} of its {wanted} rows"
+        hint = "try again in a minute; if they stay away, restore it from a backup"
+        raise TryAgainLaterError(message, hint=hint)
+    return rows

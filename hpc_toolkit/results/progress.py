@@ -1,0 +1,102 @@
+"""How a run stands, for people: one line of text, a piece of HTML, and either of them kept current.
+
+Every value that comes from a run is escaped: an error message may hold anything.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.system.quantities import format_duration
+from hpc_toolkit.system.terminal import printable
+
+if TYPE_CHECKING:
+    from hpc_toolkit.results.status import StageCounts, Status
+
+_ERROR_CHARS = 200
+
+
+def status_line(status: Status) -> str:
+    """One line: ``12 of 100 done, 1 failed, 4 workers, 3.2 items/s, about 28 s left``."""
+    stages = [
+        (f"{name}: " if len(status.stages) > 1 else "") + ", ".join(_counts(counts))
+        for name, counts in status.stages.items()
+    ]
+    return "; ".join([*stages, ", ".join(_pace(status))]).rstrip("; ")
+
+
+def status_html(status: Status) -> str:
+    """A bar for each stage, the workers' pace, and why nothing moves, as HTML without scripts."""
+    rows = [
+        f"<tr><td>{html.escape(name)}</td>"
+        f'<td><progress max="{max(1, counts.total)}" value="{counts.done + counts.failed}">'
+        f"</progress></td><td>{html.escape(', '.join(_counts(counts)))}</td></tr>"
+        for name, counts in status.stages.items()
+    ]
+    notes = [", ".join(_pace(status)), status.reason, *status.warnings]
+    notes += [
+        f"{failure['items']} x {str(failure['error'])[:_ERROR_CHARS]}"
+        for failure in status.failures
+    ]
+    lines = "".join(f"<div>{html.escape(note)}</div>" for note in notes if note)
+    return f"<div><b>{html.escape(status.run)}</b><table>{''.join(rows)}</table>{lines}</div>"
+
+
+def _counts(counts: StageCounts) -> list[str]:
+    parts = [f"{counts.done} of {counts.total} done"]
+    parts += [
+        f"{number} {word}"
+        for word, number in (("failed", counts.failed), ("leased", counts.leased))
+        if number
+    ]
+    return parts
+
+
+def _pace(status: Status) -> list[str]:
+    if status.complete:
+        return ["complete"]
+    parts = [f"{status.workers.alive} workers"]
+    if status.workers.dead:
+        parts.append(f"{status.workers.dead} died")
+    if status.eta_s is not None:
+        parts.append(f"{status.rate_per_s:.3g} items/s")
+        parts.append(f"about {format_duration(status.eta_s)} left")
+    return parts
+
+
+class StatusDisplay:
+    """Shows a status again and again: in place in a notebook, line by line on stdout elsewhere."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._line = ""
+        self._reason = ""
+
+    def show(self, status: Status) -> None:
+        """Show it, unless nothing changed."""
+        before = (self._line, self._reason)
+        self._line, self._reason = status_line(status), status.reason
+        if (self._line, self._reason) == before:
+            return
+        if not _in_notebook():
+            lines = [self._line] if self._line != before[0] else []
+            lines += [self._reason] if self._reason not in ("", before[1]) else []
+            sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
+            sys.stdout.flush()
+            return
+        from IPython.display import HTML, display
+
+        piece = HTML(status_html(status))
+        if self._handle is None:
+            self._handle = display(piece, display_id=True)
+        else:
+            self._handle.update(piece)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; imports nothing."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

@@ -1,0 +1,44 @@
+"""What a run was made with: code, commit, Python, packages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpc_toolkit.rundir.layout import StageSpec
+
+
+def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
+    """What code, from which commit, with which packages."""
+    from datetime import UTC, datetime
+    from importlib import metadata
+
+    from hpc_toolkit import __version__
+    from hpc_toolkit.worker.loading import code_hash
+
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hpctk": __version__,
+        "python": sys.version.split()[0],
+        "git_commit": _git_commit(),
+        "code": {stage.name: code_hash(stage.workload) for stage in stages},
+        "packages": sorted(
+            {f"{dist.name}=={dist.version}" for dist in metadata.distributions() if dist.name}
+        ),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit checked out here, with ``+`` if files were changed; read without git's help."""
+    for directory in (Path.cwd(), *Path.cwd().parents):
+        head = directory / ".git" / "HEAD"
+        if not head.is_file():
+            continue
+        text = head.read_text(encoding="utf-8").strip()
+        if not text.startswith("ref: "):
+            return text
+        ref = directory / ".git" / text.removeprefix("ref: ")
+        return ref.read_text(encoding="utf-8").strip() if ref.is_file() else None
+    return None

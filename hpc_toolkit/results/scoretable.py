@@ -1,0 +1,238 @@
+"""Recorded scores from a file: one row for each arm, one column for each evaluation task.
+
+The columns are those of decision 0022:
+
+* ``size`` (parameters, such as ``410m`` or ``1.4b``; of a word without a digit, such as ``base``,
+  the number is not known), ``revision`` (``step512``, or ``main``, which counts as step 143000,
+  Pythia's last) and ``layer`` name an arm. The largest layer of a size is its last. A column
+  ``family`` keeps models of equal size apart, and a column ``step`` says the step of a revision
+  that does not name one; an empty cell of it means not known.
+* ``s_<task>`` is the score on a task, higher is better; at least one, and no gaps.
+* ``t_<task>`` is how many seconds that took, ``e_<task>`` the score's standard error: each for all
+  tasks or for none.
+* ``m_<metric>`` is what else is known of an arm; empty or ``nan`` where it is not.
+
+Other columns are not looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import re
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpc_toolkit.bandit.arms import Arm, ArmTable
+from hpc_toolkit.bandit.bench.recorded import LARGEST, ScoreTable
+from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.results.tables import read_parquet
+from hpc_toolkit.science.workloads.pythia import LAST_STEP
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmb]?)", re.IGNORECASE)
+_STEP = re.compile(r"step([0-9]{1,15})")
+_FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+_KEYS = ("size", "revision", "layer")
+_ENDINGS = (".csv", ".csv.gz", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The cells of a file, and how to name one."""
+
+    path: Path
+    columns: dict[str, list[object]]
+    lines: list[str]
+    """How each row is called in messages."""
+
+    def fault(self, row: int, name: str, problem: str, hint: str) -> ConfigError:
+        """The error to raise for one cell."""
+        cell = self.columns[name][row]
+        where = f"{self.path}, {self.lines[row]}, column {name!r}"
+        return ConfigError(f"{where}: {cell!r} {problem}", hint=hint)
+
+    def text(self, row: int, name: str) -> str:
+        """A cell as text; "" where it is empty or the column is not there."""
+        cell = self.columns[name][row] if name in self.columns else None
+        if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+            return ""
+        return str(cell).strip()
+
+    def number(self, row: int, name: str, *, low: float = -LARGEST, gaps: bool = False) -> float:
+        """A cell as a number of ``low`` to LARGEST; NaN for a gap where that is allowed."""
+        text = self.text(row, name)
+        try:
+            number = float(text) if text else math.nan
+        except ValueError:
+            raise self.fault(row, name, "is not a number", "write a plain number") from None
+        if math.isnan(number) and gaps:
+            return math.nan
+        if not low <= number <= LARGEST:
+            if math.isnan(number):
+                hint = "give it, or leave out the arm's row or such columns of all tasks"
+                raise self.fault(row, name, "is missing", hint)
+            hint = f"give a number of {low:g} to {LARGEST:g}"
+            raise self.fault(row, name, "is out of range", hint)
+        return number
+
+    def matrix(self, prefix: str, tasks: list[str], *, low: float) -> NDArray[np.float64] | None:
+        """The columns of all tasks with this prefix, shape (n_arms, n_tasks); None without any."""
+        present = [task for task in tasks if f"{prefix}{task}" in self.columns]
+        if not present:
+            return None
+        if len(present) < len(tasks):
+            missing = next(task for task in tasks if task not in present)
+            message = f"{self.path}: no column '{prefix}{missing}'"
+            raise ConfigError(message, hint=f"give '{prefix}<task>' for every task, or for none")
+        rows = range(len(self.lines))
+        cells = [[self.number(row, f"{prefix}{task}", low=low) for task in tasks] for row in rows]
+        return np.array(cells, dtype=np.float64)
+
+
+def read_score_table(path: Path) -> ScoreTable:
+    """The table of a ``.csv``, ``.csv.gz`` or ``.parquet`` file; the arms keep the file's order.
+
+    Raises:
+        ConfigError: the file cannot be read as such a table; the message names line and column.
+    """
+    if not path.name.endswith(_ENDINGS):
+        message = f"{path}: not a table of scores"
+        raise ConfigError(message, hint=f"its name ends with {', '.join(_ENDINGS)}")
+    cells = _parquet_cells(path) if path.suffix == ".parquet" else _csv_cells(path)
+    missing = [name for name in _KEYS if name not in cells.columns]
+    tasks = [name[2:] for name in cells.columns if name.startswith("s_") and name != "s_"]
+    if missing or not tasks or not cells.lines:
+        what = f"no column {missing[0]!r}" if missing else "no row"
+        message = f"{path}: {what if missing or tasks else 'no column with the scores of a task'}"
+        raise ConfigError(message, hint="columns are size, revision, layer and s_<task>, ...")
+    scores = cells.matrix("s_", tasks, low=-LARGEST)
+    assert scores is not None
+    rows = range(len(cells.lines))
+    return ScoreTable(
+        arms=_arms(cells),
+        tasks=TaskSet(tuple(tasks)),
+        scores=scores,
+        seconds=cells.matrix("t_", tasks, low=0.0),
+        stderrs=cells.matrix("e_", tasks, low=0.0),
+        metrics={
+            name[2:]: np.array([cells.number(row, name, gaps=True) for row in rows])
+            for name in cells.columns
+            if name.startswith("m_") and name != "m_"
+        },
+    )
+
+
+def _csv_cells(path: Path) -> _Cells:
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise _unreadable(path, error) from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[list[str]] = []
+    lines: list[str] = []
+    try:
+        header = next(reader, [])
+        for cells in reader:
+            if cells:
+                rows.append(cells)
+                lines.append(f"line {reader.line_num}")
+    except csv.Error as error:
+        message = f"{path}, line {reader.line_num}: {error}"
+        raise ConfigError(message, hint="it must be CSV with commas and one header line") from error
+    for name in header:
+        if header.count(name) > 1:
+            message = f"{path}, line 1: column {name!r} occurs {header.count(name)} times"
+            raise ConfigError(message, hint="every column has a name of its own")
+    for cells, line in zip(rows, lines, strict=True):
+        if len(cells) != len(header):
+            message = f"{path}, {line}: {len(cells)} cells, the header has {len(header)}"
+            raise ConfigError(message, hint="the file may be cut off")
+    columns: dict[str, list[object]] = {
+        name: [cells[place] for cells in rows] for place, name in enumerate(header)
+    }
+    return _Cells(path, columns, lines)
+
+
+def _parquet_cells(path: Path) -> _Cells:
+    try:
+        columns = read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    count = len(next(iter(columns.values()), []))
+    return _Cells(path, columns, [f"row {row + 1}" for row in range(count)])
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    if isinstance(error, FileNotFoundError):
+        return ConfigError(f"{path}: no such file", hint="--table names a table of scores")
+    problem = getattr(error, "strerror", None) or str(error)
+    return ConfigError(f"{path}: cannot be read: {problem}", hint="the file may be cut off")
+
+
+def _arms(cells: _Cells) -> ArmTable:
+    rows = range(len(cells.lines))
+    layers = [int(cells.number(row, "layer", low=0.0)) for row in rows]
+    families = [cells.text(row, "family") for row in rows]
+    models = [(family, cells.text(row, "size")) for row, family in enumerate(families)]
+    blocks: dict[tuple[str, str], int] = {}
+    for model, layer in zip(models, layers, strict=True):
+        blocks[model] = max(blocks.get(model, 1), layer)
+    arms: list[Arm] = []
+    seen: dict[str, str] = {}
+    for row, (model, layer) in enumerate(zip(models, layers, strict=True)):
+        if layer != cells.number(row, "layer"):
+            raise cells.fault(row, "layer", "is not a whole number", "layers count from 0")
+        group = "/".join(filter(None, (*model, cells.text(row, "revision"))))
+        name = f"{group}/layer{layer}"
+        if name in seen:
+            hint = "every arm has one row"
+            raise cells.fault(row, "layer", f"repeats arm {name!r} of {seen[name]}", hint)
+        seen[name] = cells.lines[row]
+        size, step = _size(cells, row), _step(cells, row)
+        known = geometry_features(
+            size=size or 1.0, step=step or 0, layer=layer, layers=blocks[model]
+        )
+        log_size = math.nan if size is None else known[0]
+        arms.append(Arm(name, group, (log_size, math.nan if step is None else known[1], known[2])))
+    return ArmTable(tuple(arms), GEOMETRY_NAMES)
+
+
+def _size(cells: _Cells, row: int) -> float | None:
+    """The parameters of a row's model; None where its size is a word."""
+    text = cells.text(row, "size")
+    if text and not re.search("[0-9]", text):
+        return None
+    match = _SIZE.fullmatch(text)
+    size = float(match[1]) * _FACTOR[match[2].lower()] if match else 0.0
+    if not size:
+        hint = "write the number of parameters, such as 410m or 1.4b, or a word without digits"
+        raise cells.fault(row, "size", "is not a model's size", hint)
+    return size
+
+
+def _step(cells: _Cells, row: int) -> int | None:
+    """The training step of a row; None where its column says that it is not known."""
+    if "step" in cells.columns:
+        number = cells.number(row, "step", low=0.0, gaps=True)
+        return None if math.isnan(number) else int(number)
+    revision = cells.text(row, "revision")
+    if revision == "main":
+        return LAST_STEP
+    match = _STEP.fullmatch(revision)
+    if not match:
+        hint = "revisions are 'step<n>' or 'main'; a column 'step' tells the step of others"
+        raise cells.fault(row, "revision", "names no training step", hint)
+    return int(match[1])

@@ -1,0 +1,400 @@
+"""How a run stands, from its files alone: writes nothing, takes no lock, asks no Slurm."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.queue.control import ControlReader
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, read_presence
+from hpc_toolkit.queue.state import ItemState
+from hpc_toolkit.queue.view import not_shown
+from hpc_toolkit.results.explain import item_json
+from hpc_toolkit.rundir.journal import decode_line
+from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
+from hpc_toolkit.worker.safety import pause_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.queue.state import Ref
+    from hpc_toolkit.queue.units import Unit
+    from hpc_toolkit.queue.view import RunView, StageView
+    from hpc_toolkit.system.clock import Clock
+
+_FAILURES_SHOWN = 5
+_LOOK_S = 0.5
+
+WATCH_S = 60.0
+"""Longest watch over workers of other jobs, in seconds."""
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """Items of one stage by state."""
+
+    total: int = 0
+    pending: int = 0
+    """Waiting, leased ones not counted."""
+    leased: int = 0
+    """Without a result, in a unit that a living worker holds."""
+    done: int = 0
+    failed: int = 0
+    retried: int = 0
+    """Items that were attempted in more than one generation."""
+    duplicates: int = 0
+    """Results beyond the one that counts."""
+    sealed: bool = False
+    """Whether no items can be added any more."""
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Workers by what is known of them."""
+
+    alive: int = 0
+    finished: int = 0
+    dead: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Status:
+    """A run at one moment."""
+
+    run: str
+    """Path of the run as it was given."""
+    stages: dict[str, StageCounts]
+    workers: WorkerCounts
+    rate_per_s: float
+    """Items done per second by the workers that live, over their last passes."""
+    eta_s: float | None
+    """Seconds until all known items are done at this rate; None if nothing moves."""
+    complete: bool
+    """Every stage is sealed and no item is pending."""
+    deaths: int
+    """Generations whose worker or executor died."""
+    published: bool
+    """Whether the latest table of the last stage binds its rows."""
+    reason: str
+    """Why nothing moves; "" if something does, or all is done."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """The most frequent errors of failed and retried items: ``error``, ``items``, how many they
+    are, and ``example``, one of them."""
+    warnings: list[str] = field(default_factory=list)
+    """Sick hosts; damage that was found and skipped."""
+    draining: int = 0
+    """Living workers that were asked to leave."""
+    old_copies: int = 0
+    """Journals of which this host shows less than their workers told of: some of their results may
+    count as pending."""
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each living worker that told it: ``host``, and the ``cpus``, ``gpus`` and ``memory_bytes``
+    that it had at its start."""
+    doctor: str = ""
+    """What 'hpctk doctor' said of the directory; "" if nothing is kept, or all was fine."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as ``hpctk status --json`` prints them."""
+        return asdict(self)
+
+
+def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = False) -> Status:
+    """Read everything that is new and sum it up.
+
+    Args:
+        view: of the run; is brought up to date.
+        clock: tells how long ago workers of other hosts gave a sign.
+        given: the run's path as messages name it.
+        campaign: whether conduct fills the run's stages, and no ``add``.
+    """
+    view.poll_claims()
+    # Before the journals: what a worker tells of is there then, or this host shows an old copy.
+    workers, alive, draining, seen = _workers(view, clock)
+    told = {worker: presence.journal for worker, presence in seen.items()}
+    view.poll()
+    late = [worker for worker in view.behind(told) if worker not in view.unreadable]
+    stages = {name: _count(view, stage, alive) for name, stage in view.stages.items()}
+    rate = sum(_rate(view, worker) for worker in alive)
+    left = sum(counts.pending + counts.leased for counts in stages.values())
+    last = list(view.stages.values())[-1].log
+    return Status(
+        run=given,
+        stages=stages,
+        workers=workers,
+        rate_per_s=round(rate, 4),
+        eta_s=round(left / rate, 1) if rate > 0 and left else None,
+        complete=view.complete,
+        deaths=sum(
+            len(unit.deaths)
+            for stage in view.stages.values()
+            for unit in stage.state.units.values()
+        ),
+        published=last.table is not None and last.last_retry < last.table[0],
+        reason=_reason(view, stages, workers, given if campaign else "", late),
+        failures=_failures(view),
+        warnings=[*_hidden(view), *_sick(view), *_warnings(view, alive)],
+        draining=draining,
+        old_copies=len(late),
+        places={
+            worker: {"host": seen[worker].host, **seen[worker].place}
+            for worker in sorted(alive.intersection(seen))
+            if seen[worker].place
+        },
+    )
+
+
+def living_workers(view: RunView, clock: Clock) -> set[str]:
+    """Workers that have not left and do not seem dead; a guess for people, decides nothing."""
+    return _workers(view, clock)[1]
+
+
+def reachable_workers(view: RunView, clock: Clock) -> set[str]:
+    """Workers that a request may reach: all that neither left nor are gone from this host. What
+    other hosts' clocks say of their last heartbeat decides nothing."""
+    names = living_workers(view, clock)
+    place = (host_name(), boot_id())
+    for path in view.paths.workers.glob("*.json"):
+        presence = read_presence(path)
+        near = presence is not None and (presence.host, presence.boot) == place
+        if presence is not None and presence.state != FINISHED and not near:
+            names.add(path.stem)
+    return names
+
+
+def held_elsewhere(
+    view: RunView,
+    clock: Clock,
+    *,
+    job: str | None,
+    watch_s: float = WATCH_S,
+    pause: Callable[[float], None] = time.sleep,
+) -> int:
+    """Unfinished items in units that living workers outside Slurm's ``job`` hold.
+
+    A worker counts once its heartbeat was seen to change, by this process's own clock: what other
+    hosts' clocks say of the last one decides nothing. This takes up to one and a half heartbeat
+    intervals. Where such workers hold only a part of what is left, none is watched or counted.
+
+    Args:
+        view, clock: of this process; the view is not read again.
+        job: None outside Slurm; then all workers are others.
+        watch_s: longest watch in seconds; 0 counts no worker.
+        pause: waits for a number of seconds.
+    """
+    stages = view.stages.values()
+    first: dict[str, Presence] = {}
+    for owner in {one for stage in stages for one in stage.holders(stage.state.open)}:
+        presence = view.presence(owner)
+        own = presence is not None and job is not None and presence.job == job
+        if presence is not None and presence.state != FINISHED and not own:
+            first[owner] = presence
+
+    def held(workers: set[str]) -> int:
+        return sum(_count(view, stage, workers).leased for stage in stages)
+
+    left = sum(len(stage.state.pending(name)) for stage in stages for name in stage.state.open)
+    if not first or held(set(first)) < left:
+        return 0
+    alive: set[str] = set()
+    ends = clock.monotonic() + min(watch_s, max(1.5 * one.interval_s for one in first.values()))
+    while len(alive) < len(first) and (rest_s := ends - clock.monotonic()) > 0:
+        pause(min(_LOOK_S, rest_s))
+        for owner, presence in first.items():
+            now = view.presence(owner)
+            if now is not None and now.heartbeat != presence.heartbeat:
+                alive.add(owner)
+    return held(alive)
+
+
+def _workers(
+    view: RunView, clock: Clock
+) -> tuple[WorkerCounts, set[str], int, dict[str, Presence]]:
+    """Counts, who lives, how many of them were asked to leave, and what each said last."""
+    seen: dict[str, Presence] = {}
+    counts = WorkerCounts()
+    alive: set[str] = set()
+    draining = 0
+    place = (host_name(), boot_id())
+    # Of a worker that was silent more than once there are several.
+    _, given = ControlReader(view.paths).poll()
+    notices = {(one.worker, one.heartbeat) for one in given if one.final}
+    for path in sorted(view.paths.workers.glob("*.json")):
+        presence = read_presence(path)
+        if presence is not None:
+            seen[path.stem] = presence
+        if presence is not None and presence.state == FINISHED:
+            counts.finished += 1
+        elif presence is None or (
+            (path.stem, presence.heartbeat) not in notices and _seems_alive(presence, place, clock)
+        ):
+            counts.alive += 1
+            alive.add(path.stem)
+            draining += presence is not None and presence.state == DRAINING
+        else:
+            counts.dead += 1
+    return counts, alive, draining, seen
+
+
+def _seems_alive(presence: Presence, place: tuple[str, str], clock: Clock) -> bool:
+    """For display only: workers judge each other by what they observe themselves."""
+    if (presence.host, presence.boot) == place:
+        ticks = process_ticks(presence.pid)
+        return ticks > 0 and presence.ticks in {0, ticks}
+    silence = clock.wall() - presence.at
+    return silence < max(DEFAULT_LEASE_S, 3 * presence.interval_s)
+
+
+def _count(view: RunView, stage: StageView, alive: set[str]) -> StageCounts:
+    counts = StageCounts(sealed=stage.log.sealed)
+    for name, unit in stage.state.units.items():
+        counts.total += unit.unit.count
+        if unit.clean is not None:
+            counts.done += unit.unit.count
+            continue
+        waiting = 0
+        for item, state in stage.states(unit):
+            counts.done += state is ItemState.DONE
+            counts.failed += state is ItemState.FAILED
+            waiting += state is ItemState.PENDING
+            history = unit.histories.get(item)
+            if history is not None:
+                counts.duplicates += max(0, history.done_lines - 1)
+                tries = len(history.failures) + (history.done is not None)
+                counts.retried += tries > 1
+        if waiting and _is_leased(stage, name, alive):
+            counts.leased += waiting
+        else:
+            counts.pending += waiting
+    return counts
+
+
+def _is_leased(stage: StageView, unit: str, alive: set[str]) -> bool:
+    generation = stage.claims.generation(unit)
+    if generation == 0 or generation in stage.state.units[unit].released:
+        return False
+    try:
+        return stage.claims.owner(unit, generation) in alive
+    except OSError:
+        return True
+
+
+def _rate(view: RunView, worker: str) -> float:
+    pace = view.pace.get(worker, ())
+    seconds = sum(seconds for _, seconds in pace)
+    return sum(done for done, _ in pace) / seconds if seconds > 0 else 0.0
+
+
+def _reason(
+    view: RunView,
+    stages: dict[str, StageCounts],
+    workers: WorkerCounts,
+    campaign: str,
+    late: list[str],
+) -> str:
+    """``campaign`` is the run's path where it is one, else ""."""
+    if view.complete:
+        return ""
+    # What follows from counts that may be too low is said as such.
+    unless = f"{not_shown(late)}; look again in a minute, else " if late else ""
+    for stage in view.stages.values():
+        reason = pause_reason(stage)
+        if reason and not workers.alive:
+            return f"paused: {reason}; {unless}mend the cause, then 'hpctk retry' and start workers"
+    left = any(counts.pending + counts.leased for counts in stages.values())
+    if not workers.alive and (left or campaign):
+        died = f"; {workers.dead} died" if workers.dead else ""
+        start = "start some with 'hpctk work' or 'hpctk submit'"
+        if campaign:
+            start = f"'hpctk submit campaign --run {campaign}' or 'hpctk run CAMPAIGN.toml' goes on"
+        return f"no worker is alive{died}: {unless}{start}"
+    if not left:
+        return "; ".join(_hidden(view)) or _waiting(stages, campaign)
+    if not any(counts.leased for counts in stages.values()):
+        return (
+            f"workers are alive but hold nothing: {unless}they are starting, or wait for a dead "
+            "one's lease"
+        )
+    return ""
+
+
+def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
+    if campaign:
+        return (
+            "no item is left until conduct decides what is next; if none runs, start "
+            f"'hpctk conduct {campaign}'"
+        )
+    opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
+    return f"every item is finished; {opened} waits for more items, or for 'hpctk seal'"
+
+
+def _failures(view: RunView) -> list[dict[str, Any]]:
+    errors: Counter[str] = Counter()
+    examples: dict[str, tuple[StageView, Unit, int]] = {}
+    for stage in view.stages.values():
+        for unit in stage.state.units.values():
+            for item, history in unit.histories.items():
+                ref = history.last_failure(stage.state.floor(unit.unit.entry, item))
+                if ref is not None and history.done is None:
+                    error = _error(view, ref)
+                    errors[error] += 1
+                    examples.setdefault(error, (stage, unit.unit, item))
+    return [
+        {"error": error, "items": n, "example": json.loads(item_json(*examples[error]))}
+        for error, n in errors.most_common(_FAILURES_SHOWN)
+    ]
+
+
+def _error(view: RunView, ref: Ref) -> str:
+    try:
+        with view.paths.journal(ref.worker).open("rb") as file:
+            file.seek(ref.start)
+            record = decode_line(file.read(ref.end - ref.start - 1))
+    except OSError as error:
+        return f"? ({error.strerror})"
+    text = str(record["error"]) if record is not None else "?"
+    return text.splitlines()[0][:200] if text else "?"
+
+
+def _hidden(view: RunView) -> list[str]:
+    """Log entries that cannot be read yet; nothing behind them exists for anybody."""
+    logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
+    return [f"{log.waits_for}; 'hpctk doctor' tells whether it is lost" for log in logs]
+
+
+def _sick(view: RunView) -> list[str]:
+    """What was said of sick hosts, the last of each worker or host alone."""
+    control = ControlReader(view.paths)
+    control.poll()
+    told = sorted(control.sick, key=lambda notice: (notice.sure, notice.at))
+    last = {(one.host, "" if one.whole else one.worker): one for one in told}
+    return [
+        f"{one.reason}; 'hpctk submit' leaves it out for a day"
+        if one.sure and one.whole
+        else one.reason
+        for one in last.values()
+    ]
+
+
+def _warnings(view: RunView, alive: set[str]) -> list[str]:
+    # A pass of one journal may have to be read for the sake of another.
+    unreadable = {
+        error.filename or view.paths.journal(worker): error
+        for worker, error in view.unreadable.items()
+    }
+    found = [
+        f"{path}: cannot be read ({error.strerror}); what it says is not counted"
+        for path, error in unreadable.items()
+    ]
+    for worker, reader in view.readers.items():
+        path = view.paths.journal(worker)
+        found += [
+            f"{path}: damaged line at byte {offset} is skipped" for offset in reader.bad_lines
+        ]
+        torn = reader.torn_bytes
+        if torn and worker not in alive:  # it may be in the middle of its line
+            found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
+    return found

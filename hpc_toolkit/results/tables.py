@@ -1,0 +1,198 @@
+"""Rows to a file: JSON lines, CSV, npz or Parquet, by the file's ending."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.rundir.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.results.gather import Row
+
+
+OWN = ("state", "error", "attempts", "seconds", "worker")
+"""Columns of a table that tell of a row, in this order: those of its item stand before them, those
+of its value behind."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "item": (dict,),
+    "state": (str,),
+    "value": (dict, type(None)),
+    "error": (str, type(None)),
+    "attempts": (int,),
+    "seconds": (int, float),
+    "worker": (str,),
+}
+
+
+def row_fault(row: object) -> str:
+    """What of a gathered row is not as it should be: "it has no 'state'"; "" if all of it is."""
+    if not isinstance(row, dict):
+        return "it is not a JSON object"
+    for key, kinds in _KINDS.items():
+        if key not in row:
+            return f"it has no {key!r}"
+        if not isinstance(row[key], kinds):
+            return f"its {key!r} is {type(row[key]).__name__}"
+    if row["state"] not in ("done", "failed") or (row["state"] == "done") != (
+        row["value"] is not None
+    ):
+        return "its 'state' is neither 'done' with a value nor 'failed' without one"
+    return ""
+
+
+def check_rows(rows: list[Row]) -> None:
+    """Refuse rows of a damaged table.
+
+    Raises:
+        RunError: one is not as it should be.
+    """
+    for number, row in enumerate(rows):
+        if fault := row_fault(row):
+            message = f"row {number} of the published table is damaged: {fault}"
+            hint = "'hpctk doctor RUN' names its file and line; restore that from a backup"
+            raise RunError(message, hint=hint)
+
+
+def json_lines(rows: list[Row]) -> Iterator[bytes]:
+    """One JSON object a line."""
+    # Made once: ``json.dumps`` with options makes one for each row.
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    for row in rows:
+        yield encode(row).encode() + b"\n"
+
+
+def write_table(path: Path, rows: list[Row]) -> None:
+    """Write rows in the format of the file's ending; the file is replaced whole.
+
+    CSV, npz and Parquet have a column per key: first those of the items as they are, then
+    :data:`OWN`, then those of the values behind ``value.``. Where an item of any row has a key of
+    one of the latter names, ``hpctk.`` stands before it in all rows. What is neither a number nor a
+    text is JSON. An npz holds one array per column, float64 (NaN where a row lacks it) or text; it
+    is read without pickle.
+
+    Raises:
+        ConfigError: an unknown ending, or what the format needs is not installed.
+    """
+    writer = writer_for(path)
+    replace_file(path, writer(rows))
+
+
+def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
+    """What writes the format of a file's ending.
+
+    Raises:
+        ConfigError: an unknown ending.
+    """
+    writer = _WRITERS.get(path.suffix)
+    if writer is None:
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint=near_miss(path.suffix, list(_WRITERS)))
+    return writer
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else json.dumps(value)
+
+
+def _columns(rows: list[Row]) -> dict[str, list[Any]]:
+    try:
+        keys = dict.fromkeys(key for row in rows for key in row["item"])
+        columns = {key: [_cell(row["item"].get(key)) for row in rows] for key in keys}
+        for key in OWN:
+            columns[_beside(key, keys)] = [row[key] for row in rows]
+        for key in dict.fromkeys(key for row in rows for key in row["value"] or ()):
+            cells = [_cell((row["value"] or {}).get(key)) for row in rows]
+            columns[_beside(f"value.{key}", keys)] = cells
+    except (AttributeError, KeyError, TypeError):
+        check_rows(rows)
+        raise
+    return columns
+
+
+def _beside(name: str, keys: Container[str]) -> str:
+    """A column's name that is none of the items' keys."""
+    while name in keys:
+        name = f"hpctk.{name}"
+    return name
+
+
+def _csv(rows: list[Row]) -> Iterator[bytes]:
+    columns = _columns(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for values in zip(*columns.values(), strict=True):
+        writer.writerow(values)
+    yield text.getvalue().encode()
+
+
+def _is_float(value: Any) -> bool:
+    """Whether a float holds this number; an integer may be too large."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def _npz(rows: list[Row]) -> Iterator[bytes]:
+    import numpy as np
+
+    arrays = {}
+    for name, values in _columns(rows).items():
+        if all(value is None or _is_float(value) for value in values):
+            arrays[name] = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+        else:
+            arrays[name] = np.array(["" if value is None else str(value) for value in values])
+    buffer = io.BytesIO()
+    # np.savez takes names as keyword arguments, so that a column could not be called "file".
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    yield buffer.getvalue()
+
+
+def read_parquet(path: Path) -> dict[str, list[Any]]:
+    """The columns of a Parquet file by name; None where a cell is empty.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+        OSError, ValueError: the file is not there, or no Parquet file.
+    """
+    try:
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        message = "reading Parquet needs pyarrow, which is not installed"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+    columns: dict[str, list[Any]] = pq.read_table(path).to_pydict()
+    return columns
+
+
+def _parquet(rows: list[Row]) -> Iterator[bytes]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        message = "writing Parquet needs pyarrow, which is not installed"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[parquet]'") from error
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(_columns(rows)), buffer)
+    yield buffer.getvalue()
+
+
+_WRITERS: dict[str, Callable[[list[Row]], Iterator[bytes]]] = {
+    ".jsonl": json_lines,
+    ".csv": _csv,
+    ".npz": _npz,
+    ".parquet": _parquet,
+}

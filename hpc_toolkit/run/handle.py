@@ -1,0 +1,399 @@
+"""The Python interface of a run; the command line does what it does through this class."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import stat
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PASSING, ConfigError, ItemsError, RunError, near_miss
+from hpc_toolkit.queue.control import ask_to_drain
+from hpc_toolkit.queue.items import canonical, check_items, encode_segment
+from hpc_toolkit.queue.log import StageLog
+from hpc_toolkit.queue.view import RunView, StageView
+from hpc_toolkit.results.provenance import collect_provenance
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import (
+    Manifest,
+    RunPaths,
+    StageSpec,
+    WorkloadSpec,
+    check_trust,
+    read_manifest,
+)
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.gpus import rank_environment
+from hpc_toolkit.worker.safety import parse_max_failures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.results.gather import Row, Table
+    from hpc_toolkit.results.status import Status
+    from hpc_toolkit.system.binding import Shares
+    from hpc_toolkit.worker.worker import WorkerOptions
+
+MAX_WORKERS = 1024
+"""Most workers that one pool starts; more on one machine is a mistake."""
+
+
+class Run:
+    """One run directory."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.paths = RunPaths(root)
+        self.manifest = manifest
+        self._view: RunView | None = None
+
+    @classmethod
+    def open(cls, root: str | Path) -> Run:
+        """Open an existing run for reading; what executes or adds checks its trust as well.
+
+        Raises:
+            RunError: not a run, damaged, or of a newer format.
+        """
+        return cls(Path(root), read_manifest(Path(root)))
+
+    @classmethod
+    def create(
+        cls,
+        root: str | Path,
+        items: list[Item],
+        *,
+        workload: str | None = None,
+        command: str | None = None,
+        options: dict[str, Any] | None = None,
+        group_by: str | None = None,
+        max_attempts: int = 3,
+        timeout_s: float | None = None,
+        max_failures: str | None = None,
+        open_end: bool = False,
+    ) -> Run:
+        """Make a run of one list of items; nothing of it is there if this fails.
+
+        Args:
+            root: the directory, which must not exist.
+            items: JSON objects, no two equal.
+            workload: ``module:name`` of a function or class; the current directory is importable.
+            command: a shell command with ``{key}`` placeholders; exactly one of it and
+            ``workload``. options: keyword arguments of a class workload.
+            group_by: key of the items whose value is their group.
+            max_attempts: failures after which an item is failed.
+            timeout_s: seconds that one item may take.
+            max_failures: pause beyond so many failed items, ``N`` or ``P%``.
+            open_end: leave the run open for more items; otherwise it is sealed.
+
+        Raises:
+            ItemsError, ConfigError, WorkloadError, RunError: and nothing was made.
+        """
+        stage = StageSpec(
+            name="items",
+            workload=WorkloadSpec(
+                function=workload,
+                command=command,
+                options=options or {},
+                path=(str(Path.cwd()),) if workload is not None else (),
+            ),
+            group_by=group_by,
+            max_attempts=max_attempts,
+            timeout_s=timeout_s,
+            max_failures=max_failures,
+        )
+        check_stage(stage)
+        check_items(items, group_by=group_by, taken=set())
+        check_placeholders(items, command)
+        manifest = Manifest(
+            run=Path(root).name, stages=(stage,), provenance=collect_provenance((stage,))
+        )
+        return create_run(Path(root), manifest, {"items": items}, sealed=not open_end)
+
+    def add(self, items: list[Item], *, stage: str = "items") -> None:
+        """Add items to an open stage; each must be new.
+
+        Raises:
+            ItemsError: a duplicate, an empty list, or a missing group key.
+            RunError: the stage is sealed, or conduct fills it.
+        """
+        self._refuse_campaign()
+        self._trust()
+        with _writing(self.root):
+            self._add(StageLog(self.paths.stage(stage)), items, self.manifest.stage(stage))
+
+    @staticmethod
+    def _add(log: StageLog, items: list[Item], spec: StageSpec) -> None:
+        while True:
+            log.poll()
+            taken = {
+                canonical(json.loads(line))
+                for segment in log.segments.values()
+                for line in segment.items()
+            }
+            check_items(items, group_by=spec.group_by, taken=taken)
+            check_placeholders(items, spec.workload.command)
+            if log.add_segment(encode_segment(items, group_by=spec.group_by)):
+                return
+
+    def seal(self) -> None:
+        """Say of every stage that no more items will come.
+
+        Raises:
+            RunError: the run is a campaign, which conduct seals.
+        """
+        self._refuse_campaign()
+        self._trust()
+        for stage in self.manifest.stages:
+            log = StageLog(self.paths.stage(stage.name))
+            with _writing(self.root):
+                log.poll()
+                log.seal()
+
+    def work(
+        self,
+        workers: int | None = None,
+        options: WorkerOptions | None = None,
+        *,
+        shares: Shares | None = None,
+        on_tick: Callable[[], None] | None = None,
+    ) -> int:
+        """Work here until nothing is left; the exit code (see :mod:`hpc_toolkit.worker.worker`).
+
+        With ``workers`` None this process is the one worker, and takes its share of the node's GPUs
+        inside an srun step (:func:`hpc_toolkit.system.gpus.rank_environment`). Otherwise so many
+        are started, and replaced when they are killed; in a process with threads, such as a
+        notebook, from a fresh interpreter. Each is bound to its ``shares`` of this machine.
+
+        Raises:
+            HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
+        """
+        from hpc_toolkit.worker.pool import Pool, work_elsewhere
+        from hpc_toolkit.worker.worker import WorkerOptions, start_worker
+
+        self._trust()
+        options = options or WorkerOptions()
+        if workers is None:
+            os.environ.update(rank_environment(os.environ))
+            return start_worker(self.paths, self.manifest, options, SystemClock())
+        if not 1 <= workers <= MAX_WORKERS:
+            bound = "least 1" if workers < 1 else f"most {MAX_WORKERS}"
+            message = f"workers must be at {bound}, got {workers}"
+            raise ConfigError(message, hint="one per core, or one per GPU, is usual")
+        if len(os.listdir("/proc/self/task")) > 1:
+            return work_elsewhere(self.root, workers, options, on_tick, shares)
+        pool = Pool(self.paths, self.manifest, options, workers=workers, shares=shares)
+        return pool.run(on_tick)
+
+    def status(self) -> Status:
+        """How the run stands now; reads only."""
+        from hpc_toolkit.results.status import read_status
+
+        campaign = self.manifest.campaign is not None
+        return read_status(self.view, SystemClock(), given=str(self.root), campaign=campaign)
+
+    def _repr_html_(self) -> str:
+        from hpc_toolkit.results.progress import status_html
+
+        return status_html(self.status())
+
+    def results(self, *, stage: str | None = None, partial: bool = False) -> list[Row]:
+        """One row per item, in the items' order; publishes the table of a complete stage.
+
+        Raises:
+            NotCompleteError: items are pending, and ``partial`` is not set.
+        """
+        return self.table(stage=stage, partial=partial).rows
+
+    def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
+        """Like :meth:`results`, and whether the rows bind."""
+        from hpc_toolkit.results.gather import gather
+
+        name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
+        with _writing(self.root):
+            return gather(self.view, name, partial=partial)
+
+    def retry(self, *, match: str = "") -> int:
+        """Give failed items a full budget again; how many.
+
+        Items that failed and are still pending are lifted as well, so that a paused run can go on.
+
+        Args:
+            match: only items whose JSON or last error contains this text.
+        """
+        from hpc_toolkit.results.explain import failed_items
+
+        self._trust()
+        with _writing(self.root):
+            return sum(
+                _retry(self.view, stage, match, failed_items) for stage in self.view.stages.values()
+            )
+
+    def drain(self) -> int:
+        """Ask the workers of now to finish their item and leave; how many were asked.
+
+        It cannot be taken back, and workers that start later are not affected (rule R16). Workers
+        of other hosts are asked as well when they seem dead: their clocks may be wrong.
+        """
+        from hpc_toolkit.results.status import reachable_workers
+
+        self._trust()
+        names = sorted(reachable_workers(self.view, SystemClock()))
+        if names:
+            ask_to_drain(self.paths, names)
+        return len(names)
+
+    @property
+    def view(self) -> RunView:
+        """What this process has read of the run; kept, so that reading again costs little."""
+        if self._view is None:
+            self._view = RunView(self.paths, self.manifest)
+        return self._view
+
+    def _refuse_campaign(self) -> None:
+        # A seal cannot be taken back: conduct could add nothing any more.
+        if self.manifest.campaign is not None:
+            message = f"{self.root} is a campaign: conduct adds its items and seals its stages"
+            hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk run CAMPAIGN.toml' goes on"
+            raise RunError(message, hint=hint)
+
+    def _trust(self) -> None:
+        warning = check_trust(self.root)
+        if warning:
+            sys.stderr.write(f"warning: {warning}\n")
+
+
+@contextmanager
+def _writing(root: Path) -> Iterator[None]:
+    """Say what the filesystem refused; a log entry is there whole or not at all."""
+    try:
+        yield
+    except NotADirectoryError as error:
+        raise files.misplaced(error) from error
+    except OSError as error:
+        message = f"cannot read or write {root}: {error}"
+        hint = "check its permissions, the free space and your quota, then call again"
+        failure = RunError(message, hint=hint)
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            failure.exit_code = 75
+        raise failure from error
+
+
+def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[..., Any]) -> int:
+    while True:
+        view.poll()
+        found = list(failed_items(view, stage, match))
+        if not found:
+            return 0
+        if stage.log.add_retry([(f.entry, f.position, f.generation) for f in found]):
+            return len(found)
+
+
+def check_stage(stage: StageSpec) -> None:
+    """Refuse a stage that cannot work, by importing its code.
+
+    Raises:
+        ConfigError, WorkloadError: what is wrong.
+    """
+    from hpc_toolkit.worker.loading import load_workload
+
+    work = stage.workload
+    if (work.function is None) == (work.command is None):
+        message = "a run needs either a workload or a command"
+        raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
+    if work.command is not None and not work.command.strip():
+        # A shell ends an empty command with success, so every item would seem done.
+        message = "the command is empty"
+        raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
+    if stage.max_attempts < 1:
+        message = f"max_attempts must be at least 1, got {stage.max_attempts}"
+        raise ConfigError(message)
+    if stage.timeout_s is not None and not 0 < stage.timeout_s < float("inf"):
+        message = f"timeout must be a positive number of seconds, got {stage.timeout_s:g}"
+        raise ConfigError(message)
+    if stage.max_failures is not None:
+        parse_max_failures(stage.max_failures)
+    load_workload(work)
+
+
+def check_placeholders(items: list[Item], command: str | None) -> None:
+    """Refuse items that lack what a command takes from them.
+
+    Raises:
+        ItemsError: names the first item, counted from 0, and the key.
+    """
+    from hpc_toolkit.worker.command import placeholders
+
+    keys = placeholders(command) if command is not None else []
+    for number, item in enumerate(items):
+        for key in keys:
+            if key not in item:
+                message = f"item {number} has no key {key!r}, which the command needs"
+                raise ItemsError(message, hint=near_miss(key, list(item)))
+
+
+def create_run(
+    root: Path,
+    manifest: Manifest,
+    items: dict[str, list[Item]],
+    *,
+    sealed: bool,
+    fill: Callable[[RunPaths], None] | None = None,
+) -> Run:
+    """Make a run directory whole, or not at all.
+
+    Args:
+        root: the directory, which must not exist.
+        manifest: what the run is.
+        items: the first items of each stage that has any; they are checked already.
+        sealed: whether every stage is closed for more.
+        fill: adds to the directory before it gets its name, when nobody else knows it.
+
+    Raises:
+        RunError: the directory exists, or the filesystem does not keep what a run needs.
+    """
+    exists = RunError(
+        f"{root} exists",
+        hint="'hpctk work' goes on with it; 'hpctk add' adds items; or take another name",
+    )
+    if root.is_symlink() or root.exists():
+        raise exists
+    parent = root.absolute().parent
+    staging = parent / f".{root.name}.{os.urandom(4).hex()}.tmp"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(mode=0o775)
+        refusal = files.symlink_refusal(staging)
+        if refusal:
+            message = f"{parent}: this filesystem has no working symlinks ({refusal})"
+            raise RunError(message, hint="take a directory on another filesystem")
+        paths = RunPaths(staging)
+        paths.make([stage.name for stage in manifest.stages])
+        for stage in manifest.stages:
+            log = StageLog(paths.stage(stage.name))
+            if items.get(stage.name):
+                log.add_segment(encode_segment(items[stage.name], group_by=stage.group_by))
+            if sealed:
+                log.seal()
+        if fill is not None:
+            fill(paths)
+        files.write_new(paths.manifest, [manifest.to_bytes()])
+        # Whatever the umask: a run that everybody can write is refused.
+        paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
+        files.publish_directory(staging, root)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
+            raise exists from error  # somebody was faster
+        message = f"cannot make {root}: {error.strerror}"
+        failure = RunError(message, hint="check the path, its permissions and the free space")
+        if error.errno in PASSING:
+            failure.exit_code = 75
+        raise failure from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Run(root, manifest)

@@ -1,0 +1,187 @@
+"""A snapshot: what was known of a run at one moment, and the file that holds it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit import __version__
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.items import canonical
+from hpc_toolkit.results.tables import row_fault
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.layout import Manifest, parse_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.queue.log import StageLog
+    from hpc_toolkit.results.gather import Row
+    from hpc_toolkit.run import Run
+
+FORMAT = 1
+KIND = "hpctk snapshot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What was known of a run at one moment."""
+
+    taken: str
+    """When, in ISO 8601."""
+    hpctk: str
+    """The version that took it."""
+    sealed: bool
+    """Whether no items could be added any more."""
+    manifest: Manifest
+    """The run's own, with its provenance."""
+    items: list[Item]
+    """All items, in the order in which they were given."""
+    rows: list[Row]
+    """The gathered rows of those that were done or failed, in the items' order."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many items there are, and how many of them in each state."""
+        states = Counter(row["state"] for row in self.rows)
+        return {
+            "items": len(self.items),
+            "done": states["done"],
+            "failed": states["failed"],
+            "pending": len(self.items) - len(self.rows),
+        }
+
+    def to_lines(self) -> Iterator[bytes]:
+        """One JSON object, with an item or a row on each line."""
+        head = {
+            "kind": KIND,
+            "format": FORMAT,
+            "taken": self.taken,
+            "hpctk": self.hpctk,
+            "sealed": self.sealed,
+            "counts": self.counts,
+            "manifest": json.loads(self.manifest.to_bytes()),
+        }
+        yield b"{\n"
+        for key, value in head.items():
+            yield f"{json.dumps(key)}: {_encode(value)},\n".encode()
+        yield from _array("items", self.items, b",")
+        yield from _array("rows", self.rows, b"")
+        yield b"}\n"
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
+    yield f"{json.dumps(key)}: [".encode()
+    for number, value in enumerate(values):
+        yield (",\n" if number else "\n").encode() + _encode(value).encode()
+    yield b"]" + end + b"\n"
+
+
+def take_snapshot(run: Run) -> Snapshot:
+    """Read a run, also while workers are at it; every item that is shown as done is done.
+
+    A complete run's table is published by this, as ``gather`` does.
+
+    Raises:
+        RunError: the run is a campaign.
+    """
+    if run.manifest.campaign is not None:
+        message = f"{run.root} is a campaign, which goes on in its own directory alone"
+        raise RunError(message, hint=f"'hpctk gather {run.root} --stage NAME' gives its rows")
+    rows = run.results(partial=True)
+    log = run.view.stages[run.manifest.stages[0].name].log
+    return Snapshot(
+        taken=datetime.now(UTC).isoformat(timespec="seconds"),
+        hpctk=__version__,
+        sealed=log.sealed,
+        manifest=run.manifest,
+        items=given_items(log),
+        rows=rows,
+    )
+
+
+def given_items(log: StageLog) -> list[Item]:
+    """All items of a stage, in the order in which they were given."""
+    found: list[Item] = []
+    for segment in log.segments.values():
+        items = [json.loads(line) for line in segment.items()]
+        order = segment.order or range(len(items))
+        found += [item for _, item in sorted(zip(order, items, strict=True), key=lambda at: at[0])]
+    return found
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """Write a snapshot; a reader sees all of the old file or all of the new one.
+
+    Raises:
+        OSError: it cannot be written; the old file stays.
+    """
+    files.replace_file(path, snapshot.to_lines())
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Read what :func:`write_snapshot` wrote.
+
+    Raises:
+        RunError: it is not there, no snapshot, damaged, or of a newer format.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+        if record["kind"] != KIND:
+            message = f"its kind is {record['kind']!r}"
+            raise ValueError(message)
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise RunError(message, hint="name a file of 'hpctk snapshot'") from error
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        message = f"{path} is no snapshot: {type(error).__name__}: {error}"
+        raise RunError(message, hint="'hpctk snapshot RUN -o FILE.json' makes one") from error
+    if not isinstance(record.get("format"), int) or record["format"] > FORMAT:
+        message = f"{path}: format {record.get('format')!r}; this hpctk reads up to {FORMAT}"
+        raise RunError(message, hint="upgrade hpc-toolkit to the version that took it")
+    try:
+        return _snapshot(record)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        message = f"{path} is damaged: {type(error).__name__}: {error}"
+        raise RunError(message, hint="take another one from the run") from error
+
+
+def _snapshot(record: dict[str, Any]) -> Snapshot:
+    snapshot = Snapshot(
+        taken=record["taken"],
+        hpctk=record["hpctk"],
+        sealed=record["sealed"],
+        manifest=parse_manifest(record["manifest"]),
+        items=record["items"],
+        rows=record["rows"],
+    )
+    if len(snapshot.manifest.stages) != 1 or not isinstance(snapshot.sealed, bool):
+        message = "it is not that of one list of items"
+        raise ValueError(message)
+    waiting = set()
+    given: list[object] = record["items"]
+    for number, item in enumerate(given):
+        if not isinstance(item, dict):
+            message = f"item {number} is not a JSON object"
+            raise TypeError(message)
+        waiting.add(canonical(item))
+    for number, row in enumerate(snapshot.rows):
+        fault = row_fault(row)
+        if not fault and canonical(row["item"]) not in waiting:
+            fault = "it is of no item, or of one that has a row already"
+        if fault:
+            message = f"row {number}: {fault}"
+            raise ValueError(message)
+        waiting.remove(canonical(row["item"]))
+    if snapshot.counts != record["counts"]:
+        message = f"it holds {snapshot.counts}, and says {record['counts']}"
+        raise ValueError(message)
+    return snapshot

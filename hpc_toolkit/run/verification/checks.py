@@ -1,0 +1,159 @@
+"""What is wrong with rows: one each for every item, no failure, values where they should be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.queue.items import Item
+    from hpc_toolkit.results.gather import Row
+    from hpc_toolkit.run.verification.results import Results
+
+KINDS = (
+    *("missing", "unexpected", "duplicate", "failed"),
+    *("out of range", "not finite", "not unique", "recomputed"),
+)
+"""What can be wrong, in the order in which it is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    kind: str
+    """One of :data:`KINDS`."""
+    what: str
+    """For people; "" where the kind says it all."""
+    item: Item
+    """Whose row it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Where a number of every result must be."""
+
+    name: str
+    """Key of the value; a dot leads into an object."""
+    least: float = -math.inf
+    most: float = math.inf
+
+    @classmethod
+    def parse(cls, text: str) -> Range:
+        """Read ``mean=-1:1``; an end may be left out.
+
+        Raises:
+            ConfigError: it is no range.
+        """
+        name, equals, ends = text.partition("=")
+        least, colon, most = ends.partition(":")
+        try:
+            found = cls(name=name, least=float(least or "-inf"), most=float(most or "inf"))
+        except ValueError:
+            found = cls(name=name, least=math.nan)
+        if not (name and equals and colon and found.least <= found.most):
+            message = f"--range {text!r} is not KEY=LEAST:MOST"
+            raise ConfigError(message, hint="such as --range mean=-1:1, or --range loss=0:")
+        return found
+
+
+def verify(
+    results: Results,
+    items: list[Item] | None,
+    *,
+    ranges: tuple[Range, ...] = (),
+    unique: tuple[str, ...] = (),
+) -> list[Problem]:
+    """What is wrong with rows.
+
+    Args:
+        results: the rows.
+        items: those that must have one row each; None: not known.
+        ranges: where numbers of every result must be.
+        unique: keys, of the item or else of the value, that no two rows share.
+    """
+    problems = list(_counted(results, items))
+    for row in results.rows:
+        if row["state"] != "done":
+            problems.append(Problem("failed", row["error"] or "", row["item"]))
+            continue
+        problems += [
+            Problem("not finite", f"{path} is {number}", row["item"])
+            for path, number in _numbers(row["value"])
+            if not math.isfinite(number)
+        ]
+        problems += [found for one in ranges if (found := _outside(row, one)) is not None]
+    for name in unique:
+        problems += _repeated(results.rows, name)
+    return sorted(problems, key=lambda problem: KINDS.index(problem.kind))
+
+
+def _counted(results: Results, items: list[Item] | None) -> Iterator[Problem]:
+    rows = Counter(results.key(row["item"]) for row in results.rows)
+    if items is not None:
+        known = {results.key(item) for item in items}
+        for item in items:
+            if results.key(item) not in rows:
+                yield Problem("missing", "", item)
+        for row in results.rows:
+            if results.key(row["item"]) not in known:
+                yield Problem("unexpected", "", row["item"])
+    for row in results.rows:
+        count = rows.pop(results.key(row["item"]), 1)
+        if count > 1:
+            yield Problem("duplicate", f"{count} rows", row["item"])
+
+
+def _numbers(value: Any, path: str = "value") -> Iterator[tuple[str, float]]:
+    """All floats of a value, and where they are."""
+    if isinstance(value, float):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _numbers(inner, f"{path}[{index}]")
+
+
+def _get(record: Any, name: str) -> Any:
+    """What stands under a key, or behind a path of keys with dots; None if nothing does."""
+    if isinstance(record, dict) and name in record:
+        return record[name]
+    first, dot, rest = name.partition(".")
+    return (
+        _get(record[first], rest) if dot and isinstance(record, dict) and first in record else None
+    )
+
+
+def _outside(row: Row, wanted: Range) -> Problem | None:
+    number = _get(row["value"], wanted.name)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return Problem("out of range", f"{wanted.name} is {json.dumps(number)}", row["item"])
+    if not wanted.least <= number <= wanted.most:
+        ends = f"{wanted.least:g}:{wanted.most:g}"
+        return Problem("out of range", f"{wanted.name} is {number}, not in {ends}", row["item"])
+    return None
+
+
+def _repeated(rows: list[Row], name: str) -> Iterator[Problem]:
+    seen: dict[str, Item] = {}
+    for row in rows:
+        found = _get(row["item"], name)
+        found = _get(row["value"], name) if found is None else found
+        if found is None:
+            if row["state"] == "done":
+                yield Problem("not unique", f"there is no {name}", row["item"])
+            continue
+        text = json.dumps(found, sort_keys=True)
+        if text in seen:
+            what = f"{name} is {text} as in {json.dumps(seen[text])}"
+            yield Problem("not unique", what, row["item"])
+        seen.setdefault(text, row["item"])

@@ -1,0 +1,253 @@
+"""The journal of one worker: JSON lines with a check at the end, appended by that worker alone.
+
+A line is plain strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines
+of one pass over a unit are contiguous and end with a ``release`` line that carries their counts
+and the CRC-32 of all their bytes. A reader that finds that sum right knows the whole pass without
+parsing it; otherwise it parses line by line. Both ways count the same lines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from hpc_toolkit.rundir.files import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_RELEASE = b'{"type":"release",'
+_CRC_LENGTH = len(b',"crc":"00000000"}')
+_CHUNK = 1 << 20
+
+
+def seal_line(body: bytes) -> bytes:
+    """Turn a JSON object without its closing brace into a journal line."""
+    return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
+
+
+def encode_line(record: dict[str, Any]) -> bytes:
+    """One journal line for a non-empty record of strict JSON values."""
+    return seal_line(json.dumps(record, separators=(",", ":"), allow_nan=False)[:-1].encode())
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """The record of one line without its newline; None if the line is torn or damaged."""
+    body, tail = line[:-_CRC_LENGTH], line[-_CRC_LENGTH:]
+    if tail != b',"crc":"%08x"}' % crc32(body):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+class JournalWriter:
+    """Appends to one journal; after an error nothing may be appended any more (rule R4)."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        self._path = path
+        self._fd = os.open(path, flags, 0o666)
+        self.size = 0
+        """Bytes written so far."""
+        self._synced = 0
+
+    @property
+    def synced(self) -> int:
+        """Bytes that no power loss can take."""
+        return self._synced
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a power loss could still take something."""
+        return self._synced != self.size
+
+    def append(self, data: bytes) -> None:
+        """Append whole lines; they survive this process, but not yet a power loss."""
+        write_all(self._fd, data)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Commit everything appended so far.
+
+        Raises:
+            OSError: what was not synced must be taken for lost; a second call would prove nothing.
+        """
+        if self.dirty:
+            os.fdatasync(self._fd)
+            self._synced = self.size
+
+    def reader(self) -> JournalReader:
+        """A reader of this journal that asks the filesystem for no name."""
+        return JournalReader(self._path, self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One valid line and where it stands."""
+
+    record: dict[str, Any]
+    start: int
+    """Byte offset in the journal."""
+    end: int
+    """Byte offset behind the newline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """All lines that one worker wrote in one pass over a unit, proven by one sum."""
+
+    release: dict[str, Any]
+    start: int
+    end: int
+    """Byte offset of the release line."""
+
+
+class JournalReader:
+    """Reads a journal as it grows, from any process; never blocks and never writes.
+
+    Args:
+        path: of the journal.
+        fd: a descriptor that is open on it; without one it is opened for every reading.
+    """
+
+    def __init__(self, path: Path, fd: int | None = None) -> None:
+        self.path = path
+        self._fd = fd
+        self.bad_lines: list[int] = []
+        """Byte offsets of complete lines that do not check out."""
+        self.torn_bytes = 0
+        """Bytes behind the last newline that was read: a line being written, or cut by a crash."""
+        self._offset = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes that the journal had when it was last read."""
+        return self._offset + self.torn_bytes
+
+    def open(self) -> int:
+        """A new descriptor of the journal.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return os.open(self.path, os.O_RDONLY)
+
+    def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | Pass]:
+        """What was added since the last call, in order; a torn last line is left for later.
+
+        What the caller failed to take in is given again by the next call.
+
+        Args:
+            open_file: opens the journal for reading, where ``open`` may take too long.
+
+        Raises:
+            OSError: the journal cannot be read (now).
+        """
+        try:
+            fd = (open_file or self.open)() if self._fd is None else self._fd
+        except FileNotFoundError:
+            return
+        try:
+            size = _CHUNK
+            while data := os.pread(fd, size, self._offset):
+                end = (_last_release(data) if len(data) == size else 0) or data.rfind(b"\n") + 1
+                start = self._offset
+                if end:
+                    yield from self._split(data, end, start)
+                    self._offset = start + end
+                self.torn_bytes = len(data) - end
+                if len(data) < size:
+                    return
+                # A line longer than the chunk: read again with room for it.
+                size = _CHUNK if end else size * 2
+        finally:
+            if self._fd is None:
+                os.close(fd)
+
+    def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | Pass]:
+        position, view = 0, memoryview(data)  # a slice of bytes would be a copy
+        for release, at, end in reversed(_releases(data, stop, base)):
+            start = release["start"] - base
+            whole = position <= start <= at
+            if whole and crc32(view[start:at]) == int(release["sum"], 16):
+                yield from self._lines(data, position, start, base)
+                yield Pass(release, base + start, base + at)
+                position = end
+                self._offset = base + position
+        yield from self._lines(data, position, stop, base)
+
+    def _lines(self, data: bytes, start: int, stop: int, base: int) -> Iterator[Line]:
+        while start < stop:
+            end = data.index(b"\n", start)
+            record = decode_line(data[start:end])
+            if record is not None:
+                yield Line(record, base + start, base + end + 1)
+            elif end > start:  # an empty line closes a torn one and is no damage of its own
+                self.bad_lines.append(base + start)
+            start = end + 1
+            self._offset = base + start
+
+
+def _last_release(data: bytes) -> int:
+    """Where the last whole release line ends; 0 without one. A pass that is cut there would have to
+    be read line by line."""
+    at = data.rfind(b"\n" + _RELEASE, 0, data.rfind(b"\n"))
+    return data.index(b"\n", at + 1) + 1 if at >= 0 else 0
+
+
+def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], int, int]]:
+    """Release lines, the last one first: (record, first byte, byte behind the newline).
+
+    Where a pass begins, the one before it ends; so little of the data is looked at.
+    """
+    found = []
+    while stop > 0:
+        at = data.rfind(b"\n" + _RELEASE, 0, stop) + 1
+        if not data.startswith(_RELEASE, at):
+            break
+        end = data.index(b"\n", at) + 1
+        release = decode_line(data[at : end - 1])
+        stop = at
+        if release is not None:
+            found.append((release, at, end))
+            stop = min(at, max(0, release["start"] - base))
+    return found
+
+
+def _read(path: Path, start: int, end: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(fd, end - start, start)
+    finally:
+        os.close(fd)
+
+
+def read_pass(path: Path, found: Pass) -> list[dict[str, Any]]:
+    """The records of a pass, parsed at once where its sum is still right."""
+    data = _read(path, found.start, found.end)
+    if data and crc32(data) == int(found.release["sum"], 16):
+        with suppress(ValueError):
+            records: list[dict[str, Any]] = json.loads(b"[%s]" % data[:-1].replace(b"\n", b","))
+            return records
+    return [line.record for line in read_lines(path, found.start, found.end)]
+
+
+def read_lines(path: Path, start: int, end: int) -> Iterator[Line]:
+    """The valid lines of a byte range whose ends are line borders."""
+    data = _read(path, start, end)
+    for raw in data.split(b"\n")[:-1]:
+        record = decode_line(raw)
+        if record is not None:
+            yield Line(record, start, start + len(raw) + 1)
+        start += len(raw) + 1

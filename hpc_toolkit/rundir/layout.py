@@ -1,0 +1,350 @@
+"""Where everything of a run lies on disk, and what run.json says (format 1, see runs/README.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError, near_miss
+from hpc_toolkit.rundir.files import read_fresh
+
+FORMAT = 1
+"""The on-disk format that this version writes, and the newest that it reads."""
+_STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePaths:
+    """The files of one stage."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def items(self) -> Path:
+        return self.root / "items"
+
+    @property
+    def retries(self) -> Path:
+        return self.root / "retries"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @property
+    def claims(self) -> Path:
+        return self.root / "claims"
+
+    @property
+    def head(self) -> Path:
+        return self.root / "head"
+
+    def entry(self, number: int) -> Path:
+        """The name of log entry ``number``, counted from 1."""
+        return self.log / f"{number:06d}"
+
+    def make(self) -> None:
+        """Create the stage's directories."""
+        for path in (self.log, self.items, self.retries, self.results, self.claims):
+            path.mkdir(parents=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The files of one run; no other module joins a path below a run."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def campaign(self) -> Path:
+        """A campaign's settings after an update; absent before."""
+        return self.root / "campaign.json"
+
+    @property
+    def workers(self) -> Path:
+        return self.root / "workers"
+
+    @property
+    def journals(self) -> Path:
+        return self.root / "journals"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def control(self) -> Path:
+        return self.root / "control"
+
+    @property
+    def jobs(self) -> Path:
+        """What was submitted for this run; absent where nothing was."""
+        return self.root / "jobs"
+
+    @property
+    def doctor(self) -> Path:
+        """What 'hpctk doctor' proved of the filesystem; absent before."""
+        return self.root / "doctor.json"
+
+    @property
+    def repaired(self) -> Path:
+        """What 'hpctk doctor --repair' took away; absent before."""
+        return self.root / "repaired"
+
+    @property
+    def bandit(self) -> Path:
+        return self.root / "bandit"
+
+    @property
+    def trials(self) -> Path:
+        return self.bandit / "trials.jsonl"
+
+    def stage(self, name: str) -> StagePaths:
+        return StagePaths(self.root / "stages" / name)
+
+    def worker(self, name: str) -> Path:
+        return self.workers / f"{name}.json"
+
+    def worker_lock(self, name: str) -> Path:
+        return self.workers / f"{name}.lock"
+
+    def journal(self, name: str) -> Path:
+        return self.journals / f"{name}.jsonl"
+
+    def worker_log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def monitor_log(self, host: str, pid: int) -> Path:
+        """What the monitor of one process sampled on its host."""
+        return self.logs / f"monitor-{host.replace('/', '-')}-{pid}.jsonl"
+
+    def make(self, stages: list[str]) -> None:
+        """Create the directories of a run below an existing, empty root."""
+        for path in (self.workers, self.journals, self.logs, self.control, self.bandit):
+            path.mkdir()
+        for name in stages:
+            self.stage(name).make()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """Which code runs the items of a stage."""
+
+    function: str | None = None
+    """``module:name`` of a function or a class; exactly one of this and ``command`` is given."""
+    command: str | None = None
+    """A shell command with ``{key}`` placeholders, filled from the item and quoted."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the constructor of a class workload."""
+    path: tuple[str, ...] = ()
+    """Directories put in front of ``sys.path`` before the import."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """How the items of one stage are run."""
+
+    name: str
+    """Name of the stage; a plain list has the one stage ``items``."""
+    workload: WorkloadSpec
+    """The code."""
+    group_by: str | None = None
+    """Key of the items whose value is their group; None: every item stands alone."""
+    max_attempts: int = 3
+    """An item that failed in this many generations is failed."""
+    timeout_s: float | None = None
+    """Seconds that one item may take; None: no limit."""
+    max_failures: str | None = None
+    """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no directory's below the run.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not _STAGE_NAME.fullmatch(self.name):
+            message = f"{self.name!r} is no name of a stage: letters, digits, '_' and '-'"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a run is; written once when it is made."""
+
+    run: str
+    """Name of the run: the directory's name when it was made."""
+    stages: tuple[StageSpec, ...]
+    """In the order in which workers prefer them."""
+    campaign: dict[str, Any] | None = None
+    """The campaign's settings; None for a plain list."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """What made it: code hash, git commit, Python, packages, time."""
+
+    def stage(self, name: str) -> StageSpec:
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        message = f"run {self.run!r} has no stage {name!r}"
+        raise RunError(message, hint=near_miss(name, [stage.name for stage in self.stages]))
+
+    def to_bytes(self) -> bytes:
+        """The content of run.json."""
+        record = {
+            "format": FORMAT,
+            "run": self.run,
+            "stages": [_stage_record(stage) for stage in self.stages],
+            "campaign": self.campaign,
+            "provenance": self.provenance,
+        }
+        return (json.dumps(record, indent=2) + "\n").encode()
+
+
+def _stage_record(stage: StageSpec) -> dict[str, Any]:
+    work = stage.workload
+    named = {"function": work.function} if work.function else {"command": work.command}
+    return {
+        "name": stage.name,
+        "workload": {**named, "options": work.options, "path": list(work.path)},
+        "group_by": stage.group_by,
+        "max_attempts": stage.max_attempts,
+        "timeout_s": stage.timeout_s,
+        "max_failures": stage.max_failures,
+    }
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read ``root/run.json``.
+
+    Raises:
+        RunError: not a run, damaged, or of a newer format.
+    """
+    path = root / "run.json"
+    try:
+        data = read_fresh(path)
+    except NotADirectoryError as error:
+        message = f"{root} is not a run but a file"
+        hint = f"name the run's directory: {root.parent}"
+        if root.name != "run.json":
+            hint = "name the run's directory; -o names a file that is written"
+        raise RunError(message, hint=hint) from error
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        if error.errno not in UNREACHABLE:
+            hint = "check the owner, the permissions and the mount"
+            raise RunError(message, hint=hint) from error
+        failure = RunError(message, hint="try again when the filesystem answers")
+        failure.exit_code = 75
+        raise failure from error
+    if not data:
+        message = f"{root} is not a run: it has no run.json"
+        raise RunError(message, hint="make one with 'hpctk init', or name another directory")
+    try:
+        record = json.loads(data)
+        found = record["format"]
+        if not isinstance(found, int) or found > FORMAT:
+            message = f"{path}: format {found!r}; this hpctk reads formats up to {FORMAT}"
+            raise RunError(message, hint="upgrade hpc-toolkit to the version that made the run")
+        return parse_manifest(record)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        message = f"{path} is damaged: {type(error).__name__}: {error}"
+        raise RunError(
+            message, hint="restore it from a backup; nothing else can replace it"
+        ) from error
+
+
+def _expect(value: Any, *kinds: type | None) -> Any:
+    if not any(value is None if kind is None else isinstance(value, kind) for kind in kinds):
+        message = f"{json.dumps(value)[:80]} is not what stands there"
+        raise TypeError(message)
+    return value
+
+
+def parse_manifest(record: dict[str, Any]) -> Manifest:
+    """The manifest whose JSON this is.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: it is that of none.
+    """
+    stages = tuple(
+        StageSpec(
+            name=stage["name"],
+            workload=WorkloadSpec(
+                function=_expect(stage["workload"].get("function"), str, None),
+                command=_expect(stage["workload"].get("command"), str, None),
+                options=_expect(stage["workload"]["options"], dict),
+                path=tuple(_expect(one, str) for one in stage["workload"]["path"]),
+            ),
+            group_by=_expect(stage["group_by"], str, None),
+            max_attempts=_expect(stage["max_attempts"], int),
+            timeout_s=_expect(stage["timeout_s"], int, float, None),
+            max_failures=_expect(stage["max_failures"], str, None),
+        )
+        for stage in record["stages"]
+    )
+    return Manifest(
+        run=_expect(record["run"], str),
+        stages=stages,
+        campaign=_expect(record["campaign"], dict, None),
+        provenance=_expect(record["provenance"], dict),
+    )
+
+
+def check_trust(root: Path) -> str:
+    """Refuse a run whose workload somebody else could have named; return a warning or "".
+
+    Raises:
+        RunError: others can write here, or neither this user nor root owns it.
+    """
+    for path in (root, root / "run.json"):
+        info = path.stat()
+        if info.st_mode & stat.S_IWOTH:
+            message = f"{path} is writable by everybody, and a run names code that is executed"
+            raise RunError(message, hint=f"chmod o-w {str(path)!r}")
+        if info.st_uid not in (0, os.getuid()):
+            message = f"{path} belongs to user {info.st_uid}, and a run names code that is executed"
+            raise RunError(
+                message, hint="make a run of your own, or ask its owner to start the work"
+            )
+    if root.stat().st_mode & stat.S_IWGRP:
+        return f"{root} is writable by its group, whose members can change the code that it names"
+    return ""
+
+
+def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
+    """The run that a command means: the argument, else $HPCTK_RUN, else the only one below ./runs.
+
+    Raises:
+        ConfigError: none of these names one run.
+    """
+    named = given or (os.environ if environ is None else environ).get("HPCTK_RUN")
+    if named:
+        return Path(named)
+    runs = all_runs()
+    if len(runs) == 1:
+        return runs[0]
+    found = ", ".join(str(run) for run in runs) or "none"
+    message = f"which run? Below ./runs there is: {found}"
+    raise ConfigError(message, hint="name it as the argument, or set HPCTK_RUN")
+
+
+def all_runs() -> list[Path]:
+    """The runs below ./runs, by name."""
+    return sorted(path.parent for path in Path("runs").glob("*/run.json"))

@@ -1,0 +1,1 @@
+"""Models and texts: metrics and workloads."""

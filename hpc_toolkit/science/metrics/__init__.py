@@ -1,0 +1,154 @@
+"""Representation metrics: tensors in, float64 numbers out, no input or output of their own.
+
+Importing this package loads no torch; computing with it does. All functions take any real dtype on
+any device, compute in float64 there, and treat leading dimensions as a batch. What cannot be
+computed is a ValueError that says why; no result is NaN or infinite. No gradient flows through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from hpc_toolkit.science.metrics.geometry import anisotropy, curvature
+from hpc_toolkit.science.metrics.neighbours import two_nn
+from hpc_toolkit.science.metrics.powerlaw import alpha_req
+from hpc_toolkit.science.metrics.rows import masked_mean
+from hpc_toolkit.science.metrics.similarity import linear_cka
+from hpc_toolkit.science.metrics.spectrum import effective_rank, matrix_entropy, rankme
+from hpc_toolkit.science.metrics.views import dime, infonce, infonce_bound, lidar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+__all__ = [
+    "METRICS",
+    "STANDARD",
+    "Metric",
+    "alpha_req",
+    "anisotropy",
+    "curvature",
+    "dime",
+    "effective_rank",
+    "infonce",
+    "infonce_bound",
+    "lidar",
+    "linear_cka",
+    "masked_mean",
+    "matrix_entropy",
+    "rankme",
+    "two_nn",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number for one layer, by name."""
+
+    scope: Literal["prompt", "tokens", "dataset", "views", "layers"]
+    """What the function sees. ``prompt``: the tokens of each prompt, values then averaged over
+    prompts. ``tokens``: the tokens of all prompts together. ``dataset``: one mean row a prompt.
+    ``views``: the same of several augmentations of every prompt. ``layers``: one mean row a prompt
+    of each of two layers."""
+
+    function: Callable[..., Tensor]
+    """``(z, lengths)`` for ``prompt`` and ``tokens``, ``(z)`` for ``dataset``, ``(z)`` of shape
+    ``(views, prompts, features)`` for ``views``, ``(x, y)`` for ``layers``."""
+
+    about: str
+    """One line with the definition, the options chosen and the range."""
+
+    fewest: int = 1
+    """Rows it takes at least: tokens of every prompt for ``prompt``, else different prompts."""
+
+
+def _lidar(z: Tensor) -> Tensor:
+    return lidar(z.movedim(-3, -2))
+
+
+def _dime(z: Tensor) -> Tensor:
+    return dime(z[..., 0, :, :], z[..., 1, :, :], center=True)
+
+
+def _infonce(z: Tensor) -> Tensor:
+    return infonce(z[..., 0, :, :], z[..., 1, :, :], center=True)
+
+
+_layer_entropy = partial(matrix_entropy, center=True, unit_rows=True, normalize="max")
+
+METRICS: dict[str, Metric] = {
+    "prompt_entropy": Metric(
+        "prompt",
+        _layer_entropy,
+        "matrix-based entropy of a prompt's tokens (centred, unit rows) / log min(n, d): 0..1",
+    ),
+    "dataset_entropy": Metric(
+        "dataset",
+        _layer_entropy,
+        "matrix-based entropy of the prompt means (centred, unit rows) / log min(n, d): 0..1",
+    ),
+    "effective_rank": Metric(
+        "dataset",
+        partial(effective_rank, center=True),
+        "effective rank of the centred prompt means: 1..min(n, d)",
+    ),
+    "rankme": Metric("dataset", rankme, "RankMe of the uncentred prompt means: 1..min(n, d)"),
+    "anisotropy": Metric(
+        "tokens", anisotropy, "mean cosine between all tokens of all prompts: -1/(n - 1)..1"
+    ),
+    "curvature": Metric(
+        "prompt",
+        curvature,
+        "mean angle between consecutive token differences, radians: 0..pi",
+        fewest=3,
+    ),
+    "token_angle": Metric(
+        "prompt",
+        partial(curvature, variant="token-angle"),
+        "mean angle between consecutive centred tokens, radians: 0..pi",
+        fewest=2,
+    ),
+    "alpha_req": Metric(
+        "dataset",
+        alpha_req,
+        "decay of the prompt means' covariance eigenvalues 6 to 100, log-log slope: 0 upwards",
+        fewest=9,
+    ),
+    "two_nn": Metric(
+        "dataset",
+        two_nn,
+        "TwoNN intrinsic dimension of the prompt means (mle): 0 upwards",
+        fewest=3,
+    ),
+    "lidar": Metric(
+        "views",
+        _lidar,
+        "LiDAR of the views' means, delta 1e-4, as a rank: 1..min(n - 1, d)",
+        fewest=2,
+    ),
+    "dime": Metric("views", _dime, "DiME of the first two views (centred, order 1): -log n..log n"),
+    "infonce": Metric(
+        "views",
+        _infonce,
+        "SimCLR loss of the first two views (centred, temperature 0.1), low is good: 0 upwards",
+        fewest=2,
+    ),
+    "linear_cka": Metric(
+        "layers", linear_cka, "linear CKA of two layers' prompt means: 0..1", fewest=2
+    ),
+}
+"""Every metric, by the name it has in results and tables."""
+
+STANDARD = (
+    "prompt_entropy",
+    "dataset_entropy",
+    "effective_rank",
+    "rankme",
+    "anisotropy",
+    "curvature",
+)
+"""What is measured where nothing is named: one pass over the prompts gives them, and they are
+defined for any two prompts."""

@@ -1,0 +1,176 @@
+"""Metrics of the singular value spectrum: matrix-based entropy, effective rank, RankMe.
+
+All take ``(..., n, d)`` and return float64 of shape ``(...)``. They differ in what they read:
+entropy uses the squared singular values, effective rank and RankMe the plain ones, so
+``exp(matrix_entropy(z))`` is not ``effective_rank(z)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from hpc_toolkit.science.metrics.rows import prepare_rows, row_counts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Normalization = Literal["none", "max", "log_n", "log_d", "log_n_log_d"]
+"""What an entropy is divided by: nothing, log min(n, d), log n, log d, or log n * log d."""
+
+_EPS = 2.0**-52
+_NEAR_SHANNON = 0.5
+
+
+def matrix_entropy(
+    z: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    center: bool = False,
+    unit_rows: bool = True,
+    normalize: Normalization = "none",
+) -> Tensor:
+    """Renyi entropy of order ``alpha`` of the Gram matrix's eigenvalues, in nats.
+
+    ``K = Z Z^T``, ``p = eig(K) / tr K``, ``S_alpha = log(sum p^alpha) / (1 - alpha)``; order 1 is
+    ``-sum p log p`` and order infinity ``-log max p``. Range 0 (all rows on one line) to
+    ``log min(n, d)``; ``normalize`` divides, and a divisor of zero (one row) gives 0.
+    The published layer metrics use ``center=True, unit_rows=True``. Rows that all vanish after
+    these pre-steps (all tokens equal) have entropy 0. Padding given by ``lengths`` has no effect.
+    Unchanged by rotation and by scaling ``z``, with ``unit_rows`` and without ``center`` by scaling
+    single rows. Costs ``min(n, d)^3 + n d min(n, d)``.
+
+    Source: Giraldo, Rao & Principe 2014 (IEEE Trans. Inf. Theory 61); as a layer metric Skean et
+    al. 2025, arXiv 2502.02013.
+
+    Raises:
+        ValueError: a negative order, an unknown normalisation, or an unusable matrix or lengths.
+    """
+    if not alpha >= 0:
+        msg = f"the order of an entropy is at least 0, got {alpha!r}"
+        raise ValueError(msg)
+    rows = prepare_rows(z, lengths, center=center, unit_rows=unit_rows)
+    p = _shares(_gram_eigenvalues(rows), max(rows.shape[-2:]) * _EPS)
+    divisor = _divisor(row_counts(z, lengths), z.shape[-1], normalize)
+    entropy = _renyi(p, alpha).minimum(_divisor(row_counts(z, lengths), z.shape[-1], "max"))
+    return (_from_zero(entropy) / divisor.clamp_min(_EPS)) * (divisor > 0)
+
+
+def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
+    """``exp(-sum p log p)`` with ``p = s / sum s`` over the singular values ``s`` of ``z``.
+
+    ``z`` is ``(..., n, d)``, the result ``(...)``. Range 1 to ``min(n, d)``; 0 for a zero matrix.
+    Unchanged by scaling and rotating ``z``. ``center`` subtracts the mean row first. Costs
+    ``n d min(n, d)``, some ten times as much as an entropy, which needs no singular values.
+
+    Source: Roy & Vetterli 2007, "The effective rank", EUSIPCO.
+
+    Raises:
+        ValueError: for an empty matrix or one that holds NaN.
+    """
+    p = _shares(singular_values(z, center=center), 0.0)
+    return effective_number(p)
+
+
+def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
+    """``exp(-sum p log p)`` with ``p = s / sum s + eps``, on uncentred rows.
+
+    Differs from `effective_rank` by ``eps`` alone, which is kept so that values agree with
+    published ones. It pushes ranks above 2 up a little: the range is ``1 - eps`` to
+    ``(k / (1 + k eps))^(1 + k eps)`` with ``k = min(n, d)``, and 0 for a zero matrix. Unchanged by
+    scaling and rotating ``z``. ``z`` is ``(..., n, d)``, the result ``(...)``. Costs
+    ``n d min(n, d)``.
+
+    Source: Garrido et al. 2023, "RankMe", ICML, arXiv 2210.02885.
+
+    Raises:
+        ValueError: for an empty matrix or one that holds NaN.
+    """
+    p = _shares(singular_values(z, center=False), 0.0)
+    shifted = p + eps
+    return (-(shifted * shifted.log()).sum(-1)).exp() * (p.sum(-1) > 0)
+
+
+def entropy_of(eigenvalues: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """Renyi entropy of eigenvalues ``(..., k)`` as shares of their sum, 0 to ``log k``, in nats.
+
+    Those that are negative by rounding count as zero, and so does what rounding of the sum hides.
+    """
+    k = eigenvalues.shape[-1]
+    p = _shares(eigenvalues.clamp_min(0.0), k * _EPS)
+    return _from_zero(_renyi(p, alpha).clamp_max(math.log(k)))
+
+
+def effective_number(p: Tensor) -> Tensor:
+    """``exp(-sum p log p)`` of shares ``(..., k)``: 1 to ``k``, and 0 where there are none."""
+    return _renyi(p, 1.0).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """``Z Z^T`` or ``Z^T Z``, whichever is smaller: both have the same spectrum but for zeros."""
+    n, d = rows.shape[-2:]
+    return rows @ rows.mT if n <= d else rows.mT @ rows
+
+
+def _gram_eigenvalues(rows: Tensor) -> Tensor:
+    import torch
+
+    values: Tensor = torch.linalg.eigvalsh(gram(rows))
+    return values.clamp_min(0.0)
+
+
+def singular_values(z: Tensor, *, center: bool) -> Tensor:
+    """Singular values of ``(..., n, d)``, descending, times a power of two of their own.
+
+    Raises:
+        ValueError: for an empty matrix or one that holds NaN.
+    """
+    import torch
+
+    rows = prepare_rows(z, center=center, unit_rows=False)
+    # Not the root of Gram eigenvalues: that would lose half of the digits of the small ones.
+    values: Tensor = torch.linalg.svdvals(rows)
+    return values
+
+
+def _shares(values: Tensor, cutoff: float) -> Tensor:
+    total = values.sum(-1, keepdim=True)
+    p = values / total.clamp_min(2.3e-308)
+    return p * (p > cutoff)
+
+
+def _renyi(p: Tensor, alpha: float) -> Tensor:
+    logs = p.where(p > 0, p * 0 + 1).log()
+    if alpha == 1:
+        return -(p * logs).sum(-1)
+    if abs(alpha - 1) < _NEAR_SHANNON:
+        # log(sum p^alpha) as it stands would lose what the division by 1 - alpha then magnifies.
+        return (p * ((alpha - 1) * logs).expm1()).sum(-1).log1p() / (1 - alpha)
+    largest = p.amax(-1)
+    top = largest.where(largest > 0, largest + 1).log()
+    if alpha == math.inf:
+        return -top
+    # The largest share is taken out, since high powers of all of them vanish.
+    powers = ((alpha * (logs - top.unsqueeze(-1))).exp() * (p > 0)).sum(-1)
+    rest = powers.where(powers > 0, powers + 1).log()
+    return alpha / (1 - alpha) * top + rest / (1 - alpha)
+
+
+def _from_zero(entropy: Tensor) -> Tensor:
+    return entropy.clamp_min(0.0) + 0.0  # -0.0 becomes 0.0
+
+
+def _divisor(n: Tensor, d: int, normalize: Normalization) -> Tensor:
+    log_n, log_d = n.clamp_min(1).log(), math.log(d)
+    divisors = {
+        "none": n * 0 + 1,
+        "max": log_n.clamp_max(log_d),
+        "log_n": log_n,
+        "log_d": log_n * 0 + log_d,
+        "log_n_log_d": log_n * log_d,
+    }
+    if normalize not in divisors:
+        msg = f"unknown normalisation {normalize!r}; known: {', '.join(divisors)}"
+        raise ValueError(msg)
+    return divisors[normalize]

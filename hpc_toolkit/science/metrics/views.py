@@ -1,0 +1,207 @@
+"""Metrics of several views of the same inputs: LiDAR, DiME, InfoNCE.
+
+A view is the representation of an augmented input, such as a text with some characters changed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from hpc_toolkit.science.metrics.rows import prepare_rows, real_rows, scaled
+from hpc_toolkit.science.metrics.spectrum import entropy_of, gram
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+InfoNCEVariant = Literal["simclr", "cpc"]
+"""Which rows are the negatives: see `infonce`."""
+
+
+def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
+    """Effective number of directions that tell inputs apart from their own augmentations.
+
+    ``z`` is ``(..., n, q, d)``: ``q`` views of ``n`` inputs; the result is ``(...)``. With ``m_i``
+    the mean of the views of input i and ``m`` that of all, ``Sb = mean_i (m_i - m)(m_i - m)^T``,
+    ``Sw = mean_ij (z_ij - m_i)(z_ij - m_i)^T + delta I``, and ``p`` the eigenvalues of
+    ``Sw^-1/2 Sb Sw^-1/2`` as shares of their sum: ``exp(-sum p log p)``, or without ``as_rank`` its
+    logarithm, which some published code reports.
+
+    Range 1 to ``min(n - 1, d)``; 0 where the means of all inputs are equal. Unchanged by rotation,
+    translation and the order of inputs and views, but not by scaling: ``delta`` is absolute. Where
+    ``n (q - 1) < d`` some directions have no scatter but ``delta``, which then decides. Costs
+    ``n q d^2 + d^3 + n d min(n, d)``: two products and a Cholesky factor, no root of a matrix.
+
+    Source: Thilak et al. 2023, arXiv 2312.04000; ``delta`` is that of the paper.
+
+    Raises:
+        ValueError: fewer than two inputs or views, a negative ``delta``, or one so small beside the
+            scatter that ``Sw`` is singular in float64.
+    """
+    import torch
+
+    if z.ndim < 3 or z.shape[-3] < 2 or z.shape[-2] < 2:
+        msg = (
+            f"LiDAR needs at least 2 inputs with at least 2 views each, got shape {tuple(z.shape)}"
+        )
+        raise ValueError(msg)
+    if not 0 <= delta < math.inf:
+        msg = f"delta is at least 0 and finite, got {delta!r}"
+        raise ValueError(msg)
+    n, q, d = z.shape[-3:]
+    rows, exponent = scaled(real_rows(z, fewest=2).reshape(*z.shape[:-3], n * q, d))
+    views = rows.reshape(z.shape)
+    means = views.mean(-2)
+    within = (views - means.unsqueeze(-2)).reshape(rows.shape)
+    scatter = within.mT @ within / (n * q)
+    # In units of the scaled rows. Where delta is above 1, all is divided by it, so that nothing
+    # overflows: a factor of Sw does not change the shares. Beyond 500, either vanishes anyhow.
+    half = (-exponent).clamp(-500, 500).double().exp2()
+    ridge = (delta * half * half)[..., None, None]
+    scatter = scatter / ridge.clamp_min(1.0) + ridge.clamp_max(1.0) * torch.eye(
+        d, dtype=scatter.dtype, device=scatter.device
+    )
+    factor, failed = torch.linalg.cholesky_ex(scatter)
+    if bool(failed.any()):
+        msg = f"the scatter within inputs is singular beside delta = {delta}; take a larger one"
+        raise ValueError(msg)
+    between = prepare_rows(means, center=True, unit_rows=False)
+    whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False)
+    # The means are centred, so that one direction of inputs is rounding alone.
+    eigenvalues = torch.linalg.eigvalsh(gram(whitened.mT))[..., -min(n - 1, d) :]
+    entropy = entropy_of(eigenvalues)
+    if not as_rank:
+        return entropy
+    return entropy.exp().clamp_max(min(n - 1, d)) * (between.abs().amax((-2, -1)) > 0)
+
+
+def dime(
+    a: Tensor,
+    b: Tensor,
+    *,
+    alpha: float = 1.0,
+    permutations: int = 10,
+    seed: int = 0,
+    center: bool = False,
+) -> Tensor:
+    """Difference of entropies: how much more two views tell of each other than of other inputs.
+
+    ``mean_P S(K1 o P K2 P^T) - S(K1 o K2)`` with ``o`` the product of entries, ``P`` permutations
+    drawn from ``seed``, ``K = U U^T`` the ``n x n`` Gram of the rows scaled to unit length, and
+    ``S`` the entropy of `matrix_entropy`. ``a`` is ``(..., n, d1)``, ``b`` is ``(..., n, d2)``, the
+    result ``(...)``; ``center`` subtracts each view's mean row first.
+
+    Range ``-s`` to ``s`` with ``s`` the lower one of ``S(K1)`` and ``S(K2)``, at most ``log n``;
+    near 0 for unrelated views. Unchanged by rotating each view and by scaling rows (with
+    ``center``: by scaling and translating each view), and up to the draw of ``P`` by reordering
+    inputs. A row without a direction counts for nothing. Costs ``permutations + 1`` times ``n^3``,
+    and ``n^2 d``.
+
+    Source: Skean et al. 2023, arXiv 2301.08164. With ``n > d`` code of the layer metrics takes the
+    ``d x d`` matrices, of which the product of entries means nothing; these are not kept.
+
+    Raises:
+        ValueError: different shapes, no permutation, a negative order, an unusable matrix.
+    """
+    import numpy as np
+    import torch
+
+    if a.shape[:-1] != b.shape[:-1]:
+        msg = f"two views need the same rows, got shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(msg)
+    if permutations < 1:
+        msg = f"at least 1 permutation is needed, got {permutations}"
+        raise ValueError(msg)
+    if not alpha >= 0:
+        msg = f"the order of an entropy is at least 0, got {alpha!r}"
+        raise ValueError(msg)
+    u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
+    first, second = u @ u.mT, v @ v.mT
+    draws = np.random.default_rng([seed])
+    together = _joint_entropy(first, second, alpha)
+    apart = together * 0
+    for _ in range(permutations):
+        order = torch.from_numpy(draws.permutation(a.shape[-2])).to(a.device)
+        apart = apart + _joint_entropy(first, second[..., order, :][..., order], alpha)
+    return apart / permutations - together
+
+
+def _joint_entropy(first: Tensor, second: Tensor, alpha: float) -> Tensor:
+    import torch
+
+    return entropy_of(torch.linalg.eigvalsh(first * second), alpha=alpha)
+
+
+def infonce(
+    a: Tensor,
+    b: Tensor,
+    *,
+    temperature: float = 0.1,
+    variant: InfoNCEVariant = "simclr",
+    center: bool = False,
+) -> Tensor:
+    """How hard it is to find an input's other view among those of all inputs, in nats; low is good.
+
+    The mean of ``log(e^{s+} + sum e^{s-}) - s+`` with ``s`` the cosine of two rows over
+    ``temperature``, ``s+`` that of the two views of an input, and as ``s-``:
+
+    - ``simclr``: for every row of both views, all ``2n - 2`` rows of other inputs;
+    - ``cpc``: for every row of ``a``, the ``n - 1`` rows of other inputs in ``b``.
+
+    ``a`` and ``b`` are ``(..., n, d)``, the result ``(...)``; ``center`` subtracts each view's mean
+    row first. Range 0 to ``log(1 + m e^{2 / temperature})`` with ``m`` negatives; ``log(1 + m)``
+    where all rows are equal. Unchanged by rotating both, by scaling rows (with ``center``: by
+    scaling and translating each view) and by reordering inputs. A row without a direction has
+    cosine 0 with all. Costs ``n^2 d``, and ``4 n^2`` (``simclr``) or ``n^2`` (``cpc``) of memory.
+
+    Source: van den Oord et al. 2018, arXiv 1807.03748 (``cpc``); Chen et al. 2020, arXiv 2002.05709
+    (``simclr``).
+
+    Raises:
+        ValueError: different shapes, fewer than two inputs, an unknown variant, a temperature that
+            is not positive, an unusable matrix.
+    """
+    import torch
+
+    if a.shape != b.shape:
+        msg = f"two views need the same shape, got {tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(msg)
+    _negatives(a.shape[-2], variant)
+    if not 0 < temperature < math.inf:
+        msg = f"a temperature is positive and finite, got {temperature!r}"
+        raise ValueError(msg)
+    u, v = (prepare_rows(rows, center=center, unit_rows=True) for rows in (a, b))
+    positive = (u * v).sum(-1) / temperature
+    if variant == "cpc":
+        all_pairs = u @ v.mT / temperature
+        return _excess(all_pairs, positive)
+    rows = torch.cat([u, v], dim=-2)
+    all_pairs = rows @ rows.mT / temperature
+    all_pairs.diagonal(dim1=-2, dim2=-1).fill_(-torch.inf)  # no row is its own negative
+    return _excess(all_pairs, torch.cat([positive, positive], dim=-1))
+
+
+def _excess(all_pairs: Tensor, positive: Tensor) -> Tensor:
+    return (all_pairs.logsumexp(-1) - positive).clamp_min(0.0).mean(-1)
+
+
+def infonce_bound(loss: Tensor, n: int, *, variant: InfoNCEVariant = "simclr") -> Tensor:
+    """Lower bound of the views' mutual information in nats, from `infonce` over ``n`` inputs.
+
+    ``log(1 + m) - loss`` with ``m`` negatives: ``log(2n - 1) - loss`` for ``simclr``, ``log n -
+    loss`` for ``cpc``. At most ``log(1 + m)``, however much the views share; negative says nothing.
+
+    Raises:
+        ValueError: fewer than two inputs, or an unknown variant.
+    """
+    return math.log1p(_negatives(n, variant)) - loss
+
+
+def _negatives(n: int, variant: str) -> int:
+    if variant not in ("simclr", "cpc"):
+        msg = f"unknown variant {variant!r}; known: simclr, cpc"
+        raise ValueError(msg)
+    if n < 2:
+        msg = f"needs at least 2 inputs, got {n}: there is no other one to tell apart"
+        raise ValueError(msg)
+    return 2 * n - 2 if variant == "simclr" else n - 1

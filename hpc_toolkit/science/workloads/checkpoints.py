@@ -1,0 +1,197 @@
+"""From an item's ``checkpoint`` to a loaded model: a local directory or a revision on the hub.
+
+A checkpoint that cannot be right however often it is loaded (no weights, a half-written file, a
+revision that does not exist) raises PermanentError; a network or a disk that fails does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.science.workloads.checkpointfiles import (
+    PICKLED_WEIGHTS,
+    SETTINGS,
+    WEIGHTS,
+    read_object,
+    weight_names,
+)
+from hpc_toolkit.science.workloads.nodecache import local_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model without language-model head, in evaluation mode and float32, and its tokenizer."""
+
+    model: Any
+    """Called with ``input_ids``, ``attention_mask`` and ``output_hidden_states=True``."""
+
+    tokenizer: Any
+    """Turns texts into token ids."""
+
+    device: torch.device
+    """Where the weights are."""
+
+    name: str
+    """The checkpoint as the item names it."""
+
+
+def load_checkpoint(root: str | Path, checkpoint: str) -> LoadedModel:
+    """Load ``<root>/<checkpoint>``, or ``name@revision`` from the hub or its local cache.
+
+    Its files are read through the node's cache where there is one; see `nodecache`.
+
+    Raises:
+        PermanentError: naming the file that is missing, damaged or does not fit the model.
+        ConfigError: the node's cache cannot be one.
+    """
+    directory = locate(root, checkpoint)
+    verify(directory)
+    with local_copy(directory) as copy, quiet_transformers():
+        return _load(copy, directory, checkpoint)
+
+
+def locate(root: str | Path, checkpoint: str) -> Path:
+    """The directory of a checkpoint; one of the hub is downloaded unless it is in the cache."""
+    name, at, revision = checkpoint.partition("@")
+    if at:
+        return _download(name, revision)
+    directory = Path(root) / checkpoint
+    if not directory.is_dir():
+        msg = f"{directory}: no such checkpoint directory"
+        hint = "a checkpoint of the hub is written name@revision; others are relative to 'root'"
+        raise PermanentError(msg, hint=hint)
+    return directory
+
+
+def verify(directory: Path) -> None:
+    """Refuse a directory without configuration or weights, or whose weights are cut short.
+
+    Reads a few kilobytes: the header of each safetensors file says how long the file must be.
+
+    Raises:
+        PermanentError: naming the file.
+    """
+    read_object(directory / "config.json")
+    for path in (directory / name for name in weight_names(directory)):
+        if not path.is_file():
+            msg = f"{path}: weights are missing"
+            raise PermanentError(msg, hint="the checkpoint is not complete; save it again")
+        if path.suffix == ".safetensors":
+            _verify_safetensors(path)
+
+
+def pick_device() -> torch.device:
+    """The accelerator of this rank: the only visible one, else the local rank's; or the CPU."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return torch.device("cpu")
+    local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
+    return torch.device("cuda", int(local_rank) % count)
+
+
+def free_cached_memory() -> None:
+    """Give back what torch keeps of a GPU's memory for later."""
+    import torch
+
+    torch.cuda.empty_cache()  # does nothing where CUDA was not used
+
+
+def _verify_safetensors(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        header = file.read(length) if length < size else b""
+    try:
+        tensors = json.loads(header)
+        end = max(t["data_offsets"][1] for k, t in tensors.items() if k != "__metadata__")
+    except (ValueError, TypeError, KeyError, IndexError):
+        msg = f"{path}: not a whole safetensors file: its header cannot be read ({size} bytes)"
+        raise PermanentError(msg, hint="the file is half-written; save it again") from None
+    if size != 8 + length + end:
+        msg = f"{path}: {size} bytes, but its header says {8 + length + end}"
+        raise PermanentError(msg, hint="the file is half-written; save it again")
+
+
+def _download(name: str, revision: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+
+    try:
+        directory = fetch(*SETTINGS, *WEIGHTS)
+        if not all((directory / one).is_file() for one in weight_names(directory)):
+            directory = fetch(*SETTINGS, *PICKLED_WEIGHTS)
+    except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        msg = f"{name}@{revision}: the hub has no such revision: {_first_line(error)}"
+        raise PermanentError(msg) from error
+    except LocalEntryNotFoundError as error:
+        if not HF_HUB_OFFLINE:
+            raise  # the network failed: a later attempt may not
+        msg = f"{name}@{revision}: not in the local cache, and HF_HUB_OFFLINE is set"
+        raise PermanentError(msg, hint="download it on a node that has network access") from error
+    return directory
+
+
+def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModel, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(copy)
+        model, report = AutoModel.from_pretrained(
+            copy, dtype=torch.float32, output_loading_info=True
+        )
+    except (ValueError, KeyError, SafetensorError) as error:
+        msg = f"{directory}: cannot be loaded: {_first_line(error)}"
+        raise PermanentError(msg) from error
+    lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if lost:
+        # transformers fills these with random numbers and goes on.
+        msg = f"{directory}: the weights lack {len(lost)} tensor(s), such as {lost[0]}"
+        raise PermanentError(msg)
+    device = pick_device()
+    return LoadedModel(model.eval().to(device), tokenizer, device, checkpoint)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no load report in the log of a worker that loads hundreds of models."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

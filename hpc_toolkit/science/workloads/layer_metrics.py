@@ -1,0 +1,193 @@
+"""The metrics stage: representation metrics of every layer from one forward pass a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, PermanentError, near_miss
+from hpc_toolkit.science.metrics import METRICS, STANDARD
+from hpc_toolkit.science.workloads.checkpoints import free_cached_memory, load_checkpoint
+from hpc_toolkit.science.workloads.measuring import MeasuredLayers
+from hpc_toolkit.science.workloads.onepass import BatchSize, require_final_norm, tokenize
+from hpc_toolkit.science.workloads.prefetch import prefetch_checkpoint
+from hpc_toolkit.science.workloads.requirements import (
+    require_layer,
+    require_one_stack,
+    require_positive,
+)
+from hpc_toolkit.science.workloads.views import augment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+    from hpc_toolkit.science.workloads.onepass import FinalNorm
+
+
+class LayerMetrics:
+    """Workload: item ``{"checkpoint", "layer"}`` to ``{"layer", "<metric>": float, ...}``.
+
+    A metric that is not defined for a layer is None, and ``{"undefined": {"<metric>": reason}}``
+    is there as well; with none defined the item fails for good.
+
+    Layer 0 is the embeddings and layer L the last block *after* the final norm. The layers between
+    are before any final norm (``final_norm: raw``), as transformers returns them, or behind it
+    (``paper``), as models return them that were cut off after k blocks; so is layer 0 then.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompts: str | Sequence[str],
+        root: str = ".",
+        max_prompts: int | None = None,
+        max_tokens: int = 256,
+        batch_size: int = 16,
+        max_batch_tokens: int | None = None,
+        metrics: Sequence[str] | None = None,
+        final_norm: FinalNorm = "raw",
+        views: int = 2,
+        view_seed: int = 0,
+    ) -> None:
+        """Options of the workload.
+
+        Args:
+            prompts: a list of texts, or the path of a file with one a line.
+            root: the directory below which checkpoints are.
+            max_prompts: the first so many prompts are used.
+            max_tokens: longer prompts are cut.
+            batch_size: prompts that go through a model together, at most.
+            max_batch_tokens: tokens that go through it together, at most, padding included.
+            metrics: names in `METRICS`; `STANDARD` by default. One that compares views costs a pass
+                over each view; one that compares layers compares each with the last.
+            final_norm: ``raw`` or ``paper``, see above.
+            views: augmentations of each prompt, for the metrics that compare them.
+            view_seed: which augmentations.
+
+        Raises:
+            ConfigError: an unknown metric or convention, no metric, or a number that is not
+                positive.
+        """
+        self._metrics = _require_metrics(STANDARD if metrics is None else metrics)
+        self._root = root
+        self._prompts = prompts
+        if max_prompts is not None:
+            require_positive("max_prompts", max_prompts)
+        self._max_prompts = max_prompts
+        self._max_tokens = require_positive("max_tokens", max_tokens)
+        if max_batch_tokens is not None:
+            require_positive("max_batch_tokens", max_batch_tokens)
+        self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
+        self._final_norm = require_final_norm(final_norm)
+        self._views = self._require_views(views)
+        if isinstance(view_seed, bool) or not isinstance(view_seed, int):
+            msg = f"view_seed: {view_seed!r} is not an integer"
+            raise ConfigError(msg)
+        self._view_seed = view_seed
+        self.loads = 0
+        """Models loaded so far."""
+        self.forwards = 0
+        """Passes over the prompts, or over a view of them, so far."""
+
+    def prefetch(self, group: str) -> None:
+        """Bring the files of a checkpoint nearer; see `prefetch_checkpoint`."""
+        prefetch_checkpoint(self._root, group)
+
+    def load(self, group: str) -> MeasuredLayers:
+        """Load a checkpoint and run its passes; the model is dropped afterwards.
+
+        Raises:
+            PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
+                prompts, or longer ones.
+        """
+        prompts = self._read_prompts()
+        loaded = load_checkpoint(self._root, group)
+        self.loads += 1
+        require_one_stack(loaded)
+        ids = self._tokenize(loaded, prompts)
+        views = [
+            tokenize(
+                loaded, [augment(text, view, self._view_seed) for text in prompts], self._max_tokens
+            )
+            for view in range(self._views)
+        ]
+        self.forwards += 1 + len(views)
+        return MeasuredLayers(
+            loaded, ids, self._metrics, size=self._size, final_norm=self._final_norm, views=views
+        )
+
+    def run(
+        self, context: MeasuredLayers, items: Iterable[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """One result per item, in order; no layer is measured before its item is taken."""
+        for item in items:
+            layer = require_layer(item, context.layers, context.name)
+            yield {"layer": layer, **context.values(layer)}
+
+    def on_oom(self, context: MeasuredLayers | None, items: list[dict[str, Any]]) -> bool:
+        """Halve the batches, for this checkpoint and those to come; False at one prompt each.
+
+        Sums over prompts are then taken in another order, which can change their last digits.
+        """
+        smaller = self._size.halved()
+        self._size = smaller or self._size
+        free_cached_memory()
+        return smaller is not None if context is None else context.halve()
+
+    def _require_views(self, views: int) -> int:
+        """How many views are to be made: none where no metric compares any."""
+        require_positive("views", views)
+        comparing = [name for name in self._metrics if METRICS[name].scope == "views"]
+        if comparing and views < 2:
+            msg = f"views: {views}, but {comparing[0]} compares at least 2"
+            raise ConfigError(msg)
+        return views if comparing else 0
+
+    def _tokenize(self, loaded: LoadedModel, prompts: list[str]) -> list[list[int]]:
+        ids = tokenize(loaded, prompts, self._max_tokens)
+        needs = {name: METRICS[name].fewest for name in self._metrics if _of_tokens(name)}
+        for name, fewest in needs.items():
+            for row, tokens in enumerate(ids):
+                if len(tokens) < fewest:
+                    msg = f"prompt {row + 1} has {len(tokens)} token(s): {prompts[row][:40]!r}"
+                    raise PermanentError(msg, hint=f"{name} needs at least {fewest} of each prompt")
+        return ids
+
+    def _read_prompts(self) -> list[str]:
+        if isinstance(self._prompts, str):
+            try:
+                lines = Path(self._prompts).read_text(encoding="utf-8").splitlines()
+            except FileNotFoundError:
+                msg = f"{self._prompts}: no such file of prompts"
+                raise PermanentError(msg, hint="one prompt a line") from None
+            where = self._prompts
+        else:
+            lines, where = list(self._prompts), "prompts"
+        prompts = [line for line in lines if line.strip()][: self._max_prompts]
+        if len(prompts) < 2:
+            msg = f"{where}: {len(prompts)} prompt(s), at least 2 are needed"
+            raise PermanentError(msg)
+        different = len(set(prompts))
+        for name in self._metrics:
+            fewest = METRICS[name].fewest
+            if different < fewest and not _of_tokens(name):
+                msg = f"{where}: {different} different prompt(s), but {name} needs {fewest}"
+                raise PermanentError(msg, hint="leave it out of metrics, or give more prompts")
+        return prompts
+
+
+def _require_metrics(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str) or not names:
+        msg = f"metrics: {names!r} is no list of names"
+        raise ConfigError(msg, hint=f"such as {json.dumps(STANDARD[:2])}")
+    for name in names:
+        if name not in METRICS:
+            msg = f"metrics: unknown metric {name!r}"
+            raise ConfigError(msg, hint=near_miss(name, list(METRICS)))
+    return list(names)
+
+
+def _of_tokens(name: str) -> bool:
+    return METRICS[name].scope in ("prompt", "tokens")

@@ -1,0 +1,230 @@
+"""The metrics of all layers of one checkpoint: what one pass gathers, and what it makes of it.
+
+Memory beyond the weights and `onepass`: while a layer is looked at, some copies of its states in
+float64; from the pass on, one mean row of ``8 d`` bytes a layer, prompt and view, on the host, or
+at most about ``2 d`` rows a layer where every metric reads the singular values alone (`streams`);
+and for few prompts their states (`KEPT_BYTES`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.science.metrics import METRICS, masked_mean
+from hpc_toolkit.science.metrics.geometry import anisotropy_of_sum, unit_row_sum
+from hpc_toolkit.science.workloads.onepass import BatchSize, Distinct, forward, layer_count
+from hpc_toolkit.science.workloads.streams import RowStream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+    from hpc_toolkit.science.workloads.onepass import Batch, FinalNorm
+
+KEPT_BYTES = 2**29
+"""Hidden states of all layers are kept up to this size, and each layer's metrics are computed when
+its item runs. Beyond it, what needs the tokens is computed during the pass, layer by layer."""
+
+CENTRED = frozenset({"effective_rank", "alpha_req"})
+"""Metrics of the prompt means that depend on nothing but the singular values about the mean."""
+
+SINGULAR = CENTRED | {"rankme"}
+"""Metrics of the prompt means that depend on nothing but singular values."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A batch with its states at every layer."""
+
+    states: list[Tensor]
+    lengths: Tensor
+    times: Tensor
+    """How many of the prompts each text stands for."""
+
+    def halves(self) -> list[_Kept]:
+        """The same states in two batches, or in this one if it holds one text; copies nothing."""
+        middle = len(self.lengths) // 2
+        if middle == 0:
+            return [self]
+        return [
+            _Kept([state[part] for state in self.states], self.lengths[part], self.times[part])
+            for part in (slice(None, middle), slice(middle, None))
+        ]
+
+
+class MeasuredLayers:
+    """The context of one checkpoint: its layers' states, or what the metrics need of them."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        ids: list[list[int]],
+        metrics: Sequence[str],
+        *,
+        size: BatchSize,
+        final_norm: FinalNorm = "raw",
+        views: Sequence[list[list[int]]] = (),
+    ) -> None:
+        """Run the model over the prompts, and over each of their ``views``.
+
+        Prompts of the same tokens go through it once, have the same states, and count as often as
+        they are there.
+
+        Raises:
+            PermanentError: the model cannot be run on them, or a state is not finite.
+        """
+        import torch
+
+        self.name = loaded.name
+        self.layers = layer_count(loaded)
+        self._metrics = list(metrics)
+        self._device = loaded.device
+        self._values: dict[int, dict[str, Any]] = {}
+        self._kept: list[_Kept] = []
+        self._sums = [_LayerSums(self._metrics) for _ in range(self.layers)]
+        different = Distinct.of(ids)
+        self._times = torch.tensor(different.at).bincount()
+        state_bytes = 4 * self.layers * int(loaded.model.config.hidden_size)
+        # Padding fills a batch up to its longest prompt, hence the factor of two.
+        keep = 2 * sum(map(len, different.ids)) * state_bytes <= KEPT_BYTES
+        consume = self._keep if keep else self._measure
+        forward(loaded, different.ids, consume, size=size, final_norm=final_norm)
+        self._views: list[list[Tensor]] = [[] for _ in range(self.layers)]
+        for view in views:
+            self._add_view(loaded, view, size, final_norm)
+
+    def values(self, layer: int) -> dict[str, Any]:
+        """Every metric of a layer; computed once.
+
+        One that is not defined for the layer is None, and ``undefined`` says by its name why.
+
+        Raises:
+            PermanentError: none of them is defined.
+        """
+        if layer not in self._values:
+            self._values[layer] = self._finished(layer)
+        return self._values[layer]
+
+    def halve(self) -> bool:
+        """Split the batches whose states are kept; False where none holds two prompts."""
+        before = len(self._kept)
+        self._kept = [half for batch in self._kept for half in batch.halves()]
+        return len(self._kept) > before
+
+    def _keep(self, layer: int, states: Tensor, batch: Batch) -> None:
+        if layer == 0:
+            self._kept.append(_Kept([], batch.lengths, self._times[batch.rows]))
+        self._kept[-1].states.append(states)
+
+    def _measure(self, layer: int, states: Tensor, batch: Batch) -> None:
+        self._sums[layer].add(states.double(), batch.lengths, self._times[batch.rows])
+
+    def _add_view(
+        self, loaded: LoadedModel, ids: list[list[int]], size: BatchSize, final_norm: FinalNorm
+    ) -> None:
+        import torch
+
+        found: list[Tensor] = []
+        different = Distinct.of(ids)
+
+        def pool(layer: int, states: Tensor, batch: Batch) -> None:
+            if layer == len(found):
+                found.append(torch.zeros(len(different.ids), states.shape[-1]).double())
+            found[layer][batch.rows] = masked_mean(states.double(), batch.lengths).cpu()
+
+        forward(loaded, different.ids, pool, size=size, final_norm=final_norm)
+        for layer, means in zip(self._views, found, strict=True):
+            layer.append(means[different.at])
+
+    def _finished(self, layer: int) -> dict[str, Any]:
+        sums = self._complete(layer)
+        values: dict[str, Any] = {}
+        undefined: dict[str, str] = {}
+        for name in self._metrics:
+            try:
+                values[name] = self._value(name, layer, sums)
+            except ValueError as error:
+                values[name], undefined[name] = None, str(error)
+        if len(undefined) == len(values):
+            msg = f"{self.name}: layer {layer}: {next(iter(undefined.values()))}"
+            raise PermanentError(msg)
+        return {**values, "undefined": undefined} if undefined else values
+
+    def _value(self, name: str, layer: int, sums: _LayerSums) -> float:
+        import torch
+
+        metric = METRICS[name]
+        match metric.scope:
+            case "prompt" | "tokens":
+                return sums.of_tokens(name)
+            case "dataset":
+                given = [sums.rows(centred=name in CENTRED)]
+            case "views":
+                given = [torch.stack(self._views[layer])]
+            case _:  # two layers
+                given = [sums.rows(), self._rows(self.layers - 1)]
+        return float(metric.function(*(one.to(self._device) for one in given)))
+
+    def _complete(self, layer: int) -> _LayerSums:
+        """The sums over all batches; those over kept ones are taken now, and not kept."""
+        if not self._kept:
+            return self._sums[layer]
+        sums = _LayerSums(self._metrics)
+        for batch in self._kept:
+            sums.add(batch.states[layer].double(), batch.lengths, batch.times)
+        return sums
+
+    def _rows(self, layer: int) -> Tensor:
+        import torch
+
+        if not self._kept:
+            return self._sums[layer].rows()
+        means = [
+            masked_mean(batch.states[layer].double(), batch.lengths)
+            .cpu()
+            .repeat_interleave(batch.times, dim=0)
+            for batch in self._kept
+        ]
+        return torch.cat(means)
+
+
+class _LayerSums:
+    """What the metrics of one layer need of the batches seen so far."""
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self._per_prompt: dict[str, list[Tensor]] = {
+            name: [] for name in metrics if METRICS[name].scope == "prompt"
+        }
+        self._direct = any(METRICS[name].scope == "tokens" for name in metrics)
+        self._directions: list[tuple[Tensor, Tensor]] = []
+        whole = {name for name in metrics if METRICS[name].scope in ("dataset", "layers")}
+        self._rows: RowStream | None = RowStream(whole=not whole <= SINGULAR) if whole else None
+
+    def add(self, states: Tensor, lengths: Tensor, times: Tensor) -> None:
+        """Take the states of texts, each of which stands for so many prompts."""
+        if self._rows is not None:
+            self._rows.add(masked_mean(states, lengths).cpu().repeat_interleave(times, dim=0))
+        times = times.to(states.device)
+        if self._direct:
+            total, count = unit_row_sum(states, lengths)
+            weighted = total * times.unsqueeze(-1)
+            self._directions.append((weighted.sum(0), (count * times).sum(0)))
+        for name, values in self._per_prompt.items():
+            values.append(METRICS[name].function(states, lengths).repeat_interleave(times))
+
+    def rows(self, *, centred: bool = False) -> Tensor:
+        """The prompts' means, or rows that stand for them; see `RowStream.rows`."""
+        assert self._rows is not None
+        return self._rows.rows(centred=centred)
+
+    def of_tokens(self, name: str) -> float:
+        import torch
+
+        if name in self._per_prompt:
+            return float(torch.cat(self._per_prompt[name]).mean())
+        total = [torch.stack(part).sum(0) for part in zip(*self._directions, strict=True)]
+        return float(anisotropy_of_sum(*total))

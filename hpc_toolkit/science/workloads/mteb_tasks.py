@@ -1,0 +1,232 @@
+"""The tasks stage with tasks of mteb 2.x: any of its text tasks, of the hub or of one's own, on one
+layer of a checkpoint.
+
+mteb is imported when the first checkpoint is loaded, which takes seconds, and only in an executor.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
+from hpc_toolkit.science.workloads.embedded import EmbeddedTexts
+from hpc_toolkit.science.workloads.mteb_results import main_error, model_of, plain
+from hpc_toolkit.science.workloads.requirements import require_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    import numpy as np
+
+    from hpc_toolkit.science.workloads.contentcache import SharedEmbeddings
+
+MAX_TOKENS = 512
+"""Longer texts are cut, unless the option says otherwise."""
+
+
+class MtebTasks(EmbeddedTexts):
+    """Workload: item ``{"checkpoint", "layer", "task"}`` to the main score of an mteb task.
+
+    ``task`` is a name that mteb knows, or ``module:Class`` of an ``AbsTask`` of one's own, looked
+    for where the run was made; the option ``own_tasks`` names the modules, since to import one is
+    to run it, and items may come from others than the one who chose the workload.
+
+    The value is ``{"score", "stderr", "n", "metric", "kind", "mteb"}``: ``score`` is the mean of
+    mteb's main score over splits and subsets, ``stderr`` its standard error over mteb's own
+    repetitions (None where mteb repeats nothing), ``n`` the texts that were embedded, training
+    texts included, and ``mteb`` the result as mteb writes it.
+
+    A task is made and loaded anew for each item, because mteb draws its samples from a state that
+    the task keeps: so a score does not depend on what ran before. The texts' embeddings are shared
+    by all layers of the checkpoint. Embeddings are not centred and no prompts are added.
+    """
+
+    def __init__(
+        self, *, max_tokens: int = MAX_TOKENS, own_tasks: Collection[str] = (), **options: Any
+    ) -> None:
+        """Options of the workload.
+
+        Args:
+            max_tokens: longer texts are cut.
+            own_tasks: modules whose classes an item may name; none by default.
+            options: those of `EmbeddedTexts`.
+
+        Raises:
+            ConfigError: an option that cannot be.
+        """
+        super().__init__(max_tokens=max_tokens, **options)
+        if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
+            msg = f"own_tasks: {own_tasks!r} is no list of modules"
+            raise ConfigError(msg, hint='such as ["headlines"]')
+        self._own_tasks = frozenset(own_tasks)
+
+    def load(self, group: str) -> SharedEmbeddings:
+        """Load a checkpoint.
+
+        Raises:
+            PermanentError: the checkpoint cannot be used.
+            WorkloadError: mteb is not installed.
+        """
+        _import_mteb()
+        return super().load(group)
+
+    def run(
+        self, context: SharedEmbeddings, items: Iterable[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """One value per item, in order.
+
+        Raises:
+            PermanentError: the item's task or layer does not exist, or its texts are not to be had.
+        """
+        for item in items:
+            layer = require_layer(item, context.layers, context.name)
+            yield _evaluate(item.get("task"), LayerEncoder(context, layer), self._own_tasks)
+
+
+class LayerEncoder:
+    """One layer of a checkpoint as mteb's ``EncoderProtocol`` wants a model."""
+
+    def __init__(self, context: SharedEmbeddings, layer: int) -> None:
+        from mteb.models import ModelMeta
+
+        self._context = context
+        self._layer = layer
+        self.encoded = 0
+        """Texts that were asked for so far."""
+        name, revision = model_of(context.name, layer)
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={"name": name, "revision": revision}
+        )
+        """Who this is, in mteb's results."""
+
+    def encode(self, inputs: Iterable[dict[str, Any]], **_: Any) -> np.ndarray:
+        """Float32 ``(n, d)`` of all texts of the batches; an empty text counts as one space.
+
+        The rows are a copy: a task may write into them.
+        """
+        texts = [text or " " for batch in inputs for text in batch["text"]]
+        self.encoded += len(texts)
+        return self._context.of(texts, self._layer).copy()
+
+    def similarity(self, first: Any, second: Any) -> Any:
+        """Cosines of all pairs, ``(n, m)``."""
+        from mteb.similarity_functions import cos_sim
+
+        return cos_sim(first, second)
+
+    def similarity_pairwise(self, first: Any, second: Any) -> Any:
+        """Cosines of rows with equal numbers, ``(n,)``."""
+        from mteb.similarity_functions import pairwise_cos_sim
+
+        return pairwise_cos_sim(first, second)
+
+
+def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> dict[str, Any]:
+    import datasets
+    import mteb
+
+    with warnings.catch_warnings():
+        # Of superseded tasks and undefined precisions, hundreds for each layer.
+        warnings.simplefilter("ignore")
+        datasets.disable_progress_bars()
+        task = _make_task(name, modules)
+        _load_data(task, name)
+        result = mteb.evaluate(
+            encoder,
+            task,
+            cache=None,
+            co2_tracker=False,
+            raise_error=True,
+            show_progress_bar=False,
+            encode_kwargs={"show_progress_bar": False},
+        ).task_results[0]
+    score = float(result.get_score())
+    if not math.isfinite(score):
+        msg = f"{name}: mteb's {task.metadata.main_score} is {score} for these embeddings"
+        raise PermanentError(msg, hint="are they all equal?")
+    told = plain(result.model_dump(mode="json", exclude={"evaluation_phases", "date"}))
+    return {
+        "score": score,
+        "stderr": main_error(told, task.metadata.main_score),
+        "n": encoder.encoded,
+        "metric": task.metadata.main_score,
+        "kind": task.metadata.type,
+        "mteb": told,
+    }
+
+
+def _import_mteb() -> None:
+    # mteb makes this directory when it is imported, and a home may be full or read-only; nothing
+    # is written there.
+    nowhere = Path(tempfile.gettempdir()) / f"mteb-{os.getuid()}"
+    os.environ.setdefault("MTEB_CACHE", str(nowhere))
+    try:
+        import mteb  # noqa: F401 - to say early what is missing
+    except ModuleNotFoundError as error:
+        msg = f"tasks of mteb need the package {error.name!r}, which is not installed"
+        raise WorkloadError(msg, hint="pip install 'hpc-toolkit[mteb]'") from error
+
+
+def _make_task(name: object, modules: Collection[str]) -> Any:
+    import mteb
+
+    if not isinstance(name, str) or not name:
+        msg = f"task {name!r} is not the name of a task"
+        raise PermanentError(msg, hint="such as STSBenchmark, or module:Class")
+    module, colon, attribute = name.partition(":")
+    if colon and module not in modules:
+        msg = f"task {name!r}: module {module!r} is not among the workload's own_tasks"
+        raise PermanentError(msg, hint="whoever makes the run names the modules of tasks there")
+    if colon:
+        task = _own_class(name, module, attribute)()
+    else:
+        try:
+            task = mteb.get_task(name)
+        except KeyError as error:
+            _, _, near = str(error.args[0]).partition("Did you mean: ")
+            msg = f"mteb has no task {name!r}"
+            hint = f"did you mean {near}" if near else "mteb.get_tasks() lists them"
+            raise PermanentError(msg, hint=hint) from None
+    if "text" not in task.metadata.modalities or len(task.metadata.modalities) > 1:
+        msg = f"task {name!r} is about {', '.join(task.metadata.modalities)}, and models read text"
+        raise PermanentError(msg)
+    return task
+
+
+def _own_class(name: str, module: str, attribute: str) -> Any:
+    from mteb.abstasks import AbsTask
+
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        msg = f"task {name!r}: there is no module {error.name!r}"
+        raise PermanentError(msg, hint="it is looked for where the run was made") from error
+    except AttributeError as error:
+        msg = f"task {name!r}: module {module!r} has no {attribute!r}"
+        raise PermanentError(msg) from error
+    if not isinstance(found, type) or not issubclass(found, AbsTask):
+        what = getattr(found, "__name__", type(found).__name__)
+        msg = f"task {name!r} is not a class of mteb's AbsTask but {what}"
+        raise PermanentError(msg)
+    return found
+
+
+def _load_data(task: Any, name: object) -> None:
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    try:
+        task.load_data()
+    except FileNotFoundError as error:  # a data set that does not exist is one as well
+        msg = f"task {name!r}: {error}"
+        raise PermanentError(msg) from error
+    except ConnectionError as error:
+        if not HF_HUB_OFFLINE:
+            raise  # the network failed: a later attempt may not
+        msg = f"task {name!r}: its texts are not in the local cache, and HF_HUB_OFFLINE is set"
+        raise PermanentError(msg, hint="download them on a node that has network access") from error

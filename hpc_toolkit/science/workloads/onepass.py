@@ -1,0 +1,244 @@
+"""All layers of a model from one forward pass: its states are handed on as they are made.
+
+Memory: beyond its weights a pass needs what the model itself needs for one batch, and of the hidden
+states those of one layer; all ``L + 1`` of them never exist together. Bounded by `BatchSize`, it
+grows neither with the layers nor with the texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from hpc_toolkit.errors import ConfigError, PermanentError
+from hpc_toolkit.science.workloads.architectures import (
+    anatomy,
+    block_count,
+    input_of,
+    output_of,
+    through,
+)
+from hpc_toolkit.science.workloads.requirements import require_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+    from torch.nn import Module
+
+    from hpc_toolkit.science.workloads.architectures import Anatomy
+    from hpc_toolkit.science.workloads.checkpoints import LoadedModel
+
+FinalNorm = Literal["raw", "paper"]
+"""Whether the layers below the last are taken as they are, or behind the model's final norm, which
+is what a model cut off after that layer returns. The last layer is behind it either way."""
+
+Consume = Callable[[int, "Tensor", "Batch"], None]
+"""Called with a layer, its float32 states ``(b, t, d)``, and the texts they belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A few texts of similar length that went through the model together."""
+
+    rows: list[int]
+    """Positions of the texts in the list that was given, longest texts last."""
+
+    lengths: Tensor
+    """Tokens of each text ``(b,)``; states beyond are padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """How many texts go through a model together."""
+
+    texts: int
+    """At most so many."""
+
+    tokens: int | None = None
+    """At most so many tokens, padding included; one text longer than that goes alone. None: any
+    number."""
+
+    def halved(self) -> BatchSize | None:
+        """Half of both; None where a batch holds one text already."""
+        if self.texts == 1:
+            return None
+        tokens = None if self.tokens is None else max(1, self.tokens // 2)
+        return BatchSize(self.texts // 2, tokens)
+
+    def cut(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Positions of texts of ``lengths`` tokens, shortest first, batch by batch."""
+        rows: list[int] = []
+        for row in sorted(range(len(lengths)), key=lengths.__getitem__):
+            full = len(rows) == self.texts
+            if rows and (full or (len(rows) + 1) * lengths[row] > (self.tokens or math.inf)):
+                yield rows
+                rows = []
+            rows.append(row)
+        if rows:
+            yield rows
+
+
+def require_final_norm(value: object) -> FinalNorm:
+    """An option ``final_norm``.
+
+    Raises:
+        ConfigError: it is neither of the two.
+    """
+    for known in get_args(FinalNorm):
+        if value == known:
+            return cast("FinalNorm", known)
+    msg = f"final_norm: {value!r} is neither raw nor paper"
+    raise ConfigError(msg, hint="paper: every layer behind the model's final norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Texts, each of the same tokens once.
+
+    A text that is there twice would come out with other last bits each time, since it goes through
+    the model in batches of other widths: rows that ought to be equal would not be.
+    """
+
+    ids: list[list[int]]
+    """The different texts, in the order of their first."""
+
+    at: list[int]
+    """For each text that was given, its position in ``ids``."""
+
+    @classmethod
+    def of(cls, ids: Sequence[list[int]]) -> Distinct:
+        """The different ones among token ids of texts."""
+        found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
+        return cls([list(key) for key in found], [found[tuple(tokens)] for tokens in ids])
+
+
+def layer_count(loaded: LoadedModel) -> int:
+    """Number of hidden states: the blocks and the embeddings (layer 0)."""
+    return block_count(loaded.model) + 1
+
+
+def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Token ids of each text, cut to ``max_tokens``.
+
+    Raises:
+        PermanentError: a text has no token at all, or more than the model takes.
+    """
+    encoded = loaded.tokenizer(list(texts), truncation=True, max_length=max_tokens)
+    ids: list[list[int]] = encoded["input_ids"]
+    for row, tokens in enumerate(ids):
+        if not tokens:
+            msg = f"{loaded.name}: text {row + 1} has no tokens: {texts[row][:40]!r}"
+            raise PermanentError(msg)
+    require_positions(loaded, max(map(len, ids), default=0))
+    return ids
+
+
+def forward(
+    loaded: LoadedModel,
+    ids: Sequence[list[int]],
+    consume: Consume,
+    *,
+    size: BatchSize,
+    final_norm: FinalNorm = "raw",
+) -> None:
+    """Run the model once over all texts and hand on each layer's states as they are made.
+
+    ``consume`` is called while the model runs, for layer 0 (the embeddings) to layer L (the last
+    hidden state, behind any final norm). It must not write into the states; where it keeps none,
+    those of one layer are there at a time, whatever the number of layers and texts.
+
+    Batches hold texts of similar length. Padding is on the right, where a causal model cannot see
+    it and positions stay those of the text alone. Batches depend on the texts only, so two passes
+    give the same numbers.
+
+    Raises:
+        PermanentError: token ids beyond the vocabulary, hidden states that are not finite, or a
+            final norm that was not found.
+    """
+    import torch
+
+    _require_vocabulary(loaded, ids)
+    found = anatomy(loaded.model)
+    tail = _tail(loaded, found, final_norm)
+    for rows in size.cut([len(tokens) for tokens in ids]):
+        lengths = torch.tensor([len(ids[row]) for row in rows])
+        width = int(lengths.max())
+        padded = torch.tensor([ids[row] + [0] * (width - len(ids[row])) for row in rows])
+        mask = (torch.arange(width) < lengths.unsqueeze(1)).long()
+        batch = Batch(rows, lengths.to(loaded.device))
+
+        def hand_on(layer: int, states: Tensor, batch: Batch = batch) -> None:
+            _require_finite(loaded, layer, states)
+            consume(layer, states, batch)
+
+        with torch.inference_mode():
+            _run(loaded, found, tail, padded, mask, hand_on)
+
+
+def _run(
+    loaded: LoadedModel,
+    found: Anatomy,
+    tail: Sequence[Module],
+    padded: Tensor,
+    mask: Tensor,
+    hand_on: Callable[[int, Tensor], None],
+) -> None:
+    inputs = {
+        "input_ids": padded.to(loaded.device),
+        "attention_mask": mask.to(loaded.device),
+        "use_cache": False,
+    }
+    if not found.blocks:
+        output = loaded.model(**inputs, output_hidden_states=True)
+        # Some models leave their final norm out of the last of their hidden states.
+        for layer, states in enumerate((*output.hidden_states[:-1], output.last_hidden_state)):
+            hand_on(layer, states)
+        return
+    handles = [
+        found.blocks[0].register_forward_pre_hook(
+            lambda _, args, kwargs: hand_on(0, through(tail, input_of(args, kwargs))),
+            with_kwargs=True,
+        )
+    ]
+    for layer, block in enumerate(found.blocks[:-1], start=1):
+        handles.append(block.register_forward_hook(_taking(layer, tail, hand_on)))
+    try:
+        # The last block's output is not asked for: what the model returns is behind its final norm.
+        last = loaded.model(**inputs).last_hidden_state
+    finally:
+        for handle in handles:
+            handle.remove()
+    hand_on(len(found.blocks), last)
+
+
+def _taking(layer: int, tail: Sequence[Module], hand_on: Callable[[int, Tensor], None]) -> Any:
+    def hook(_: Module, __: Any, returned: Any) -> None:
+        hand_on(layer, through(tail, output_of(returned)))
+
+    return hook
+
+
+def _tail(loaded: LoadedModel, found: Anatomy, final_norm: FinalNorm) -> Sequence[Module]:
+    if final_norm == "raw":
+        return ()
+    if found.tail is None:
+        msg = f"{loaded.name}: what {type(loaded.model).__name__} norms at its end was not found"
+        raise PermanentError(msg, hint="final_norm: paper is not to be had of it; take raw")
+    return found.tail
+
+
+def _require_vocabulary(loaded: LoadedModel, ids: Sequence[list[int]]) -> None:
+    size = int(loaded.model.config.vocab_size)
+    largest = max((max(tokens) for tokens in ids), default=0)
+    if largest >= size:
+        msg = f"{loaded.name}: the tokenizer gives id {largest}, but the model knows {size} tokens"
+        raise PermanentError(msg, hint="model and tokenizer do not belong together")
+
+
+def _require_finite(loaded: LoadedModel, layer: int, states: Tensor) -> None:
+    if not bool(states.isfinite().all()):
+        msg = f"{loaded.name}: hidden states of layer {layer} hold NaN or infinite values"
+        raise PermanentError(msg, hint="the weights are damaged, or training diverged")

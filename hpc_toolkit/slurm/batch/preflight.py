@@ -1,0 +1,141 @@
+"""Whether this node can do its part of a job: its GPUs, its view of the run, the space there.
+
+Asked once on every node before the ranks start, since what is missing would cost hours later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from hpc_toolkit import __version__
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
+from hpc_toolkit.system.quantities import format_size
+from hpc_toolkit.system.ranks import host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_GRANTED = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_NO_DEVICE = ("", "-1", "NoDevFiles")
+_FREE_FILES = 1000
+_NVML = "libnvidia-ml.so.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What one node said."""
+
+    node: str
+    """Its name, as Slurm calls it."""
+    problems: tuple[str, ...]
+    """Why it cannot work; empty where it can."""
+    facts: tuple[str, ...]
+    """What it has."""
+
+    def line(self) -> str:
+        """All of it on one line."""
+        if self.problems:
+            return f"{self.node}: {'; '.join(self.problems)}"
+        return f"{self.node}: ready: {', '.join(self.facts)}"
+
+
+def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
+    """Look at this node.
+
+    Args:
+        run: the run directory that ranks will write to; None: they write to none.
+        gpus: how many GPUs a process must see that is alone on its node.
+        free_bytes: space that must be free below ``run``.
+    """
+    problems: list[str] = []
+    facts = [f"hpctk {__version__}", f"Python {platform.python_version()}"]
+    if gpus:
+        seen = usable_gpus(os.environ)
+        if seen < gpus:
+            problems.append(f"only {seen} of {gpus} GPUs are there")
+        facts.append(f"{seen} GPUs")
+    if run is not None:
+        _check_run(run, free_bytes, problems, facts)
+    return NodeReport(node=host_name(), problems=tuple(problems), facts=tuple(facts))
+
+
+def usable_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs that a process with ``environ`` can use: granted by Slurm, and answering the driver.
+
+    Without NVIDIA's library the grant alone counts, and for parts of GPUs, since the library counts
+    whole ones (CUDA names a part ``MIG-...``); 0 where nothing tells of a GPU.
+    """
+    listed = next((environ[name] for name in _GRANTED if name in environ), None)
+    granted = _granted(listed) if listed is not None else None
+    if granted is not None and any(word.startswith("MIG-") for word in granted):
+        return len(granted)
+    counts = [] if granted is None else [len(granted)]
+    answering = _answering_gpus()
+    if answering is not None:
+        counts.append(answering)
+    return min(counts, default=0)
+
+
+def _granted(listed: str) -> list[str]:
+    """Devices up to the first word that names none, as CUDA reads the list.
+
+    Slurm and sites write ``NoDevFiles`` or ``-1`` for a job that was given no GPU.
+    """
+    words = [word.strip() for word in listed.rstrip(",").split(",")]
+    return list(takewhile(lambda word: word not in _NO_DEVICE, words))
+
+
+def _answering_gpus() -> int | None:
+    """GPUs of this node that answer NVIDIA's driver; None where there is no driver.
+
+    A GPU that fell off the bus is still listed, and fails when it is asked for its memory
+    (nvmlDeviceGetHandleByIndex_v2 and nvmlDeviceGetMemoryInfo in the NVML reference).
+    """
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    listed, answering = ctypes.c_uint(0), 0
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(listed))
+    for index in range(listed.value):
+        device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+            continue
+        answering += nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+    nvml.nvmlShutdown()
+    return answering
+
+
+def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]) -> None:
+    try:
+        read_manifest(run)
+    except HpcToolkitError as error:
+        problems.append(error.message)
+        return
+    for directory in (RunPaths(run).workers, RunPaths(run).journals):
+        try:
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                file.write(b"x")
+        except OSError as error:
+            problems.append(f"cannot write to {directory}: {error.strerror}")
+            break
+    with suppress(OSError):
+        space = os.statvfs(run)
+        free = space.f_bavail * space.f_frsize
+        if free < free_bytes:
+            problems.append(f"only {format_size(free)} are free for {run}")
+        facts.append(f"{format_size(free)} free for {run}")
+        # Some filesystems count no files.
+        if space.f_files and space.f_favail < _FREE_FILES:
+            problems.append(f"room for {space.f_favail} more files below {run}")

@@ -1,0 +1,138 @@
+"""Which cluster is meant where no option says it: a variable's, the one recognized, or generic."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
+from hpc_toolkit.slurm.clusters.keys import identify
+from hpc_toolkit.slurm.clusters.merge import VARIABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FALLBACK = "generic"
+_PREFIX = "HPCTK_"
+CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+"""Where Slurm's programs look without ``SLURM_CONF``; the second is that of a configless site."""
+
+_CLUSTER_NAME = re.compile(
+    r"^[ \t]*ClusterName[ \t]*=[ \t]*([\w.-]+)", re.IGNORECASE | re.MULTILINE
+)
+_OTHER_VARIABLES = ("HPCTK_CLUSTER", "HPCTK_SITE_CLUSTERS", "HPCTK_RUN", "HPCTK_HOST")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A cluster, and what the user should be told of how it was found."""
+
+    cluster: Cluster
+    """Its facts."""
+    notes: tuple[str, ...]
+    """Lines for stderr."""
+
+
+def resolve_cluster(option: str | None) -> Resolved:
+    """The cluster of ``--cluster``, else of ``HPCTK_CLUSTER``, else the one recognized here.
+
+    Without any of them it is the one of which nothing is known. Runs no program. Raises ConfigError
+    for a cluster that cannot be loaded, and where two are recognized by the same evidence.
+    """
+    notes = misspelt_variables(os.environ)
+    name = option or os.environ.get("HPCTK_CLUSTER")
+    if not name:
+        name, said = _recognized()
+        notes += said
+    name = name or FALLBACK
+    return Resolved(cluster=load_cluster(name), notes=tuple(notes))
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """A note for every variable that is nearly one of those that set defaults."""
+    known = {*VARIABLES, *_OTHER_VARIABLES}
+    unknown = [name for name in environ if name.startswith(_PREFIX) and name not in known]
+    if not unknown:
+        return []
+    import difflib
+
+    # Without the common prefix, which alone would make any two of them close.
+    options = [name.removeprefix(_PREFIX) for name in known]
+    notes = []
+    for name in sorted(unknown):
+        close = difflib.get_close_matches(name.removeprefix(_PREFIX), options, n=1, cutoff=0.8)
+        notes += [f"{name} is not read; did you mean {_PREFIX}{one}?" for one in close]
+    return notes
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """The ``[identify]`` table of a cluster."""
+
+    name: str
+    layer: int
+    file: str
+    signs: dict[str, str]
+
+
+def _recognized() -> tuple[str, list[str]]:
+    """The cluster whose ``[identify]`` holds here, or "", and what to tell the user."""
+    clusters, notes = _known_signs()
+    evidence: dict[str, Callable[[str], bool]] = {
+        # The best one first: it is where sbatch would send a job.
+        "slurm_cluster": lambda name: name.lower() == slurm_cluster_name(os.environ),
+        "env": lambda text: os.environ.get(text.partition("=")[0]) == text.partition("=")[2],
+        "hostname": lambda pattern: fnmatch.fnmatchcase(os.uname().nodename, pattern),
+    }
+    for sign, holds in evidence.items():
+        here = [one for one in clusters if sign in one.signs and holds(one.signs[sign])]
+        latest = [one for one in here if one.layer == max(other.layer for other in here)]
+        if len(latest) > 1:
+            names = " and ".join(one.name for one in latest)
+            msg = f"{names} are both recognized here, by identify.{sign}"
+            raise ConfigError(msg, hint="say which with --cluster or HPCTK_CLUSTER")
+        if latest:
+            one = latest[0]
+            why = f"{one.file}: identify.{sign} = {one.signs[sign]}"
+            return one.name, [*notes, f"cluster {one.name}, recognized by {why}"]
+    return "", notes
+
+
+def _known_signs() -> tuple[list[_Signs], list[str]]:
+    found: dict[str, _Signs] = {}
+    notes = []
+    for one in cluster_files():
+        try:
+            table = read_table(one).get("identify", {})
+            signs = dict(identify(table, f"{one.file}: identify"))
+        except HpcToolkitError as error:
+            # A broken file of another cluster must not stop this one's job.
+            notes.append(f"passed over: {error.message}")
+            continue
+        if signs:
+            before = found[one.name].signs if one.name in found else {}
+            layer = get_args(Layer).index(one.layer)
+            found[one.name] = _Signs(one.name, layer, one.file, {**before, **signs})
+    return list(found.values()), notes
+
+
+def slurm_cluster_name(environ: Mapping[str, str]) -> str:
+    """Slurm's ClusterName in lower case, as its configuration here has it; "" where there is none.
+
+    A file that Slurm's own file includes is not read.
+    """
+    named = environ.get("SLURM_CONF")
+    for path in [named] if named else CONFIG_FILES:
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        match = _CLUSTER_NAME.search(text)
+        return match[1].lower() if match else ""
+    return ""

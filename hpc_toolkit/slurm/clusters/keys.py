@@ -1,0 +1,285 @@
+"""The keys of a cluster file: which field each of them sets, and what its value must be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.slurm.allowlist import (
+    PATTERNS,
+    check_count,
+    check_module,
+    check_text,
+    check_variable,
+    matches,
+    setup_words,
+)
+from hpc_toolkit.slurm.environment import check_bind
+from hpc_toolkit.system import tomltable as t
+from hpc_toolkit.system.quantities import parse_mem_mib, parse_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+GpuRequest = Literal["gpus-per-node", "gres", "gpus-per-task"]
+MemStyle = Literal["mem", "mem-per-cpu", "mem-per-gpu", "none"]
+ContainerRuntime = Literal["apptainer", "pyxis"]
+Backend = Literal["nccl", "gloo"]
+
+MAX_AMOUNT = 1_000_000
+"""No hour costs more, and no node takes more watts."""
+
+MEMORY_OPTIONS = ("mem", "mem_per_cpu", "mem_per_gpu")
+"""Options of which sbatch takes one."""
+
+DEFAULT_OPTIONS = (
+    *("account", "partition", "qos", "reservation", "constraint", "time", "cpus_per_task"),
+    *MEMORY_OPTIONS,
+)
+"""sbatch options that may have a default in ``[defaults]``, or in a variable ``HPCTK_...``."""
+
+NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{1,100}"
+"""Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
+
+BLANKED = "([Hh][Ee][Tt]|[Pp][Aa][Cc][Kk])[Jj][Oo][Bb]"
+"""hetjob and packjob: words that sbatch blanks in any directive, up to 20.11."""
+
+PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
+BIND = r"/[^:,]*(:/[^:,]*(:r[ow])?)?"
+DIRECTORY = r"(/|~(/|$)).*"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*=.+"
+
+
+def _matching(pattern: str, wanted: str) -> Callable[[Any, str], str]:
+    def convert(value: object, where: str) -> str:
+        if matches(value, pattern):
+            return value
+        raise t.wrong(where, value, wanted)
+
+    return convert
+
+
+partition_name = _matching(PARTITION_NAME, "a partition's name")
+variable = _matching(VARIABLE, "NAME=VALUE")
+_directory = _matching(DIRECTORY, "an absolute path, or one below ~")
+
+
+def binds(value: object, where: str) -> tuple[str, ...]:
+    """Directories for a container."""
+    found = t.texts(value, where)
+    for entry in found:
+        _allowed(check_bind, entry, where)
+    return found
+
+
+def directories(value: object, where: str) -> tuple[str, ...]:
+    """Absolute directories; ``~`` is the home directory."""
+    return tuple(_directory(entry, where) for entry in t.texts(value, where))
+
+
+def modules(value: object, where: str) -> tuple[str, ...]:
+    """Environment modules."""
+    found = t.texts(value, where)
+    for name in found:
+        _allowed(check_module, name, where)
+    return found
+
+
+def commands(value: object, where: str) -> tuple[str, ...]:
+    """Commands without expansions, one a line of the script."""
+    found = t.texts(value, where)
+    for line in found:
+        _allowed(setup_words, line, where)
+    return found
+
+
+def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
+    """Variables that a script may export."""
+    found = t.pairs(value, where)
+    for name, text in found:
+        _allowed(check_variable, name, text, where)
+    return found
+
+
+def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
+    """Variables of NCCL and of what carries its messages."""
+    found = exports(value, where)
+    for name, _ in found:
+        if not re.fullmatch(NCCL_NAME, name):
+            msg = f"{where}: {name} is no variable of NCCL, Gloo, UCX or libfabric"
+            raise ConfigError(msg, hint="NCCL_..., GLOO_..., UCX_... or FI_...; others go to [env]")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A converter for the value of an sbatch option, as text."""
+
+    name: str
+    """A field of ``ScriptSpec``."""
+
+    def __call__(self, value: object, where: str) -> str:
+        text = t.text(value, where)
+        if re.search(BLANKED, text):
+            raise t.wrong(where, value, "a value without the words hetjob and packjob")
+        if self.name in PATTERNS:
+            _allowed(check_text, text, self.name, where)
+        elif self.name == "time":
+            parse_walltime(text, where=where)
+        else:
+            parse_mem_mib(text, where=where, zero=self.name == "mem")
+        return text
+
+
+def amount(value: object, where: str) -> float:
+    """A price or a power: a number from 0 to MAX_AMOUNT, with or without a fraction."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise t.wrong(where, value, "a number")
+    if 0 <= value <= MAX_AMOUNT:  # false for nan
+        return float(value)
+    raise t.wrong(where, value, f"a number from 0 to {MAX_AMOUNT}")
+
+
+def cpus_per_task(value: object, where: str) -> int:
+    """CPUs of a rank."""
+    found = t.count(value, where)
+    _allowed(check_count, found, "cpus_per_task", where)
+    return found
+
+
+def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
+    """Values of sbatch options."""
+    found = tuple(_table(value, DEFAULT_KEYS, where).items())
+    memory = [name for name, _ in found if name in MEMORY_OPTIONS]
+    if len(memory) > 1:
+        msg = f"{where}: {' and '.join(memory)} exclude each other"
+        raise ConfigError(msg, hint="Slurm takes one memory option")
+    return found
+
+
+def identify(value: object, where: str) -> tuple[tuple[str, str], ...]:
+    """By what a site is recognized."""
+    return tuple(_table(value, IDENTIFY_KEYS, where).items())
+
+
+def partitions(value: object, where: str) -> tuple[dict[str, Any], ...]:
+    """The fields of each partition, in the order of the file."""
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise t.wrong(where, value, "a list of [[partitions]] tables")
+    found = tuple(
+        t.convert(entry, PARTITION_KEYS, _of_partition(entry, number, where))
+        for number, entry in enumerate(value, 1)
+    )
+    names = [entry.get("name") for entry in found]
+    for name in names:
+        if name is None or names.count(name) > 1:
+            what = "one has no 'name'" if name is None else f"{name!r} is there twice"
+            msg = f"{where}: {what}"
+            raise ConfigError(msg, hint="each partition has a name of its own")
+    return found
+
+
+def _of_partition(entry: dict[str, Any], number: int, where: str) -> str:
+    name = entry.get("name")
+    known = isinstance(name, str) and re.fullmatch(PARTITION_NAME, name)
+    return f"{where}.{name}" if known else f"{where}[{number}]"
+
+
+def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
+    """Every error in what a file says, one for each wrong key, those of its tables included."""
+    found = []
+    for key, value in table.items():
+        where, errors = f"{file}: {key}", []
+        if key in _TABLES and isinstance(value, dict):
+            errors = t.problems(value, _TABLES[key], where)
+        if key == "partitions" and isinstance(value, list):
+            for number, entry in enumerate(value, 1):
+                if isinstance(entry, dict):
+                    place = _of_partition(entry, number, where)
+                    errors += t.problems(entry, PARTITION_KEYS, place)
+        found += errors or t.problems({key: value}, KEYS, file)
+    return found
+
+
+def _allowed(check: Callable[..., object], *args: object) -> None:
+    try:
+        check(*args)
+    except HpcToolkitError as error:
+        raise ConfigError(error.message, hint=error.hint) from None
+
+
+def _table(value: object, keys: dict[str, t.Key], where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise t.wrong(where, value, "a table")
+    return t.convert(value, keys, where)
+
+
+DEFAULT_KEYS: dict[str, t.Key] = {
+    **{option: (option, Option(option)) for option in DEFAULT_OPTIONS},
+    "cpus_per_task": ("cpus_per_task", cpus_per_task),
+}
+
+IDENTIFY_KEYS: dict[str, t.Key] = {
+    "slurm_cluster": ("slurm_cluster", t.word),
+    "env": ("env", variable),
+    "hostname": ("hostname", t.text),
+}
+
+_TABLES = {"defaults": DEFAULT_KEYS, "identify": IDENTIFY_KEYS}
+
+NODE_KEYS: dict[str, t.Key] = {
+    "nodes": ("nodes", t.count),
+    "min_nodes": ("min_nodes", t.count),
+    "max_walltime": ("max_walltime_s", t.walltime),
+    "gpus_per_node": ("gpus_per_node", t.count_or_zero),
+    "gpu_type": ("gpu_type", t.word),
+    "cpus_per_node": ("cpus_per_node", t.count),
+    "mem_per_node": ("mem_per_node_mib", t.mem),
+    "price_per_node_hour": ("price_per_node_hour", amount),
+    "price_per_gpu_hour": ("price_per_gpu_hour", amount),
+    "watts_per_node": ("watts_per_node", amount),
+    "watts_per_gpu": ("watts_per_gpu", amount),
+}
+"""What a partition may state for itself."""
+
+PARTITION_KEYS: dict[str, t.Key] = {
+    "name": ("name", partition_name),
+    **NODE_KEYS,
+    "restricted": ("restricted", t.flag),
+}
+
+KEYS: dict[str, t.Key] = {
+    "description": ("description", t.text),
+    "extends": ("extends", t.word),
+    "source": ("source", t.text),
+    "checked": ("checked", t.date),
+    "verified": ("verified", t.flag),
+    "identify": ("identify", identify),
+    **NODE_KEYS,
+    "currency": ("currency", t.word),
+    "gpu_request": ("gpu_request", t.Choice(get_args(GpuRequest))),
+    "mem_style": ("mem_style", t.Choice(get_args(MemStyle))),
+    "account_required": ("account_required", t.flag),
+    "account_hint": ("account_hint", t.text),
+    "choose_partition": ("choose_partition", t.flag),
+    "partitions": ("partitions", partitions),
+    "max_array_size": ("max_array_size", t.count),
+    "shrink_jobs": ("shrink_jobs", t.flag),
+    "forbidden_submit_dirs": ("forbidden_submit_dirs", directories),
+    "login_shell": ("login_shell", t.flag),
+    "modules": ("modules", modules),
+    "setup": ("setup", commands),
+    "node_setup": ("node_setup", commands),
+    "env": ("env", exports),
+    "gpu_backend": ("gpu_backend", t.Choice(get_args(Backend))),
+    "nccl": ("nccl", nccl),
+    "conda_base": ("conda_base", t.path),
+    "container_runtime": ("container_runtime", t.Choice(get_args(ContainerRuntime))),
+    "binds": ("binds", binds),
+    "defaults": ("defaults", defaults),
+    "facts": ("facts", t.pairs),
+}
+"""In the order in which a person would write them."""

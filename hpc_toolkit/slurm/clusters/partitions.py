@@ -1,0 +1,188 @@
+"""Which partition of a cluster takes a job, and why the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.clusters.keys import NODE_KEYS
+from hpc_toolkit.slurm.clusters.merge import Origin
+from hpc_toolkit.system.quantities import format_mem, format_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster, Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a job asks of each of its nodes, and for how long."""
+
+    nodes: int
+    """Number of nodes."""
+    gpus_per_node: int
+    """GPUs of each node."""
+    cpus: int
+    """CPUs of each node, at least."""
+    mem_mib: int
+    """Memory of each node in MiB, at least; 0 for all of it, or where the job does not say."""
+    time_s: int
+    """Time limit in seconds."""
+    gpu_type: str | None = None
+    """The type of GPU that it must be; None for any."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where a value is from that the user did not give, by the key of its limit."""
+
+    def __str__(self) -> str:
+        kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
+        gpus = f" with {self.gpus_per_node} {kind}" if self.gpus_per_node else ""
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{nodes}{gpus} for {format_walltime(self.time_s)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A limit that a job does not keep."""
+
+    key: str
+    """The limit's key in a cluster file."""
+    wanted: str
+    """What the job asks for."""
+    limit: str
+    """What there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How errors speak of a limit."""
+
+    asked: str
+    """What asks for it."""
+    reason: str
+    """Why a partition refuses; the limit follows."""
+    relation: str
+    """How what is asked for differs from the limit; the cluster's name stands between."""
+    way_out: str
+    """What to ask for instead."""
+
+
+_MORE = "more than {} has"
+_WORDS = {
+    "gpu_type": _Words("--gpu-type", "its GPUs are", "not what {} has", "another type of GPU"),
+    "nodes": _Words("--nodes", "nodes at most", _MORE, "fewer nodes"),
+    "min_nodes": _Words("--nodes", "nodes at least", "less than {} takes", "more nodes"),
+    "gpus_per_node": _Words("--gpus-per-node", "GPUs a node at most", _MORE, "fewer GPUs a node"),
+    "cpus_per_node": _Words(
+        "--ntasks-per-node x --cpus-per-task", "CPUs a node at most", _MORE, "fewer CPUs a node"
+    ),
+    "mem_per_node": _Words("memory per node", "memory a node at most", _MORE, "less memory"),
+    "max_walltime": _Words("--time", "time at most", _MORE, "less time"),
+}
+
+
+def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
+    """The limits of a cluster, or of a partition as the cluster that it is, beyond which a job is.
+
+    What the site does not say is no limit.
+    """
+    if needs.gpus_per_node and needs.gpu_type and site.gpu_type not in (None, needs.gpu_type):
+        yield Excess("gpu_type", needs.gpu_type, str(site.gpu_type))
+    if needs.nodes < (site.min_nodes or 1):
+        yield Excess("min_nodes", str(needs.nodes), str(site.min_nodes))
+    for key, wanted, limit, shown in (
+        ("nodes", needs.nodes, site.nodes, str),
+        ("gpus_per_node", needs.gpus_per_node, site.gpus_per_node, str),
+        ("cpus_per_node", needs.cpus, site.cpus_per_node, str),
+        ("mem_per_node", needs.mem_mib, site.mem_per_node_mib, format_mem),
+        ("max_walltime", needs.time_s, site.max_walltime_s, format_walltime),
+    ):
+        if limit is not None and wanted > limit:
+            yield Excess(key, shown(wanted), shown(limit))
+
+
+def choose_partition(cluster: Cluster, needs: Needs) -> Partition:
+    """The first partition open to all, in the order of the cluster's file, that takes the job.
+
+    Raises RenderError, with the reason of each, if none does.
+    """
+    partitions = [one for one in cluster.partitions if not one.restricted]
+    for partition in partitions:
+        if not any(exceeded(for_partition(cluster, partition), needs)):
+            return partition
+    if not partitions:
+        msg = f"{cluster.written('partitions')}: all of them are restricted; none is chosen"
+        raise RenderError(msg, hint="name yours with --partition")
+    raise _refusal(cluster, tuple(one.name for one in partitions), needs)
+
+
+def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:
+    """The first of the named partitions, or of all for ``()``, that takes the job, as a cluster.
+
+    Where a cluster lists partitions, its own limits bind no job: another partition may give more.
+    It is the cluster itself if it lists none; or, unchecked, if one of ``names`` is not listed.
+    Raises RenderError where nothing takes the job: for Slurm a job beyond its partition's limits is
+    no error, it stays pending for ever.
+    """
+    known = {one.name: one for one in cluster.partitions}
+    if known and not known.keys() >= set(names):
+        return cluster
+    sites = [for_partition(cluster, known[name]) for name in names or known] if known else [cluster]
+    for site in sites:
+        if not any(exceeded(site, needs)):
+            return site
+    raise _refusal(cluster, names or tuple(known), needs)
+
+
+def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
+    """``cluster`` with the limits and the nodes of one of its partitions.
+
+    What the partition leaves open stays; ``written`` tells where each value is from.
+    """
+    stated = {
+        key: (name, getattr(partition, name))
+        for key, (name, _) in NODE_KEYS.items()
+        if getattr(partition, name) is not None
+    }
+    file = dict(cluster.origins).get("partitions", Origin(file=cluster.file, key="")).file
+    origins = dict(cluster.origins)
+    for key in stated:
+        origins[key] = Origin(file=file, key=f"partitions.{partition.name}.{key}")
+    return replace(cluster, origins=tuple(origins.items()), **dict(stated.values()))
+
+
+def _refusal(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> RenderError:
+    """The error for a job that none of the partitions takes, or not the cluster without any."""
+    partitions = [one for one in cluster.partitions if one.name in names]
+    sites = [for_partition(cluster, one) for one in partitions] or [cluster]
+    excesses = [list(exceeded(site, needs)) for site in sites]
+    for one in excesses[0]:
+        if all(one in others for others in excesses):
+            return _beyond(sites[0], one, needs)
+    ways = {one.key: _way_out(one.key, needs) for found in excesses for one in found}
+    said = "; ".join(
+        f"{partition.name}: {_WORDS[found[0].key].reason} {found[0].limit}"
+        for partition, found in zip(partitions, excesses, strict=True)
+    )
+    msg = f"no partition of {cluster.name} gives {needs} ({cluster.written('partitions')}: {said})"
+    hint = f"ask for {', or '.join(ways.values())}"
+    if "max_walltime" in ways:
+        hint += "; a job can requeue itself until its work is done"
+    return RenderError(msg, hint=hint)
+
+
+def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
+    """The error for the one limit that is the same everywhere."""
+    words = _WORDS[one.key]
+    source = f" ({needs.sources[one.key]})" if one.key in needs.sources else ""
+    relation = words.relation.format(site.name)
+    msg = f"{words.asked}{source}: {one.wanted} is {relation}"
+    msg += f" ({site.written(one.key)} = {one.limit})"
+    hint = f"ask for {words.way_out}, or correct the file where it is wrong"
+    return RenderError(msg, hint=hint)
+
+
+def _way_out(key: str, needs: Needs) -> str:
+    source = f" than {needs.sources[key]} says" if key in needs.sources else ""
+    return f"{_WORDS[key].way_out}{source}"

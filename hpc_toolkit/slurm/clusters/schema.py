@@ -1,0 +1,112 @@
+"""The JSON schema of cluster files, made from the keys by which they are read.
+
+It accepts whatever a file may hold. Rules that JSON schema has no words for (one memory option, two
+partitions of one name, what a script may export) are the reader's alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+from typing import Any
+
+from hpc_toolkit.slurm.allowlist import COUNTS, PATTERNS
+from hpc_toolkit.slurm.clusters import facts as clusters
+from hpc_toolkit.slurm.clusters import keys
+from hpc_toolkit.system import tomltable as t
+
+_LINE = r"^[^\u0000-\u001f\u007f]*$"
+_MEM = "[0-9]{1,12}[KMGTkmgt]?([Ii]?[Bb])?"
+_TEXTS = {"type": "array", "items": {"type": "string", "pattern": _LINE}}
+_PAIRS = {"type": "object", "additionalProperties": {"type": "string", "pattern": _LINE}}
+
+
+def cluster_schema() -> dict[str, Any]:
+    """The schema, draft 7: that is what editors for TOML know."""
+    described = _docstrings("Cluster")
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A cluster file of hpctk",
+        **_object(keys.KEYS, described),
+    }
+
+
+def _object(table: dict[str, t.Key], described: dict[str, str]) -> dict[str, Any]:
+    properties = {}
+    for key, (field, convert) in table.items():
+        text = described.get(field, "")
+        properties[key] = {**({"description": text} if text else {}), **_schema(convert)}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _schema(convert: Any) -> dict[str, Any]:
+    if isinstance(convert, t.Choice):
+        return {"enum": list(convert.choices)}
+    if isinstance(convert, keys.Option):
+        return _option(convert.name)
+    return _SCHEMAS[convert]
+
+
+def _option(name: str) -> dict[str, Any]:
+    if name in PATTERNS:
+        return _text(PATTERNS[name][0], **{"not": {"pattern": keys.BLANKED}})
+    if name == "time":
+        return _SCHEMAS[t.walltime]
+    return _text(_MEM) if name == "mem" else _SCHEMAS[t.mem]
+
+
+def _text(pattern: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^({pattern})$", **more}
+
+
+def _docstrings(name: str) -> dict[str, str]:
+    """What stands below each field of a dataclass of ``clusters``."""
+    tree = ast.parse(inspect.getsource(clusters))
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    found = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return {field: " ".join(text.split()).replace("``", "'") for field, text in found.items()}
+
+
+_SCHEMAS: dict[Any, dict[str, Any]] = {
+    t.text: {"type": "string", "pattern": _LINE},
+    t.word: _text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"),
+    t.path: _text(r"/[^\u0000-\u001f\u007f]*"),
+    t.date: {"type": "string", "format": "date"},
+    t.flag: {"type": "boolean"},
+    t.count: {"type": "integer", "minimum": 1, "maximum": t.MAX_COUNT},
+    t.count_or_zero: {"type": "integer", "minimum": 0, "maximum": t.MAX_COUNT},
+    t.mem: _text(rf"(?!0+([^0-9]|$)){_MEM}", examples=["480G"]),
+    t.walltime: _text(
+        r"(?![0:-]+$)([0-9]{1,12}-[0-9]{1,12}|[0-9]{1,12})(:[0-9]{1,12}){0,2}",
+        examples=["3-00:00:00", "12:00:00"],
+    ),
+    t.texts: _TEXTS,
+    t.pairs: _PAIRS,
+    keys.amount: {"type": "number", "minimum": 0, "maximum": keys.MAX_AMOUNT},
+    keys.cpus_per_task: {
+        "type": "integer",
+        **dict(zip(("minimum", "maximum"), COUNTS["cpus_per_task"], strict=True)),
+    },
+    keys.partition_name: _text(keys.PARTITION_NAME),
+    keys.variable: _text(keys.VARIABLE),
+    keys.binds: {"type": "array", "items": _text(keys.BIND)},
+    keys.directories: {"type": "array", "items": _text(keys.DIRECTORY)},
+    keys.modules: _TEXTS,
+    keys.commands: _TEXTS,
+    keys.exports: _PAIRS,
+    keys.nccl: {**_PAIRS, "propertyNames": {"pattern": f"^{keys.NCCL_NAME}$"}},
+}
+# Tables of keys of their own, after the converters that they hold.
+_SCHEMAS |= {
+    keys.defaults: _object(keys.DEFAULT_KEYS, {}),
+    keys.identify: _object(keys.IDENTIFY_KEYS, {}),
+    keys.partitions: {
+        "type": "array",
+        "items": {**_object(keys.PARTITION_KEYS, _docstrings("Partition")), "required": ["name"]},
+    },
+}

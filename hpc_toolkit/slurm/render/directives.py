@@ -1,0 +1,267 @@
+"""What a script asks Slurm for: a request, completed from a cluster's facts, and held to them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.clusters.keys import BLANKED
+from hpc_toolkit.slurm.clusters.partitions import (
+    Needs,
+    choose_partition,
+    fitting_site,
+    for_partition,
+)
+from hpc_toolkit.slurm.environment import check_environment
+from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment, parse_switches
+from hpc_toolkit.slurm.render.limits import check_limits
+from hpc_toolkit.slurm.render.passthrough import split_passed
+from hpc_toolkit.slurm.render.shares import (
+    MEMORY,
+    cpus,
+    cpus_share,
+    memory_mib,
+    memory_share,
+    ranks,
+)
+from hpc_toolkit.system.quantities import (
+    HOUR_S,
+    format_mem,
+    format_walltime,
+    parse_mem_mib,
+    parse_walltime,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+Directive = tuple[str, str | None]
+"""A long option of sbatch without its dashes, and its value; None for an option without one."""
+
+FALLBACK_TIME = "1:00:00"
+FALLBACK_SIGNAL_S = 300
+"""How long before the time limit the ranks start to drain, where the limit is an hour or more."""
+
+LOG = "slurm/logs/%x-%j.out"
+ARRAY_LOG = "slurm/logs/%x-%A_%a.out"
+"""The log of an array's element: %j would be another number for each of them."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
+
+
+def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
+    """``spec`` with every value that the script needs, and which ``cluster`` can give.
+
+    Precedence: the request, the cluster's defaults, shares of the node of its partition.
+    Raises RenderError for a request beyond a limit, naming the limit and its file.
+    """
+    check_environment(
+        modules=cluster.modules,
+        setup=cluster.setup,
+        node_setup=cluster.node_setup,
+        env=(*cluster.env, *cluster.nccl),
+        bind=cluster.binds,
+        where=f"{cluster.file}: ",
+    )
+    full, sources = _with_defaults(spec, cluster)
+    full = replace(
+        full,
+        time=format_walltime(parse_walltime(full.time or FALLBACK_TIME)),
+        output=log_pattern(full),
+        **_ranks(full, cluster),
+    )
+    if not full.signal and (full.launch or not full.command):
+        # A program that does not know the signal would be ended by it.
+        shortest = full.time_min or full.time or FALLBACK_TIME
+        full = replace(full, signal=_signal(parse_walltime(shortest)))
+    check_limits(full, cluster, sources)
+    if cluster.choose_partition and not full.partition:
+        full = replace(full, partition=choose_partition(cluster, _needs(full, None, sources)).name)
+    site = _fitting(full, cluster, sources)
+    if not full.cpus_per_gpu:
+        full = replace(full, cpus_per_task=full.cpus_per_task or cpus_share(full, site))
+    if not _memory(full):
+        full = replace(full, **memory_share(full, site))
+    _fitting(full, cluster, sources)
+    return full
+
+
+def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
+    """The ``#SBATCH`` options of a complete request, in the order in which a script shows them."""
+    names = ["job-name", "comment", "wckey", "account", "partition", "qos", "reservation"]
+    names += ["constraint", "prefer", "nodelist", "exclude", "licenses", "nodes", "ntasks"]
+    names += ["ntasks-per-node"]
+    options = [(name, _value(full, name)) for name in names]
+    options += _gpu_directives(full, _site(full, cluster))
+    names = ["gpu-bind", "gres-flags", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu"]
+    names += ["mem-per-gpu", "tmp", "network", "exclusive", "oversubscribe", "spread-job"]
+    names += ["switches", "segment", "time", "time-min", "begin", "deadline", "signal", "array"]
+    names += ["dependency"]
+    options += [(name, _value(full, name)) for name in names]
+    if full.dependency:
+        # Without it a job whose dependency can never be met stays pending for ever.
+        options.append(("kill-on-invalid-dep", "yes" if full.kill_on_invalid_dep else "no"))
+    # A site may set JobRequeue to either, so the script always says which.
+    options.append(("requeue" if full.requeue else "no-requeue", True))
+    # A lost node costs the items that its ranks held, not the other nodes' work. Any other program
+    # is started again as a whole.
+    options.append(("no-kill", not full.command))
+    names = ["hold", "priority", "nice", "open-mode", "output", "error", "chdir", "get-user-env"]
+    options += [
+        (name, _value(full, name)) for name in (*names, "propagate", "mail-type", "mail-user")
+    ]
+    given = [
+        (name, None if value is True else str(value))
+        for name, value in options
+        if value is not None and value is not False
+    ]
+    return [*given, *(split_passed(text, "--sbatch") for text in full.sbatch)]
+
+
+def directive_text(option: Directive) -> str:
+    """``--name=value`` as sbatch reads it from a ``#SBATCH`` line. Raises RenderError.
+
+    In double quotes, with a backslash before ``"``, ``\\`` and ``#``, every printable text is read
+    exactly: run on 22.05, and get_argument of src/sbatch/opt.c is the same in all releases from
+    17.11 to 26.05. Outside of quotes a space would end the value, and a ``#`` the line; single
+    quotes and ``$`` mean nothing inside. Up to 20.11 the words below were blanked in any value.
+    """
+    name, value = option
+    if value is None:
+        return f"--{name}"
+    if not value.isprintable() or re.search(BLANKED, value):
+        msg = f"--{name}: {value!r} cannot be written into a directive"
+        raise RenderError(msg, hint="remove control characters, and the words hetjob and packjob")
+    if _PLAIN.fullmatch(value):
+        return f"--{name}={value}"
+    quoted = re.sub(r'(["\\#])', r"\\\1", value)
+    return f'--{name}="{quoted}"'
+
+
+def log_pattern(spec: ScriptSpec) -> str:
+    """The log's path in sbatch's notation."""
+    return spec.output or (ARRAY_LOG if spec.array else LOG)
+
+
+_CANONICAL: dict[str, Callable[[str], str]] = {
+    "time-min": lambda text: format_walltime(parse_walltime(text)),
+    "begin": lambda text: parse_moment(text, "--begin").text,
+    "deadline": lambda text: parse_moment(text, "--deadline").text,
+    "array": lambda text: parse_array(text, "--array").text,
+    "switches": lambda text: parse_switches(text, "--switches"),
+    "mem": lambda text: format_mem(parse_mem_mib(text, zero=True)),
+    "mem-per-cpu": lambda text: format_mem(parse_mem_mib(text)),
+    "mem-per-gpu": lambda text: format_mem(parse_mem_mib(text)),
+    "tmp": lambda text: format_mem(parse_mem_mib(text)),
+}
+
+
+def _value(full: ScriptSpec, name: str) -> Any:
+    value = getattr(full, name.replace("-", "_"))
+    return _CANONICAL[name](value) if name in _CANONICAL and value is not None else value
+
+
+def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
+    """``spec`` with the cluster's defaults for what it leaves open, and where these are written."""
+    sources = {}
+    for name, value in cluster.defaults:
+        given = getattr(spec, name) is not None
+        rivals = name in MEMORY and _memory(spec)
+        rivals = rivals or (name == "cpus_per_task" and spec.cpus_per_gpu is not None)
+        if given or rivals:
+            continue
+        sources[name] = cluster.written(f"defaults.{name}")
+        field: dict[str, Any] = {name: value}
+        try:
+            spec = replace(spec, **field)
+        except HpcToolkitError as error:
+            msg = f"{sources[name]}: {error.message}"
+            raise RenderError(msg, hint=error.hint) from None
+    return spec, sources
+
+
+def _memory(spec: ScriptSpec) -> bool:
+    return any(getattr(spec, name) for name in MEMORY)
+
+
+def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
+    """The fields that say how many ranks a node has, and which of its GPUs they see."""
+    gpus = full.gpus_per_node
+    if full.ntasks_per_gpu:
+        # Not the option of that name: 22.05 then allocates the CPUs of one rank to all of a GPU's.
+        return {
+            "ntasks_per_node": gpus * full.ntasks_per_gpu,
+            "ntasks_per_gpu": None,
+            "gpu_bind": f"single:{full.ntasks_per_gpu}",
+        }
+    even = full.ntasks is None or full.ntasks % full.nodes == 0
+    fields: dict[str, Any] = {}
+    if full.ntasks_per_node is None and even:
+        spread = full.ntasks // full.nodes if full.ntasks else None
+        fields["ntasks_per_node"] = spread or gpus or 1
+    if full.isolate_gpus:
+        # Nor --gpus-per-task: with a type, the ranks of 22.05 see no GPU at all.
+        per_rank = _gpus_of_rank(replace(full, **fields), "--isolate-gpus gives each its own")
+        isolated = cluster.gpu_request == "gpus-per-task"
+        fields["isolate_gpus"] = False
+        fields["gpu_bind"] = None if isolated else f"per_task:{per_rank}"
+    return fields
+
+
+def _gpus_of_rank(full: ScriptSpec, why: str) -> int:
+    per_rank, rest = divmod(full.gpus_per_node, ranks(full))
+    if rest or not per_rank:
+        gpus, count = full.gpus_per_node, ranks(full)
+        msg = f"--gpus-per-node: {gpus} GPUs cannot be shared evenly by {count} ranks"
+        raise RenderError(msg, hint=why)
+    return per_rank
+
+
+def _fitting(full: ScriptSpec, cluster: Cluster, sources: Mapping[str, str]) -> Cluster:
+    """Where the job can run, as far as it says yet what it asks for; RenderError if nowhere."""
+    names = tuple(full.partition.split(",")) if full.partition else ()
+    # Without a type in the request the script asks for that of the site.
+    return fitting_site(cluster, names, _needs(full, _site(full, cluster).gpu_type, sources))
+
+
+def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -> Needs:
+    keys = {"cpus_per_task": "cpus_per_node", "time": "max_walltime"}
+    keys |= dict.fromkeys(MEMORY, "mem_per_node")
+    return Needs(
+        nodes=full.nodes,
+        gpus_per_node=full.gpus_per_node,
+        cpus=cpus(full),
+        mem_mib=memory_mib(full),
+        time_s=parse_walltime(full.time or FALLBACK_TIME),
+        gpu_type=full.gpu_type or gpu_type,
+        sources={keys[name]: source for name, source in sources.items() if name in keys},
+    )
+
+
+def _site(full: ScriptSpec, cluster: Cluster) -> Cluster:
+    """The facts of the one partition that the job names, else those of the whole cluster."""
+    named = [partition for partition in cluster.partitions if partition.name == full.partition]
+    return for_partition(cluster, named[0]) if named else cluster
+
+
+def _signal(time_s: int) -> str:
+    return f"B:USR1@{FALLBACK_SIGNAL_S if time_s >= HOUR_S else max(1, time_s // 10)}"
+
+
+def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
+    """The GPUs in the one form of the site, and the other resources of a node."""
+    gpus, kind = full.gpus_per_node, full.gpu_type or site.gpu_type
+    typed = f"{kind}:" if kind else ""
+    if not gpus:
+        return [("gres", full.gres)]
+    if site.gpu_request == "gres":
+        return [("gres", ",".join(filter(None, (f"gpu:{typed}{gpus}", full.gres))))]
+    if site.gpu_request == "gpus-per-node":
+        return [("gpus-per-node", f"{typed}{gpus}"), ("gres", full.gres)]
+    per_rank = _gpus_of_rank(full, f"{site.written('gpu_request')} asks for GPUs per task")
+    return [("gpus-per-task", f"{typed}{per_rank}"), ("gres", full.gres)]

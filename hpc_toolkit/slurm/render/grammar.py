@@ -1,0 +1,155 @@
+"""The small languages of sbatch's options: arrays, dependencies, moments.
+
+What is given back is what sbatch(1) reads the same way in every version since 21.08. Raises
+RenderError for the rest, ``where`` being the option that errors name.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.allowlist import refusal
+from hpc_toolkit.system.quantities import format_walltime, parse_walltime
+
+MAX_INDEX = 4_000_000
+"""No array has a higher index: the largest MaxArraySize of slurm.conf(5) is one more."""
+
+_JOB = r"[1-9][0-9]{0,9}(?:_(?:[0-9]{1,7}|\*))?"
+_KINDS = ("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok")
+_AFTER = rf"after((?::{_JOB}(?:\+[0-9]{{1,7}})?)+)"
+_OTHERS = rf"(?:{'|'.join(_KINDS[1:])})(?::{_JOB})+"
+_RANGE = r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?"
+_SWITCHES = r"([1-9][0-9]{0,5})(?:@(.+))?"
+
+_UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_FROM_NOW = r"now(?:\+([0-9]{1,9})(second|minute|hour|day|week)?s?)?"
+_DATE = r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?))?"
+_CLOCK = r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))? ?([AaPp][Mm])?"
+# Spelt as times: "elevenses" is unknown to Slurm 22.05.
+_HOURS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
+
+_ARRAY_HINT = "indices such as 0-99, 1,4,7-9 or 0-99:3, and %8 for at most 8 at a time"
+_DEPENDENCY_HINT = "afterok:JOB, afterany:JOB:JOB, after:JOB+MINUTES, singleton, joined by , or ?"
+_MOMENT_HINT = "2030-01-31T18:00, 18:00, tomorrow, now+2hours"
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """The indices of a job array."""
+
+    text: str
+    """As sbatch reads them."""
+    ranges: tuple[range, ...]
+    """The indices, in the order in which they were given."""
+    at_once: str
+    """How many elements may run at a time; "" for all."""
+    highest: int
+    """The largest index as it is written: Slurm counts the end of ``0-9:2`` as 9."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time; nobody asks what time it is now."""
+
+    text: str
+    """As sbatch reads it."""
+    kind: Literal["now", "date", "clock"]
+    """What it counts from: the submission, the calendar, or the next such time of day."""
+    seconds: int
+    """Since the submission or since the year 1, by ``kind``; 0 for a time of day."""
+
+
+def parse_array(text: str, where: str) -> Array:
+    """The indices that ``text`` names; leading zeros are dropped."""
+    indices, percent, at_once = text.partition("%")
+    texts, ranges, highest = [], [], 0
+    for part in indices.split(","):
+        match = re.fullmatch(_RANGE, part)
+        if not match:
+            raise refusal(where, text, _ARRAY_HINT)
+        first, last, step = (int(field) if field else None for field in match.groups())
+        top = last if last is not None else int(match[1])
+        # sbatch refuses "3-1" and a step of 0 without saying why.
+        if top < (first or 0) or step == 0:
+            raise refusal(where, text, _ARRAY_HINT)
+        texts.append("-".join(str(n) for n in (first, last) if n is not None))
+        texts[-1] += f":{step}" if step else ""
+        ranges.append(range(first or 0, top + 1, step or 1))
+        highest = max(highest, top)
+    if percent and not re.fullmatch("[1-9][0-9]{0,6}", at_once):
+        raise refusal(where, text, _ARRAY_HINT)
+    if highest > MAX_INDEX:
+        msg = f"{where}: no Slurm has an index {highest} (the highest is {MAX_INDEX})"
+        raise RenderError(msg, hint="let each element do several things")
+    return Array(",".join(texts) + percent + at_once, tuple(ranges), at_once, highest)
+
+
+def check_dependency(text: str, where: str) -> None:
+    """Raise unless all parts of ``text`` are conditions, joined by only one kind of separator."""
+    parts = re.split("[,?]", text)
+    known = all(
+        part == "singleton" or re.fullmatch(_AFTER, part) or re.fullmatch(_OTHERS, part)
+        for part in parts
+    )
+    if not known or ("," in text and "?" in text):
+        raise refusal(where, text, _DEPENDENCY_HINT)
+
+
+def parse_switches(text: str, where: str) -> str:
+    """``COUNT[@TIME]`` with a canonical time."""
+    match = re.fullmatch(_SWITCHES, text)
+    if not match:
+        raise refusal(where, text, "COUNT or COUNT@TIME, such as 1@12:00:00")
+    wait = f"@{format_walltime(parse_walltime(match[2], where=where))}" if match[2] else ""
+    return f"{match[1]}{wait}"
+
+
+def parse_moment(text: str, where: str) -> Moment:
+    """A time of day, a date of the calendar, or one counted from the submission.
+
+    sbatch's dates without a year are refused: 01/02 is another day on the other side of the ocean.
+    """
+    if match := re.fullmatch(_FROM_NOW, text):
+        count, unit = int(match[1] or 0), match[2] or "second"
+        spelt = f"now+{count}{unit}s" if match[1] else "now"
+        return Moment(spelt, "now", count * _UNITS[unit])
+    if match := re.fullmatch(_DATE, text):
+        try:
+            date = dt.datetime.fromisoformat(f"{match[1]}T{match[2] or '00:00'}")
+        except ValueError:
+            # Slurm 22.05 reads February 30 as March 2.
+            raise refusal(where, text, _MOMENT_HINT) from None
+        return Moment(date.isoformat(), "date", int((date - dt.datetime.min).total_seconds()))
+    day, rest = _day(text)
+    clock = _clock(rest)
+    if (day and not rest) or clock:
+        return Moment(day + clock, "clock", 0)
+    raise refusal(where, text, _MOMENT_HINT)
+
+
+def _day(text: str) -> tuple[str, str]:
+    for day in ("today", "tomorrow"):
+        if text.startswith(day):
+            return day, text.removeprefix(day).strip(" ")
+    return "", text
+
+
+def _clock(text: str) -> str:
+    """``HH:MM:SS``, or "" for what is no time of day."""
+    if text in _HOURS:
+        return f"{_HOURS[text]:02d}:00:00"
+    match = re.fullmatch(_CLOCK, text)
+    if not match:
+        return ""
+    hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
+    if match[4]:
+        if not 1 <= hour <= 12:
+            return ""
+        hour = hour % 12 + (12 if match[4].lower() == "pm" else 0)
+    if hour > 23 or max(minute, second) > 59:
+        return ""
+    return f"{hour:02d}:{minute:02d}:{second:02d}"

@@ -1,0 +1,113 @@
+"""The templates by what they start, and which options each of them takes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.render.rules import asked, option
+
+if TYPE_CHECKING:
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
+"""Templates that start the ranks of a training script."""
+
+RAY = "ray"
+"""The template that brings up a Ray cluster and runs its driver."""
+
+PROGRAMS = ("command", RAY, *TRAININGS)
+"""Templates that start a program of the user's, and work on no run."""
+
+ARRAYS = ("array", "command")
+"""Templates that can be job arrays."""
+
+_OF_QUEUES = ("run", "idle_exit", "lease")
+_OF_TRAININGS = (
+    *("launch", "run_dir", "nproc_per_node", "rank_restarts", "backend", "stage", "stage_dir"),
+    *("cpu_bind", "mem_bind", "numa_binding", "distribution", "hint"),
+)
+_TASKS = ("ntasks", "ntasks_per_node", "ntasks_per_gpu", "isolate_gpus", "gpu_bind")
+_ALONE = ("launch", "nproc_per_node")
+_NOT_FOR = {
+    "train-cpu": (*_ALONE, "rank_restarts", "backend", "gpus_per_node", "numa_binding"),
+    "train-single-gpu": _ALONE,
+}
+_STARTERS = re.compile(r"(.*/)?(python[0-9.]*|torchrun|accelerate|srun|mpirun)")
+_EXAMPLE = {
+    "command": "hpctk render command --nodes 2 -- python train.py",
+    RAY: "hpctk render ray --nodes 2 -- hpctk work RUN --engine ray --workers 8",
+    "train-cpu": "hpctk render train-cpu -- trees.py --depth 6",
+    "train-single-gpu": "hpctk render train-single-gpu -- train.py --lr 1",
+    "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
+    "train-multi-node": "hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py",
+}
+
+
+def check_template(spec: ScriptSpec, template: str) -> None:
+    """Refuse what the template would leave out of the script, and what it cannot do without."""
+    given = asked(spec)
+    if template in PROGRAMS:
+        _check_program(spec, template, given)
+    elif spec.command:
+        msg = f"the template {template} runs hpctk, and no {spec.command[0]!r}"
+        raise RenderError(msg, hint="the template command runs any program")
+    if template == RAY:
+        why = "Ray has one task on each node, and gives the node's CPUs and GPUs to actors"
+        _refuse(given, (*_TASKS, "container"), why, "")
+    if template in TRAININGS:
+        _check_training(spec, template, given)
+    else:
+        _refuse(given, _OF_TRAININGS, f"the template {template} starts no training", "train-...")
+    if template == "array" and spec.array is None:
+        msg = "--array: the template array needs it"
+        raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
+    if spec.array is not None and template not in ARRAYS:
+        msg = f"--array: the template {template} is one job"
+        raise RenderError(msg, hint="the templates array and command can be arrays")
+
+
+def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
+    if not spec.command:
+        what = "a program" if template not in TRAININGS else "a training script"
+        msg = f"the template {template} needs {what}"
+        raise RenderError(msg, hint=f"write it after --: {_EXAMPLE.get(template, '-- PROGRAM')}")
+    if spec.command[0] == "-m" and template not in TRAININGS:
+        msg = f"the template {template} starts a program, and no module {spec.command[1]}"
+        raise RenderError(msg, hint=f"write the interpreter too: python -m {spec.command[1]}")
+    why = f"the template {template} works on no run"
+    for name in _OF_QUEUES:
+        if name in given:
+            msg = f"{option(name)}: {why}"
+            raise RenderError(msg, hint="name it among the program's arguments, or leave it out")
+
+
+def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
+    _refuse(given, _TASKS, "a training asks for ranks, and they see all GPUs of their node", "")
+    more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
+    _refuse(given, _NOT_FOR.get(template, ()), f"{template} is one process", more)
+    if template != "train-multi-node" and spec.nodes > 1:
+        msg = f"--nodes: the template {template} is for one node"
+        raise RenderError(msg, hint="the template train-multi-node takes several")
+    if template == "train-single-gpu" and spec.gpus_per_node > 1:
+        msg = f"--gpus-per-node: train-single-gpu has one, not {spec.gpus_per_node}"
+        raise RenderError(msg, hint="the template train-multi-gpu takes several")
+    if template == "train-multi-gpu" and not spec.gpus_per_node:
+        msg = "--gpus-per-node: the template train-multi-gpu needs it"
+        raise RenderError(msg, hint=f"such as: {_EXAMPLE[template]}")
+    if spec.launch == "task-per-gpu" and spec.rank_restarts is not None:
+        msg = "--rank-restarts: in the form task-per-gpu no launcher could start ranks again"
+        raise RenderError(msg, hint="leave it out, or leave out --launch")
+    starter = spec.command[0]
+    if _STARTERS.fullmatch(starter):
+        msg = f"the template {template} starts the script itself, without {starter!r}"
+        raise RenderError(msg, hint=f"write the script alone after --: {_EXAMPLE[template]}")
+
+
+def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str, instead: str) -> None:
+    for name in names:
+        if name in given:
+            msg = f"{option(name)}: {why}"
+            hint = "leave it out" + (f", or render {instead}" if instead else "")
+            raise RenderError(msg, hint=hint)

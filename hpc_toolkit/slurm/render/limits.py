@@ -1,0 +1,84 @@
+"""A request, held to what a whole cluster takes; every refusal says where that is written.
+
+What a node gives, and for how long, is the partitions' to judge.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment
+from hpc_toolkit.system.quantities import format_walltime, parse_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+_FILLED_IN = r"\\|%[0-9]*[A-Za-z%]"
+
+
+def check_limits(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) -> None:
+    """Raise RenderError for what ``site`` cannot give.
+
+    ``sources`` says where a value is from that the user did not give: the errors name that.
+    """
+    if site.account_required and not full.account:
+        msg = f"--account: {site.name} takes no job without one"
+        msg += f" ({site.written('account_required')} = true)"
+        raise RenderError(msg, hint=f"--account {site.account_hint or 'NAME'}")
+    _check_times(full, sources)
+    _check_array(full, site)
+
+
+def forbidden(cluster: Cluster, directory: Path) -> str | None:
+    """Why no job should be submitted from ``directory``; None where nothing is against it."""
+    # The home directory may be a link, and the current directory never tells of one.
+    forms = {directory, Path(os.path.realpath(directory))}
+    for place in cluster.forbidden_submit_dirs:
+        expanded = os.path.expanduser(place)
+        places = (expanded, os.path.realpath(expanded))
+        if any(form.is_relative_to(one) for form in forms for one in places):
+            written = cluster.written("forbidden_submit_dirs")
+            return f"{cluster.name} takes no jobs from below {place} ({written})"
+    # Slurm joins the directory and the log's pattern before it fills that in (22.05 and newer): the
+    # job would end at once, and without a log.
+    if found := re.search(_FILLED_IN, str(directory)):
+        return f"Slurm does not take {found[0]!r} literally in the directory of a log: {directory}"
+    return None
+
+
+def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
+    time_s = parse_walltime(full.time or "0")
+    shortest_s = parse_walltime(full.time_min) if full.time_min else time_s
+    said = sources.get("time", "--time")
+    if shortest_s > time_s:
+        msg = f"--time-min: {full.time_min} is more than {said} {full.time}"
+        raise RenderError(msg, hint="Slurm lowers the limit, it never raises it")
+    warning_s = int((full.signal or "@0").rpartition("@")[2])
+    if warning_s >= shortest_s:
+        msg = f"--signal: {warning_s} s before the end do not fit into {said} {full.time}"
+        raise RenderError(msg, hint="warn later, or ask for more time")
+    if full.deadline is None:
+        return
+    begin = parse_moment(full.begin or "now", "--begin")
+    deadline = parse_moment(full.deadline, "--deadline")
+    if begin.kind == deadline.kind != "clock" and deadline.seconds - begin.seconds < shortest_s:
+        span = f"{format_walltime(shortest_s)} cannot end by {deadline.text}"
+        msg = f"--deadline: a job of {span} if it starts at {begin.text}"
+        raise RenderError(msg, hint="Slurm would remove it; see --time-min")
+
+
+def _check_array(full: ScriptSpec, site: Cluster) -> None:
+    if full.array is None or site.max_array_size is None:
+        return
+    highest, limit = parse_array(full.array, "--array").highest, site.max_array_size - 1
+    if highest > limit:
+        msg = f"--array: index {highest} is more than {site.name} has"
+        msg += f" ({site.written('max_array_size')} = {site.max_array_size})"
+        raise RenderError(msg, hint=f"indices end at {limit}; 'hpctk submit' makes several arrays")

@@ -1,0 +1,160 @@
+"""Which values a request may have, one by one and together."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.allowlist import COUNTS, PATTERNS, check_count, check_text, refusal
+from hpc_toolkit.slurm.environment import check_environment, check_staged
+from hpc_toolkit.slurm.render.grammar import (
+    check_dependency,
+    parse_array,
+    parse_moment,
+    parse_switches,
+)
+from hpc_toolkit.slurm.render.passthrough import check_passed
+from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Request = Any
+"""A ``ScriptSpec``, whose module builds on this one."""
+
+RIVALS = (
+    ("mem", "mem_per_cpu", "mem_per_gpu"),
+    ("cpus_per_task", "cpus_per_gpu"),
+    ("exclusive", "oversubscribe"),
+    ("ntasks_per_node", "ntasks_per_gpu"),
+    ("ntasks", "ntasks_per_gpu"),
+    ("gpu_bind", "isolate_gpus"),
+    ("gpu_bind", "ntasks_per_gpu"),
+    ("isolate_gpus", "ntasks_per_gpu"),
+    ("cpu_bind", "hint"),
+    ("stage", "container"),
+)
+"""Fields of which a request has at most one."""
+
+_OF_GPUS = (
+    *("ntasks_per_gpu", "gpu_type", "isolate_gpus", "gpu_bind", "cpus_per_gpu", "mem_per_gpu"),
+)
+_FLAGS = (
+    *("isolate_gpus", "oversubscribe", "spread_job", "requeue", "kill_on_invalid_dep", "hold"),
+    "get_user_env",
+)
+_GRAMMARS: dict[str, Callable[[str, str], object]] = {
+    "time": lambda text, where: parse_walltime(text, where=where),
+    "time_min": lambda text, where: parse_walltime(text, where=where),
+    "begin": parse_moment,
+    "deadline": parse_moment,
+    "array": parse_array,
+    "dependency": check_dependency,
+    "switches": parse_switches,
+    "mem": lambda text, where: parse_mem_mib(text, where=where, zero=True),
+    "mem_per_cpu": lambda text, where: parse_mem_mib(text, where=where),
+    "mem_per_gpu": lambda text, where: parse_mem_mib(text, where=where),
+    "idle_exit": lambda text, where: parse_duration(text, where=where),
+    "lease": lambda text, where: parse_duration(text, where=where),
+    "tmp": lambda text, where: parse_mem_mib(text, where=where),
+}
+
+
+def option(field: str) -> str:
+    """The command-line option of a field."""
+    return {"modules": "--module"}.get(field, f"--{field.replace('_', '-')}")
+
+
+def asked(spec: Request) -> dict[str, Any]:
+    """The fields of ``spec`` that are not the default, in the order of the class."""
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    standard = {field.name: field.default for field in fields(spec)}
+    return {
+        name: value
+        for name, value in values.items()
+        if standard[name] is MISSING or value != standard[name]
+    }
+
+
+def check_request(spec: Request) -> None:
+    """Raise RenderError or ConfigError for what no cluster could accept."""
+    _check_values(spec)
+    check_passed(spec.sbatch, "--sbatch")
+    check_environment(
+        modules=spec.modules,
+        setup=spec.setup,
+        node_setup=spec.node_setup,
+        teardown=spec.teardown,
+        env=spec.env,
+        conda=spec.conda,
+        venv=spec.venv,
+        container=spec.container,
+        bind=spec.bind,
+        command=spec.command,
+    )
+    check_staged(spec.stage, "--stage")
+    _check_together(spec)
+
+
+def _check_values(spec: Request) -> None:
+    unset = {
+        field.name
+        for field in fields(spec)
+        if field.default is None and getattr(spec, field.name) is None
+    }
+    for name in COUNTS.keys() - unset:
+        check_count(getattr(spec, name), name, option(name))
+    for name in PATTERNS.keys() - unset:
+        check_text(getattr(spec, name), name, option(name))
+    for name in _FLAGS:
+        if not isinstance(getattr(spec, name), bool):
+            raise refusal(option(name), getattr(spec, name), "true or false")
+    if not isinstance(spec.exclusive, bool) and spec.exclusive not in ("user", "mcs", "topo"):
+        wanted = "no value, or one of user, mcs and topo"
+        raise refusal(option("exclusive"), spec.exclusive, wanted)
+    for name in _GRAMMARS.keys() - unset:
+        value = getattr(spec, name)
+        if not isinstance(value, str):
+            raise refusal(option(name), value, "text")
+        _GRAMMARS[name](value, option(name))
+
+
+def _check_together(spec: Request) -> None:
+    given = asked(spec)
+    for rivals in RIVALS:
+        both = [option(name) for name in rivals if name in given]
+        if len(both) > 1:
+            msg = f"{' and '.join(both)} exclude each other"
+            raise RenderError(msg, hint="leave one of them out")
+    alone = [option(name) for name in _OF_GPUS if name in given and not spec.gpus_per_node]
+    if alone:
+        msg = f"{alone[0]}: the job asks for no GPU"
+        raise RenderError(msg, hint="add --gpus-per-node N, or leave the option out")
+    if spec.stage_dir is not None and not spec.stage:
+        msg = "--stage-dir: nothing is staged"
+        raise RenderError(msg, hint="add --stage PATH, or leave it out")
+    _check_ranks(spec)
+    _check_times(spec)
+
+
+def _check_ranks(spec: Request) -> None:
+    if spec.ntasks is not None and spec.ntasks < spec.nodes:
+        msg = f"--ntasks: {spec.ntasks} ranks leave some of {spec.nodes} nodes without any"
+        raise RenderError(msg, hint="ask for fewer nodes")
+    most = spec.nodes * (spec.ntasks_per_node or COUNTS["ntasks_per_node"][1])
+    if spec.ntasks is not None and spec.ntasks > most:
+        msg = f"--ntasks: {spec.ntasks} are more than --nodes x --ntasks-per-node, at most {most}"
+        raise RenderError(msg, hint="leave out --ntasks-per-node, or ask for more nodes")
+    if spec.segment and spec.nodes > spec.segment and spec.nodes % spec.segment:
+        msg = f"--segment: {spec.nodes} nodes are no multiple of {spec.segment}"
+        raise RenderError(msg, hint="ask for a multiple of it")
+
+
+def _check_times(spec: Request) -> None:
+    if spec.begin is None or spec.deadline is None:
+        return
+    begin, deadline = parse_moment(spec.begin, "--begin"), parse_moment(spec.deadline, "--deadline")
+    if begin.kind == deadline.kind != "clock" and begin.seconds >= deadline.seconds:
+        msg = f"--deadline: {deadline.text} is not after --begin {begin.text}"
+        raise RenderError(msg, hint="Slurm would never start the job")

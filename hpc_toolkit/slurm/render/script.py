@@ -1,0 +1,149 @@
+"""A job script as text: a pure function of the request, the cluster's facts and the templates.
+
+No clock, no host name and no scheduler is asked, so a script is the same wherever it is rendered.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shlex
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from hpc_toolkit import __version__
+from hpc_toolkit.errors import RenderError, near_miss
+from hpc_toolkit.slurm.render.directives import complete, directive_text, directives
+from hpc_toolkit.slurm.render.file import sha256, sign
+from hpc_toolkit.slurm.render.kinds import check_template
+from hpc_toolkit.slurm.render.spec import command_line, spec_json
+from hpc_toolkit.slurm.render.surroundings import surroundings
+from hpc_toolkit.slurm.render.training import prepared, training
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+_SUFFIX = ".sbatch.j2"
+_PARENTS = ("base", "training")
+"""Templates that others extend, and that make no script by themselves."""
+_PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
+
+
+class _Marked(str):
+    """Text that a filter has made safe for the place where the template puts it."""
+
+    __slots__ = ()
+
+
+def template_names() -> list[str]:
+    """Names of the templates that can be rendered, sorted."""
+    files = [entry.name for entry in _templates().iterdir()]
+    names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
+    return sorted(name for name in names if name not in _PARENTS)
+
+
+def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queue") -> str:
+    """The script, ending in a newline. Equal arguments give equal text on every machine.
+
+    Raises RenderError: unknown template, or a request that ``cluster`` cannot give.
+    """
+    if template not in template_names():
+        msg = f"no template is called {template!r}"
+        raise RenderError(msg, hint=near_miss(template, template_names()))
+    check_template(spec, template)
+    full = complete(prepared(spec, template, cluster), cluster)
+    trained = training(full, template, cluster)
+    options = directives(full, cluster)
+    request = spec_json(spec, template=template, cluster=cluster.name)
+    values = {
+        "version": __version__,
+        "command": command_line(spec, template=template, cluster=cluster.argument or cluster.file),
+        "template": template,
+        "template_sha256": sha256("".join(_lineage(template + _SUFFIX))),
+        "cluster": cluster.name,
+        "cluster_sha256": sha256(json.dumps(cluster.stated(), sort_keys=True)),
+        "doubt": "" if cluster.verified or not cluster.source else " (facts not verified)",
+        "spec_sha256": sha256(request),
+        "spec_json": request,
+        "directives": options,
+        "job_name": full.job_name,
+        "python": full.python,
+        "run": full.run or "",
+        "program": trained.program if trained else full.command,
+        "training": trained,
+        "array": full.array,
+        "array_offset": full.array_offset,
+        "requeue": full.requeue,
+        "max_restarts": full.max_restarts,
+        "around": surroundings(full, cluster, options),
+    }
+    return sign(_environment().get_template(template + _SUFFIX).render(values))
+
+
+def _lineage(file: str) -> list[str]:
+    """The text of a template and of those that it extends, itself last."""
+    text = _source(file)
+    parent = _PARENT.match(text)
+    return [*(_lineage(parent[1]) if parent else []), text]
+
+
+@functools.cache
+def _templates() -> Traversable:
+    return resources.files("hpc_toolkit.slurm") / "data" / "templates"
+
+
+@functools.cache
+def _source(file: str) -> str:
+    return (_templates() / file).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        optimized=False,  # folding constants takes longer than rendering once
+        loader=jinja2.FunctionLoader(_source),
+        undefined=jinja2.StrictUndefined,
+        finalize=_refuse_unmarked,
+        autoescape=False,  # noqa: S701 - a shell script; _refuse_unmarked takes its place
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        # The default, "{#", stands in every "${#array[@]}".
+        comment_start_string="<#--",
+        comment_end_string="--#>",
+    )
+    environment.filters.update(
+        sh=lambda text: _Marked(shlex.quote(text)),
+        quoted=_quoted,
+        sh_words=lambda words: _Marked(shlex.join(words)),
+        text=_comment_text,
+        directive=lambda option: _Marked(directive_text(option)),
+    )
+    return environment
+
+
+def _refuse_unmarked(value: Any) -> Any:
+    if isinstance(value, _Marked) or type(value) is int:
+        return value
+    msg = f"template: {value!r} is written into the script without a filter"
+    raise RenderError(msg, hint="use |sh, |sh_words, |directive or |text")
+
+
+def _quoted(text: str) -> _Marked:
+    """Text in quotes, also where none are needed: ``job=date`` reads like a slip."""
+    word = shlex.quote(text)
+    return _Marked(word if word != text else f"'{text}'")
+
+
+def _comment_text(text: str) -> _Marked:
+    """Text for a comment or a name: it stays on its line."""
+    if not text.isprintable():
+        msg = f"template: {text!r} would not stay on one line"
+        raise RenderError(msg, hint="remove the control characters")
+    return _Marked(text)

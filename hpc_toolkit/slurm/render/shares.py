@@ -1,0 +1,68 @@
+"""What a request comes to on one node, and the part of a node that belongs to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.system.quantities import format_mem, parse_mem_mib
+
+if TYPE_CHECKING:
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
+
+
+def ranks(full: ScriptSpec) -> int:
+    """Ranks on a node; on the fullest one, where they cannot be spread evenly."""
+    if full.ntasks_per_node or full.ntasks is None:
+        return full.ntasks_per_node or 1
+    return -(-full.ntasks // full.nodes)
+
+
+def cpus_of_rank(full: ScriptSpec) -> int:
+    """CPUs that a rank can count on."""
+    if full.cpus_per_gpu:
+        return max(1, full.cpus_per_gpu * full.gpus_per_node // ranks(full))
+    return full.cpus_per_task or 1
+
+
+def cpus(full: ScriptSpec) -> int:
+    """CPUs of a node that the request comes to."""
+    if full.cpus_per_gpu:
+        return full.cpus_per_gpu * full.gpus_per_node
+    return ranks(full) * (full.cpus_per_task or 1)
+
+
+def memory_mib(full: ScriptSpec) -> int:
+    """Memory of a node that the request comes to, in MiB; 0 for all of it."""
+    if full.mem_per_cpu:
+        return parse_mem_mib(full.mem_per_cpu) * cpus(full)
+    if full.mem_per_gpu:
+        return parse_mem_mib(full.mem_per_gpu) * full.gpus_per_node
+    return parse_mem_mib(full.mem or "0", zero=True)
+
+
+def cpus_share(full: ScriptSpec, site: Cluster) -> int:
+    """CPUs of a rank that belong to its part of the node's GPUs."""
+    if not (site.cpus_per_node and site.gpus_per_node and full.gpus_per_node):
+        return 1
+    return max(1, site.cpus_per_node * full.gpus_per_node // site.gpus_per_node // ranks(full))
+
+
+def memory_share(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
+    """The memory that belongs to the requested part of a node, in the form that the site wants."""
+    total, node_cpus, gpus = site.mem_per_node_mib, site.cpus_per_node, site.gpus_per_node
+    if total is None or site.mem_style == "none":
+        return {}
+    if gpus and full.gpus_per_node:
+        per_node, per_gpu = total * full.gpus_per_node // gpus, total // gpus
+    elif node_cpus:
+        per_node, per_gpu = total * cpus(full) // node_cpus, None
+    else:
+        return {}
+    if site.mem_style == "mem-per-gpu" and per_gpu:
+        return {"mem_per_gpu": format_mem(per_gpu)}
+    if site.mem_style == "mem":
+        return {"mem": format_mem(max(1, per_node))}
+    return {"mem_per_cpu": format_mem(max(1, per_node // cpus(full)))}

@@ -1,0 +1,238 @@
+"""What a user asks of a job script, checked field by field when it is made.
+
+An instance is valid by construction: no later step meets a value that a shell could misread.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hpc_toolkit.errors import RenderError, near_miss
+from hpc_toolkit.slurm.render.rules import asked, check_request, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSpec:
+    """One job script, in sbatch's words; None leaves the value to the cluster's file.
+
+    Raises RenderError or ConfigError for a value that no cluster could accept.
+    """
+
+    job_name: str = "work-queue"
+    """Name of the job and, with ``.sbatch``, of the script."""
+    account: str | None = None
+    """Who pays."""
+    partition: str | None = None
+    """Comma-separated partitions; many sites choose by the time limit."""
+    qos: str | None = None
+    """Quality of service."""
+    wckey: str | None = None
+    """Workload characterization key."""
+    reservation: str | None = None
+    """Comma-separated reservations."""
+    constraint: str | None = None
+    """Node features, in sbatch's notation."""
+    prefer: str | None = None
+    """Node features that are better than others (Slurm 22.05)."""
+    nodelist: str | None = None
+    """Nodes that must be in the allocation, in Slurm's notation ``n[1-4]``."""
+    exclude: str | None = None
+    """Nodes that must not."""
+    licenses: str | None = None
+    """Licenses that the job holds."""
+    nodes: int = 1
+    """Number of nodes."""
+    ntasks: int | None = None
+    """Ranks in all; by default ``ntasks_per_node`` on each node."""
+    ntasks_per_node: int | None = None
+    """Ranks on each node; by default one per GPU, or one where there is none."""
+    ntasks_per_gpu: int | None = None
+    """Ranks that share one GPU and see no other."""
+    gpus_per_node: int = 0
+    """GPUs on each node."""
+    gpu_type: str | None = None
+    """Their type, where it is not the cluster's."""
+    isolate_gpus: bool = False
+    """Whether a rank sees its own GPUs alone; without it each sees those of its node."""
+    gpu_bind: str | None = None
+    """Which GPUs a rank sees, in sbatch's notation."""
+    gres: str | None = None
+    """Generic resources of each node other than GPUs."""
+    gres_flags: str | None = None
+    """How they are bound to CPUs."""
+    cpus_per_task: int | None = None
+    """CPUs of each rank; by default its share of the node's."""
+    cpus_per_gpu: int | None = None
+    """CPUs per GPU, shared by the ranks of a node."""
+    mem: str | None = None
+    """Memory of each node as sbatch writes it; "0" is all of it. One of the three mem options."""
+    mem_per_cpu: str | None = None
+    """Memory per CPU."""
+    mem_per_gpu: str | None = None
+    """Memory per GPU."""
+    tmp: str | None = None
+    """Local disk of each node."""
+    network: str | None = None
+    """What the switch plugin is told."""
+    exclusive: bool | str = False
+    """Whether to share the nodes with no other job: True, or with none of another "user", "mcs"
+    label or "topo" block (Slurm 24.05)."""
+    oversubscribe: bool = False
+    """Whether others may use the same CPUs."""
+    spread_job: bool = False
+    """Whether to take as many nodes as possible."""
+    switches: str | None = None
+    """``COUNT[@TIME]``: at most so many leaf switches, and how long to wait for that."""
+    segment: int | None = None
+    """Nodes of one block each, in a block topology (Slurm 24.05)."""
+    time: str | None = None
+    """Time limit in Slurm's grammar."""
+    time_min: str | None = None
+    """Shortest limit that Slurm may lower ``time`` to in order to start earlier."""
+    begin: str | None = None
+    """When the job may start."""
+    deadline: str | None = None
+    """By when it must have ended; Slurm removes a job that cannot."""
+    signal: str | None = None
+    """``B:USR1@seconds``: when the script is warned of the time limit (up to a minute earlier)."""
+    requeue: bool = True
+    """Whether the job may start again: by Slurm after a failure, by itself while items are left."""
+    idle_exit: str | None = None
+    """How long a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
+    lease: str | None = None
+    """Silence after which a rank counts as dead: ``hpctk work --lease``."""
+    max_restarts: int = 10
+    """After how many restarts the script stops requeueing itself."""
+    array: str | None = None
+    """Indices of a job array, ``0-99%8``."""
+    array_offset: int = 0
+    """What the script adds to its index: a long list of indices takes several arrays."""
+    dependency: str | None = None
+    """Which jobs must have started or ended, ``afterok:17``."""
+    kill_on_invalid_dep: bool = True
+    """Whether a job is cancelled whose dependency cannot be met any more, or stays pending."""
+    hold: bool = False
+    """Whether to wait until scontrol releases the job."""
+    priority: str | None = None
+    """Priority of the job, for operators of Slurm."""
+    nice: int | None = None
+    """How much lower its priority is than it could be."""
+    output: str | None = None
+    """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
+    error: str | None = None
+    """A log of its own for stderr."""
+    open_mode: str = "append"
+    """Whether a requeued job appends to its log or empties it."""
+    comment: str | None = None
+    """A remark that Slurm keeps with the job."""
+    mail_type: str | None = None
+    """Comma-separated events that send mail."""
+    mail_user: str | None = None
+    """Who gets it."""
+    chdir: str | None = None
+    """Directory that the job works in; by default the directory of submission."""
+    get_user_env: bool = False
+    """Whether Slurm makes the environment of a login for the job."""
+    propagate: str | None = None
+    """Resource limits to take along."""
+    sbatch: tuple[str, ...] = ()
+    """``NAME[=VALUE]``: options of sbatch that have no field here."""
+    run: str | None = None
+    """The run directory; the script's first argument overrides it."""
+    python: str
+    """Absolute path of the interpreter that has hpc_toolkit."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load, after the cluster's."""
+    setup: tuple[str, ...] = ()
+    """Commands to run before the step, after the cluster's."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables to export, after the cluster's."""
+    conda: str | None = None
+    """Name or absolute path of a conda environment to activate."""
+    venv: str | None = None
+    """Absolute path of a virtual environment; its interpreter and programs come first."""
+    container: str | None = None
+    """Image in which the ranks run: a path, or what the site's runtime takes."""
+    bind: tuple[str, ...] = ()
+    """``FROM[:TO[:ro]]`` directories to see inside the container, after the cluster's."""
+    node_setup: tuple[str, ...] = ()
+    """Commands to run once on every node before the step, after the cluster's."""
+    teardown: tuple[str, ...] = ()
+    """Commands to run in the script after the step, however it ended."""
+    launch: str | None = None
+    """How the ranks of a training are started: "task-per-node", by one launcher on each node, or
+    "task-per-gpu", by srun."""
+    nproc_per_node: int | None = None
+    """Ranks of a training on each node; by default one per GPU, or one where there is none."""
+    rank_restarts: int | None = None
+    """How often a training's ranks start again inside the job after one of them failed."""
+    backend: str | None = None
+    """What carries the messages of a training: "nccl" or "gloo"."""
+    run_dir: str | None = None
+    """Directory of a training: where its ranks meet, its logs and checkpoints."""
+    stage: tuple[str, ...] = ()
+    """Files and directories that each node copies to its own disk before a training."""
+    stage_dir: str | None = None
+    """Where they are copied to; by default the job's directory on the node's disk."""
+    cpu_bind: str | None = None
+    """To what each task of a training is bound: ``srun --cpu-bind``."""
+    mem_bind: str | None = None
+    """From which NUMA nodes a task takes memory: ``srun --mem-bind``."""
+    numa_binding: str | None = None
+    """What a launcher binds each of its ranks to, beside the rank's GPU: torchrun's word."""
+    distribution: str | None = None
+    """How tasks are spread over nodes, sockets and cores: ``srun --distribution``."""
+    hint: str | None = None
+    """What the tasks are bound by, such as nomultithread: ``srun --hint``."""
+    command: tuple[str, ...] = ()
+    """Program and arguments of the ``command`` template, word by word; for a training the script
+    and its arguments."""
+
+    def __post_init__(self) -> None:
+        check_request(self)
+
+
+def spec_json(spec: ScriptSpec, *, template: str, cluster: str) -> str:
+    """The request on one ASCII line; equal requests give equal lines."""
+    return json.dumps({"template": template, "cluster": cluster, **asked(spec)}, ensure_ascii=True)
+
+
+def spec_values(embedded: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a line of ``spec_json`` asks for, for ``ScriptSpec(**values)``.
+
+    Raises RenderError for a field that this version does not know.
+    """
+    values = {key: value for key, value in embedded.items() if key not in ("template", "cluster")}
+    known = [field.name for field in fields(ScriptSpec)]
+    for name, value in values.items():
+        if name not in known:
+            msg = f"its request has a field {name!r} that this version does not know"
+            raise RenderError(msg, hint=near_miss(name, known))
+        if isinstance(value, list):
+            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    return values
+
+
+def command_line(spec: ScriptSpec, *, template: str, cluster: str) -> str:
+    """The command that renders this script again, quoted for a shell."""
+    argv = ["hpctk", "render", template, "--cluster", cluster]
+    values = asked(spec)
+    words = values.pop("command", ())
+    for name, value in values.items():
+        if name == "env":
+            argv += [part for key, text in value for part in (option(name), f"{key}={text}")]
+        elif isinstance(value, tuple):
+            argv += [part for text in value for part in (option(name), text)]
+        elif name == "kill_on_invalid_dep":
+            argv += [option(name), "yes" if value else "no"]
+        elif isinstance(value, bool):
+            argv.append(option(name) if value else option(name).replace("--", "--no-", 1))
+        elif name in ("exclusive", "propagate", "nice"):
+            # A bare one is an option as well, so the value may not be a word of its own.
+            argv.append(f"{option(name)}={value}")
+        else:
+            argv += [option(name), str(value)]
+    return shlex.join([*argv, "--", *words] if words else argv)

@@ -1,0 +1,168 @@
+"""A training as a job: its ranks, their CPUs, what starts them, and what is beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.render.kinds import RAY, TRAININGS
+
+if TYPE_CHECKING:
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.spec import ScriptSpec
+
+BY_NODE, BY_RANK = "task-per-node", "task-per-gpu"
+"""The forms of starting: a launcher on each node, or every rank by srun."""
+
+CPUS = 64
+"""CPUs of ``train-cpu`` where nothing says how many a node has."""
+
+RANK_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a training's script does that no other does."""
+
+    program: tuple[str, ...]
+    """What srun starts, the interpreter first."""
+    run_dir: str
+    """Its directory, made before the ranks start."""
+    alone: bool
+    """Whether the script is started as it is, and nothing but this job tells it its directory."""
+    processes: int
+    """Ranks that share the CPUs of one task."""
+    tasks: int
+    """Tasks of a node."""
+    srun: tuple[str, ...]
+    """Options of its step: to what tasks are bound."""
+    stage: tuple[str, ...]
+    """What each node copies to its own disk."""
+    staged: tuple[tuple[int, str], ...]
+    """Numbers and names of the copies."""
+    stage_dir: str
+    """Where to; "" for the job's directory on that disk."""
+
+
+def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
+    """A request for a training with its ranks, and the tasks and CPUs of a node that start them.
+
+    A task is what srun starts: a rank in the form task-per-gpu, else a launcher, or a program, that
+    has all of its node's CPUs. ``cluster`` states CPUs of a rank, and of a node. The request must
+    have passed ``check_template``; that of another template is returned as it is. Raises
+    RenderError for ranks that their backend cannot join.
+    """
+    if template == RAY:
+        return replace(spec, ntasks_per_node=1)
+    if template not in TRAININGS:
+        return spec
+    gpus = spec.gpus_per_node or (1 if template == "train-single-gpu" else 0)
+    form = spec.launch or BY_NODE
+    backend = spec.backend or (cluster.gpu_backend if gpus else "gloo")
+    ranks = spec.nproc_per_node or gpus or 1
+    tasks = ranks if form == BY_RANK else 1
+    _check_backend(backend, ranks, gpus)
+    if spec.numa_binding:
+        _check_binding(form, ranks, gpus)
+    restarts = RANK_RESTARTS if form == BY_NODE else 0
+    return replace(
+        spec,
+        launch=form,
+        gpus_per_node=gpus,
+        nproc_per_node=ranks,
+        ntasks_per_node=tasks,
+        cpus_per_gpu=None,
+        cpus_per_task=_cpus(spec, template, cluster, gpus=gpus, tasks=tasks, ranks=ranks),
+        rank_restarts=restarts if spec.rank_restarts is None else spec.rank_restarts,
+        backend=backend,
+        run_dir=spec.run_dir or f"runs/{spec.job_name}",
+        cpu_bind=spec.cpu_bind or (None if spec.hint else _bound(template, form)),
+    )
+
+
+def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
+    """What the script of a complete request does for its training; None for another template."""
+    if template not in TRAININGS or full.ntasks_per_node is None:
+        return None
+    alone = template == "train-cpu"
+    launcher = () if alone else ("-m", "hpc_toolkit", "launch", *_launch_options(full))
+    bound: dict[str, str | None] = {
+        "--cpu-bind": full.cpu_bind,
+        "--mem-bind": full.mem_bind,
+        "--distribution": full.distribution,
+        "--hint": full.hint,
+    }
+    if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
+        # Else each rank would see its own alone, and reach those of its node by no direct way.
+        bound["--gpu-bind"] = "none"
+    return Training(
+        program=(full.python, *launcher, *full.command),
+        run_dir=full.run_dir or "",
+        alone=alone,
+        processes=(full.nproc_per_node or 1) // full.ntasks_per_node,
+        tasks=full.ntasks_per_node,
+        srun=tuple(f"{name}={value}" for name, value in bound.items() if value),
+        stage=full.stage,
+        staged=tuple((at, PurePosixPath(path).name) for at, path in enumerate(full.stage, 1)),
+        stage_dir=full.stage_dir or "",
+    )
+
+
+def _launch_options(full: ScriptSpec) -> list[str]:
+    options: dict[str, Any] = {"--run-dir": full.run_dir, "--backend": full.backend}
+    if full.ntasks_per_node == 1:
+        options["--nproc-per-node"] = full.nproc_per_node
+        options["--max-restarts"] = full.rank_restarts
+        if full.numa_binding:
+            options["--numa-binding"] = full.numa_binding
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+def _check_backend(backend: str, ranks: int, gpus: int) -> None:
+    if backend == "gloo":
+        return
+    if not gpus:
+        msg = f"--backend: {backend} joins GPUs, and the job asks for none"
+        raise RenderError(msg, hint="add --gpus-per-node N, or leave it out for gloo")
+    if ranks > gpus:
+        msg = f"--nproc-per-node: {backend} cannot join {ranks} ranks on {gpus} GPUs of a node"
+        raise RenderError(msg, hint="one rank per GPU, or --backend gloo")
+
+
+def _check_binding(form: str, ranks: int, gpus: int) -> None:
+    if form == BY_RANK:
+        msg = "--numa-binding: in the form task-per-gpu srun binds the ranks"
+        raise RenderError(msg, hint="--cpu-bind says to what; by default to cores of their own")
+    if ranks > gpus:
+        msg = f"--numa-binding: a node's GPUs ({gpus}) are fewer than its ranks ({ranks})"
+        raise RenderError(msg, hint="one rank per GPU, or leave it out")
+
+
+def _bound(template: str, form: str) -> str:
+    """A rank keeps to cores of its own; a launcher's ranks share all that the task was given."""
+    return "cores" if form == BY_RANK or template == "train-cpu" else "none"
+
+
+def _cpus(
+    spec: ScriptSpec, template: str, cluster: Cluster, *, gpus: int, tasks: int, ranks: int
+) -> int | None:
+    """CPUs of a task; None where it is to have its share of the node's."""
+    if spec.cpus_per_task:
+        return spec.cpus_per_task
+    if spec.cpus_per_gpu:
+        return max(1, spec.cpus_per_gpu * gpus // tasks)
+    if template == "train-cpu":
+        return _cpus_of_a_node(spec, cluster) or CPUS
+    of_a_task = ranks // tasks
+    of_a_rank = dict(cluster.defaults).get("cpus_per_task")
+    if of_a_rank:
+        return int(of_a_rank) * of_a_task
+    shared = gpus and cluster.cpus_per_node and cluster.gpus_per_node
+    return None if shared else of_a_task
+
+
+def _cpus_of_a_node(spec: ScriptSpec, cluster: Cluster) -> int | None:
+    named = [one for one in cluster.partitions if one.name == spec.partition]
+    return (named[0].cpus_per_node if named else None) or cluster.cpus_per_node

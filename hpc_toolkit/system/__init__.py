@@ -1,0 +1,1 @@
+"""What every other room may need: processes, clocks, ranks, the shares of a machine."""

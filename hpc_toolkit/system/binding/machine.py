@@ -1,0 +1,156 @@
+"""What of this machine a process may use: CPUs by NUMA node, GPUs, memory."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.system.gpus import visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_MIB = 2**20
+_V1_LIMITS = {"memory": "memory.limit_in_bytes", "cpu": "cpu.cfs_quota_us"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """This machine as far as this process, its container and its Slurm job may use it."""
+
+    nodes: dict[int, tuple[int, ...]]
+    """The CPUs that may be used, by NUMA node; hardware threads of one core are neighbours."""
+    cpu_quota: float | None = None
+    """CPUs' worth of time that the control group grants; None: no limit."""
+    memory_bytes: int
+    """The least of what is built in, what the control group grants and what Slurm granted."""
+    gpus: tuple[str, ...] = ()
+    """As CUDA_VISIBLE_DEVICES names them."""
+    gpu_nodes: dict[str, int] = field(default_factory=dict)
+    """The NUMA node of a GPU, where it is known."""
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs may be used."""
+        return sum(map(len, self.nodes.values()))
+
+
+def read_machine(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Machine:
+    """Ask the kernel; ``root`` is where its /proc and /sys are."""
+    allowed = os.sched_getaffinity(0)
+    quota, memory = _group_limits(root)
+    gpus = tuple(visible_gpus())
+    limits = [_built_in_bytes(root), memory, _granted_bytes(environ, len(allowed))]
+    return Machine(
+        nodes=_nodes(root, allowed),
+        cpu_quota=quota,
+        memory_bytes=min(limit for limit in limits if limit is not None),
+        gpus=gpus,
+        gpu_nodes=_gpu_nodes(root, gpus),
+    )
+
+
+def _nodes(root: Path, allowed: set[int]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        cpus = allowed.intersection(parse_cpus(_read(path / "cpulist")))
+        if cpus:  # a node may hold memory alone
+            found[int(path.name[4:])] = tuple(sorted(cpus, key=lambda cpu: _core(root, cpu)))
+    rest = allowed.difference(*found.values())
+    if rest:  # a kernel without NUMA
+        found[0] = (*found.get(0, ()), *sorted(rest, key=lambda cpu: _core(root, cpu)))
+    return dict(sorted(found.items()))
+
+
+def _core(root: Path, cpu: int) -> tuple[int, int]:
+    """Sorts the hardware threads of one core next to each other."""
+    path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    siblings = parse_cpus(_read(path))
+    return (min(siblings) if siblings else cpu), cpu
+
+
+def parse_cpus(text: str) -> list[int]:
+    """The numbers of a list as the kernel writes it: ``0-3,8``."""
+    found: list[int] = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def format_cpus(cpus: tuple[int, ...]) -> str:
+    """The same list as text."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and parts[-1][-1] == cpu - 1:
+            parts[-1][1:] = [cpu]
+        else:
+            parts.append([cpu])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _built_in_bytes(root: Path) -> int:
+    match = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 2**63
+
+
+def _granted_bytes(environ: Mapping[str, str], cpus: int) -> int | None:
+    """What Slurm granted on this node; 0 stands for all of it."""
+    node, cpu = (environ.get(f"SLURM_MEM_PER_{name}", "") for name in ("NODE", "CPU"))
+    mib = int(node) if node.isdigit() else int(cpu) * cpus if cpu.isdigit() else 0
+    return mib * _MIB or None
+
+
+def _group_limits(root: Path) -> tuple[float | None, int | None]:
+    """CPUs and bytes that the control groups of this process grant, the least of all above it."""
+    cpus: list[float] = []
+    sizes: list[int] = []
+    for kind, path in _groups(root):
+        if kind == "":
+            quota, _, period = _read(path / "cpu.max").strip().partition(" ")
+            limit = _read(path / "memory.max").strip()
+        else:
+            quota = _read(path / "cpu.cfs_quota_us").strip()
+            period = _read(path / "cpu.cfs_period_us").strip()
+            limit = _read(path / "memory.limit_in_bytes").strip()
+        if quota.isdigit() and period.isdigit():
+            cpus.append(int(quota) / int(period))
+        if limit.isdigit():
+            sizes.append(int(limit))
+    return min(cpus, default=None), min(sizes, default=None)
+
+
+def _groups(root: Path) -> Iterator[tuple[str, Path]]:
+    """The control groups of this process and all above: version 2 as "", 1 by its controller."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, names, name = line.split(":", 2)
+        kinds = [""] if not names else [kind for kind in names.split(",") if kind in _V1_LIMITS]
+        for kind in kinds:
+            top = root / "sys/fs/cgroup" / kind
+            path = top / name.lstrip("/")
+            # In a container the path may be that of the host, whose groups are not shown.
+            for group in (path, *path.parents):
+                yield kind, group
+                if group == top:
+                    break
+
+
+def _gpu_nodes(root: Path, gpus: tuple[str, ...]) -> dict[str, int]:
+    """Only where the process sees all GPUs: which of them the others are is not known."""
+    with suppress(OSError):
+        buses = sorted(path.name for path in (root / "proc/driver/nvidia/gpus").iterdir())
+        if sorted(gpus) == sorted(map(str, range(len(buses)))):
+            nodes = [_read(root / f"sys/bus/pci/devices/{bus.lower()}/numa_node") for bus in buses]
+            # -1 where the firmware does not tell.
+            return {gpu: int(nodes[int(gpu)]) for gpu in gpus if nodes[int(gpu)].strip().isdigit()}
+    return {}
+
+
+def _read(path: Path) -> str:
+    """A file of the kernel; "" where it is not there."""
+    with suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace")
+    return ""

@@ -1,0 +1,268 @@
+"""The CPUs, GPUs and memory of each of several workers of this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.binding.machine import format_cpus, parse_cpus
+from hpc_toolkit.system.gpus import CUDA
+from hpc_toolkit.system.quantities import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.system.binding.machine import Machine
+
+MEMORY = "HPCTK_MEMORY_PER_WORKER"
+"""Bytes that a process of an executor may allocate."""
+LEAST_MEMORY_BYTES = 64 * 2**20
+"""With less an interpreter does not even start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What each worker is to have; None: nothing is said about it."""
+
+    cpus: int | None = None
+    """CPUs as the kernel counts them: hardware threads, where a core has several."""
+    gpus: float | None = None
+    """GPUs, a whole number; below 1 the part that a worker has of a shared one; 0: none."""
+    memory_bytes: int | None = None
+    """What each process of the worker's executor may allocate."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no machine can give.
+
+        Raises:
+            ConfigError: names the option.
+        """
+        if self.cpus is not None and self.cpus < 1:
+            message = f"--cpus-per-worker must be at least 1, got {self.cpus}"
+            raise ConfigError(message, hint="leave it out to bind no CPUs")
+        if self.gpus is not None and not _is_share(self.gpus):
+            message = f"--gpus-per-worker must be 0, a fraction below 1 or whole, got {self.gpus:g}"
+            raise ConfigError(message, hint="0.5 lets two workers share a GPU")
+        if self.memory_bytes is not None and self.memory_bytes < LEAST_MEMORY_BYTES:
+            size, least = format_size(self.memory_bytes), format_size(LEAST_MEMORY_BYTES)
+            message = f"--memory-per-worker must be at least {least}, got {size}"
+            raise ConfigError(message, hint="such as --memory-per-worker 4G")
+
+    def __bool__(self) -> bool:
+        """Whether anything is said."""
+        return (self.cpus, self.gpus, self.memory_bytes) != (None, None, None)
+
+    @property
+    def sharing(self) -> int:
+        """How many workers have a GPU in common; 1/3 is written 0.333, and three of these fit."""
+        return int(1 / self.gpus + 1e-3) if self.gpus is not None and 0 < self.gpus < 1 else 1
+
+    def workers_on(self, gpus: int) -> int:
+        """How many workers so many GPUs are enough for; at least one."""
+        if self.gpus == 0:
+            return 1
+        return max(1, gpus * self.sharing // max(1, int(self.gpus or 1)))
+
+    def to_options(self) -> list[str]:
+        """The same as options of 'hpctk work'."""
+        named = {
+            "--cpus-per-worker": self.cpus,
+            "--gpus-per-worker": self.gpus,
+            "--memory-per-worker": self.memory_bytes,
+        }
+        return [
+            word
+            for name, value in named.items()
+            if value is not None
+            for word in (name, str(value))
+        ]
+
+
+def _is_share(gpus: float) -> bool:
+    return 0 <= gpus < 1 or (gpus >= 1 and math.isfinite(gpus) and gpus == int(gpus))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What one worker has."""
+
+    cpus: tuple[int, ...] = ()
+    """Its CPUs; none: it is not bound."""
+    nodes: tuple[int, ...] = ()
+    """The NUMA nodes of these CPUs."""
+    gpus: tuple[str, ...] | None = None
+    """Its GPUs, as CUDA_VISIBLE_DEVICES names them; None: as without a share."""
+    memory_bytes: int | None = None
+    """What each process of its executor may allocate; None: no limit of ours."""
+
+    def __str__(self) -> str:
+        """For people."""
+        parts = []
+        if self.cpus:
+            named = "NUMA node " if len(self.nodes) == 1 else "NUMA nodes "
+            nodes = f" ({named}{','.join(map(str, self.nodes))})" if self.nodes else ""
+            parts.append(f"CPUs {format_cpus(self.cpus)}{nodes}")
+        if self.gpus is not None:
+            parts.append(f"GPUs {','.join(self.gpus)}" if self.gpus else "no GPU")
+        if self.memory_bytes is not None:
+            parts.append(f"{format_size(self.memory_bytes)} of memory")
+        return ", ".join(parts)
+
+    def to_record(self) -> dict[str, Any]:
+        """The same as JSON: CPUs as the kernel lists them, NUMA nodes left out."""
+        return {
+            "cpus": format_cpus(self.cpus),
+            "gpus": None if self.gpus is None else list(self.gpus),
+            "memory_bytes": self.memory_bytes,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Place:
+        """Read what :meth:`to_record` gave; what is not there is not known."""
+        gpus = record.get("gpus")
+        return cls(
+            cpus=tuple(parse_cpus(record.get("cpus", ""))),
+            gpus=None if gpus is None else tuple(gpus),
+            memory_bytes=record.get("memory_bytes"),
+        )
+
+    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The variables that say so; a number of threads that the user set stays."""
+        found = {}
+        if self.gpus is not None:
+            found[CUDA] = ",".join(self.gpus)
+        if self.cpus and "OMP_NUM_THREADS" not in environ:
+            found["OMP_NUM_THREADS"] = str(len(self.cpus))
+        if self.memory_bytes is not None:
+            found[MEMORY] = str(self.memory_bytes)
+        return found
+
+
+def own_place(environ: Mapping[str, str] = os.environ) -> Place:
+    """What this process has, whoever gave it: our options, Slurm, Ray or nobody.
+
+    The GPUs are None where no variable says which it sees.
+    """
+    gpus, limit = environ.get(CUDA), environ.get(MEMORY, "")
+    return Place(
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        gpus=None if gpus is None else tuple(gpu for gpu in gpus.split(",") if gpu),
+        memory_bytes=int(limit) if limit.isdigit() else None,
+    )
+
+
+def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]:
+    """A place for each worker; no CPU is in two of them.
+
+    A worker's CPUs are of one NUMA node wherever one has enough left, of that of its GPU if it
+    can be, and else of the node with most left.
+
+    Raises:
+        ConfigError: the machine, or what is granted of it, has less than all workers need.
+    """
+    _refuse_cpus(machine, shares, workers)
+    _refuse_memory(machine, shares, workers)
+    free = {node: list(cpus) for node, cpus in machine.nodes.items()}
+    places = []
+    for worker in range(workers):
+        gpus = _gpus_of(machine, shares, worker, workers)
+        near = [machine.gpu_nodes[gpu] for gpu in gpus or () if gpu in machine.gpu_nodes]
+        taken = _take(free, shares.cpus or 0, near)
+        places.append(
+            Place(
+                cpus=tuple(cpu for _, cpu in taken),
+                nodes=tuple(sorted({node for node, _ in taken})),
+                gpus=gpus,
+                memory_bytes=shares.memory_bytes,
+            )
+        )
+    return places
+
+
+def _take(free: dict[int, list[int]], count: int, near: list[int]) -> list[tuple[int, int]]:
+    """(node, CPU) of ``count`` CPUs, which are free no more."""
+    order = sorted(free, key=lambda node: (node not in near, -len(free[node]), node))
+    whole = [node for node in order if len(free[node]) >= count]
+    taken: list[tuple[int, int]] = []
+    for node in whole[:1] or sorted(free, key=lambda node: (-len(free[node]), node)):
+        while free[node] and len(taken) < count:
+            taken.append((node, free[node].pop(0)))
+    return taken
+
+
+def _refuse_cpus(machine: Machine, shares: Shares, workers: int) -> None:
+    if shares.cpus is None:
+        return
+    needed = workers * shares.cpus
+    granted = min(machine.cpus, machine.cpu_quota or math.inf)
+    if needed > granted:
+        message = (
+            f"{workers} workers x --cpus-per-worker {shares.cpus} = {needed} CPUs, "
+            f"and this process may use {granted:g}"
+        )
+        fit = int(granted // shares.cpus)
+        hint = f"--workers {fit}" if fit else f"--cpus-per-worker {max(1, int(granted))}"
+        raise ConfigError(message, hint=hint)
+
+
+def _refuse_memory(machine: Machine, shares: Shares, workers: int) -> None:
+    if shares.memory_bytes is None:
+        return
+    if workers * shares.memory_bytes > machine.memory_bytes:
+        each, all_of_it = format_size(shares.memory_bytes), format_size(machine.memory_bytes)
+        message = f"{workers} workers x --memory-per-worker {each}: there are {all_of_it}"
+        fit = machine.memory_bytes // shares.memory_bytes
+        mib = machine.memory_bytes // workers // 2**20
+        raise ConfigError(
+            message, hint=f"--workers {fit}" if fit else f"--memory-per-worker {mib}M"
+        )
+
+
+def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tuple[str, ...] | None:
+    """The GPUs of one worker.
+
+    Raises:
+        ConfigError: there are too few for all of them.
+    """
+    each = shares.gpus
+    if each is None:
+        return None
+    if each == 0:
+        return ()
+    needed = -(-workers // shares.sharing) * max(1, int(each))
+    if needed > len(machine.gpus):
+        message = (
+            f"{workers} workers x --gpus-per-worker {each:g} need {needed} GPUs, "
+            f"and this process sees {len(machine.gpus)}"
+        )
+        raise ConfigError(message, hint="start fewer workers, or let some share a GPU: 0.5")
+    first = worker // shares.sharing * max(1, int(each))
+    return machine.gpus[first : first + max(1, int(each))]
+
+
+def bind(place: Place) -> None:
+    """Bind this process to its CPUs; its children inherit that.
+
+    Memory that they touch comes from the node of their CPUs while it has some (the kernel's first
+    touch); nothing forbids them the memory of another node.
+    """
+    if place.cpus:
+        os.sched_setaffinity(0, place.cpus)
+
+
+def limit_memory(environ: Mapping[str, str] = os.environ) -> None:
+    """Keep this process, and each child by itself, from allocating more than the worker's share.
+
+    The limit is on private memory that can be written (RLIMIT_DATA, getrlimit(2)), touched or
+    not, and not on what is resident. An allocation beyond it fails: Python raises MemoryError.
+    The address space is not limited, because CUDA reserves more than any machine has.
+    """
+    limit = environ.get(MEMORY, "")
+    if limit.isdigit():
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        soft = int(limit) if hard == resource.RLIM_INFINITY else min(int(limit), hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,0 +1,64 @@
+"""How a directory is mounted here."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+NFS = ("nfs", "nfs4")
+LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "nobrl"}
+"""Options by which locks do not reach beyond a host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of /proc/self/mountinfo (proc(5))."""
+
+    point: str
+    """Where it is mounted; "" if unknown."""
+    kind: str
+    """The kernel's name for the type of filesystem, or "unknown"."""
+    source: str
+    """The server's export, or the device."""
+    options: tuple[str, ...]
+    """Of the mount and of the filesystem."""
+
+    @property
+    def locks_are_local(self) -> bool:
+        """Whether its options say that locks do not reach beyond this host."""
+        return not LOCAL_LOCKS.isdisjoint(self.options)
+
+
+def mount_of(directory: Path) -> Mount:
+    """The mount that holds ``directory``, links followed."""
+    real = os.path.realpath(directory)
+    best = Mount("", "unknown", "", ())
+    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
+        for line in lines:
+            mount = parse_mount(line)
+            inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
+            # Of two mounts on one directory the later one covers the first.
+            if inside and len(mount.point) >= len(best.point):
+                best = mount
+    return best
+
+
+def parse_mount(line: str) -> Mount:
+    """Read one line of mountinfo."""
+    left, _, right = line.partition(" - ")
+    fields = left.split()
+    kind, source, options = [*right.split(), ""][:3]
+    every = dict.fromkeys((*fields[5].split(","), *options.split(",")))
+    return Mount(_plain(fields[4]), kind, _plain(source), tuple(one for one in every if one))
+
+
+def _plain(text: str) -> str:
+    """Spaces and the like are written as octal numbers."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,157 @@
+"""Turn a TOML table into the fields of a dataclass: one converter per key; errors name the key.
+
+A converter takes the value and where it stood ("clusters/lab.toml: nodes") and raises ConfigError.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
+from hpc_toolkit.system.quantities import parse_mem_mib, parse_walltime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Key = tuple[str, "Callable[[Any, str], Any]"]
+"""The field that a key sets, and the converter of its value."""
+
+MAX_COUNT = 2**20
+"""No count of a cluster's hardware comes near; a larger one is a slip."""
+
+_SHOWN_CHARS = 200
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str, Any]:
+    """The fields that ``table`` sets, converted; ``file`` is what errors call it.
+
+    A key without a converter is a ConfigError that names the nearest one: a slip must not become a
+    default.
+    """
+    for key in table:
+        if key not in keys:
+            msg = f"{file}: unknown key {key!r}"
+            raise ConfigError(msg, hint=near_miss(key, list(keys)))
+    return {
+        field: convert(table[key], f"{file}: {key}")
+        for key, (field, convert) in keys.items()
+        if key in table
+    }
+
+
+def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[HpcToolkitError]:
+    """Every error that ``convert`` would raise, one for each wrong key."""
+    found = []
+    for key, value in table.items():
+        try:
+            convert({key: value}, keys, file)
+        except HpcToolkitError as error:
+            found.append(error)
+    return found
+
+
+def wrong(where: str, value: object, wanted: str) -> ConfigError:
+    """The error for a value that is not what was wanted."""
+    try:
+        shown = repr(value)
+    except ValueError:
+        # Python writes no number of more than 4,300 digits.
+        shown = "a number of thousands of digits"
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    return ConfigError(f"{where}: {shown} is not {wanted}", hint=f"write {wanted}")
+
+
+def text(value: object, where: str) -> str:
+    """One printable line."""
+    if isinstance(value, str) and value.isprintable():
+        return value
+    raise wrong(where, value, "one line of text")
+
+
+def word(value: object, where: str) -> str:
+    """A short name that is safe in a path, an option and a shell."""
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return value
+    raise wrong(where, value, "a name of letters, digits, '_', '.' and '-'")
+
+
+def path(value: object, where: str) -> str:
+    """An absolute path on one line."""
+    if isinstance(value, str) and value.isprintable() and value.startswith("/"):
+        return value
+    raise wrong(where, value, "an absolute path")
+
+
+def date(value: object, where: str) -> str:
+    """A TOML date, as ISO 8601 text."""
+    if type(value) is dt.date:
+        return value.isoformat()
+    raise wrong(where, value, "a date such as 2026-01-31, without quotes")
+
+
+def flag(value: object, where: str) -> bool:
+    """A boolean."""
+    if isinstance(value, bool):
+        return value
+    raise wrong(where, value, "true or false")
+
+
+def count(value: object, where: str) -> int:
+    """A whole number from 1 to MAX_COUNT."""
+    return _number(value, 1, where)
+
+
+def count_or_zero(value: object, where: str) -> int:
+    """A whole number from 0 to MAX_COUNT."""
+    return _number(value, 0, where)
+
+
+def _number(value: object, lowest: int, where: str) -> int:
+    # type(), not isinstance(): true is no count.
+    if type(value) is int and lowest <= value <= MAX_COUNT:
+        return value
+    raise wrong(where, value, f"a whole number from {lowest} to {MAX_COUNT}")
+
+
+def mem(value: object, where: str) -> int:
+    """MiB of a memory size as Slurm writes it."""
+    return parse_mem_mib(text(value, where), where=where)
+
+
+def walltime(value: object, where: str) -> int:
+    """Seconds of a time limit as Slurm writes it."""
+    return parse_walltime(text(value, where), where=where)
+
+
+def texts(value: object, where: str) -> tuple[str, ...]:
+    """A list of printable lines."""
+    if isinstance(value, list):
+        return tuple(text(entry, where) for entry in value)
+    raise wrong(where, value, "a list of texts")
+
+
+def pairs(value: object, where: str) -> tuple[tuple[str, str], ...]:
+    """A table of printable lines, in its order."""
+    if isinstance(value, dict):
+        return tuple(
+            (text(key, where), text(entry, f"{where}.{key}")) for key, entry in value.items()
+        )
+    raise wrong(where, value, "a table of texts")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A converter for one of a few words."""
+
+    choices: tuple[str, ...]
+    """The words."""
+
+    def __call__(self, value: object, where: str) -> str:
+        if isinstance(value, str) and value in self.choices:
+            return value
+        raise wrong(where, value, f"one of {', '.join(self.choices)}")

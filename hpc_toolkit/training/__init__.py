@@ -1,0 +1,1 @@
+"""Ranks that train together: started, measured, compared."""

@@ -1,0 +1,53 @@
+"""What a training script needs of torch.distributed.
+
+Each function is a few lines over torch, and says over which call. All of them work in a process
+that nobody launched, too, as with one rank: the same script runs on a laptop, under ``hpctk
+launch`` or torchrun, and as a task of srun. torch is imported when the first of them is called.
+"""
+
+from __future__ import annotations
+
+from hpc_toolkit.training.distributed.batches import Scaled, scaled
+from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored
+from hpc_toolkit.training.distributed.collectives import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    reduce_scatter,
+)
+from hpc_toolkit.training.distributed.group import leave, process_group
+from hpc_toolkit.training.distributed.logs import rank_logging
+from hpc_toolkit.training.distributed.place import DistributedInfo, get_distributed_info
+from hpc_toolkit.training.distributed.sampler import ResumableSampler
+from hpc_toolkit.training.distributed.stopping import AGAIN, StopSignal
+from hpc_toolkit.training.distributed.wrapping import (
+    accumulating,
+    gradient_checkpointing,
+    uneven_inputs,
+    unwrapped,
+    wrap_model,
+)
+
+__all__ = [
+    "AGAIN",
+    "Checkpoints",
+    "DistributedInfo",
+    "Restored",
+    "ResumableSampler",
+    "Scaled",
+    "StopSignal",
+    "accumulating",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "get_distributed_info",
+    "gradient_checkpointing",
+    "leave",
+    "process_group",
+    "rank_logging",
+    "reduce_scatter",
+    "scaled",
+    "uneven_inputs",
+    "unwrapped",
+    "wrap_model",
+]

@@ -1,0 +1,155 @@
+"""The process group of a training script, set up and taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.training.distributed import place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hpc_toolkit.training.distributed.place import DistributedInfo
+
+BACKENDS = ("gloo", "nccl")
+"""Those that are known here: gloo for CPUs, nccl for NVIDIA's GPUs."""
+_LENDING_S = 0.05
+"""How long gloo's threads may use the interpreter after the last collective.
+
+They drop its tensors, for which torch 2.13 needs the interpreter, some time after the collective
+has returned; and they outlive the group. Whichever still waits when Python begins to end is ended
+by it within a destructor, which is a SIGABRT ("terminate called without an active exception").
+Python 3.14 has such threads wait instead.
+"""
+
+
+@contextlib.contextmanager
+def process_group(
+    backend: str | None = None, *, timeout_s: float | None = None
+) -> Iterator[DistributedInfo]:
+    """Be one rank of a training inside of the block (torch.distributed.init_process_group).
+
+    ``backend`` is the argument's, else HPCTK_BACKEND's, else nccl where torch sees a GPU, else
+    gloo. With nccl the rank's device is ``cuda:LOCAL_RANK``, or the only GPU that it sees, and
+    becomes torch's current one; with gloo it is the CPU. ``timeout_s`` is how long a collective may
+    wait for the other ranks; by default as long as torch lets it.
+
+    A process that nobody launched is alone: there is no group, and all of this package works as
+    with one rank. The group is destroyed at the end of the block, after an error as well, and an
+    error is handed to the launcher where that asks for it (TORCHELASTIC_ERROR_FILE). The ranks do
+    not wait for each other at the end.
+
+    Raises:
+        ConfigError: a variable or the backend cannot be used here, or there is a group already.
+    """
+    import torch
+    import torch.distributed as dist
+
+    found = place.DistributedInfo.from_environ()
+    chosen = _backend(backend)
+    info = dataclasses.replace(found, device=_device(chosen, found))
+    if dist.is_initialized():
+        msg = "there is a process group already"
+        raise ConfigError(msg, hint="use one of them at a time")
+    cuda = torch.device(info.device) if info.device.startswith("cuda") else None
+    if cuda is not None:
+        torch.cuda.set_device(cuda)
+    if info.launched:
+        _check_address()
+        info = dataclasses.replace(info, backend=chosen)
+        dist.init_process_group(
+            chosen,
+            rank=info.rank,
+            world_size=info.world_size,
+            timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
+            device_id=cuda,
+        )
+    place.enter(info)
+    try:
+        yield info
+    except Exception as error:
+        _tell_launcher(error)
+        if chosen == "nccl":
+            _abort()
+        raise
+    finally:
+        place.leave()
+        if info.launched and dist.is_initialized():
+            dist.destroy_process_group()
+            if chosen == "gloo":
+                # Whoever sleeps holds no interpreter.
+                time.sleep(_LENDING_S)
+
+
+def leave(code: int) -> NoReturn:
+    """End this rank at once with ``code``, after its block: what was printed is written out, and
+    nothing else is torn down.
+
+    No thread can then come to harm in an interpreter that is being torn down (`process_group` keeps
+    gloo's from it). What is registered with atexit does not run.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _backend(asked: str | None) -> str:
+    import torch
+
+    chosen = asked or os.environ.get("HPCTK_BACKEND") or ""
+    if not chosen:
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    if chosen not in BACKENDS:
+        msg = f"no backend {chosen!r}" + ("" if asked else " (HPCTK_BACKEND)")
+        raise ConfigError(msg, hint=near_miss(chosen, list(BACKENDS)))
+    if chosen == "nccl" and not torch.cuda.is_available():
+        msg = "backend nccl needs a GPU, and torch sees none"
+        raise ConfigError(msg, hint="use gloo")
+    return chosen
+
+
+def _device(backend: str, info: DistributedInfo) -> str:
+    import torch
+
+    if backend != "nccl":
+        return "cpu"
+    count = torch.cuda.device_count()
+    # A rank that sees one GPU was given its own, whatever its number.
+    if info.local_rank >= count > 1:
+        msg = f"rank {info.local_rank} of this node has no GPU of its own among {count}"
+        raise ConfigError(msg, hint="start as many ranks on a node as it has GPUs, or use gloo")
+    return f"cuda:{info.local_rank % count}"
+
+
+def _check_address() -> None:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        msg = f"there are other ranks, and {' and '.join(missing)} does not say where they meet"
+        raise ConfigError(msg, hint="start the script with 'hpctk launch', under srun as well")
+
+
+def _abort() -> None:
+    """End nccl's group without its pending collectives, which other ranks may never join."""
+    from torch.distributed import distributed_c10d
+
+    # torch 2.6 has it first; before, to destroy a group was to abort it.
+    abort = getattr(distributed_c10d, "_abort_process_group", None)
+    if abort is not None and distributed_c10d.is_initialized():
+        abort()
+
+
+def _tell_launcher(error: Exception) -> None:
+    """Write the error where torch's elastic launcher looks for it."""
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)

@@ -1,0 +1,132 @@
+"""Which rank of a training this process is: by its launcher, by srun, or alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.ranks import RankInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedInfo:
+    """The place of one process in a training, in torch.distributed's words."""
+
+    rank: int = 0
+    """Number of the process in the whole training, from 0."""
+    local_rank: int = 0
+    """Number of the process on its node, from 0."""
+    world_size: int = 1
+    """Number of processes of the training."""
+    local_world_size: int = 1
+    """Number of them on this node; 1 under srun alone, which does not say it in a plain number."""
+    node_rank: int = 0
+    """Number of the node, from 0."""
+    backend: str = ""
+    """What carries collectives, such as "gloo"; "" where there is no process group."""
+    device: str = "cpu"
+    """Where this rank's model and batches belong, such as "cuda:1"."""
+    restart: int = 0
+    """How often the launcher started these ranks again within their job."""
+    requeue: int = 0
+    """How often Slurm started the job again."""
+    launched: bool = False
+    """Whether a launcher or srun named the rank; otherwise this process is alone."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes what is written once."""
+        return self.rank == 0
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> DistributedInfo:
+        """Read a launcher's variables (RANK, WORLD_SIZE, ...), else srun's, else none.
+
+        A launcher inside a Slurm step is believed before Slurm, for whom the step's task is the
+        launcher itself. Nothing of torch is asked: ``backend`` and ``device`` stay as they are.
+
+        Raises:
+            ConfigError: a variable is missing or is no number.
+        """
+        slurm = RankInfo.from_environ(environ)
+        if "RANK" in environ or "WORLD_SIZE" in environ:
+            place = cls(
+                rank=_number(environ, "RANK"),
+                world_size=_number(environ, "WORLD_SIZE"),
+                local_rank=_number(environ, "LOCAL_RANK", 0),
+                local_world_size=_number(environ, "LOCAL_WORLD_SIZE", 1),
+                node_rank=_number(environ, "GROUP_RANK", 0),
+                restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+                requeue=slurm.restart,
+                launched=True,
+            )
+        else:
+            alone = slurm.world_size == 1
+            place = cls(
+                rank=slurm.rank,
+                world_size=slurm.world_size,
+                local_rank=slurm.local_rank,
+                node_rank=_number(environ, "SLURM_NODEID", 0) if slurm.in_step else 0,
+                requeue=slurm.restart,
+                launched=slurm.in_step and not alone,
+            )
+        if not 0 <= place.rank < place.world_size:
+            msg = f"rank {place.rank} is none of {place.world_size} ranks"
+            raise ConfigError(msg, hint="ranks are numbered from 0; check RANK and WORLD_SIZE")
+        return place
+
+
+def get_distributed_info() -> DistributedInfo:
+    """What this process is in the training, also outside of a process group.
+
+    Inside of `process_group` it is what that yields.
+    """
+    return _current[-1] if _current else DistributedInfo.from_environ()
+
+
+_current: list[DistributedInfo] = []
+
+
+def enter(info: DistributedInfo) -> None:
+    """Note what `get_distributed_info` answers from now on."""
+    _current.append(info)
+
+
+def leave() -> None:
+    """Take back the last `enter`."""
+    _current.pop()
+
+
+def world_size() -> int:
+    """Ranks of the process group, whoever made it; 1 where there is none."""
+    return rank_and_size()[1]
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank in the process group, and its ranks; 0 and 1 where there is none.
+
+    Imports nothing: a process that never imported torch.distributed has no group.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and otherwise is not None:
+        return otherwise
+    if text is None:
+        msg = f"{name} is not set, though another variable of a launcher is"
+        raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
+    if not text.isdigit():
+        msg = f"{name} is {text!r}, which is no number of a rank"
+        raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
+    return int(text)

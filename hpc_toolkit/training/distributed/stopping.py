@@ -1,0 +1,145 @@
+"""When to leave: one step at which all ranks save, and exit with 75."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Self
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.training.distributed.logs import LOGGER
+from hpc_toolkit.training.distributed.place import get_distributed_info, world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpc_toolkit.system.clock import Clock
+
+AGAIN = 75
+"""Exit code of a rank that saved what it has and wants to be started again."""
+
+_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class StopSignal:
+    """Notices SIGUSR1, SIGTERM and the end of the job's time; the ranks then agree on one step.
+
+    Signals reach ranks at different steps, so each only sets a flag. All ranks call `agreed` once
+    after every step; every few steps, about once in ``look_every_s``, that makes one all-reduce
+    (MAX) of two numbers: whether somebody wants to stop, and rank 0's choice of how many steps to
+    go to the next look. So all say yes after the same step::
+
+        with process_group(), StopSignal() as stop:
+            for step in ...:
+                ...
+                if stop.agreed(saving_s=checkpoints.saving_s):
+                    checkpoints.save(step)
+                    raise SystemExit(AGAIN)
+
+    A step that takes longer than the one before it makes a look later than ``look_every_s``; the
+    number of steps between looks at most doubles from look to look. Nothing is promised to a rank
+    that hangs within a step.
+    """
+
+    def __init__(
+        self,
+        signals: Iterable[int] = _SIGNALS,
+        *,
+        deadline: float | None = None,
+        margin_s: float = 30.0,
+        look_every_s: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Heed ``signals``, and a ``deadline`` in epoch seconds, by default HPCTK_DEADLINE's.
+
+        ``margin_s`` is how long before the deadline everything should be saved.
+        """
+        self._signals = tuple(signals)
+        self._deadline = _deadline_of(os.environ) if deadline is None else deadline
+        self._margin_s = margin_s
+        self._look_every_s = look_every_s
+        self._clock = clock or SystemClock()
+        self._before: dict[int, Any] = {}
+        self._steps = 0
+        self._next_look = 1
+        self._looked = (0, self._clock.monotonic())
+        self.received: int | None = None
+        """The last signal that this rank got, if any."""
+        self.stopping = False
+        """Whether the ranks agreed to stop."""
+
+    def __enter__(self) -> Self:
+        for number in self._signals:
+            self._before[number] = signal.signal(number, self._note)
+        self._looked = (self._steps, self._clock.monotonic())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            # A second warning must not kill a rank that is just leaving.
+            signal.signal(number, signal.SIG_IGN if self.stopping else before)
+
+    def agreed(self, *, saving_s: float = 0.0) -> bool:
+        """Whether all ranks stop after this step; every rank calls it after each step.
+
+        ``saving_s`` is how long a checkpoint is known to take, which is kept free before the
+        deadline.
+        """
+        self._steps += 1
+        if self.stopping or self._steps < self._next_look:
+            return self.stopping
+        step_s, steps = self._pace()
+        wants = self.received is not None or self._late(saving_s + steps * step_s)
+        wanted, steps = _highest(int(wants), steps)
+        self._next_look = self._steps + max(1, steps)
+        # The wait for the others belongs to the step, whose pace it is.
+        self._looked = (self._steps, self._clock.monotonic())
+        self.stopping = bool(wanted)
+        if self.stopping:
+            why = signal.Signals(self.received).name if self.received else "deadline or other rank"
+            logging.getLogger(LOGGER).info("stopping after %d steps here: %s", self._steps, why)
+        return self.stopping
+
+    def _pace(self) -> tuple[float, int]:
+        """Seconds of a step since the last look, and how many fit until the next."""
+        steps, then = self._looked
+        passed = self._steps - steps
+        step_s = (self._clock.monotonic() - then) / passed
+        fitting = math.floor(self._look_every_s / step_s) if step_s > 0 else 2 * passed
+        return step_s, max(1, min(fitting, 2 * passed))
+
+    def _late(self, needed_s: float) -> bool:
+        if self._deadline is None:
+            return False
+        return self._clock.wall() + needed_s + self._margin_s >= self._deadline
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.received = number
+
+
+def _highest(wanted: int, steps: int) -> tuple[int, int]:
+    """The highest of the ranks' wishes, and rank 0's number of steps."""
+    if world_size() == 1:
+        return wanted, steps
+    import torch
+    import torch.distributed as dist
+
+    info = get_distributed_info()
+    pair = torch.tensor([wanted, steps if dist.get_rank() == 0 else 0], device=info.device)
+    dist.all_reduce(pair, op=dist.ReduceOp.MAX)
+    highest, chosen = pair.tolist()
+    return highest, chosen
+
+
+def _deadline_of(environ: os._Environ[str]) -> float | None:
+    text = environ.get("HPCTK_DEADLINE")
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        msg = f"HPCTK_DEADLINE is {text!r}, which is no time in epoch seconds"
+        raise ConfigError(msg, hint="unset it, or set it to what 'date +%s' prints") from error

@@ -1,0 +1,126 @@
+"""A model of several ranks: torch's DistributedDataParallel, and what goes around its passes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.training.distributed.place import get_distributed_info
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def wrap_model(
+    model: nn.Module,
+    *,
+    bucket_cap_mb: float = 25,
+    find_unused_parameters: bool = False,
+    gradient_as_bucket_view: bool = True,
+    static_graph: bool = False,
+) -> nn.Module:
+    """Move a model to this rank's device and average its gradients over the ranks.
+
+    With a process group this is ``torch.nn.parallel.DistributedDataParallel`` with these options of
+    its own, which also sends rank 0's weights to all; without one it is the model itself. Gradients
+    travel in buckets of ``bucket_cap_mb`` MiB while the backward pass goes on. A model of which a
+    pass uses only some parameters needs ``find_unused_parameters``, which costs a walk through the
+    graph in each pass; ``static_graph`` promises that all passes use the same ones.
+    """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    info = get_distributed_info()
+    model = model.to(info.device)
+    if not (dist.is_available() and dist.is_initialized()):
+        return model
+    return DistributedDataParallel(
+        model,
+        device_ids=[info.device] if info.device.startswith("cuda") else None,
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        static_graph=static_graph,
+    )
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that `wrap_model` was given."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+    return inner
+
+
+def accumulating(
+    model: nn.Module, passed: int, every: int
+) -> contextlib.AbstractContextManager[Any]:
+    """Put a forward and a backward pass inside: gradients travel in one pass of ``every`` alone.
+
+    ``passed`` is the number of the pass within its optimizer step, from 0; all but the last run
+    under DistributedDataParallel.no_sync. Divide each loss by ``every``.
+    """
+    if not 0 <= passed < every:
+        msg = f"pass {passed} is none of the {every} passes of a step, which count from 0"
+        raise HpcToolkitError(msg)
+    no_sync = getattr(model, "no_sync", None)
+    return no_sync() if no_sync is not None and passed < every - 1 else contextlib.nullcontext()
+
+
+def uneven_inputs(
+    model: nn.Module, *, divide_by_initial_world_size: bool = False
+) -> contextlib.AbstractContextManager[Any]:
+    """Put the loop over batches inside: ranks may have different numbers of them.
+
+    This is ``torch.distributed.algorithms.join.Join``: a rank whose batches have ended answers the
+    gradients' collectives of the others, and has the final weights at the end of the block. By
+    default a gradient is averaged over the ranks that still have batches; torch's own default
+    divides by all ranks. Nothing but the model's passes may use a collective inside of the block:
+    no `all_reduce`, no StopSignal, no checkpoint.
+    """
+    from torch.distributed.algorithms.join import Join, Joinable
+
+    if not isinstance(model, Joinable):
+        return contextlib.nullcontext()
+    return Join([model], divide_by_initial_world_size=divide_by_initial_world_size)
+
+
+def gradient_checkpointing(model: nn.Module) -> str:
+    """Compute activations again in the backward pass instead of keeping them; how it was done.
+
+    Call it before `wrap_model`. A model of transformers has ``gradient_checkpointing_enable``
+    ("transformers"); in any other, each module of the longest ModuleList runs under
+    ``torch.utils.checkpoint.checkpoint`` ("torch"), and what such a module returns must depend on
+    its arguments and weights alone. Both without reentrance, so that unused arguments and DDP work.
+
+    Raises:
+        HpcToolkitError: the model has neither.
+    """
+    from torch import nn
+
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is not None:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return "transformers"
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = max(lists, key=len, default=())
+    if not len(blocks):
+        msg = f"{type(model).__name__} has no list of blocks whose activations could be left out"
+        raise HpcToolkitError(msg, hint="put its blocks into a torch.nn.ModuleList")
+    for block in blocks:
+        _checkpoint_passes(block)
+    return "torch"
+
+
+def _checkpoint_passes(block: nn.Module) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    plain = block.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not block.training:
+            return plain(*args, **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+    block.forward = forward

@@ -1,0 +1,170 @@
+"""Torch's elastic agent, with what a saved state, a lost node and a signal mean to it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.training.launch.outcome import SAVED, RankFailure, saved
+from hpc_toolkit.training.launch.ranklogs import drop_if_torn
+from hpc_toolkit.training.launch.rounds import ended_message
+from hpc_toolkit.training.launch.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+
+    from hpc_toolkit.training.launch.rounds import Ending, Rounds
+
+_AFTER_FAILURE_S = 5
+"""How long ranks may take to end that can do nothing any more, since one of them is gone."""
+
+
+class NodeEndedError(HpcToolkitError):
+    """Another node ended its part before the ranks of this one were done."""
+
+    def __init__(self, message: str, *, hint: str = "", ending: Ending | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.ending = ending
+        """How it ended."""
+
+
+class LeavingError(HpcToolkitError):
+    """A warning came while no rank was there that could save anything."""
+
+    exit_code = SAVED
+
+
+@functools.cache
+def agent_class() -> type[Any]:
+    """The agent's class; torch is imported with it."""
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        """Starts the ranks of this node, watches them, and starts them again."""
+
+        rounds: Rounds | None = None
+        """Where the nodes meet; None where torch's own rendezvous is used."""
+        meeting = True
+        """Whether it waits for other nodes, so that no rank is there."""
+        watch: Watch
+        """Looks at the ranks of this round."""
+
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            self.meeting = True
+            super()._rendezvous(worker_group)
+            self.meeting = False
+            self.watch = Watch(self._shutdown_timeout)
+            if self.rounds is not None:
+                # A restart counts on every node, wherever the rank was that failed.
+                self._remaining_restarts = worker_group.spec.max_restarts - self.rounds.number
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            return monitored(self, lambda: super(Agent, self)._monitor_workers(worker_group))
+
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            self._shutdown(timeout=min(_AFTER_FAILURE_S, self._shutdown_timeout))
+
+        def _exit_barrier(self) -> None:
+            # With rounds all nodes are done already, and the store may be gone.
+            if self.rounds is None:
+                super()._exit_barrier()  # type: ignore[no-untyped-call] # torch's
+
+    return Agent
+
+
+def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
+    """Look at the ranks of this node, and at the other nodes.
+
+    Raises:
+        NodeEndedError: another node has ended.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
+    verdict = agent.watch.verdict(rank_codes(agent))
+    if verdict == "wait":
+        return RunResult(state=WorkerState.HEALTHY)
+    if verdict == "stop":
+        end_ranks(agent)
+    for local, code in rank_codes(agent).items():
+        if code:
+            drop_if_torn(agent._pcontext.error_files[local])
+    result = look()
+    if result.state == WorkerState.FAILED and saved(ended_codes(agent)):
+        agent._remaining_restarts = 0
+    if agent.rounds is None:
+        return result
+    if result.state == WorkerState.SUCCEEDED and not agent.rounds.done_everywhere():
+        # A rank elsewhere may still fail, and all of them then start again.
+        result = RunResult(state=WorkerState.HEALTHY)
+    if result.state == WorkerState.HEALTHY:
+        follow(agent, agent.rounds.ended())
+    return result
+
+
+def rank_codes(agent: Any) -> dict[int, int | None]:
+    """What each rank of this node ended with, by local rank; None for one that runs."""
+    context: Any = agent._pcontext
+    handlers = getattr(context, "subprocess_handlers", None)
+    if handlers is not None:
+        return {local: handler.proc.poll() for local, handler in handlers.items()}
+    processes = getattr(getattr(context, "_pc", None), "processes", ())
+    return {local: process.exitcode for local, process in enumerate(processes)}
+
+
+def ended_codes(agent: Any) -> list[int]:
+    """The codes of the ranks that ended."""
+    return [code for code in rank_codes(agent).values() if code is not None]
+
+
+def end_ranks(agent: Any) -> None:
+    """Tell ranks to end that can do nothing any more; those that do not are killed."""
+    # Torch ends processes that it forked, and not started, in its own order of reading them.
+    if hasattr(agent._pcontext, "subprocess_handlers"):
+        agent._pcontext.close(signal.SIGTERM, min(_AFTER_FAILURE_S, agent._shutdown_timeout))
+
+
+def follow(agent: Any, ending: Ending | None) -> None:
+    """End the ranks of this node if another node has ended.
+
+    Raises:
+        NodeEndedError: it has, and these ranks have ended.
+    """
+    running = None in rank_codes(agent).values()
+    if ending is None or not agent.watch.follows(ending, running=running):
+        return
+    end_ranks(agent)
+    raise NodeEndedError(ended_message(ending), ending=ending)
+
+
+def rank_failures(agent: Any) -> list[RankFailure]:
+    """The ranks of this node that ended with another code than 0."""
+    workers = agent.get_worker_group().workers
+    return [
+        RankFailure(
+            rank=workers[local].global_rank, code=code, first=local in agent.watch.ended_first
+        )
+        for local, code in rank_codes(agent).items()
+        if code
+    ]
+
+
+def forward(agent: Any, number: int) -> None:
+    """Send a warning to every rank that runs; not to its children, which may know nothing of it.
+
+    Raises:
+        LeavingError: there are no ranks, since the nodes are meeting.
+    """
+    if agent is None or agent.meeting:
+        message = f"{signal.Signals(number).name} came before the ranks had started"
+        raise LeavingError(message, hint="start it again; nothing was done yet in this round")
+    codes = rank_codes(agent)
+    for local, pid in agent._pcontext.pids().items() if codes else ():
+        if codes[local] is None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)

@@ -1,0 +1,93 @@
+"""The jobs of a scaling run: what each asks of Slurm, and which of them are there already."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.submit.jobs import JobStates, read_jobs, record_job
+from hpc_toolkit.training.scaling.launches import MODULE, nodes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hpc_toolkit.submit.jobs import SubmittedJob
+    from hpc_toolkit.training.scaling.launches import ScalingRun
+
+
+def job_request(
+    run: ScalingRun, world_size: int, per_node: int, *, gpus: str, launch: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Template and options of the job that measures one world size.
+
+    Args:
+        run: what is measured.
+        world_size: ranks of this job.
+        per_node: ranks that a node takes.
+        gpus: ``[TYPE:]N`` of a whole node; "" for none. Fewer ranks ask for fewer GPUs, or the
+            smallest world size would be charged for a whole node.
+        launch: the form of starting; None for that of the template.
+
+    Raises:
+        ConfigError: the last node would have fewer ranks than the others.
+    """
+    nodes = nodes_of(world_size, per_node)
+    values: dict[str, Any] = {
+        "nodes": nodes,
+        "nproc_per_node": min(world_size, per_node),
+        "run_dir": str(run.directory),
+        "launch": launch,
+        # A rank that fails would fail again, or measure a machine that was just disturbed.
+        "rank_restarts": None if launch == "task-per-gpu" else 0,
+        "command": ("-m", MODULE, *run.words()),
+    }
+    kind, _, count = gpus.rpartition(":")
+    if gpus:
+        few = count.isdecimal() and 0 < world_size < int(count)
+        asked = str(world_size) if few else count
+        values["gpus_per_node"] = f"{kind}:{asked}" if kind else asked
+    # A count of 0 asks for none.
+    template = "train-multi-gpu" if nodes == 1 and gpus and count != "0" else "train-multi-node"
+    return template, values
+
+
+def job_name(given: str | None, world_size: int) -> str:
+    """The name of the job of a world size, which ends with it."""
+    return f"{given or 'scaling'}-{world_size}"
+
+
+def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
+    """Refuse world sizes whose jobs of this directory are in the queue or on nodes.
+
+    A job of which Slurm says nothing does not count, since it has forgotten those of last week.
+
+    Raises:
+        RunError: names the jobs.
+    """
+    paths = RunPaths(directory)
+    sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}
+    asked = {str(size) for size in world_sizes}
+    there = [
+        one
+        for one in JobStates(paths).read()
+        if not one.ended and one.state != UNKNOWN and sizes.get(one.id) in asked
+    ]
+    if there:
+        told = ", ".join(f"{one.id} ({one.state}, world size {sizes[one.id]})" for one in there)
+        ids = " ".join(one.id for one in there)
+        message = f"{directory}: its jobs are there already: {told}"
+        hint = f"wait for them; 'scancel {ids}' takes them back; --force submits once more"
+        raise RunError(message, hint=hint)
+
+
+def note_job(directory: Path, job: SubmittedJob) -> None:
+    """Keep a job's id below the directory; a warning on stderr where that fails."""
+    try:
+        record_job(RunPaths(directory), job)
+    except OSError as error:
+        # It is in the queue and will measure; to fail now would hide its id.
+        sys.stderr.write(f"warning: job {job.job} is not noted in {directory}: {error}\n")

@@ -1,0 +1,166 @@
+"""The models that a scaling run trains: random weights, so that nothing is downloaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from hpc_toolkit.training.scaling.settings import Settings
+
+VOCABULARY = 512
+"""Tokens that our own decoder knows."""
+
+_HEAD = 32
+"""Width of one attention head of it."""
+
+
+def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int]:
+    """The model on its device, and how many tokens it knows.
+
+    Raises:
+        ConfigError: it cannot be made, or what it needs is not installed or not here.
+    """
+    if settings.load_in_4bit and device.type != "cuda":
+        message = f"--load-in-4bit: bitsandbytes needs a CUDA GPU, and this rank has {device.type}"
+        raise ConfigError(message, hint="leave it out, or run where torch sees a GPU")
+    shape = settings.decoder()
+    if shape is None:
+        model, vocabulary = _of_transformers(settings.model)
+    else:
+        model, vocabulary = _decoder(*shape, settings.seq_length), VOCABULARY
+    if settings.load_in_4bit:
+        _in_4bit(model)
+    if settings.lora_rank:
+        _add_adapters(model, settings.lora_rank)
+    return model.to(device), vocabulary
+
+
+def logits_of(output: Any) -> torch.Tensor:
+    """The scores of the next token, of our decoder and of a model of transformers."""
+    scores: torch.Tensor = output.logits if hasattr(output, "logits") else output
+    return scores
+
+
+def _decoder(layers: int, width: int, length: int) -> nn.Module:
+    """A decoder of plain torch, so that a rank needs no transformers, which import for seconds."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        """Attention to what came before, and two linear layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm_1 = nn.LayerNorm(width)
+            self.norm_2 = nn.LayerNorm(width)
+            self.attention_in = nn.Linear(width, 3 * width)
+            self.attention_out = nn.Linear(width, width)
+            self.up = nn.Linear(width, 4 * width)
+            self.down = nn.Linear(4 * width, width)
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            batch, tokens, _ = states.shape
+            parts = self.attention_in(self.norm_1(states)).chunk(3, dim=-1)
+            query, key, value = (
+                part.view(batch, tokens, width // _HEAD, _HEAD).transpose(1, 2) for part in parts
+            )
+            seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            states = states + self.attention_out(seen.transpose(1, 2).reshape(batch, tokens, width))
+            inner = nn.functional.gelu(self.up(self.norm_2(states)))
+            summed: torch.Tensor = states + self.down(inner)
+            return summed
+
+    class Decoder(nn.Module):
+        """Blocks between an embedding and scores of the next token."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(VOCABULARY, width)
+            self.places = nn.Embedding(length, width)
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            places = torch.arange(ids.shape[1], device=ids.device)
+            states = self.tokens(ids) + self.places(places)
+            for block in self.blocks:
+                states = block(states)
+            scores: torch.Tensor = self.head(self.norm(states))
+            return scores
+
+    return Decoder()
+
+
+def _of_transformers(name: str) -> tuple[nn.Module, int]:
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        message = f"--model: {name!r} needs transformers, which is not installed"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[torch]'") from error
+    try:
+        config = AutoConfig.from_pretrained(name)
+        # It keeps keys and values for a next token that a training never asks for.
+        config.use_cache = False
+        return AutoModelForCausalLM.from_config(config), int(config.vocab_size)
+    except (OSError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"--model: {name!r} is no causal language model here: {lines[0]}"
+        hint = "decoder-4x128, a directory with a config.json, or a name on the hub"
+        raise ConfigError(message, hint=hint) from error
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    """Full names of the linear layers, but for the scores of the next token."""
+    kinds = ("Linear", "Linear4bit", "Conv1D")
+    # Models of transformers say which one that is; ours has it by this name.
+    ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
+    scores = ask()
+    return [
+        name
+        for name, module in model.named_modules()
+        if type(module).__name__ in kinds and module is not scores
+    ]
+
+
+def _add_adapters(model: nn.Module, rank: int) -> None:
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        message = "--lora-rank needs peft, which is not installed"
+        raise ConfigError(message, hint="pip install 'hpc-toolkit[scaling]'") from error
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=_linear_names(model))
+    inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def _in_4bit(model: nn.Module) -> None:
+    """Replace the linear layers by bitsandbytes' NF4 ones, which pack on their way to the GPU."""
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        message = "--load-in-4bit needs bitsandbytes, which is not installed"
+        raise ConfigError(message, hint="pip install bitsandbytes") from error
+    import torch
+
+    for name in _linear_names(model):
+        parent = model.get_submodule(name.rpartition(".")[0])
+        layer = model.get_submodule(name)
+        if type(layer).__name__ != "Linear":
+            continue
+        assert isinstance(layer, torch.nn.Linear)
+        packed = bitsandbytes.nn.Linear4bit(
+            layer.in_features,
+            layer.out_features,
+            bias=layer.bias is not None,
+            compute_dtype=torch.bfloat16,
+            quant_type="nf4",
+        )
+        packed.load_state_dict(layer.state_dict())
+        setattr(parent, name.rpartition(".")[2], packed)

@@ -1,0 +1,44 @@
+"""The directory of a scaling run: made, and tried, before a rank starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import PASSING, ConfigError
+from hpc_toolkit.training.scaling.records import DIRECTORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEAST_FREE = 16 * 2**20
+"""Bytes that must be free: logs of the ranks, records, and what the monitor samples."""
+
+
+def prepare(directory: Path) -> None:
+    """Make the directory and write to it.
+
+    Raises:
+        ConfigError: it cannot be made there, or not be written to.
+        OSError: there is no room, or the filesystem does not answer; it may later.
+    """
+    try:
+        (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
+        check_room(directory)
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            file.write(b"x")
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        message = f"-o {directory}: cannot be written to: {error.strerror}"
+        raise ConfigError(message, hint="name a directory that all nodes can write to") from error
+
+
+def check_room(directory: Path) -> None:
+    """Raise OSError (ENOSPC) where there is no room for a measurement."""
+    space = os.statvfs(directory)
+    if space.f_bavail * space.f_frsize < LEAST_FREE:
+        words = f"less than {LEAST_FREE // 2**20} MiB are free"
+        raise OSError(errno.ENOSPC, words, str(directory))

@@ -1,0 +1,130 @@
+"""What ranks cost and draw: of an option, of a table, or of the file of the cluster that was
+measured; and which of them it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.training.scaling.series import money
+
+if TYPE_CHECKING:
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.training.scaling.series import Series
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a person says of prices and power."""
+
+    price_per_gpu_hour: float | None = None
+    """In the place of every other price."""
+    watts_per_gpu: float | None = None
+    """In the place of what was measured, and of the cluster's."""
+    cluster: str | None = None
+    """Whose file counts, whatever cluster was measured; what a table says of prices stays."""
+
+
+def priced(series: Series, asked: Asked) -> Series:
+    """The series with prices and power, and notes that say where they are from.
+
+    Without ``asked.cluster`` the file of the cluster that the records name is read, and no other:
+    the one of this machine may be another one.
+
+    Raises:
+        ConfigError: ``asked.cluster`` cannot be loaded.
+    """
+    site, why = _site(series, asked.cluster)
+    series, of_price = _with_price(series, asked.price_per_gpu_hour, site)
+    series, of_power = _with_power(series, asked.watts_per_gpu, site)
+    return replace(series, notes=(*series.notes, *(of_price or why), *of_power))
+
+
+def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]:
+    """The cluster whose file counts, or why there is none."""
+    from hpc_toolkit.slurm.clusters.facts import load_cluster
+    from hpc_toolkit.slurm.clusters.partitions import for_partition
+
+    name = given or series.cluster
+    if not name:
+        return None, []
+    try:
+        site = load_cluster(name)
+    except ConfigError as error:
+        if given:
+            raise
+        return None, [f"no price: it was measured on {name}: {error.message}"]
+    named = [one for one in site.partitions if one.name == series.partition]
+    return (for_partition(site, named[0]) if named else site), []
+
+
+def _with_price(
+    series: Series, given: float | None, site: Cluster | None
+) -> tuple[Series, list[str]]:
+    currency = series.currency or (site.currency if site is not None else "")
+    if given is not None:
+        found = replace(series.at_price(given), currency=currency)
+        return found, [
+            f"price: {money(f'{given:g}', currency)} per GPU-hour, by --price-per-gpu-hour"
+        ]
+    if any(series.price(point) is not None for point in series.points) or site is None:
+        return series, []
+    return _on_cpus(series, site) if series.device == "cpu" else _on_gpus(series, site)
+
+
+def _on_cpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
+    node = site.price_per_node_hour
+    if node is None:
+        return series, [f"no price: {site.file} has no price_per_node_hour, and ranks used CPUs"]
+    points = tuple(
+        replace(point, price_per_hour=node * point.nodes) if point.nodes else point
+        for point in series.points
+    )
+    found = replace(series, points=points, currency=site.currency)
+    where = site.written("price_per_node_hour")
+    told = f"price: {money(f'{node:g}', site.currency)} per node and hour, by {where}"
+    return found, [told, *_elsewhere(series, site)]
+
+
+def _on_gpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
+    gpu, node, on_a_node = site.price_per_gpu_hour, site.price_per_node_hour, site.gpus_per_node
+    # A job has a part of a node, and pays for that part.
+    share = node / on_a_node if node is not None and on_a_node else None
+    if gpu is None and share is None:
+        return series, [f"no price: {site.file} has no price_per_gpu_hour"]
+    parts = {"price_per_gpu_hour": gpu, "price_per_node_hour": share}
+    where = " and ".join(site.written(key) for key, part in parts.items() if part is not None)
+    each = (gpu or 0.0) + (share or 0.0)
+    found = replace(series.at_price(each), currency=site.currency)
+    told = f"price: {money(f'{each:g}', site.currency)} per GPU-hour, by {where}"
+    return found, [told, *_elsewhere(series, site)]
+
+
+def _elsewhere(series: Series, site: Cluster) -> list[str]:
+    """Say that a price is of another cluster, or of another GPU, than what was measured."""
+    if not series.device:
+        return []
+    notes = []
+    if series.cluster not in (site.name, site.argument):
+        where = series.cluster or "a machine whose cluster no record names"
+        notes.append(f"it was measured on {where}, and the price is of {site.name}")
+    kind = site.gpu_type or ""
+    if series.device != "cpu" and kind.lower() not in series.device.lower():
+        notes.append(f"it was measured on {series.device}, and the price is of GPUs {kind!r}")
+    return notes
+
+
+def _with_power(
+    series: Series, given: float | None, site: Cluster | None
+) -> tuple[Series, list[str]]:
+    if given is not None:
+        found = replace(series, watts_per_gpu=given, watts_given=True)
+        return found, [f"power: {given:g} W per GPU, by --watts-per-gpu"]
+    if site is None or site.watts_per_gpu is None or series.device == "cpu":
+        return series, []
+    if all("gpu_power_w" in point.details for point in series.points):
+        return series, []
+    where = site.written("watts_per_gpu")
+    told = f"power: {site.watts_per_gpu:g} W per GPU where none was measured, by {where}"
+    return replace(series, watts_per_gpu=site.watts_per_gpu), [told]

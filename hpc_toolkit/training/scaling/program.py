@@ -1,0 +1,244 @@
+"""The measured program: ``python -m hpc_toolkit.training.scaling.program``, on every rank.
+
+``hpctk launch`` starts it. Rank 0 writes the records: below ``-o DIR``, else to stdout, which is
+how the log of a pod comes to hold them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import PASSING, HpcToolkitError
+from hpc_toolkit.rundir import files
+from hpc_toolkit.system.ranks import host_name
+from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity
+from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
+from hpc_toolkit.training.scaling.sources import read_records
+from hpc_toolkit.training.scaling.utilisation import monitored, of_all_ranks, sample_count, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hpc_toolkit.training.distributed.place import DistributedInfo
+    from hpc_toolkit.training.scaling.records import Record
+
+EXIT_LATER = 75
+"""What was measured is written, and the rest can be measured by the same call."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the arguments say at the world size of this launch; the exit code."""
+    try:
+        settings, variations, directory, cluster = parse(argv)
+        return _measure_all(settings, variations, directory, place(cluster, os.environ))
+    except HpcToolkitError as error:
+        # By every rank: the launcher shows the end of one log, and not always that of rank 0.
+        sys.stderr.write(f"error: {error.message}\n")
+        sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
+        return error.exit_code
+    except OSError as error:
+        if error.errno not in PASSING:
+            raise
+        # Not 75: a job would start again and again on a full disk.
+        sys.stderr.write(f"error: {error.filename or 'a record'}: {error.strerror}\n")
+        return 1
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None, str]:
+    """Settings, what varies, the records' directory, and the cluster. Raises ConfigError."""
+    parser = argparse.ArgumentParser(
+        prog="hpc_toolkit.training.scaling.program", allow_abbrev=False
+    )
+    for one in fields(Settings):
+        name = f"--{one.name.replace('_', '-')}"
+        if isinstance(one.default, bool):
+            parser.add_argument(name, action="store_true", dest=one.name)
+        else:
+            parser.add_argument(name, type=type(one.default), default=one.default, dest=one.name)
+    parser.add_argument("--vary", action="append", default=[])
+    parser.add_argument("-o", "--out", type=Path, default=None)
+    parser.add_argument("--cluster", default="")
+    given = vars(parser.parse_args(argv))
+    directory, cluster = given.pop("out"), given.pop("cluster")
+    variations = [Variation.parse(text) for text in given.pop("vary")]
+    return Settings(**given), variations, directory, cluster
+
+
+def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Which cluster, partition and job this is, as far as anything says; for the record.
+
+    Outside a job the machine is that of ``cluster`` or none's: a laptop may render for clusters.
+    """
+    job = environ.get("SLURM_JOB_ID", "")
+    found = {
+        "cluster": cluster or (_recognized() if job else ""),
+        "partition": environ.get("SLURM_JOB_PARTITION", ""),
+        "job": job,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _recognized() -> str:
+    from hpc_toolkit.slurm.clusters.choice import FALLBACK, resolve_cluster
+
+    try:
+        site = resolve_cluster(None).cluster
+    except HpcToolkitError:
+        return ""
+    return "" if site.name == FALLBACK else site.argument or site.name
+
+
+def _measure_all(
+    settings: Settings,
+    variations: Sequence[Variation],
+    directory: Path | None,
+    where: dict[str, str],
+) -> int:
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = cases(settings, variations)
+    for case in chosen:
+        case.settings.batch_per_rank(size)
+        case.settings.decoder()
+    if directory is not None and rank == 0:
+        (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
+    # Before the ranks themselves make any.
+    load = os.getloadavg()[0]
+    asked_to_leave: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: asked_to_leave.append(number))
+    # Before torch is imported, because the monitor's child is forked.
+    with monitored(directory, size) as samples:
+        import torch
+
+        from hpc_toolkit.training.distributed.group import process_group
+
+        with process_group() as info:
+            if settings.threads:
+                torch.set_num_threads(settings.threads)
+            done = _done(directory, size) if info.is_main else set()
+            for case in chosen:
+                for repeat in range(settings.repeats):
+                    record = _blank(case.settings, case.variation, repeat, info, load)
+                    record["machine"] |= where
+                    known = info.is_main and identity(record) in done
+                    if _agreed(info, known):
+                        continue
+                    if _agreed(info, bool(asked_to_leave)):
+                        return EXIT_LATER
+                    _measure(record, case.settings, info, directory, samples)
+    return 0
+
+
+def _measure(
+    record: Record,
+    settings: Settings,
+    info: DistributedInfo,
+    directory: Path | None,
+    samples: Path | None,
+) -> None:
+    import time
+
+    from hpc_toolkit.training.scaling.measurement import measure
+
+    before = sample_count(samples)
+    began = time.time()
+    found = measure(settings, info)
+    here = summary(samples, before)
+    ranks = of_all_ranks(here, info)
+    if not info.is_main:
+        return
+    whole = {**record, **found, "at": time.time(), "seconds": time.time() - began}
+    seen = {"utilisation": here, "utilisation_of_ranks": ranks}
+    _write({**whole, **{key: value for key, value in seen.items() if value}}, directory)
+
+
+def _blank(
+    settings: Settings,
+    variation: tuple[tuple[str, int], ...],
+    repeat: int,
+    info: DistributedInfo,
+    load: float,
+) -> Record:
+    """A record without its numbers."""
+    import torch
+
+    cuda = info.device.startswith("cuda")
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "world_size": info.world_size,
+        "nodes": -(-info.world_size // max(1, info.local_world_size)),
+        "repeat": repeat,
+        "variation": dict(variation),
+        "settings": asdict(settings),
+        "machine": {
+            "host": host_name(),
+            "device": torch.cuda.get_device_name(info.device) if cuda else "cpu",
+            "cpus": len(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "load": load,
+            "backend": info.backend or "none",
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _agreed(info: DistributedInfo, word: bool) -> bool:
+    """Whether any rank says so: all must take the same way, and views of a directory differ."""
+    if info.world_size == 1:
+        return word
+    import torch
+
+    from hpc_toolkit.training.distributed.collectives import all_reduce
+
+    return bool(all_reduce(torch.tensor(float(word), device=info.device)).item())
+
+
+def _done(directory: Path | None, size: int) -> set[tuple[str, int, int]]:
+    """What earlier launches measured at this world size."""
+    if directory is None:
+        return set()
+    return {identity(one) for one in read_records(directory) if one["world_size"] == size}
+
+
+def _write(record: Record, directory: Path | None) -> None:
+    import json
+
+    from hpc_toolkit.results.provenance import collect_provenance
+
+    made = collect_provenance(())
+    record["commit"], record["hpctk"] = made["git_commit"], made["hpctk"]
+    record["command"] = shlex.join(
+        [sys.executable, "-m", "hpc_toolkit.training.scaling.program", *sys.argv[1:]]
+    )
+    line = json.dumps(record, allow_nan=False).encode() + b"\n"
+    if directory is None:
+        sys.stdout.write(line.decode())
+        sys.stdout.flush()
+        return
+    path = directory / DIRECTORY / f"world-{record['world_size']}.jsonl"
+    fd = files.open_or_create(path, os.O_RDWR | os.O_APPEND)
+    try:
+        size = os.fstat(fd).st_size
+        # A line that a killed rank left without its end would swallow this one.
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        files.write_all(fd, b"\n" * torn + line)
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    from hpc_toolkit.training.distributed.group import leave
+
+    # Where the launcher asks a rank to leave, the monitor's child still ends with it.
+    with suppress(BrokenPipeError):
+        leave(main())

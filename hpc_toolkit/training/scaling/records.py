@@ -1,0 +1,280 @@
+"""Measurements as JSON lines: written by the measured program, read by the analysis.
+
+A record stands for itself: it names everything that was set, the machine and the code. The format
+is decision 0029.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.training.scaling.series import Point, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+KIND = "hpctk.scaling"
+FORMAT = 1
+DIRECTORY = "records"
+"""Below the directory of a scaling run; one file for each world size."""
+
+Record = dict[str, Any]
+
+_BUSY = 1.25
+"""Load of a node over its CPUs from which on its times are in doubt."""
+
+_NUMBERS = ("samples_per_s", "tokens_per_s")
+_COUNTS = ("world_size", "nodes", "repeat")
+_COMPUTED: dict[str, tuple[str, ...]] = {"shares": (), "machine": ("cpus", "threads", "load")}
+"""Numbers of these objects that more is computed of; of an empty tuple all."""
+_EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
+_USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
+_OBJECTS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
+
+
+def check_record(record: Mapping[str, Any], where: str) -> None:
+    """Refuse a record that lacks something, or is of another format. Raises ConfigError."""
+    if record.get("format") != FORMAT:
+        message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
+        raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
+    fault = "".join(list(_faults(record))[:1])
+    if fault:
+        message = f"{where}: {fault}"
+        raise ConfigError(message, hint="leave the damaged line out, and measure again")
+
+
+def _faults(record: Mapping[str, Any]) -> Iterator[str]:
+    for key in _NUMBERS:
+        if not _is_number(record.get(key)) or record[key] <= 0:
+            yield f"{key} is {record.get(key)!r:.50}"
+    for key in _COUNTS:
+        if not _is_count(record.get(key)):
+            yield f"{key} is {record.get(key)!r:.50}"
+    for key in _OBJECTS:
+        if not isinstance(record.get(key), dict):
+            yield f"{key} is no object"
+            return
+    yield from _faults_inside(record)
+
+
+def _faults_inside(record: Mapping[str, Any]) -> Iterator[str]:
+    for group, keys in _COMPUTED.items():
+        for key in keys or record[group]:
+            if not _is_number(record[group].get(key, 0)):
+                yield f"{group}.{key} is {record[group][key]!r:.50}"
+    use = record.get("utilisation", {})
+    if not isinstance(use, dict) or not _are_objects(use.get("gpus", [])):
+        yield "utilisation is not what a monitor saw"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _is_number(value: object) -> bool:
+    """Whether arithmetic can do with it: no truth value, no NaN, nothing beyond a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
+def records_in(text: str, where: str) -> Iterator[Record]:
+    """The records among the lines of a text; other lines, and what stands before one, are skipped.
+
+    So the log of a pod can be read, with time stamps or names before each line. A torn line is
+    none. Raises ConfigError for a record that is damaged otherwise.
+    """
+    for number, record in objects_in(text, KIND):
+        check_record(record, f"{where}:{number}")
+        yield record
+
+
+def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and object of each line that holds one of this kind, behind whatever precedes it."""
+    decoder = json.JSONDecoder()
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = line.find("{") if kind in line else -1
+        if start < 0:
+            continue
+        try:
+            value, _ = decoder.raw_decode(line, start)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and value.get("kind") == kind:
+            yield number, value
+
+
+def case_key(record: Mapping[str, Any]) -> str:
+    """What makes two records measurements of the same training, at whatever world size."""
+    settings = {key: value for key, value in record["settings"].items() if key != "repeats"}
+    return json.dumps([settings, record["variation"]], sort_keys=True)
+
+
+def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
+    """What is measured once: the training, the world size and the repeat."""
+    return case_key(record), record["world_size"], record["repeat"]
+
+
+def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
+    """One series for each training; of two records of one identity the later one counts."""
+    latest: dict[tuple[str, int, int], Record] = {}
+    # Ordered by what they say, so that the order of reading changes nothing.
+    for record in sorted(records, key=lambda one: (str(one.get("at")), json.dumps(one))):
+        latest[identity(record)] = record
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for key in sorted(latest):
+        groups[key[0]].append(latest[key])
+    names = _names(groups)
+    return tuple(_series(names[key], groups[key]) for key in sorted(groups, key=_order(groups)))
+
+
+def _order(groups: Mapping[str, list[Record]]) -> Any:
+    return lambda key: (sorted(groups[key][0]["variation"].items()), key)
+
+
+def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
+    """A name for each training: what it varies; where that is not enough, all that differs."""
+    settings = [group[0]["settings"] for group in groups.values()]
+    keys = sorted({key for one in settings for key in one})
+    differing = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
+    return {
+        key: ", ".join(f"{name}={group[0]['settings'].get(name)}" for name in differing)
+        or _variation_words(group[0])
+        or str(group[0]["settings"].get("model", "training"))
+        for key, group in groups.items()
+    }
+
+
+def _variation_words(record: Record) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(record["variation"].items()))
+
+
+def _series(name: str, records: list[Record]) -> Series:
+    sizes = sorted({record["world_size"] for record in records})
+    law = "weak" if records[0]["settings"].get("weak") else "strong"
+    return Series(
+        name=name,
+        points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
+        law="weak" if law == "weak" else "strong",
+        notes=tuple(_notes(records)),
+        device=" and ".join(_all(records, "device")),
+        cluster=_same(records, "cluster"),
+        partition=_same(records, "partition"),
+    )
+
+
+def _all(records: list[Record], key: str) -> list[str]:
+    return sorted({str(one["machine"].get(key, "")) for one in records})
+
+
+def _same(records: list[Record], key: str) -> str:
+    """What all machines say; "" where one of them says something else, or nothing."""
+    found = _all(records, key)
+    return found[0] if len(found) == 1 else ""
+
+
+def _point(records: list[Record]) -> Point:
+    names = sorted({name for one in records for name in one["shares"]})
+    details = {
+        "tokens_per_s": median(one["tokens_per_s"] for one in records),
+        **{f"step_{key}_s": _median(records, "step_s", key) for key in ("median", "p90")},
+        **{key: _median(records, "communication", key) for key in _EXCHANGE},
+        **_spread(records),
+        **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
+        **{key: _median_of([_use(one).get(key) for one in records]) for key in _USE},
+    }
+    return Point(
+        world_size=records[0]["world_size"],
+        rates=tuple(one["samples_per_s"] for one in records),
+        nodes=max(one["nodes"] for one in records),
+        shares={name: median(one["shares"].get(name, 0.0) for one in records) for name in names},
+        details={key: value for key, value in details.items() if value is not None},
+    )
+
+
+def _median(records: list[Record], group: str, key: str) -> float | None:
+    return _median_of([one[group].get(key) for one in records])
+
+
+def _median_of(values: list[Any]) -> float | None:
+    known = [value for value in values if _is_number(value)]
+    return float(median(known)) if known else None
+
+
+def _spread(records: list[Record]) -> dict[str, float | None]:
+    """The least and the greatest share of communication over repeats; of one its interval."""
+    if len(records) == 1:
+        exchange = records[0]["communication"]
+        low, high = (exchange.get(key) for key in ("share_low", "share_high"))
+    else:
+        shares = [_exposed_share(one) for one in records]
+        known = [share for share in shares if share is not None]
+        low, high = min(known, default=None), max(known, default=None)
+    return {"communication_low": _median_of([low]), "communication_high": _median_of([high])}
+
+
+def _exposed_share(record: Record) -> float | None:
+    """The share of communication as it was measured: below 0 it is noise."""
+    exposed, step = record["communication"].get("exposed_s"), record["step_s"].get("median")
+    if not _is_number(exposed) or not _is_number(step) or step <= 0:
+        return None
+    return float(exposed / step)
+
+
+def _use(record: Record) -> dict[str, Any]:
+    """What monitors saw: of all ranks, or in earlier records of the node of rank 0 alone."""
+    found = record.get("utilisation_of_ranks")
+    if isinstance(found, dict):
+        return found
+    node = record.get("utilisation", {})
+    return {
+        "cpu_percent": node.get("cpu_percent_mean"),
+        "gpu_percent": _of_gpus(node, "busy_percent_mean"),
+        "gpu_power_w": _of_gpus(node, "power_w_mean"),
+    }
+
+
+def _of_gpus(node: Mapping[str, Any], key: str) -> float | None:
+    """The mean over the node's GPUs."""
+    known = [gpu[key] for gpu in node.get("gpus", []) if _is_number(gpu.get(key))]
+    return sum(known) / len(known) if known else None
+
+
+def _notes(records: list[Record]) -> Iterator[str]:
+    machines = [one["machine"] for one in records]
+    if all(one.get("device") == "cpu" for one in machines):
+        yield "the ranks are processes on CPUs: a GPU-hour here is an hour of one of them"
+    shared = sorted(
+        {
+            (one["world_size"], one["machine"]["cpus"])
+            for one in records
+            if one["machine"].get("device") == "cpu"
+            and one["world_size"] / max(1, one["nodes"]) > one["machine"].get("cpus", 10**9)
+        }
+    )
+    for size, cpus in shared:
+        yield f"{size} ranks shared {cpus} CPUs of a node: they had to take turns"
+    threads = sorted({one.get("threads", 0) for one in machines})
+    if len(threads) > 1:
+        told = " and ".join(map(str, threads))
+        yield f"some ranks computed with {told} threads: --threads N gives all of them as many"
+    busy = max((one.get("load", 0.0) / max(1, one.get("cpus", 1)) for one in machines), default=0)
+    if busy > _BUSY:
+        yield f"a node was busy before a launch: its load was {busy:.1f} times its CPUs"
+    for key, words in (
+        ("device", "kinds of device"),
+        ("torch", "versions of torch"),
+        ("cluster", "clusters"),
+    ):
+        found = sorted({str(one.get(key, "none")) for one in machines})
+        if len(found) > 1:
+            yield f"measured on several {words}: {', '.join(found)}"

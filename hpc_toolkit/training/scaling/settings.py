@@ -1,0 +1,192 @@
+"""What a scaling run measures: one training's settings, and which of them vary."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, near_miss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hpc_toolkit.training.scaling.series import Law
+
+DEFAULT_MODEL = "decoder-4x128"
+PRECISIONS = ("float32", "bf16")
+VARIABLE = (
+    *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),
+)
+"""What ``--vary`` can name, with dashes."""
+
+_DECODER = re.compile(r"decoder-([0-9]{1,3})x([0-9]{1,5})")
+_ZERO = {"warmup", "loader_workers", "lora_rank", "threads"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One training, whose work per step is the same at every world size (strong scaling), or the
+    same on every rank (weak scaling)."""
+
+    batch_size: int = 8
+    """Samples of a forward pass: of all ranks together, or of each with ``weak``."""
+    seq_length: int = 128
+    """Tokens of a sample."""
+    max_steps: int = 20
+    """Optimizer steps that are measured, after those of the warm-up."""
+    warmup: int = 5
+    """Optimizer steps before, which count for nothing."""
+    repeats: int = 3
+    """Measurements of each case, one after the other in the same processes, each with a new
+    model."""
+    weak: bool = False
+    model: str = DEFAULT_MODEL
+    """``decoder-LAYERSxWIDTH``, or what transformers' AutoConfig takes; weights are random."""
+    accumulate: int = 1
+    """Forward passes of a step; gradients are exchanged in the last one."""
+    loader_workers: int = 0
+    """Processes that make samples, of each rank; 0 makes them in the training process."""
+    bucket_cap_mb: int = 25
+    """MiB of gradients that DistributedDataParallel exchanges at once."""
+    sample_cost_ms: float = 0.0
+    """CPU time that a sample costs its loader, as decoding or tokenising would."""
+    lora_rank: int = 0
+    """Train adapters of this rank alone (peft); 0 trains all weights."""
+    load_in_4bit: bool = False
+    """Keep the frozen weights in 4 bits; needs CUDA, bitsandbytes and ``lora_rank``."""
+    precision: str = "float32"
+    """``float32``, or ``bf16`` by torch.autocast."""
+    threads: int = 0
+    """Threads that torch computes with in each rank; 0 leaves them as the launcher set them."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                continue
+            least = 0 if name in _ZERO else 1
+            if not least <= value < 10**9:
+                message = f"--{_dashed(name)}: {value} is outside {least}..999999999"
+                raise ConfigError(message, hint=f"write {least} or more")
+        if not 0 <= self.sample_cost_ms <= 60_000:
+            message = f"--sample-cost-ms: {self.sample_cost_ms} is outside 0..60000"
+            raise ConfigError(message, hint="milliseconds of CPU time for one sample")
+        if self.precision not in PRECISIONS:
+            message = f"--precision: {self.precision!r}"
+            raise ConfigError(message, hint=near_miss(self.precision, list(PRECISIONS)))
+        if self.load_in_4bit and not self.lora_rank:
+            message = "--load-in-4bit: weights of 4 bits cannot be trained"
+            raise ConfigError(message, hint="add --lora-rank 8: adapters beside them can")
+
+    @property
+    def law(self) -> Law:
+        """Whose law the scaling is held against."""
+        return "weak" if self.weak else "strong"
+
+    def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
+        """Samples of a forward pass on one rank; ``among`` are all world sizes that shall share it.
+
+        Raises:
+            ConfigError: the batch cannot be shared equally.
+        """
+        if self.weak:
+            return self.batch_size
+        share, left = divmod(self.batch_size, world_size)
+        if left:
+            message = f"--batch-size: {self.batch_size} samples are no equal parts for {world_size}"
+            unit = math.lcm(world_size, *among)
+            least = unit * -(-self.batch_size // unit)
+            hint = f"take a multiple of every world size, such as {least}, or --weak"
+            raise ConfigError(message, hint=hint)
+        return share
+
+    def decoder(self) -> tuple[int, int] | None:
+        """Layers and width of our own decoder; None for a model of transformers."""
+        match = _DECODER.fullmatch(self.model)
+        if match is None:
+            return None
+        layers, width = int(match[1]), int(match[2])
+        if not layers or not width or width % 32:
+            message = f"--model: {self.model!r} is no decoder"
+            raise ConfigError(message, hint="layers above 0, and a width that is a multiple of 32")
+        return layers, width
+
+    def words(self) -> list[str]:
+        """The options of the measured program that say the same."""
+        found: list[str] = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value == one.default:
+                continue
+            found += [f"--{_dashed(one.name)}"]
+            found += [] if value is True else [str(value)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Values of one setting that are to be compared."""
+
+    name: str
+    """A field of :class:`Settings`, one of :data:`VARIABLE`."""
+    values: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Variation:
+        """Read ``loader-workers=1,4,8``. Raises ConfigError."""
+        name, equals, rest = text.partition("=")
+        field = name.strip().replace("-", "_")
+        if field not in VARIABLE:
+            message = f"--vary: {name.strip()!r} cannot vary"
+            hint = near_miss(_dashed(field), [_dashed(one) for one in VARIABLE])
+            raise ConfigError(message, hint=hint)
+        words = rest.split(",")
+        if not equals or not all(word.strip().isdecimal() and len(word) < 11 for word in words):
+            message = f"--vary: {text!r} has no list of numbers"
+            raise ConfigError(message, hint=f"write --vary {_dashed(field)}=1,4,8")
+        return cls(field, tuple(dict.fromkeys(int(word) for word in words)))
+
+    @property
+    def word(self) -> str:
+        """As ``--vary`` takes it."""
+        return f"{_dashed(self.name)}={','.join(map(str, self.values))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One training of those that are compared at each world size."""
+
+    settings: Settings
+    variation: tuple[tuple[str, int], ...]
+    """Names and values of what varies; empty where nothing does."""
+
+
+def cases(settings: Settings, variations: Sequence[Variation]) -> tuple[Case, ...]:
+    """Every combination of the values that vary. Raises ConfigError."""
+    names = [one.name for one in variations]
+    if len(set(names)) < len(names):
+        message = f"--vary: {_dashed(max(names, key=names.count))} is there twice"
+        raise ConfigError(message, hint="give all of its values at once")
+    return tuple(_cases(settings, variations))
+
+
+def _cases(settings: Settings, variations: Sequence[Variation]) -> Iterator[Case]:
+    for values in product(*(one.values for one in variations)):
+        chosen = tuple(zip((one.name for one in variations), values, strict=True))
+        changed: dict[str, Any] = dict(chosen)
+        yield Case(replace(settings, **changed), chosen)
+
+
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """Read ``1,2,4``, rising and each once. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 7 and int(word) for word in words):
+        message = f"--world-sizes: {text!r} is no list of numbers of ranks"
+        raise ConfigError(message, hint="write --world-sizes 1,2,4")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,230 @@
+"""Scaling tables that others measured, from JSON or CSV, with what is claimed of them.
+
+JSON holds one table, or ``{"tables": [...]}``; docs/how-to/scaling.md describes the keys. Numbers
+keep the digits they were written with, since a claim of "7.6x" says more than one of "8x".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.training.scaling.claims import QUANTITIES
+from hpc_toolkit.training.scaling.series import THOUSAND, Claim, Point, Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
+"""What the values of a table can be: a throughput, or the time of its work."""
+
+_KEYS = {
+    *("name", "unit", "work", "samples", "law", "price_per_gpu_hour", "points", "claims"),
+    *("notes", "source", "currency"),
+}
+_POINT_KEYS = {"world_size", "value", "values", "price_per_hour"}
+_CLAIM_KEYS = {"text", "quantity", "value", "world_size", "samples"}
+_HOW = "docs/how-to/scaling.md shows a table"
+
+
+def read_json(text: str, where: str) -> tuple[Series, ...]:
+    """The tables of a JSON text. Raises ConfigError, which names the table and the key."""
+    try:
+        found = json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refused)
+    except (ValueError, RecursionError) as error:
+        message = f"{where}: not JSON: {error}"
+        raise ConfigError(message, hint=_HOW) from error
+    tables = found.get("tables", [found]) if isinstance(found, dict) else None
+    if not isinstance(tables, list) or not tables:
+        message = f"{where}: neither a table nor a list of tables"
+        raise ConfigError(message, hint=_HOW)
+    return tuple(_table(one, f"{where}, table {n}") for n, one in enumerate(tables, start=1))
+
+
+def _refused(word: str) -> None:
+    message = f"{word} is no number"
+    raise ValueError(message)
+
+
+def read_csv(text: str, where: str) -> tuple[Series, ...]:
+    """A table of columns ``world_size``, one of the units and ``price_per_hour`` where known.
+
+    Rows of one world size are its repeats. Raises ConfigError, which names the line.
+    """
+    rows = csv.DictReader(io.StringIO(text))
+    names = [name.strip() for name in rows.fieldnames or ()]
+    units = [name for name in names if name in _UNITS]
+    unknown = sorted({*names} - {*_UNITS, "world_size", "price_per_hour", "repeat"})
+    if "world_size" not in names or len(units) != 1 or unknown:
+        message = f"{where}: its columns are {', '.join(names) or 'none'}"
+        hint = f"name them world_size, one of {', '.join(_UNITS)}, and price_per_hour if known"
+        raise ConfigError(message, hint=hint)
+    points: dict[Decimal, dict[str, Any]] = {}
+    for row in rows:
+        at = f"{where}:{rows.line_num}"
+        if None in row:
+            message = f"{at}: it has more cells than the first line"
+            raise ConfigError(message, hint="write numbers without thousands separators")
+        cells = {str(key).strip(): (value or "").strip() for key, value in row.items()}
+        size = _decimal(cells["world_size"], at)
+        point = points.setdefault(size, {"world_size": size, "values": []})
+        point["values"].append(_decimal(cells[units[0]], at))
+        if cells.get("price_per_hour"):
+            point["price_per_hour"] = _decimal(cells["price_per_hour"], at)
+    return (_table({"name": where, "unit": units[0], "points": [*points.values()]}, where),)
+
+
+def _decimal(text: str, where: str) -> Decimal:
+    try:
+        value = Decimal(text)
+    except ArithmeticError as error:
+        message = f"{where}: {text!r} is no number"
+        raise ConfigError(message, hint="write digits, such as 12.5") from error
+    return _checked(value, where)
+
+
+def _checked(value: object, where: str) -> Decimal:
+    # Beyond these bounds a float would be infinite or nothing.
+    if not isinstance(value, Decimal) or not value.is_finite() or abs(value.adjusted()) > 15:
+        message = (
+            f"{where}: {value if value is not None else 'nothing'} is no number that is usable"
+        )
+        raise ConfigError(message, hint="write a number such as 12.5, without quotes")
+    return value
+
+
+def _from_0(value: object, where: str) -> float:
+    number = float(_checked(value, where))
+    if number < 0:
+        message = f"{where}: {number:g} is below 0"
+        raise ConfigError(message, hint="prices and counts are 0 or more")
+    return number
+
+
+def _table(table: object, where: str) -> Series:
+    given = _object(table, _KEYS, where)
+    name = str(given.get("name", where))
+    unit = given.get("unit", "samples_per_s")
+    if unit not in _UNITS:
+        message = f"{where}: unit is {unit!r}"
+        raise ConfigError(message, hint=near_miss(str(unit), list(_UNITS)))
+    law = given.get("law", "strong")
+    if law not in ("strong", "weak"):
+        message = f"{where}: law is {law!r}"
+        raise ConfigError(message, hint="strong, or weak")
+    points = [_point(one, unit, where) for one in _list(given, "points", where)]
+    price = given.get("price_per_gpu_hour")
+    return Series(
+        name=name,
+        points=tuple(points),
+        law="weak" if law == "weak" else "strong",
+        price_per_gpu_hour=None if price is None else _from_0(price, where),
+        currency=_currency(given.get("currency", ""), where),
+        claims=tuple(_claim(one, where) for one in _list(given, "claims", where)),
+        notes=tuple(_notes(given, where)),
+        **_work(given, unit, where),
+    )
+
+
+def _notes(given: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from (str(one) for one in _list(given, "notes", where))
+    if "source" in given:
+        yield f"source: {given['source']}"
+
+
+def _currency(value: object, where: str) -> str:
+    if isinstance(value, str) and len(value) < 20 and value.isprintable():
+        return value
+    message = f"{where}: currency is {str(value)[:40]!r}"
+    raise ConfigError(message, hint="write a short word, such as USD, or SU")
+
+
+def _work(given: Mapping[str, Any], unit: str, where: str) -> dict[str, Any]:
+    """What the GPU-hours of a table are told of."""
+    samples = given.get("samples")
+    count = None if samples is None else _from_0(samples, f"{where}, samples")
+    if unit == "samples_per_s":
+        count = count or float(THOUSAND)
+        return {"work": f"{count:,.0f} samples", "work_size": count, "work_samples": count}
+    return {"work": str(given.get("work", "the work")), "work_size": 1.0, "work_samples": count}
+
+
+def _point(point: object, unit: str, where: str) -> Point:
+    given = _object(point, _POINT_KEYS, f"{where}, points")
+    size = _ranks(given.get("world_size"), where)
+    at = f"{where}, world size {size}"
+    if "values" in given and "value" in given:
+        message = f"{at}: value and values are both there"
+        raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
+    values = given.get("values", [given.get("value")])
+    if not isinstance(values, list):
+        message = f"{at}: values is no list"
+        raise ConfigError(
+            message, hint="write one value, or values in brackets, one for each repeat"
+        )
+    numbers = [float(_checked(value, at)) for value in values]
+    if any(number <= 0 for number in numbers):
+        message = f"{at}: {min(numbers)} is no {unit}"
+        raise ConfigError(message, hint="throughputs and times are above 0")
+    price = given.get("price_per_hour")
+    scale = _UNITS[unit]
+    return Point(
+        world_size=size,
+        rates=tuple(1 / (number * scale) if scale else number for number in numbers),
+        price_per_hour=None if price is None else _from_0(price, at),
+    )
+
+
+def _ranks(value: object, where: str) -> int:
+    size = _checked(value, f"{where}, world_size")
+    if size != int(size) or size < 1:
+        message = f"{where}, world size {size}: that is no number of ranks"
+        raise ConfigError(message, hint="write 1 or more")
+    return int(size)
+
+
+def _claim(claim: object, where: str) -> Claim:
+    given = _object(claim, _CLAIM_KEYS, f"{where}, claims")
+    quantity = str(given.get("quantity"))
+    if quantity not in QUANTITIES:
+        message = f"{where}, claims: quantity is {given.get('quantity')!r}"
+        raise ConfigError(message, hint=near_miss(quantity, list(QUANTITIES)))
+    value = _checked(given.get("value"), f"{where}, claims")
+    size = given.get("world_size")
+    samples = _checked(given.get("samples", Decimal(THOUSAND)), f"{where}, claims")
+    if samples < 1:
+        message = f"{where}, claims: {samples} is no number of samples"
+        raise ConfigError(message, hint="write 1 or more")
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int)  # the value is finite
+    return Claim(
+        text=str(given.get("text", f"{quantity} {value}")),
+        quantity=quantity,
+        value=float(value),
+        half=float(Decimal(5).scaleb(exponent - 1)),
+        world_size=None if size is None else _ranks(size, f"{where}, claims"),
+        samples=int(samples),
+    )
+
+
+def _object(value: object, known: Iterable[str], where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        message = f"{where}: {str(value)[:40]!r} is no object"
+        raise ConfigError(message, hint=_HOW)
+    for key in value:
+        if key not in known:
+            message = f"{where}: unknown key {key!r}"
+            raise ConfigError(message, hint=near_miss(key, list(known)))
+    return value
+
+
+def _list(given: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    value = given.get(key, [])
+    if not isinstance(value, list):
+        message = f"{where}: {key} is no list"
+        raise ConfigError(message, hint=_HOW)
+    return value

@@ -1,0 +1,1 @@
+"""The worker process, its executor, and what watches over them."""

@@ -1,0 +1,154 @@
+"""What an executor says of each item: the beginning of a journal line, or why there is no value."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.system.memory import is_out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Messages to the worker: one line each, its first byte says what it is.
+DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
+LOADING, LOADED = b"l", b"L"  # a context is being loaded, or was: the item's clock starts again
+END = b"e"  # the pass is over; the rest says why: "" (all items), "stopped", "interrupted"
+FAILING = "failing"  # the end of a pass in which too many items failed in a row: ask again
+PREFETCHES = b"a"  # of a workload that was loaded: the rest is "yes" if it can prefetch, or ""
+BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
+
+STREAK = 8
+"""After so many failures in a row an executor runs nothing before its worker has looked at them."""
+
+_TRACEBACK = 4000
+
+
+class Report:
+    """Turns results of one pass into messages."""
+
+    def __init__(self, request: dict[str, Any], send: Callable[[bytes, bytes], None]) -> None:
+        unit = json.dumps(f"{request['stage']}/{request['unit']}")
+        self._where = f'"unit":{unit},"generation":{request["generation"]},"item":'
+        self._positions = request["positions"]
+        self._send = send
+        self._log_end = _log_size()
+        self.index = 0
+        """Items reported so far."""
+        self._since = time.monotonic()
+        self._streak_left = int(request["streak"])
+
+    @property
+    def failing(self) -> bool:
+        """Whether so many items failed in a row that the worker must look at them first."""
+        return self._streak_left <= 0
+
+    def restart_clock(self) -> None:
+        self._since = time.monotonic()
+
+    def result(self, value: Any) -> float:
+        """Report a result; the seconds that it took."""
+        try:
+            text = _strict_json(value)
+        except (TypeError, ValueError) as error:
+            return self.failure(error)
+        self._streak_left = STREAK
+        return self._report(DONE, "done", f'"value":{text}')
+
+    def failure(self, error: BaseException) -> float:
+        """Report why the next item has no result; the seconds that it took."""
+        permanent = isinstance(error, PermanentError)
+        fields = json.dumps(
+            {
+                "error": _message(error),
+                "error_type": type(error).__name__,
+                "oom": is_out_of_memory(error),
+                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK:],
+            }
+        )[1:-1]
+        if permanent:
+            return self._report(PERMANENT, "permanent", fields)
+        self._streak_left -= 1
+        return self._report(FAILED, "failed", fields)
+
+    def _report(self, kind: bytes, name: str, fields: str) -> float:
+        now = time.monotonic()
+        seconds, self._since = now - self._since, now
+        logged = self._logged()
+        position = self._positions[self.index]
+        self.index += 1
+        self._send(
+            kind,
+            f'{{"type":"{name}",{self._where}{position},"at":{time.time():.3f},'
+            f'"seconds":{seconds:.6f}{logged},{fields}'.encode(),
+        )
+        return seconds
+
+    def _logged(self) -> str:
+        """The range of the worker's log that this item wrote."""
+        sys.stdout.flush()
+        start, self._log_end = self._log_end, _log_size()
+        return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
+
+
+def _log_size() -> int:
+    return os.fstat(1).st_size
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, PermanentError):
+        return f"{error.message} ({error.hint})" if error.hint else error.message
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _strict_json(value: Any) -> str:
+    """Strict JSON of a result.
+
+    Raises:
+        TypeError, ValueError: names the path of what is not JSON.
+    """
+    if type(value) is not dict:
+        message = f"a result must be a dict, not {type(value).__name__}"
+        raise TypeError(message)
+    try:
+        return _encode(value)
+    except (TypeError, ValueError):
+        problem = _find_problem(value, "value")
+        if problem is None:
+            raise
+        raise ValueError(problem) from None
+
+
+def _plain(value: Any) -> Any:
+    """Scalars of numpy and torch as Python's."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    message = f"{type(value).__name__} is not JSON"
+    raise TypeError(message)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain).encode
+
+
+def _find_problem(value: Any, path: str) -> str | None:
+    """Where in a value something is not JSON, and what it is; None if all of it is."""
+    if isinstance(value, dict | list | tuple):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        places = (
+            (inner, f"{path}.{key}" if isinstance(value, dict) else f"{path}[{key}]")
+            for key, inner in pairs
+        )
+        return next(filter(None, (_find_problem(inner, where) for inner, where in places)), None)
+    if isinstance(value, float) or getattr(value, "ndim", None) == 0:
+        number = float(value)
+        return None if math.isfinite(number) else f"{path} is {number}, which JSON does not have"
+    if value is None or isinstance(value, str | int | bool):
+        return None
+    advice = "; convert it with .tolist()" if hasattr(value, "tolist") else ""
+    return f"{path} is a {type(value).__name__}, which JSON does not have{advice}"

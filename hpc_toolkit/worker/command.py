@@ -1,0 +1,197 @@
+"""A shell command as a workload."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import string
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.system.processes import die_with_parent, readable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_TAIL = 2000
+_ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS_APART_S = 2.0
+"""Slurm signals the processes of a step one after the other; all have theirs after so long."""
+
+
+# What opens a place in which a quoted word is not one, and what closes it again.
+_OPENING = re.compile(r"""\\.?|['"`]|\(\(|<<<|<<|\$$|(?:^|(?<=\s))\#""", re.DOTALL)
+_CLOSING = {
+    "'": re.compile("'"),
+    '"': re.compile(r'\\.|"', re.DOTALL),
+    "`": re.compile(r"\\.|`", re.DOTALL),
+    "((": re.compile(r"\)\)"),
+    "#": re.compile("\n"),
+    "<<": re.compile(r"(?!)"),  # the end of a here-document is not looked for
+}
+_PLACES = {
+    "'": "inside quotes",
+    '"': "inside quotes",
+    "`": "inside backquotes",
+    "((": "inside arithmetic",
+    "#": "inside a comment",
+    "<<": "inside a here-document",
+    "\\": "behind a backslash",
+    "$": "behind a $",
+}
+
+
+class CommandInterruptedError(Exception):
+    """A signal from outside ended the command; that is no failure of its item."""
+
+
+def placeholders(command: str) -> list[str]:
+    """The keys that a command takes from its item.
+
+    Raises:
+        WorkloadError: a placeholder is not a plain ``{key}``, or stands where the shell would not
+            take its quoted value for one word, and might run it.
+    """
+    keys: list[str] = []
+    place = ""
+    try:
+        parts = list(string.Formatter().parse(command))
+    except ValueError as error:
+        message = f"command {command!r}: {error}"
+        raise WorkloadError(message, hint="write {{ and }} for braces of the shell") from error
+    for text, key, spec, conversion in parts:
+        # Only at the very beginning does a text begin a word.
+        place = _place(f"x{text}" if keys else text, place)
+        if key is None:
+            continue
+        if not key.isidentifier() or spec or conversion:
+            message = f"command {command!r}: {{{key}}} is not a plain {{key}} placeholder"
+            raise WorkloadError(message, hint="write {{ and }} for braces of the shell")
+        if place:
+            message = f"command {command!r}: {{{key}}} stands {_PLACES[place]}"
+            hint = f'a value is quoted already; assign it first: x={{{key}}}; ... "$x"'
+            if place == "$":
+                hint = f"a variable of the shell is written ${{{{{key}}}}}"
+            raise WorkloadError(message, hint=hint)
+        keys.append(key)
+    return keys
+
+
+def _place(text: str, place: str) -> str:
+    """What opened the place at the end of ``text`` that began in ``place``; "" outside of all."""
+    at = 0
+    while found := (_CLOSING[place] if place else _OPENING).search(text, at):
+        at, mark = found.end(), found[0]
+        if mark in {"\\", "$"} and at == len(text):
+            return mark
+        if not mark.startswith("\\") and mark != "<<<":
+            place = "" if place else mark
+    return place
+
+
+def fill(command: str, item: dict[str, Any]) -> str:
+    """The command for one item; every value is one word of the shell, whatever it contains.
+
+    Raises:
+        PermanentError: the item lacks a key.
+    """
+    parts = []
+    for text, key, _, _ in string.Formatter().parse(command):
+        parts.append(text)
+        if key is None:
+            continue
+        if key not in item:
+            message = f"the command needs {key!r}, which the item does not have"
+            raise PermanentError(message)
+        value = item[key]
+        parts.append(shlex.quote(value if isinstance(value, str) else json.dumps(value)))
+    return "".join(parts)
+
+
+class CommandWorkload:
+    """Runs a command per item; the value is the last line of its output if that is a JSON object.
+
+    The output goes to the worker's log. A command that a signal ended while its worker was told to
+    stop is no failure of the item.
+    """
+
+    def __init__(self, command: str) -> None:
+        placeholders(command)
+        self._command = command
+        self._told_to_stop = False
+
+    def note_signal(self) -> None:
+        """The worker's processes were signalled from outside, this command's among them."""
+        self._told_to_stop = True
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: None, items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        return map(self._run_one, items)
+
+    def _run_one(self, item: dict[str, Any]) -> dict[str, Any]:
+        text = fill(self._command, item)
+        with subprocess.Popen(
+            ["/bin/bash", "-c", text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "HPCTK_ITEM": json.dumps(item)},
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - an executor has one thread
+        ) as process:
+            tail = b""
+            for chunk in _output(process):
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+                tail = (tail + chunk)[-(1 << 20) :]
+        return self._value(process.returncode, tail)
+
+    def _value(self, code: int, tail: bytes) -> dict[str, Any]:
+        if code != 0:
+            if self._was_told_to_stop(code):
+                raise CommandInterruptedError
+            said = tail[-_TAIL:].decode(errors="replace").strip()
+            why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            message = f"{why}; its output ends with: {said}" if said else f"{why}; no output"
+            raise RuntimeError(message)
+        lines = tail.strip().rsplit(b"\n", 1)
+        try:
+            value = json.loads(lines[-1])
+        except ValueError:
+            value = None
+        return value if isinstance(value, dict) else {"exit_code": code}
+
+    def _was_told_to_stop(self, code: int) -> bool:
+        """A command that was signalled may end before the signal has reached this process."""
+        number = -code if code < 0 else code - 128
+        if number <= 0:
+            return False
+        end = time.monotonic() + (_SIGNALS_APART_S if number in _ASKED_TO_END else 0)
+        while not self._told_to_stop and time.monotonic() < end:
+            time.sleep(0.01)
+        return self._told_to_stop
+
+
+def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """What a process writes until it ends; children left behind may hold the pipe open."""
+    assert process.stdout is not None
+    out = process.stdout.fileno()
+    ended = os.pidfd_open(process.pid)
+    try:
+        while True:
+            ready = readable(out, ended)
+            if out in ready:
+                chunk = os.read(out, 1 << 16)
+                if not chunk:
+                    return
+                yield chunk
+            elif ended in ready:
+                return
+    finally:
+        os.close(ended)

@@ -1,0 +1,202 @@
+"""From what run.json says to an object that runs items."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from hpc_toolkit.errors import WorkloadError, near_miss
+from hpc_toolkit.worker.command import CommandWorkload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+    from hpc_toolkit.rundir.layout import WorkloadSpec
+
+Item = dict[str, Any]
+
+_imported: dict[str, tuple[int, int] | None] = {}
+
+
+class Workload(Protocol):
+    """What an executor runs.
+
+    It may have ``prefetch(group)`` besides: a hint, called from another thread while a group is
+    loaded and its items run, for the group that is likely to be loaded next, one call at a time. It
+    should bring nearer what :meth:`load` reads, and nothing into the memory of a GPU. No
+    :meth:`load` waits for it or has to follow it, nothing waits for its end, and what it raises is
+    a line in the log.
+
+    It may have ``on_oom(context, items)`` besides, to go on where CUDA or the host ran out of
+    memory: True or another context to run ``items`` again, smaller; False to fail the first of
+    them. ``context`` is None where :meth:`load` ran out.
+    """
+
+    def load(self, group: Any) -> Any:
+        """Prepare the context of a group; called once per group and executor."""
+        ...
+
+    def run(self, context: Any, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+        """Yield one result per item, in order. Items should be taken one at a time."""
+        ...
+
+
+class FunctionWorkload:
+    """A plain function of one item."""
+
+    def __init__(self, function: Callable[[Item], dict[str, Any]]) -> None:
+        self._function = function
+
+    def load(self, group: Any) -> None:
+        """Nothing to prepare."""
+
+    def run(self, context: None, items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+        return map(self._function, items)
+
+
+def load_workload(spec: WorkloadSpec) -> Workload:
+    """Import and construct the code of a stage.
+
+    Raises:
+        WorkloadError: it cannot be found, imported or constructed; the message says where.
+    """
+    if spec.command is not None:
+        return CommandWorkload(spec.command)
+    assert spec.function is not None
+    found = _import(spec.function, spec.path)
+    if inspect.isclass(found):
+        try:
+            workload: Any = found(**spec.options)
+        except Exception as error:
+            message = f"{spec.function}({spec.options}): {type(error).__name__}: {error}"
+            raise WorkloadError(message, hint="check the workload's options") from error
+        if not (
+            callable(getattr(workload, "load", None)) and callable(getattr(workload, "run", None))
+        ):
+            message = f"{spec.function} has no methods load(group) and run(context, items)"
+            raise WorkloadError(message)
+        on_oom = getattr(workload, "on_oom", None)
+        if not (on_oom is None or callable(on_oom)):
+            message = f"{spec.function}.on_oom is no method on_oom(context, items)"
+            raise WorkloadError(message, hint="it says whether items can be run again, smaller")
+        return cast("Workload", workload)
+    if spec.options:
+        message = f"{spec.function} is a function; options are for classes: {list(spec.options)}"
+        raise WorkloadError(message, hint="put the values into the items")
+    if not callable(found):
+        message = f"{spec.function} is neither a function nor a class but {type(found).__name__}"
+        raise WorkloadError(message)
+    return FunctionWorkload(found)
+
+
+def _import(name: object, path: tuple[str, ...]) -> Any:
+    if not isinstance(name, str) or name.startswith("__main__:"):
+        message = f"workload {name!r} is nothing to import: workers import the code from a file"
+        own = name.partition(":")[2] if isinstance(name, str) else getattr(name, "__name__", "NAME")
+        hint = f"write it to a file such as work.py, and name it: 'work:{own}'"
+        raise WorkloadError(message, hint=hint)
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute.isidentifier()):
+        message = f"workload {name!r} is not MODULE:NAME"
+        raise WorkloadError(message, hint="such as hpc_toolkit.science.workloads.synthetic:Sleep")
+    for directory in reversed(path):
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
+    try:
+        module = _current(module_name, path)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            message = f"workload {name!r}: there is no module {error.name!r}"
+            hint = f"looked in {', '.join(path) or 'the installed packages'}"
+            raise WorkloadError(message, hint=hint) from error
+        message = f"workload {name!r} cannot be imported: {error}"
+        raise WorkloadError(message, hint=f"install what provides {error.name!r}") from error
+    except Exception as error:
+        message = f"workload {name!r} cannot be imported: {type(error).__name__}: {error}"
+        raise WorkloadError(message, hint=f"try: python -c 'import {module_name}'") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        message = f"module {module_name!r} has no {attribute!r}"
+        known = [known for known in vars(module) if not known.startswith("_")]
+        raise WorkloadError(message, hint=near_miss(attribute, known)) from None
+
+
+def _current(name: str, path: tuple[str, ...]) -> ModuleType:
+    """Import a module; once more if its file in ``path`` was written since it was imported.
+
+    A notebook's cell writes a file again and again, and its process imports it once.
+    """
+    importlib.invalidate_caches()
+    before = sys.modules.get(name)
+    file = getattr(before, "__file__", None)
+    if before is not None and file is not None and os.path.dirname(file) in path:
+        seen = _imported.setdefault(name, _compiled(before) or _stamp(file))
+        if _stamp(file) != seen:
+            del sys.modules[name]
+    module = importlib.import_module(name)
+    file = getattr(module, "__file__", None)
+    if module is not before and file is not None:
+        _imported[name] = _stamp(file)
+    return module
+
+
+def _stamp(file: str) -> tuple[int, int] | None:
+    """What Python tells versions of a file apart by; None where it is gone."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF
+
+
+def _compiled(module: ModuleType) -> tuple[int, int] | None:
+    """The stamp of the file that a module was compiled from; None where it was not kept."""
+    try:
+        with open(getattr(module, "__cached__", None) or "", "rb") as file:
+            header = file.read(16)
+    except OSError:
+        return None
+    # Flags other than 0: a hash of the source stands there instead; see PEP 552.
+    flags, changed, size = struct.unpack("<4x3I", header.ljust(16, b"\1"))
+    return None if flags else (changed, size)
+
+
+def code_file(spec: WorkloadSpec) -> Path | None:
+    """The file of the module that a workload names; None for a command or where there is no file.
+
+    It is found without being imported: an import runs the code, and may start threads.
+    """
+    from importlib.machinery import PathFinder
+    from pathlib import Path
+
+    if spec.function is None:
+        return None
+    path: Any = [*spec.path, *sys.path]
+    found = None
+    for part in spec.function.partition(":")[0].split("."):
+        # By its whole name, a namespace package inside another asks for the other's import.
+        found = PathFinder.find_spec(part, path)
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return Path(found.origin) if found is not None and found.has_location and found.origin else None
+
+
+def code_hash(spec: WorkloadSpec) -> str | None:
+    """SHA-256 of the file that defines a workload; None where there is none."""
+    path = code_file(spec)
+    if path is None:
+        return None
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None

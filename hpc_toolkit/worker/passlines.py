@@ -1,0 +1,150 @@
+"""What one pass over a unit writes into the journal: attempts, deaths, release (R4, R5, R15)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from hpc_toolkit.rundir.journal import encode_line
+
+if TYPE_CHECKING:
+    from hpc_toolkit.queue.picker import Assignment
+    from hpc_toolkit.queue.state import Death
+    from hpc_toolkit.rundir.journal import JournalWriter
+    from hpc_toolkit.system.clock import Clock
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one pass did."""
+
+    done: int = 0
+    failed: int = 0
+    permanent: int = 0
+    deaths: int = 0
+    seconds: float = 0.0
+    """Time of the executor, loading included."""
+
+    @property
+    def lines(self) -> int:
+        return self.done + self.failed + self.permanent + self.deaths
+
+
+class PassLines:
+    """The lines of one pass, in the journal of the worker that makes it."""
+
+    def __init__(self, journal: JournalWriter, clock: Clock, assignment: Assignment) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._assignment = assignment
+        self._began = clock.monotonic()
+        self._start = journal.size
+        self._written: list[bytes] = []
+        self.tally = Tally()
+
+    @property
+    def stage(self) -> str:
+        """Name of the pass's stage."""
+        return self._assignment.stage.paths.name
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines of this pass."""
+        self._journal.append(data)
+        self._written.append(data)
+
+    def owner_died(self, order: list[int]) -> None:
+        """Say that the owner of the generation before died with the items ``order`` still to run.
+
+        The line stands before the pass, whose sum does not cover it.
+        """
+        assert self._assignment.died is not None
+        owner, verdict = self._assignment.died
+        self._journal.append(
+            self._death_line(
+                order,
+                self._assignment.generation - 1,
+                worker=owner,
+                host=verdict.host or owner,
+                evidence=verdict.evidence,
+                explained=verdict.explained,
+            )
+        )
+        self._start = self._journal.size
+
+    def executor_died(self, left: list[int], how: str, *, worker: str, host: str) -> None:
+        """Say that our own executor died with the items ``left`` still to run."""
+        self.tally.deaths += 1
+        self.append(
+            self._death_line(
+                left,
+                self._assignment.generation,
+                worker=worker,
+                host=host,
+                evidence=f"executor {how}",
+                explained="",
+            )
+        )
+
+    def _death_line(self, left: list[int], generation: int, **facts: str) -> bytes:
+        suspects = self._assignment.stage.state.suspects(self._assignment.unit.name)
+        return encode_line(
+            {
+                "type": "death",
+                "unit": self._assignment.name,
+                "generation": generation,
+                "item": left[0],
+                # Several killers of one unit are never the only pending one.
+                "alone": len(left) == 1 or all(item in suspects for item in left),
+                "at": round(self._clock.wall(), 3),
+                **facts,
+            }
+        )
+
+    def killer(self, item: int, deaths: int, last: Death | None = None) -> None:
+        """Fail an item for good because it killed too often."""
+        self.tally.permanent += 1
+        error = f"killed its worker {deaths} times"
+        if last is not None:
+            error += f", last: {last.evidence} on {last.host}"
+        self._failure("permanent", item, error, 0.0)
+
+    def timed_out(self, item: int, limit_s: float) -> None:
+        """Fail an attempt that took too long."""
+        self.tally.failed += 1
+        self._failure("failed", item, f"took longer than the timeout of {limit_s:g} s", limit_s)
+
+    def _failure(self, kind: str, item: int, error: str, seconds: float) -> None:
+        self.append(
+            encode_line(
+                {
+                    "type": kind,
+                    "unit": self._assignment.name,
+                    "generation": self._assignment.generation,
+                    "item": item,
+                    "at": round(self._clock.wall(), 3),
+                    "seconds": round(seconds, 6),
+                    "error": error,
+                }
+            )
+        )
+
+    def release(self) -> None:
+        """Give the unit back, after all lines of the pass (rule R5)."""
+        self.tally.seconds = self._clock.monotonic() - self._began
+        self._journal.append(
+            encode_line(
+                {
+                    "type": "release",
+                    "unit": self._assignment.name,
+                    "generation": self._assignment.generation,
+                    "lines": self.tally.lines,
+                    "done": self.tally.done,
+                    "failed": self.tally.failed + self.tally.permanent,
+                    "seconds": round(self.tally.seconds, 6),
+                    "at": round(self._clock.wall(), 3),
+                    "start": self._start,
+                    "sum": f"{crc32(b''.join(self._written)):08x}",
+                }
+            )
+        )

@@ -1,0 +1,230 @@
+"""Local workers: as many processes as asked for, each replaced when it is killed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.queue.presence import read_presence
+from hpc_toolkit.system.binding import Place, bind, place_workers, read_machine
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.gpus import CUDA, visible_gpus
+from hpc_toolkit.system.processes import die_with_parent, readable
+from hpc_toolkit.worker.worker import (
+    DRAIN_SIGNALS,
+    EXIT_COMPLETE,
+    EXIT_LEFT,
+    WorkerOptions,
+    start_worker,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hpc_toolkit.rundir.layout import Manifest, RunPaths
+    from hpc_toolkit.system.binding import Shares
+
+_TICK_S = 0.2
+_BARREN_LIVES = 5
+"""A worker that was killed so often in a row without finishing an item is not started again."""
+
+
+class Pool:
+    """Starts workers by fork and follows them; the parent runs no item and claims nothing.
+
+    Raises:
+        ConfigError: this machine has less than the workers' ``shares``.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        manifest: Manifest,
+        options: WorkerOptions,
+        *,
+        workers: int,
+        shares: Shares | None = None,
+    ) -> None:
+        self._places = (
+            place_workers(read_machine(), shares, workers) if shares else [Place()] * workers
+        )
+        self._paths = paths
+        self._manifest = manifest
+        self._options = options
+        self._workers = workers
+        self._slots: dict[int, int] = {}
+        self._barren = [0] * workers
+        self._draining = False
+        self._error_read, self._error_write = os.pipe()
+
+    def run(self, on_tick: Callable[[], None] | None = None) -> int:
+        """Work until every worker left; the exit code (see :mod:`hpc_toolkit.worker.worker`).
+
+        Args:
+            on_tick: called a few times a second, to show progress.
+
+        Raises:
+            HpcToolkitError: the first that a worker met.
+        """
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write, self._error_read):
+            os.set_blocking(fd, False)
+        handlers = {sig: signal.signal(sig, self._forward) for sig in DRAIN_SIGNALS}
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            for slot in range(self._workers):
+                self._start(slot)
+            codes: list[int] = []
+            while self._slots:
+                if readable(wake_read, timeout_s=_TICK_S):
+                    os.read(wake_read, 4096)
+                codes += self._reap()
+                if on_tick is not None:
+                    on_tick()
+            return self._conclude(codes)
+        finally:
+            signal.set_wakeup_fd(old_wake)
+            for sig, handler in handlers.items():
+                signal.signal(sig, handler)
+            for fd in (wake_read, wake_write, self._error_read, self._error_write):
+                os.close(fd)
+
+    def _forward(self, number: int, _frame: object) -> None:
+        self._draining = True
+        for pid in list(self._slots):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _start(self, slot: int) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # A signal waits until the worker can be told, and there until its own handlers stand.
+        signal.pthread_sigmask(signal.SIG_BLOCK, DRAIN_SIGNALS)
+        if not self._draining:
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(slot, parent)
+            self._slots[pid] = slot
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
+
+    def _become_worker(self, slot: int, parent: int) -> None:
+        """Never returns."""
+        code = 70
+        try:
+            # A group of its own: a terminal's ^C reaches the parent alone, which passes it on once.
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(EXIT_LEFT)
+            place = self._places[slot]
+            os.environ.update(local_environment(slot, self._workers) | place.environment())
+            bind(place)
+            # What is inherited is kept to the end: looking through it for garbage would copy it.
+            gc.freeze()
+            code = start_worker(self._paths, self._manifest, self._options, SystemClock())
+        except HpcToolkitError as error:
+            # Short enough for one write, which is not mixed with another worker's.
+            texts = {"message": error.message[:700], "hint": error.hint[:200]}
+            report = json.dumps({**texts, "code": error.exit_code}, ensure_ascii=False)
+            os.write(self._error_write, report.encode(errors="replace") + b"\n")
+            code = error.exit_code
+        except BaseException:  # noqa: BLE001 - nothing may run on in the parent's stack
+            traceback.print_exc()
+            sys.stderr.write("this is a bug in hpctk; please report it with the lines above\n")
+        finally:
+            with suppress(Exception):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> list[int]:
+        codes = []
+        for pid in list(self._slots):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                slot = self._slots.pop(pid)
+                code = os.waitstatus_to_exitcode(status)
+                codes.append(code)
+                if code < 0 and not self._draining and self._may_restart(slot, pid):
+                    self._start(slot)
+        return codes
+
+    def _may_restart(self, slot: int, pid: int) -> bool:
+        done = 0
+        for path in self._paths.workers.glob(f"*-{pid}-*.json"):
+            presence = read_presence(path)
+            done += presence.done + presence.failed if presence is not None else 0
+        self._barren[slot] = 0 if done else self._barren[slot] + 1
+        return self._barren[slot] < _BARREN_LIVES
+
+    def _conclude(self, codes: list[int]) -> int:
+        with suppress(BlockingIOError):
+            first = os.read(self._error_read, 1 << 16).split(b"\n")[0]
+            report = json.loads(first)
+            error = HpcToolkitError(report["message"], hint=report["hint"])
+            error.exit_code = report["code"]
+            raise error
+        bad = [code for code in codes if code not in (EXIT_COMPLETE, EXIT_LEFT) and code >= 0]
+        if bad:
+            return bad[0]
+        return EXIT_COMPLETE if EXIT_COMPLETE in codes else EXIT_LEFT
+
+
+def work_elsewhere(
+    root: Path,
+    workers: int,
+    options: WorkerOptions,
+    on_tick: Callable[[], None] | None,
+    shares: Shares | None = None,
+) -> int:
+    """Start a pool from a fresh interpreter, because forking a process with threads is unsafe.
+
+    What is wrong is printed by that process. Signals are passed on where handlers can be set.
+    """
+    argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
+    argv += ["--lease", str(options.lease_s), "--grace", str(options.grace_s)]
+    if options.idle_exit_s is not None:
+        argv += ["--idle-exit", str(options.idle_exit_s)]
+    if options.deadline is not None:
+        argv += ["--deadline", f"@{options.deadline}"]
+    argv += shares.to_options() if shares else []
+    # A group of its own: a terminal's ^C reaches this process alone, which passes it on once.
+    process = subprocess.Popen(argv, process_group=0)
+    handlers: dict[signal.Signals, Any] = {}
+    with suppress(ValueError):  # not in the main thread
+        for number in DRAIN_SIGNALS:
+            handlers[number] = signal.signal(number, lambda sig, _: process.send_signal(sig))
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=_TICK_S)
+            if on_tick is not None:
+                on_tick()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.terminate()
+
+
+def local_environment(slot: int, workers: int) -> dict[str, str]:
+    """Variables of local worker ``slot``: its rank, its GPU, its share of the cores."""
+    found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
+    gpus = visible_gpus()
+    if gpus:
+        found[CUDA] = gpus[slot % len(gpus)]
+    if "OMP_NUM_THREADS" not in os.environ:
+        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    return found

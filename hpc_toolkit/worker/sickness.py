@@ -1,0 +1,266 @@
+"""A sick host: everything fails on it that other hosts finish, and fast, so that it eats the queue.
+
+It is told by the matrix host x item of the journals. Where so much failed in a row, the worker
+gives its unit back and claims nothing (it *holds*), and workers of other hosts are asked to try
+those items. If they finish them, the host is sick and its workers leave; if they fail there too,
+the items are at fault, and the host goes on. No rule of the queue knows of this: it decides what
+this worker claims, and no item's state.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.queue.control import SickNotice, give_sick_notice
+from hpc_toolkit.queue.matrix import Key, Matrix, Opinion
+from hpc_toolkit.queue.presence import DRAINING
+from hpc_toolkit.queue.probes import host_part
+from hpc_toolkit.worker.attempts import STREAK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpc_toolkit.queue.leases import Liveness
+    from hpc_toolkit.queue.presence import Presence
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.worker.passes import PassControl
+
+ENOUGH_AGAIN = 2
+"""Items that prove it where the host was sick within a day."""
+HOLD_S = 300.0
+"""Longest wait for others; then the worker runs as many items again as made it wait."""
+_MOST = 32
+"""Other workers that one looks at: where hundreds fail, each reading all would stop the rest."""
+_RECENT_S = 86400.0
+_STARTING_S = 60.0
+"""Workers of one host start at about the same time; what failed there long before is past."""
+_TWO = 2
+
+
+class Health(Enum):
+    """What the matrix says of a host, or of one worker."""
+
+    WELL = auto()
+    SUSPECT = auto()
+    """So much failed in a row, and others may yet try it."""
+    SICK = auto()
+    """Others finished what failed here."""
+
+
+def judge(
+    streak: Mapping[Key, int],
+    opinions: Mapping[Key, Opinion],
+    *,
+    others: bool,
+    limit: int = STREAK,
+    enough: int = STREAK,
+) -> Health:
+    """Whether a place is sick.
+
+    Args:
+        streak: the items that failed there since its last result, with their weights.
+        opinions: what became of them elsewhere.
+        others: whether a worker elsewhere lives that does not fail itself.
+        limit: weight of a streak at which it is looked into.
+        enough: items finished elsewhere that prove it.
+    """
+    if sum(opinions[key] is Opinion.DONE for key in streak) >= enough:
+        return Health.SICK
+    waiting = any(opinions[key] is Opinion.OPEN for key in streak)
+    # What failed elsewhere as well speaks for the place.
+    weight = sum(w for key, w in streak.items() if opinions[key] in (Opinion.DONE, Opinion.OPEN))
+    return Health.SUSPECT if others and waiting and weight >= limit else Health.WELL
+
+
+def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
+    """Whether a host may wait for another: never both for each other.
+
+    Args:
+        here, there: how many items failed in a row on either, and its name.
+    """
+    return there < here and there[0] < STREAK
+
+
+class HostWatch:
+    """One worker's eye on its own host; steers the worker by its :class:`PassControl`."""
+
+    def __init__(
+        self,
+        view: RunView,
+        liveness: Liveness,
+        clock: Clock,
+        own: Presence,
+        control: PassControl,
+        leave: Callable[[str, float], None],
+    ) -> None:
+        self._view = view
+        self._liveness = liveness
+        self._clock = clock
+        self._own = own
+        self._control = control
+        self._leave = leave
+        self._matrix = Matrix(view)
+        self._random = random.Random(own.worker)
+        self._sample: list[str] = []
+        self._looked: list[str] = []
+        self._noticed = 0
+        self._enough = STREAK
+        self._limit = STREAK
+        self._waited_for: tuple[bool, set[Key]] = (True, set())
+        self._held_until: float | None = None
+        self._check_at = float("-inf")
+
+    def holds(self, every_s: float) -> bool:
+        """Whether nothing may be claimed now; looks again every so many seconds."""
+        return self._control.hold and self.glance(every_s)
+
+    def glance(self, every_s: float) -> bool:
+        """:meth:`check`, where the last items failed and so many seconds have passed."""
+        if not self._control.hold and self._control.streak < _TWO:
+            return False
+        if self._clock.monotonic() < self._check_at:
+            return self._control.hold
+        return self.check(every_s)
+
+    def check(self, every_s: float = 0.0) -> bool:
+        """Look at the journals; whether this worker must hold, or leave."""
+        self._check_at = self._clock.monotonic() + every_s
+        self.read()
+        self._control.hold = False
+        if self._is_only_host():
+            return False
+        suspects = []
+        for whole in (True, False):
+            health, streak = self._judge(whole=whole)
+            if health is Health.SICK:
+                self._be_sick(whole, len(streak))
+                return True
+            if health is Health.SUSPECT:
+                suspects.append((whole, streak))
+        if suspects:
+            self._control.hold = self._hold(*suspects[0])
+        else:
+            self._held_until = None
+        return self._control.hold
+
+    def read(self) -> None:
+        """Read what is new: all journals, or among many workers those of this host, of some others
+        at random, and of all who had what failed here."""
+        names = self._liveness.names()
+        if len(names) <= _MOST:
+            self._looked = names
+            self._view.poll()
+            return
+        self._looked = self._choose(names)
+        self._view.poll_logs()
+        self._view.poll_claims()
+        for name in self._looked:
+            self._view.poll_journal(name)
+        here = self._matrix.workers_on(self._own.host)
+        for key in self._matrix.streak(here, self._own.started - _STARTING_S):
+            stage = self._view.stages[key.stage]
+            for generation in range(1, stage.claims.generation(key.unit) + 1):
+                self._view.poll_journal(stage.owner(key.unit, generation))
+
+    def _choose(self, names: list[str]) -> list[str]:
+        """Those of this host, and some others: the same ones until they are gone."""
+        here = host_part(self._own.worker)
+        mates = [name for name in names if host_part(name) == here]
+        left = {name for name in names if not self._liveness.is_final(name)}.difference(mates)
+        kept = [name for name in self._sample if name in left]
+        others = sorted(left.difference(kept))
+        new = self._random.sample(others, min(len(others), _MOST - len(kept)))
+        self._sample = kept + new
+        return mates + self._sample
+
+    def take(self, notices: list[SickNotice]) -> bool:
+        """Take in what is new of a list that grows; whether another host asks for an opinion."""
+        new, self._noticed = notices[self._noticed :], len(notices)
+        asked = False
+        for notice in new:
+            if notice.host != self._own.host:
+                asked |= not notice.sure
+                continue
+            self._check_at = float("-inf")
+            # Its clock and ours are one host's.
+            if notice.sure and notice.whole and self._clock.wall() - notice.at < _RECENT_S:
+                self._enough = ENOUGH_AGAIN
+                self._limit = min(self._limit, ENOUGH_AGAIN)
+                self._control.streak_limit = min(self._control.streak_limit, ENOUGH_AGAIN)
+        return asked
+
+    def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
+        """Of the host, or of this worker alone; and the streak."""
+        here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
+        streak = self._matrix.streak(here, self._own.started - _STARTING_S)
+        if whole is self._waited_for[0] and not self._waited_for[1] <= streak.keys():
+            # A result came since.
+            self._waited_for, self._limit = (True, set()), self._enough
+        opinions = {key: self._matrix.opinion(key, here) for key in streak}
+        others = sum(streak.values()) >= self._limit and self._others(len(streak))
+        health = judge(streak, opinions, others=others, limit=self._limit, enough=self._enough)
+        return health, streak
+
+    def _hold(self, whole: bool, streak: dict[Key, int]) -> bool:
+        now = self._clock.monotonic()
+        if self._held_until is None:
+            self._held_until = now + HOLD_S
+            asked = f"{len(streak)} items in a row failed on {self._place(whole)}"
+            self._tell(f"{asked}; other hosts are asked to try them", whole=whole, sure=False)
+        if now < self._held_until:
+            return True
+        # Nobody had an opinion: they may be busy for hours, and this host may be well.
+        self._held_until = None
+        self._waited_for = (whole, set(streak))
+        self._limit = sum(streak.values()) + self._enough
+        return False
+
+    def _be_sick(self, whole: bool, items: int) -> None:
+        what = f"{items} items in a row failed there, and others finished them"
+        reason = f"{self._place(whole)} is sick: {what}"
+        if not self._control.stop:
+            self._tell(reason, whole=whole, sure=True)
+        self._control.hold = True
+        self._leave(reason, 0.0)
+
+    def _place(self, whole: bool) -> str:
+        return f"host {self._own.host}" if whole else f"worker {self._own.worker}"
+
+    def _tell(self, reason: str, *, whole: bool, sure: bool) -> None:
+        give_sick_notice(
+            self._view.paths,
+            SickNotice(
+                host=self._own.host,
+                worker=self._own.worker,
+                whole=whole,
+                sure=sure,
+                at=round(self._clock.wall(), 3),
+                reason=reason,
+            ),
+        )
+
+    def _is_only_host(self) -> bool:
+        hosts = {self._matrix.host_of(worker) for worker in self._looked}
+        return not hosts - {self._own.host, ""}
+
+    def _others(self, items: int) -> bool:
+        """Whether a host that fails less has living workers, who may try these items."""
+        living: dict[str, set[str]] = {}
+        for worker in self._looked:
+            host = self._matrix.host_of(worker)
+            if host not in ("", self._own.host) and self._may_try(worker):
+                living.setdefault(host, set()).add(worker)
+        return any(
+            may_wait((items, self._own.host), (len(self._matrix.streak(workers, -math.inf)), host))
+            for host, workers in living.items()
+        )
+
+    def _may_try(self, worker: str) -> bool:
+        if not self._liveness.verdict(worker).alive:
+            return False
+        presence = self._view.presence(worker)
+        return presence is not None and presence.state != DRAINING

@@ -1,0 +1,166 @@
+"""Asks Slurm about workers that fell silent, so that their units are not kept for a whole lease.
+
+``python -m hpc_toolkit.worker.witness RUN WORKER:HEARTBEAT...`` asks once and writes what it
+learned as a notice for all workers; a worker starts it as a child, because Slurm may take minutes
+to answer and the heartbeat must not wait. Slurm's silence proves nothing: then the lease decides
+(rule R6).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.queue.control import SUSPENDED, DeathNotice, give_notice
+from hpc_toolkit.queue.presence import FINISHED, Presence, read_presence
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.system.processes import die_with_parent, kill_group
+from hpc_toolkit.system.ranks import RankInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpc_toolkit.slurm.records import JobRecord, NodeRecord
+    from hpc_toolkit.system.clock import Clock
+
+MISSED = 2.5
+"""Heartbeats that a worker must have missed before Slurm is asked."""
+
+_FIRST_S, _LONGEST_S = 30.0, 600.0
+_PATIENCE_S = 60.0
+_LEAVING_S = 2.0
+
+# Slurm's words for what ended or stopped a job, and ours; all others explain nothing.
+_EXPLAINED = {
+    "PREEMPTED": "preemption",
+    "TIMEOUT": "time limit",
+    "DEADLINE": "time limit",
+    "NODE_FAIL": "node failure",
+    "BOOT_FAIL": "node failure",
+    "CANCELLED": "cancel",
+    "REVOKED": "cancel",
+    "REQUEUED": "requeue",
+    "PENDING": "requeue",
+    "SUSPENDED": SUSPENDED,
+    "STOPPED": SUSPENDED,
+}
+_TELLING = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"} | _EXPLAINED.keys()
+
+
+def judge(
+    silent: list[Presence], jobs: Mapping[str, JobRecord], nodes: Mapping[str, NodeRecord]
+) -> list[DeathNotice]:
+    """What Slurm's words about jobs and nodes say of silent workers; nothing where it is unsure."""
+    found = []
+    for presence in silent:
+        job = jobs.get(presence.job or "")
+        explained = None
+        node = nodes.get(presence.host)
+        if node is not None and node.failed:
+            explained = "node failure"
+        elif job is not None and (job.restarts or 0) > presence.restart:
+            explained = "requeue"
+        elif job is not None and job.state in _TELLING:
+            explained = _EXPLAINED.get(job.state, "")
+        if explained is not None:
+            found.append(
+                DeathNotice(
+                    worker=presence.worker, heartbeat=presence.heartbeat, explained=explained
+                )
+            )
+    return found
+
+
+class Witness:
+    """A worker's side: starts the question when it is due, and never waits for the answer."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+        self._asked_s = _FIRST_S
+        self._ask_at = float("-inf")
+        self._about: frozenset[str] = frozenset()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def ask(self, silent: list[Presence]) -> None:
+        """Have Slurm asked about these workers, ever more seldom while it says nothing."""
+        if self._child is not None and self._child.poll() is None:
+            return
+        now = self._clock.monotonic()
+        workers = {presence.worker for presence in silent}
+        new = not self._about.issuperset(workers)
+        if not workers or (now < self._ask_at and not new):
+            return
+        self._about = frozenset(workers)
+        self._asked_s = _FIRST_S if new else min(_LONGEST_S, 2 * self._asked_s)
+        self._ask_at = now + self._asked_s
+        # The heartbeat tells whether a worker was still silent when Slurm answered.
+        words = [f"{presence.worker}:{presence.heartbeat}" for presence in silent]
+        # A machine that can start no process now costs a question, not this worker.
+        with suppress(OSError, subprocess.SubprocessError):
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "hpc_toolkit.worker.witness", str(self._root), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - a worker has one thread
+            )
+
+    def close(self) -> None:
+        """Stop asking."""
+        if self._child is None or self._child.poll() is not None:
+            return
+        self._child.terminate()  # it ends what it started, which SIGKILL would leave behind
+        try:
+            self._child.wait(_LEAVING_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
+def _end_with_parent() -> None:
+    die_with_parent(signal.SIGTERM)
+
+
+def _leave(*_: object) -> None:
+    """End with the program that does not answer, also if it has just been started.
+
+    As an exception alone it would pass through the client, which knows a program only later.
+    """
+    started = Path(f"/proc/self/task/{os.getpid()}/children")
+    for pid in started.read_text().split() if started.exists() else []:
+        kill_group(int(pid))
+    sys.exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even where it says nothing."""
+    # Workers import this module as well, and only start it.
+    from hpc_toolkit.slurm.client import job_states
+    from hpc_toolkit.slurm.controller import node_states
+
+    paths, cluster = RunPaths(Path(arguments[0])), RankInfo.from_environ().cluster
+    silent = []
+    for name, _, heartbeat in (word.rpartition(":") for word in arguments[1:]):
+        presence = read_presence(paths.worker(name))
+        # Only its own Slurm can be asked here, and others give the same numbers to their jobs.
+        if presence is None or presence.cluster != cluster:
+            continue
+        if presence.job and presence.state != FINISHED:
+            silent += [presence] if str(presence.heartbeat) == heartbeat else []
+    jobs = job_states(sorted({one.job for one in silent if one.job}), timeout_s=_PATIENCE_S)
+    nodes = node_states(sorted({one.host for one in silent}), timeout_s=_PATIENCE_S)
+    notices = judge(silent, jobs, nodes)
+    if notices:
+        give_notice(paths, notices)
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)
+    sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ first node from the others by their addresses.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def test_a_driver_that_was_warned_drains_and_the_next_start_finishes_the_run(sit
     items = "".join(f'{{"n": {number}}}\n' for number in range(20))
     (site.cwd / "items.jsonl").write_text(items, encoding="utf-8")
     site.hpctk("init", ODD, "--command", "./hold {n}", "--items", "items.jsonl")
-    driver = ("hpctk", "work", ODD, "--engine", "ray", "--workers", "2")
+    driver = (sys.executable, "-m", "hpc_toolkit", "work", ODD, "--engine", "ray", "--workers", "2")
     job = site.submit(
         "ray",
         nodes=1,

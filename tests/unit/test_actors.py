@@ -673,9 +673,10 @@ def test_a_command_without_a_program_is_refused(words: list[str]) -> None:
 def test_the_ray_of_a_job_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = tmp_path / "it's real"
     real.mkdir()
-    (real / "ray").write_text('#!/bin/sh\necho "real $*"\n')
-    (real / "ray").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{real}:{os.environ['PATH']}")
+    python = real / "python"
+    python.write_text('#!/bin/sh\nshift 3\necho "real $*"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
 
     programs = node._own_ray(tmp_path)
 

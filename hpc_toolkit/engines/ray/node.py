@@ -10,6 +10,7 @@ the job has started here, and nothing of anybody else.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -214,15 +215,16 @@ def _own_ray(root: Path) -> Path:
     those of other jobs too. What this job started, this process ends. All nodes get the same
     options from symmetric-run, and that of the dashboard is refused by all but the first.
     """
-    real = shutil.which("ray")
-    if real is None:
-        message = "no ray on the PATH"
+    if importlib.util.find_spec("ray") is None:
+        message = f"no ray beside {sys.executable}"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[ray]'")
+    # Not the program that pip installs: it does not start from a path with quotes or "$".
+    real = shlex.join([sys.executable, "-P", "-m", "ray.scripts.scripts"])
     programs = root / "bin"
     programs.mkdir()
     script = programs / "ray"
     script.write_text(
-        _RAY.format(real=shlex.quote(real), head=shlex.quote(str(root / _HEAD))),
+        _RAY.format(real=real, head=shlex.quote(str(root / _HEAD))),
         encoding="utf-8",
     )
     script.chmod(0o700)

@@ -18,21 +18,21 @@ def launch(
     run_dir: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> int:
-    """Start the ranks of a training script as ``hpctk launch`` does; its exit code.
+    """Start the ranks of a training script, as ``hpctk launch`` does, and return its exit code.
 
     Args:
-        script: the script's path; a module's name with ``module=True``.
-        args: what the script is given, each as text.
-        backend: nccl or gloo; None: whichever suits this node.
+        script: the script's path, or a module's name with ``module=True``.
+        args: arguments of the script, each passed as text.
+        backend: nccl or gloo; None chooses the one that suits this node.
         start_timeout: seconds to wait for all nodes.
-        run_dir: the directory that all nodes share, for where they meet and for logs.
-        options: those of torchrun, as ``nproc_per_node=2``.
+        run_dir: a directory that all nodes share, used for the rendezvous and for logs.
+        options: options of torchrun, such as ``nproc_per_node=2``.
 
-    Why a rank failed is written to stderr. Signals are forwarded to the ranks where this is called
-    in the main thread.
+    The reason why a rank failed is written to stderr. Signals are forwarded to the ranks if this
+    function is called in the main thread.
 
     Raises:
-        HpcToolkitError: this cannot start; nothing has.
+        HpcToolkitError: the launch cannot start; no rank was started.
     """
     import sys
     from pathlib import Path

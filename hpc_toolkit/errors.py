@@ -1,6 +1,6 @@
 """Every exception that hpc_toolkit raises on purpose.
 
-A class of its own exists only where a caller would act differently.
+An error has its own class only if a caller would handle it differently.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ UNREACHABLE = frozenset(
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EREMOTEIO),
     }
 )
-"""What a mounted filesystem says while its server does not answer; it may answer later."""
+"""Errors of a mounted filesystem whose server does not answer; it may answer later."""
 
-# A filesystem in user space may answer EINTR where a signal came; Python does not ask it again.
+# A FUSE filesystem may return EINTR after a signal, and Python does not repeat that call.
 PASSING = UNREACHABLE | {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EINTR}
-"""What may be mended, or pass by itself, so that the same call is worth another try."""
+"""Errors that can be fixed, or pass by themselves, so the same call is worth retrying."""
 
 
 class HpcToolkitError(Exception):
-    """An error that the user can act on: what happened, where, and how to mend it.
+    """An error that the user can act on: what happened, where, and how to fix it.
 
     The command line prints ``error: <message>`` and ``hint: <hint>`` and exits with ``exit_code``;
     a traceback ends with both.
@@ -35,9 +35,9 @@ class HpcToolkitError(Exception):
         self.message = message
         """What is wrong, and where."""
         self.hint = hint
-        """What to do about it; empty where there is nothing to advise."""
+        """What to do about it; empty if there is no advice."""
         if hint:
-            # A traceback shows notes, and attributes it does not.
+            # A traceback prints notes but not attributes.
             self.add_note(f"hint: {hint}")
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -69,14 +69,14 @@ class WorkloadError(HpcToolkitError):
 
 
 class PermanentError(HpcToolkitError):
-    """Raised by a workload: this item can never succeed, so it is failed for good and not retried.
+    """Raised by a workload if an item can never succeed; the item fails and is not retried.
 
     Missing weights and malformed input are permanent; a full disk or a lost GPU is not.
     """
 
 
 class TryAgainLaterError(HpcToolkitError):
-    """Nothing is wrong, but the work is not finished: time is up, or a drain was asked for."""
+    """Nothing is wrong, but the work is not finished: time is up, or a drain was requested."""
 
     exit_code = 75
 

@@ -1,1 +1,1 @@
-"""The tests; a package, so that they can share what plays a run."""
+"""The tests; a package, so that they can share the modules that imitate a run."""

@@ -16,7 +16,7 @@ from tests.toyrun import ToyRun
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A loaded machine is no failure of the code, and a failing example must be found again tomorrow.
+# A loaded machine must not fail a test, and a failing example must be found again tomorrow.
 settings.register_profile(
     "default",
     deadline=None,
@@ -24,7 +24,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("search", settings.get_profile("default"), derandomize=False)
-# Else a failed assertion in them shows no values.
+# Otherwise a failed assertion in these modules shows no values.
 pytest.register_assert_rewrite("tests.integration.realrun", "tests.slurm.templatesite")
 _SITE = ("HPCTK_", "SLURM", "SBATCH_", "SRUN_", "CC_CLUSTER")
 _OF_THE_TESTS = {"HPCTK_SCORES_CSV", "HPCTK_FORBID_SKIP"}
@@ -33,17 +33,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_configure() -> None:
-    """Have SIGTERM end the tests as Ctrl-C does: otherwise labs and workers would outlive them.
+    """Let SIGTERM end the tests as Ctrl-C does: otherwise labs and workers would outlive them.
 
-    A shell that starts them in the background has Ctrl-C ignored, which every process that they
-    start would inherit.
+    A shell that starts the tests in the background makes them ignore Ctrl-C, and every process that
+    they start would inherit that.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot be everywhere: recorded scores, which may not be shipped, and a GPU."""
+    """Deselect tests without their GPU or recorded scores, which may not be shipped."""
     absent = {
         name for name, is_here in _ELSEWHERE.items() if _marked(items, name) and not is_here()
     }
@@ -71,7 +71,7 @@ _ELSEWHERE = {"recorded": _has_scores, "cuda": _has_gpu}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where nothing may be skipped, a skipped test is a failure."""
+    """Fail if a test was skipped and HPCTK_FORBID_SKIP is set."""
     reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("HPCTK_FORBID_SKIP") and reporter is not None:
         skipped = reporter.stats.get("skipped", [])
@@ -82,7 +82,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_site(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The tests see no cluster file, job or Slurm of whoever starts them."""
+    """Hide the cluster files, job and Slurm of the user who starts the tests."""
     for name in list(os.environ):
         if name.startswith(_SITE) and name not in _OF_THE_TESTS:
             monkeypatch.delenv(name)
@@ -94,7 +94,7 @@ def _no_site(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def fast_dir() -> Iterator[Path]:
-    """A directory in memory where there is one: syncing thousands of times costs nothing there."""
+    """A directory in memory if possible, where thousands of syncs cost nothing."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
         yield Path(name)

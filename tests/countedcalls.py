@@ -1,4 +1,4 @@
-"""Counts what a process asks of a filesystem."""
+"""Counts the filesystem calls of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class CountedCalls(ReplacedCalls):
-    """While inside, every opening, listing, link and look of this process by name is noted."""
+    """Records this process's calls that open, list, link or stat a name inside the block."""
 
     CALLS = (
         "open",
@@ -33,7 +33,7 @@ class CountedCalls(ReplacedCalls):
 
     def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
-            # Of a symlink the name that is made counts, not what it says.
+            # For a link, record the name that is created, not its target.
             shown = args[0] if name in ("symlink", "link") else path
             self.calls.append((name, os.path.basename(str(shown))))
             return real(path, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The documents as the tests read them: which there are, and their fenced blocks."""
+"""Lists the documents that are tested, and reads their fenced blocks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Block:
     """One fenced block."""
 
     line: int
-    """Where its first line is in the document."""
+    """Number of its first line in the document."""
     language: str
     text: str
     file: str = ""
-    """The file that it is written to."""
+    """The file to which the block is written; "" for none."""
     not_run: str | None = None
-    """Why it is not run."""
+    """Why the block is not run; None if it is run."""
 
 
 def read_blocks(path: Path) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""An sbatch that takes every job and keeps what it was given: for what submitit sends."""
+"""An sbatch that accepts every job and keeps its script and environment, for tests of submitit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ echo "Submitted batch job $number"
 
 
 class KeptJobs:
-    """The jobs that were submitted, numbered from 100; beside it an srun, which submitit wants."""
+    """The submitted jobs, numbered from 100; also provides an srun, which submitit requires."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root / "programs"
@@ -36,26 +36,26 @@ class KeptJobs:
             if name.startswith(("SLURM", "SBATCH", "HPCTK")):
                 monkeypatch.delenv(name)
         monkeypatch.setenv("PATH", f"{self._root}:{os.environ['PATH']}")
-        # The checkout may be in a directory from which hpctk submits nothing.
+        # The checkout may be in a directory from which hpctk refuses to submit.
         monkeypatch.chdir(root)
 
     def script(self, number: int = 100) -> str:
-        """The script of one job."""
+        """Return the script of one job."""
         return (self._root / f"sbatch.script-{number}").read_text()
 
     def environ(self, number: int = 100) -> dict[str, str]:
-        """The environment in which one job was submitted."""
+        """Return the environment in which one job was submitted."""
         lines = (self._root / f"sbatch.env-{number}").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def options(self) -> list[dict[str, str]]:
-        """The directives of every job."""
+        """Return the directives of every job."""
         found = sorted(self._root.glob("sbatch.script-*"))
         return [options(path.read_text()) for path in found]
 
 
 def options(text: str) -> dict[str, str]:
-    """The directives of a script, by name; each is there once."""
+    """Return the directives of a script, by name; assert that each occurs once."""
     found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", text, re.MULTILINE)
     assert len(found) == len(re.findall("^#SBATCH", text, re.MULTILINE))
     assert len(dict(found)) == len(found)

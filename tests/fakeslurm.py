@@ -1,4 +1,4 @@
-"""Stand-ins for Slurm's programs, and what real ones print: for versions that are not installed."""
+"""Stand-ins for Slurm's programs with the output of versions that are not installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def squeue_line(**cells: str) -> str:
-    """A line of squeue as --Format pads and cuts it: as bytes, in the middle of a letter, too."""
+    """Return a line of squeue, padded and cut to bytes as by --Format, even within a letter."""
     standard = {"JobID": "7", "ArrayJobID": "7", "JobArrayID": "7", "State": "RUNNING"}
     row = {name: "N/A" for name, _ in SQUEUE_FIELDS} | standard | cells
     columns = (row[name].encode().ljust(width)[:width] for name, width in SQUEUE_FIELDS)
@@ -24,7 +24,7 @@ def squeue_line(**cells: str) -> str:
 
 
 def pending_line(job: str = "7", **cells: str) -> str:
-    """A pending job called work-queue."""
+    """Return a line of squeue for a pending job called work-queue."""
     standard = {
         "State": "PENDING",
         "RestartCnt": "0",
@@ -41,7 +41,7 @@ def pending_line(job: str = "7", **cells: str) -> str:
 
 
 class Programs:
-    """Scripts of a test on a PATH of their own; a Slurm that is installed does not answer."""
+    """A test's scripts on a PATH of their own, without the programs of an installed Slurm."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
@@ -54,17 +54,17 @@ class Programs:
             monkeypatch.delenv(name, raising=False)
 
     def add(self, name: str, script: str) -> None:
-        """A program as a shell script."""
+        """Add a program as a shell script."""
         path = self.root / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     def answer(self, name: str, text: str, *, code: int = 0, stderr: str = "") -> None:
-        """A program that always says the same, and notes how it was called."""
+        """Add a program that always prints the same, and records its arguments."""
         said = f"cat >&2 <<'E'\n{stderr}\nE\n" if stderr else ""
         self.add(name, f'echo "$*" >> "$0.calls"\n{said}cat <<\'E\'\n{text}\nE\nexit {code}')
 
     def calls(self, name: str) -> list[str]:
-        """The arguments of each call of a program that answers."""
+        """Return the arguments of each call of a program that :meth:`answer` added."""
         path = self.root / f"{name}.calls"
         return path.read_text().splitlines() if path.exists() else []

@@ -1,17 +1,17 @@
-"""Texts that break careless programs, and odd ones that a path may well be."""
+"""Texts that break careless programs, and odd texts that are valid paths."""
 
 from __future__ import annotations
 
 HOSTILE: tuple[str, ...] = (
-    # More lines than one, and what does not print.
+    # Several lines, and characters that do not print.
     *("\n#SBATCH --evil=1", "x\n#SBATCH --evil=1\n", "x\ntouch canary\n", "\r", "a\r\n", "\0"),
     *("\x1b[2J", "\t", "\x7f", "\x85", "\u2028", "\u2029"),
-    # What a shell runs or expands.
+    # Texts that a shell runs or expands.
     *("$(touch canary)", "`touch canary`", "${IFS}", "$HOME", "$((1/0))", "<(touch canary)"),
     *("'; touch canary; '", '"; touch canary; "', "'$(touch canary)'", "$'\\ntouch canary'"),
     *("; touch canary", "& touch canary &", "| touch canary", "&& touch canary", "> canary"),
     *("a;b", "a|b", "a&b", "a<b", "a>b", "{a,b}", "~", "~root", "*", "?", "[a-z]", "!", "!!"),
-    # Quotes, and what ends a word, an option or a line.
+    # Quotes, and characters that end a word, an option or a line.
     *("'", '"', "''", '""', "it's", "a'b\"c", "\\", "a\\", "\\'", '\\"', "\\\\", "\\n"),
     *(
         "",
@@ -30,10 +30,10 @@ HOSTILE: tuple[str, ...] = (
         "--evil",
     ),
     *("--wrap=id", "-", "EOF", "'EOF'"),
-    # What templates and Slurm fill in.
+    # Placeholders of templates and of Slurm.
     *("{{ 7*7 }}", "{% raw %}", "{# x", "<#--", "%", "%%", "%j", "%x-%A_%a", "%q", "50%", "%5j"),
     *("hetjob", "packjob", "#SBATCH --evil", "SBATCH", ":", ",", "@", "a,b:c@d"),
-    # Letters that are not what they look like.
+    # Letters outside ASCII: confusable, invisible or changing direction.
     *(
         "\u00fc",
         "u\u0308",
@@ -45,10 +45,10 @@ HOSTILE: tuple[str, ...] = (
         "a\u200bb",
     ),
     *("\u05d0\u05d1", "\u0430ccount", "\xa0", "\ufeff", "\ud800", "\uff08", "\u2215"),
-    # Far too long, and out of its place.
+    # Texts that are far too long, and paths outside the directory.
     *("x" * 300, "x" * 5000, "a/" * 3000, "9" * 400, "../../etc/passwd", "/dev/null", "."),
 )
-"""What a careless renderer would pass on to sbatch, bash or Jinja."""
+"""Texts that a careless renderer would pass on to sbatch, bash or Jinja."""
 
 ODD_BUT_FINE: tuple[str, ...] = (
     *(
@@ -90,4 +90,4 @@ ODD_BUT_FINE: tuple[str, ...] = (
     ),
     *("\u05d0\u05d1", "\U0001f600", "--evil", "-x", "hetJo", "x" * 200),
 )
-"""Names that a directory may have, and that every script must cope with."""
+"""Valid names of a directory, which every script must handle."""

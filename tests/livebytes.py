@@ -1,4 +1,4 @@
-"""How many bytes of tensors live at once, counted operation by operation, whatever the device."""
+"""Counts the bytes of tensors that are alive after each operation, on any device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that operations make while this is open; what an operation takes and
-    gives back inside itself is not seen."""
+    """Counts the storages that operations create inside the block.
+
+    Memory that an operation allocates and frees internally is not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The committed manifests of docs/how-to/manifests; ``python -m tests.manifestexamples`` writes."""
+"""The manifests in docs/how-to/manifests; ``python -m tests.manifestexamples`` writes them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ REQUESTS = {
 
 
 def rendered() -> dict[str, str]:
-    """Every example's name and text."""
+    """Return the text of every example, by name."""
     return {name: render_manifest(spec) for name, spec in REQUESTS.items()}
 
 

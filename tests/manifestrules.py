@@ -1,7 +1,7 @@
-"""What the servers of Kubernetes refuse, and what never would work, in a list of objects.
+"""Finds objects that Kubernetes servers would reject, or that could never work.
 
-Schemas know fields and their types. They pass wrong words in places where some words alone are
-meant, names that lead nowhere, and all custom resources.
+Schemas know fields and their types. They accept wrong words where only some words are valid, names
+of objects that do not exist, and all custom resources.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 QUANTITY = re.compile(r"([0-9]+)(Mi|Gi)?")
-# What the reader of Kubernetes (go-yaml 2) takes for something other than text where it is plain.
+# Plain scalars that Kubernetes' parser (go-yaml 2) does not read as text.
 OTHER_THAN_TEXT = re.compile(
     r"(?i:y|n|yes|no|on|off|true|false|null|~|<<|=|)|"
     r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|"
@@ -54,7 +54,7 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UniqueKeys(LOADER):  # type: ignore[misc]
-    """Refuses a mapping in which a key stands twice, as the servers do."""
+    """Rejects a mapping with a duplicate key, as the servers do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -64,7 +64,7 @@ class UniqueKeys(LOADER):  # type: ignore[misc]
 
 
 def read(text: str) -> list[Any]:
-    """The objects of a manifest, which is read as strictly as a server does."""
+    """Read the objects of a manifest as strictly as a server does."""
     for document in yaml.compose_all(text, Loader=LOADER):
         for node in scalars(document):
             plain = not node.style and node.tag.endswith(":str")
@@ -85,7 +85,7 @@ def scalars(node: Any) -> Iterator[yaml.ScalarNode]:
 
 
 def check(objects: list[Any], versions: tuple[str, ...] = VERSIONS) -> None:
-    """Assert that servers of these versions take the objects, and that they fit together."""
+    """Assert that servers of these versions accept the objects, and that they fit together."""
     assert objects
     for one in objects:
         plain = [one] if one["kind"] != "JobSet" else [inner_job(one)]
@@ -125,7 +125,7 @@ def check_words(data: Any) -> None:
 
 
 def inner_job(jobset: dict[str, Any]) -> dict[str, Any]:
-    """The Job that a JobSet makes, with the names that its controller gives it."""
+    """Return the Job that a JobSet creates, with the names that its controller gives it."""
     name = jobset["metadata"]["name"]
     role = jobset["spec"]["replicatedJobs"][0]
     job = copy.deepcopy(role["template"])
@@ -211,7 +211,7 @@ def check_meeting(
     services: dict[str, Any],
     labels: dict[str, str],
 ) -> None:
-    """The address of the first pod is the host name that it gets."""
+    """Assert that MASTER_ADDR is the host name that the first pod gets."""
     assert variables["HPCTK_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
     if "MASTER_ADDR" not in variables:
         assert pod.get("subdomain") in (None, *services)
@@ -256,7 +256,7 @@ def bytes_of(text: str) -> int:
 
 
 def check_restricted(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    """The Pod Security Standard "restricted"."""
+    """Assert that a pod meets the Pod Security Standard "restricted"."""
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -268,7 +268,7 @@ def check_restricted(pod: dict[str, Any], container: dict[str, Any]) -> None:
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """A word as the kubelet hands it on (third_party/forked/golang/expansion/expand.go)."""
+    """Expand a word as the kubelet does (third_party/forked/golang/expansion/expand.go)."""
     found, position = "", 0
     while position < len(text):
         letter = text[position]

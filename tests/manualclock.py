@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that only ``advance`` moves."""
 
     def __init__(self, start: float = 1_000.0) -> None:
         self.now = start

@@ -1,8 +1,8 @@
-"""Breaks the code one line at a time and shows which test of an invariant notices.
+"""Breaks the code in one place at a time and shows which test of an invariant fails.
 
     python tests/mutants.py [I5 ...]
 
-Each mutant is made in a copy of the package, and the tests that its invariant names are run there.
+Each mutant is made in a copy of the package, and the tests named after its invariant run there.
 Exit code 0: every mutant was caught; 1: one survived, could not be made, or broke the tests.
 """
 
@@ -38,17 +38,17 @@ INVARIANTS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One line that is changed, and the tests that must fail then."""
+    """One change of the code, and the tests that must then fail."""
 
     invariant: str
     what: str
-    """The mistake that it stands for."""
+    """The mistake that the change makes."""
     file: str
-    """Below ``hpc_toolkit``."""
+    """Path below ``hpc_toolkit``."""
     old: str
     new: str
     tests: tuple[str, ...]
-    """Below ``tests/unit``, as pytest names them."""
+    """Paths below ``tests/unit``."""
 
 
 MUTANTS = (
@@ -348,15 +348,15 @@ MUTANTS = (
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant."""
+    """The result of running the tests on a mutant."""
 
     caught: bool
     by: str
-    """The tests that failed, or what else happened."""
+    """The first test that failed, or the reason why none did."""
 
 
 def make_copy(target: Path) -> Path:
-    """What the tests need, in a directory of its own."""
+    """Copy the package and the tests to ``target``."""
     ignore = shutil.ignore_patterns("__pycache__", "integration", "sharedfs", "slurm")
     for name in ("hpc_toolkit", "tests"):
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
@@ -365,11 +365,11 @@ def make_copy(target: Path) -> Path:
 
 
 def run_tests(copy: Path, tests: tuple[str, ...], *, select: str = "") -> tuple[int, str]:
-    """Exit code and output of pytest on a copy."""
+    """Run pytest on a copy; return its exit code and output."""
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line"]
     argv += ["--timeout=30", "-m", "not slow", *(["-k", select] if select else [])]
     argv += [f"tests/unit/{test}" for test in tests]
-    # A changed line may have the size and the second of the old one: no bytecode may stay.
+    # A changed file may have the old size and mtime (in seconds): stale bytecode must not be used.
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
     try:
         ended = subprocess.run(
@@ -387,7 +387,7 @@ def run_tests(copy: Path, tests: tuple[str, ...], *, select: str = "") -> tuple[
 
 
 def selection(mutant: Mutant) -> str:
-    """The tests that name the invariant."""
+    """Return pytest's -k expression for the tests that name the invariant."""
     return f"test_{mutant.invariant.lower()}_"
 
 
@@ -413,7 +413,7 @@ def try_mutant(mutant: Mutant, copies: queue.SimpleQueue[Path]) -> Result:
 
 
 def check_unchanged(copy: Path, mutants: list[Mutant]) -> str:
-    """Why the tests say nothing about mutants: they fail, or run another package; "" if they do."""
+    """Return why the tests cannot judge mutants: they fail or import another package; else ""."""
     probe = "import hpc_toolkit; print(hpc_toolkit.__file__)"
     environ = {**os.environ, "PYTHONPATH": str(copy)}
     seen = subprocess.run(
@@ -433,7 +433,7 @@ def check_unchanged(copy: Path, mutants: list[Mutant]) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Try every mutant of the named invariants, or of all; the exit code."""
+    """Try every mutant of the named invariants, or of all; return the exit code."""
     began = time.monotonic()
     mutants = [mutant for mutant in MUTANTS if not names or mutant.invariant in names]
     with tempfile.TemporaryDirectory() as directory:
@@ -453,7 +453,7 @@ def main(names: list[str]) -> int:
 
 
 def print_table(mutants: list[Mutant], results: list[Result]) -> None:
-    """Invariant, mutant, and the test that caught it."""
+    """Print each mutant with its invariant and the test that caught it."""
     print("| invariant | mutant | caught by |\n|---|---|---|")
     for mutant, result in zip(mutants, results, strict=True):
         by = result.by if result.caught else f"**{result.by}**"

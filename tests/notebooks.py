@@ -1,4 +1,4 @@
-"""Executes a notebook in a kernel of its own, as a person who runs all cells does."""
+"""Executes a notebook in a new kernel, as a user who runs all cells does."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "workers.ipynb"
 
 @dataclass(frozen=True)
 class Executed:
-    """A notebook after all of its cells."""
+    """A notebook after all of its cells have run."""
 
     cells: dict[str, Any]
     """The cells by their ids."""
 
     def text(self, cell: str) -> str:
-        """Everything that a cell printed or gave, as text."""
+        """Return everything that a cell printed or returned, as text."""
         parts = []
         for output in self.cells[cell].get("outputs", []):
             if output["output_type"] == "stream":
@@ -32,16 +32,16 @@ class Executed:
         return "\n".join(parts)
 
     def html(self, cell: str) -> str:
-        """Everything that a cell showed as HTML."""
+        """Return everything that a cell displayed as HTML."""
         outputs = self.cells[cell].get("outputs", [])
         found = (one.get("data", {}).get("text/html") for one in outputs)
         return "\n".join(text for text in found if text)
 
 
 def execute(path: Path, cwd: Path, environ: dict[str, str], *, limit_s: int = 120) -> Executed:
-    """Run all cells of ``path`` in ``cwd``; an error in one of them is raised."""
+    """Run all cells of ``path`` in ``cwd``; raise an error of a cell."""
     notebook: Any = nbformat.read(path, as_version=4)
-    # Not by TCP, where others reach the kernel; the path of a socket must be short.
+    # With TCP, other users could connect to the kernel. The path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="nb") as sockets:
         client = NotebookClient(
             notebook,

@@ -1,4 +1,4 @@
-"""One Ray at a time on this machine, whichever tests start it."""
+"""Makes sure that tests start only one Ray at a time on this machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WAIT_S = 240.0
 
 @contextmanager
 def only_ray() -> Iterator[None]:
-    """Wait for other tests' Ray to end: symmetric-run refuses a machine on which one runs."""
+    """Wait until other tests' Ray has ended: symmetric-run refuses to start beside another Ray."""
     pytest.importorskip("ray")
     with FileLock(Path(tempfile.gettempdir()) / "hpctk-ray-tests.lock", timeout=_WAIT_S):
         yield
 
 
 def skip_beside_foreign_ray() -> None:
-    """Skip where a Ray runs that is none of ours; tests of ours wait for each other."""
+    """Skip the test if a foreign Ray runs; our own tests wait for each other."""
     for name in Path("/proc").glob("[0-9]*/comm"):
         try:
             foreign = name.read_text().strip() == "gcs_server"

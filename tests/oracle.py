@@ -1,4 +1,4 @@
-"""The rules for one item, written down a second time and as plainly as possible (R8, R11)."""
+"""A second implementation of the rules for one item, as plain as possible (R8, R11)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Told:
     generation: int
     worker: str
     place: int
-    """Where it stands in its worker's journal."""
+    """Position in its worker's journal."""
     kind: str
     value: Any = None
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What must be said of an item."""
+    """The expected state of an item."""
 
     state: str
     attempts: int
@@ -33,7 +33,7 @@ class Expected:
 
 
 def expect(lines: Iterable[Told], *, floor: int = 0, max_attempts: int = 3) -> Expected:
-    """The state of an item from all its lines."""
+    """Return the expected state of an item from all its lines."""
     lines = list(lines)
     done = sorted(
         (line for line in lines if line.kind == "done"),

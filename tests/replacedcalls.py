@@ -1,4 +1,4 @@
-"""Functions of :mod:`os` that a test replaces for a while."""
+"""Temporarily replaces functions of :mod:`os` in a test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ReplacedCalls:
-    """While inside, each function that ``CALLS`` names is what :meth:`wrap` makes of it."""
+    """Inside the block, replaces each function in ``CALLS`` by the result of :meth:`wrap`."""
 
     CALLS: ClassVar[tuple[str, ...]]
 
@@ -25,5 +25,5 @@ class ReplacedCalls:
             setattr(os, name, real)
 
     def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in the place of ``real``."""
+        """Return the function to call instead of ``real``."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What scontrol prints on three sites, as its versions print it; names and numbers are invented.
+"""Output of scontrol on three sites, in its versions' formats; names and numbers are invented.
 
 Each line of ``--oneliner show partition`` and ``show node`` is one record.
 """
@@ -44,7 +44,7 @@ def _partition(name: str, **given: object) -> str:
 
 
 def _old_node(name: str, gres: str, partitions: str, *, kept: str = "") -> str:
-    """As Slurm 20.11 prints it: without CPUEfctv."""
+    """Return a node as Slurm 20.11 prints it: without CPUEfctv."""
     return (
         f"NodeName={name} Arch=x86_64 CoresPerSocket=16  CPUAlloc=0 CPUTot=32 CPULoad=0.01"
         f" AvailableFeatures=skylake ActiveFeatures=skylake Gres={gres} NodeAddr={name}"
@@ -59,7 +59,7 @@ def _old_node(name: str, gres: str, partitions: str, *, kept: str = "") -> str:
 
 
 def _new_node(name: str, cpus: int, mem: int, gres: str, partitions: str, end: str = "") -> str:
-    """As Slurm 25.05 prints it."""
+    """Return a node as Slurm 25.05 prints it."""
     return (
         f"NodeName={name} Arch=x86_64 CoresPerSocket=32  CPUAlloc=0 CPUEfctv={cpus - 2}"
         f" CPUTot={cpus} CPULoad=0.01 AvailableFeatures=(null) ActiveFeatures=(null) Gres={gres}"
@@ -74,7 +74,7 @@ def _new_node(name: str, cpus: int, mem: int, gres: str, partitions: str, end: s
 
 
 def facts(config: str, partitions: list[str], nodes: list[str]) -> SlurmFacts:
-    """The records of a site's three answers."""
+    """Parse the three outputs of a site."""
     return SlurmFacts(
         config=parse_config(config),
         partitions=parse_records("\n".join(partitions) + "\n"),
@@ -99,7 +99,7 @@ OLD_LINEAR = facts(
         _old_node("x2", "gpu:tesla:2(S:0-1),nvme:1", "debug", kept="MemSpecLimit=2048"),
     ],
 )
-"""Slurm 20.11 with select/linear, one partition of half an hour."""
+"""Slurm 20.11 with select/linear, and one partition with a time limit of half an hour."""
 
 ROUTED = facts(
     _CONFIG.format(

@@ -1,4 +1,4 @@
-"""A client of NFSv3 whose server's clock stands still."""
+"""An NFSv3 client whose server's clock does not advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StaleClient:
-    """Reads a file anew only if its size changed, as an ``open`` does within one tick."""
+    """Reads a file again only if its size changed, as an ``open`` does within one clock tick."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._copies: dict[Path, bytes] = {}
@@ -26,7 +26,7 @@ class StaleClient:
         except FileNotFoundError:
             return b""
         if size != len(copy):
-            # No more than that: a write may follow while this reads.
+            # Read only this many bytes, because the file may grow meanwhile.
             with path.open("rb", buffering=0) as file:
                 copy = self._copies[path] = file.read(size)
         return copy

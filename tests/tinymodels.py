@@ -1,4 +1,4 @@
-"""Tiny models with random weights, one of each kind of architecture, and the same cut off."""
+"""Tiny models with random weights, one of each kind of architecture, in full or cut off."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TEXTS = [[5, 9, 14], [7], [3, 3, 8, 21, 40, 2, 11], [30, 1, 12, 50], [2, 59]]
 
 
 def tiny(kind: str, blocks: int = BLOCKS, **more: Any) -> LoadedModel:
-    """A model of ``kind``; its norms are not the identity, as trained ones are not."""
+    """Return a model of ``kind`` whose norms are not the identity, like those of trained models."""
     import torch
     from transformers import AutoConfig
 
@@ -75,7 +75,7 @@ def tiny(kind: str, blocks: int = BLOCKS, **more: Any) -> LoadedModel:
 
 
 def cut(loaded: LoadedModel, blocks: int) -> LoadedModel:
-    """The model cut off after its first ``blocks`` blocks, with the same weights."""
+    """Return the model cut off after its first ``blocks`` blocks, with the same weights."""
     config = copy.deepcopy(loaded.model.config)
     config.num_hidden_layers = blocks
     shorter = _built(config)
@@ -84,7 +84,7 @@ def cut(loaded: LoadedModel, blocks: int) -> LoadedModel:
 
 
 def alone(loaded: LoadedModel, ids: Sequence[int]) -> Tensor:
-    """What a model returns for one text that goes through it alone: ``(tokens, width)``."""
+    """Return the model's output for one text in a batch of its own: ``(tokens, width)``."""
     import torch
 
     with torch.inference_mode():

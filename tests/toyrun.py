@@ -1,4 +1,4 @@
-"""A run directory whose workers are played by the test."""
+"""A run directory whose workers are imitated by the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOOP = WorkloadSpec(function="hpc_toolkit.science.workloads.synthetic:Noop")
 
 
 def spec_of(name: str = "items", **changes: Any) -> StageSpec:
-    """A stage of no-ops."""
+    """Return a stage of no-ops."""
     return StageSpec(**{"name": name, "workload": NOOP, **changes})
 
 
@@ -42,7 +42,7 @@ def plain_items(count: int) -> list[Item]:
 
 @contextlib.contextmanager
 def units_of(size: int) -> Iterator[None]:
-    """Cut every segment that is made inside into units of ``size`` items."""
+    """Divide every segment that is created inside the block into units of ``size`` items."""
 
     def cut(_groups: Any, count: int, **_more: Any) -> list[tuple[int, int]]:
         return [(first, min(size, count - first)) for first in range(0, count, size)]
@@ -53,14 +53,14 @@ def units_of(size: int) -> Iterator[None]:
 
 
 def empty_campaign(root: Path) -> Run:
-    """The run of a campaign whose conduct has not begun."""
+    """Create the run of a campaign whose conduct has not begun."""
     stages = (spec_of("metrics"), spec_of("tasks"))
     manifest = Manifest(run=root.name, stages=stages, campaign={"name": "toy"})
     return create_run(root, manifest, {}, sealed=False)
 
 
 class ToyRun:
-    """One run of one stage ``items``, in units of ``unit`` items."""
+    """A run with one stage, ``items``, in units of ``unit`` items."""
 
     def __init__(
         self, root: Path, count: int = 4, *, unit: int = 4, sealed: bool = True, **spec: Any
@@ -78,7 +78,7 @@ class ToyRun:
         return ToyWorker(self.paths, name, **presence)
 
     def view(self) -> RunView:
-        """What a process that starts now sees."""
+        """Return the view of a process that starts now."""
         view = RunView(self.paths, self.run.manifest)
         view.poll_claims()
         view.poll()
@@ -103,7 +103,7 @@ class ToyRun:
         return f"{entry:06d}-{first}"
 
     def states(self) -> dict[tuple[int, int], str]:
-        """The state of every item by place."""
+        """Return the state of every item by log entry and position in the segment."""
         stage = self.stage()
         return {
             (unit.unit.entry, item): str(state)
@@ -112,7 +112,7 @@ class ToyRun:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows that a new reader would give."""
+        """Return the rows that a new reader would get."""
         return self.reopen().results(partial=True)
 
 
@@ -162,7 +162,7 @@ class ToyWorker:
         self._write(record)
 
     def death(self, item: int, *, generation: int | None = None, **fields: Any) -> None:
-        """Write a death line; part of the pass if it is of this generation."""
+        """Write a death line; with a ``generation`` it is not part of the current pass."""
         record = {
             "type": "death",
             "unit": self.unit,
@@ -189,7 +189,7 @@ class ToyWorker:
         self._kinds.append(record["type"])
 
     def release(self, at: float = 0.0, *, seconds: float | None = None) -> None:
-        """End the pass, which took a second for each line if nothing else is said."""
+        """End the pass, which took one second per line unless ``seconds`` is given."""
         done = self._kinds.count("done")
         failed = self._kinds.count("failed") + self._kinds.count("permanent")
         self.journal.append(
@@ -212,7 +212,7 @@ class ToyWorker:
         self.unit = ""
 
     def work(self, unit: str, generation: int = 1, **kinds: str) -> None:
-        """A whole pass: ``i3="failed"`` says what becomes of item 3."""
+        """Run a complete pass; ``i3="failed"`` makes item 3 fail."""
         assert self.claim(unit, generation)
         for name, kind in kinds.items():
             self.attempt(int(name[1:]), kind)
@@ -224,7 +224,7 @@ class ToyWorker:
 
 
 class Faults(ReplacedCalls):
-    """Makes the n-th of the system calls that write fail, once."""
+    """Makes one system call fail: number ``at`` of those that can write."""
 
     CALLS = (
         "open",
@@ -242,7 +242,7 @@ class Faults(ReplacedCalls):
     def __init__(self, at: int, kind: int | str) -> None:
         self.at = at
         self.kind = kind
-        """An errno, or ``short``: the first write from there on writes half."""
+        """An errno, or ``short``: the first write from there on writes only half."""
         self.count = 0
         self.fired = ""
         """The call that failed."""
@@ -272,7 +272,7 @@ FAULTS = [
 
 
 def tree(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Everything below a directory: mode, time of change, and content or target."""
+    """Return mode, mtime, and content or target of everything below a directory."""
     found = {}
     for path in [root, *sorted(root.rglob("*"))]:
         info = path.lstat()

@@ -1,4 +1,4 @@
-"""A file that cannot be opened, also by root."""
+"""A file that cannot be opened, even by root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Unreadable:
-    """While inside, opening this file fails."""
+    """Makes opening this file fail inside the block."""
 
     def __init__(self, path: Path, number: int) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Which arm to evaluate next: ask/tell policies over a finite set of arms. No input or output."""
+"""Ask/tell policies that choose which arm of a finite set to evaluate next, without any I/O."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 METRIC_PREFIX = "metric:"
-"""Begins the names of measured features, and of no other."""
+"""Reserved prefix of the names of measured features."""
 
 LARGEST_FEATURE = 1e100
 """Squares of larger values overflow when a column is standardised."""
@@ -34,14 +34,14 @@ class Arm:
     """Unique within its table."""
 
     group: str
-    """What the arm belongs to, for instance its checkpoint."""
+    """Name of the arm's group, for instance its checkpoint."""
 
     features: tuple[float, ...]
-    """One number per feature of the table, in its order; NaN means not known."""
+    """One number per feature of the table, in the table's order; NaN means not known."""
 
     def __post_init__(self) -> None:
         try:
-            # Python floats alone: the digest must not tell 1 from 1.0 or from a numpy scalar.
+            # Only Python floats: the digest must be the same for 1, 1.0 and a numpy scalar.
             features = tuple(float(value) for value in self.features)
         except (TypeError, ValueError) as error:
             message = f"arm {self.id!r}: features {self.features!r} are not numbers"
@@ -60,18 +60,18 @@ class Standardised:
     """The features' names, then ``<name>_missing`` for each that has gaps."""
 
     mean: NDArray[np.float64]
-    """Shape (n_columns,): what was subtracted."""
+    """Shape (n_columns,): the mean that was subtracted."""
 
     std: NDArray[np.float64]
-    """Shape (n_columns,): what was divided by; 1 for a constant column."""
+    """Shape (n_columns,): the divisor; 1 for a constant column."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArmTable:
-    """All arms of one bandit. An arm's index is its place in ``arms``, everywhere in this package.
+    """All arms of one bandit. Throughout this package, an arm's index is its position in ``arms``.
 
     Raises ConfigError for an empty table, duplicate ids, ragged or infinite features, and for a
-    feature that is called as a metric and is none.
+    feature that has the prefix of metrics without being among the last ``metrics`` features.
     """
 
     arms: tuple[Arm, ...]
@@ -81,7 +81,7 @@ class ArmTable:
     """Unique names of the columns of ``features``."""
 
     metrics: int = 0
-    """How many of the last features are metrics (see ``features.with_metrics``)."""
+    """The number of metrics, which are the last features (see ``features.with_metrics``)."""
 
     def __post_init__(self) -> None:
         if not self.arms:
@@ -129,7 +129,7 @@ class ArmTable:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def index(self, arm_id: str) -> int:
-        """The index of an arm. Raises ConfigError with the nearest known id."""
+        """Return the index of an arm. Raises ConfigError with the nearest known id."""
         try:
             return self._index_of[arm_id]
         except KeyError:
@@ -137,7 +137,7 @@ class ArmTable:
             raise ConfigError(message, hint=near_miss(str(arm_id), list(self.ids))) from None
 
     def to_json(self) -> dict[str, Any]:
-        """A value that ``json.dumps`` writes as strict JSON and ``from_json`` reads exactly."""
+        """Return a value that ``json.dumps`` writes as strict JSON and ``from_json`` restores."""
         return {
             "feature_names": list(self.feature_names),
             "arms": [
@@ -152,7 +152,7 @@ class ArmTable:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ArmTable:
-        """The table that ``to_json`` wrote. Raises ConfigError for any other value."""
+        """Return the table that ``to_json`` wrote. Raises ConfigError for any other value."""
         try:
             names = tuple(value["feature_names"])
             arms = tuple(_arm_from_json(record) for record in value["arms"])
@@ -213,6 +213,6 @@ def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Stand
     filled = np.array(columns + gaps, dtype=np.float64).reshape(-1, len(features)).T
     mean = filled.mean(axis=0)
     std = filled.std(axis=0)
-    # A constant column leaves a deviation of rounding errors; dividing by it would make noise.
+    # The deviation of a constant column is rounding error; dividing by it would create noise.
     std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
     return Standardised((filled - mean) / std, tuple(column_names), mean, std)

@@ -1,4 +1,4 @@
-"""The bookkeeping that all policies share: tells, pending pulls, the best arm, the saved state."""
+"""Bookkeeping shared by all policies: tells, pending pulls, the best arm, the saved state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AskTell:
         self._tells: dict[int, Observation] = {}
         self._arrays = ResultArrays(len(arms.arms), tasks)
         self._rewards: dict[int, Reward] | None = None
-        """Of the arms that are whole; they change with tells alone."""
+        """Cached rewards of the arms whose tasks were all told; None after a tell."""
 
     @property
     def name(self) -> str:
@@ -122,7 +122,7 @@ class AskTell:
         if not isinstance(state.get("tells"), list):
             message = "the saved state has no list of tells"
             raise ConfigError(message, hint="expected the value of state_dict()")
-        # Built apart, so that a bad tell leaves this policy as it was.
+        # Loaded into a separate object, so that a bad tell leaves this policy unchanged.
         loaded = AskTell(self._arms, self._rule, self._seed, tasks=self._tasks)
         for record in state["tells"]:
             loaded.tell(Observation.from_json(record))
@@ -144,7 +144,7 @@ class AskTell:
         indices = [self._arms.index(pull.arm) for pull in pulls]
         results = self._arrays.results(zip(indices, pulls, strict=True))
         if self._tasks is None:
-            # Nobody can say what else an arm could be told on.
+            # Without a task set, the first tell completes an arm.
             whole = sorted(self._tells)
             waiting = set(indices) - self._tells.keys()
         else:
@@ -168,15 +168,18 @@ class AskTell:
         return self._rule.finalists(history) if isinstance(self._rule, Judge) else None
 
     def _finalists(self, history: History) -> Iterator[Finalists]:
-        """Arms to find the best of, as long as none of those before has a reward: what the rule
-        says; those told on all tasks; those with the most scores, on the same tasks."""
+        """Yield sets of arms for ``best``, which uses the first set in which an arm has a reward.
+
+        They are the rule's finalists, the scored arms, and of the arms with the most scores the
+        largest set with scores on the same tasks.
+        """
         judged = self._judged(history)
         if judged is not None:
             yield judged
         yield Finalists(history.scored, tuple(range(len(history.tasks.names))))
         known, told = ~np.isnan(history.scores), history.by_task.told
         counts = known.sum(axis=1)
-        # As for a reward: of an arm told on all of these, failures do not outweigh scores.
+        # As in ``rewards_of``, an arm with more failures than scores does not count.
         counts[2 * counts < told.sum(axis=1)] = 0
         if not counts.any():
             return

@@ -1,4 +1,4 @@
-"""Random numbers that a later ask draws again: a function of the seed and of what is known."""
+"""Reproducible random numbers, which depend only on the seed, the purpose and the history."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class Stream(IntEnum):
     """The streams of random numbers of one seed; each purpose has its own.
 
-    numpy fills a list of seeds up with zeros, so ``[seed]``, ``[seed, 0]`` and ``[seed, 0, 0]`` are
-    one stream. New ones have numbers above 0, here and nowhere else. The numbers of those that
-    recorded searches drew from must stay.
+    numpy pads a list of seeds with zeros, so ``[seed]``, ``[seed, 0]`` and ``[seed, 0, 0]`` are
+    the same stream. Give a new stream a number above 0, and define it only in this class. Never
+    change the number of a stream that recorded searches have drawn from.
     """
 
     FIRST_ARM = 0
-    """Also that of the seed alone, by which ``random`` orders the arms."""
+    """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
 
     WITHIN_GROUPS = 1
     GP_SAMPLE = 2
@@ -30,23 +30,23 @@ class Stream(IntEnum):
     GROUP_SAMPLE = 5
     WEIGHT_SAMPLE = 6
     PARTS = 7
-    """Random parts of a recorded table."""
+    """Random parts of a recorded score table."""
 
     MADE_TASKS = 8
-    """Tasks of a made-up table."""
+    """Tasks of a synthetic score table."""
 
     OPTUNA = 9
     SURFACE = 10
-    """The mean rewards of a made-up table."""
+    """The mean rewards of a synthetic score table."""
 
     BOOTSTRAP = 11
     PILOT = 32
 
 
 def drawn(history: History, stream: Stream, chosen: int) -> np.random.Generator:
-    """The generator for the choice that follows ``chosen`` others in this ask.
+    """Return the generator for the choice that follows ``chosen`` others in this ask.
 
-    It depends on how many arms are told, pending or chosen, so that an ask for several arms draws
-    what asks for one would, with the others pending; and so that a lost ask is drawn again.
+    It depends on how many arms are told, pending or chosen. So one ask for several arms draws the
+    same numbers as several asks for one arm, and a lost ask is repeated with the same draws.
     """
     return np.random.default_rng([history.seed, stream, len(history.taken) + chosen])

@@ -1,4 +1,4 @@
-"""How long evaluations are expected to take, from what was told of others."""
+"""Expected durations of evaluations, estimated from the durations told so far."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import History
 
 SHORTEST_S = 1e-3
-"""In place of shorter durations, whose logarithm would be far from the others."""
+"""Replaces shorter durations, whose logarithms would be outliers."""
 
 
 def task_seconds(history: History) -> NDArray[np.float64]:
-    """Shape (n_tasks,): seconds on one worker that each task takes an average arm.
+    """Return shape (n_tasks,): seconds on one worker that each task takes for an average arm.
 
-    The mean of those told of it; else what the task set says; else the mean of all that are known;
-    else 0.
+    This is the mean of the task's told durations; else the expected duration in the task set; else
+    the mean over the tasks for which one of these is known; else 0.
     """
     expected = history.tasks.expected.copy()
     for task, column in enumerate(history.seconds.T):
@@ -35,10 +35,10 @@ def task_seconds(history: History) -> NDArray[np.float64]:
 
 
 def arm_seconds(history: History, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shape (n_arms,): seconds on one worker for all tasks of an arm; 1 where nothing is known.
+    """Return shape (n_arms,): expected seconds on one worker for all tasks of each arm.
 
-    A ridge regression of the logarithm on ``points``, shape (n_arms, n_columns), from the arms
-    with a reward whose every told task has a duration.
+    Regress the logarithm on ``points``, shape (n_arms, n_columns), by ridge regression over the
+    arms with a reward whose told tasks all have durations. Without such an arm, return ones.
     """
     results = history.by_task
     timed = [
@@ -57,10 +57,10 @@ def arm_seconds(history: History, points: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def slowness(seconds: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shape (n_arms,): how many times as long as expected each arm took over some tasks.
+    """Return shape (n_arms,): each arm's total duration divided by the expected total.
 
-    ``seconds`` has shape (n_arms, n_tasks), NaN for a duration that was not told, which counts as
-    the one that ``expected``, shape (n_tasks,), has for the task. 1 where no time is expected.
+    ``seconds`` has shape (n_arms, n_tasks). NaN is a duration that was not told; it counts as the
+    task's entry in ``expected``, shape (n_tasks,). The result is 1 if the expected total is 0.
     """
     total = float(expected.sum())
     if total <= 0.0:
@@ -69,25 +69,27 @@ def slowness(seconds: NDArray[np.float64], expected: NDArray[np.float64]) -> NDA
 
 
 class TaskOrder(NamedTuple):
-    """The tasks from the cheapest to the dearest, or the arm to ask for that."""
+    """The tasks from shortest to longest, or the arm to evaluate first to learn that order."""
 
     tasks: tuple[int, ...]
     """Indices of all tasks; ties go to the lower index, tasks of unknown duration come last."""
 
     seconds: NDArray[np.float64]
-    """Shape (n_tasks,): expected duration of each of ``tasks``, in that order; where nothing is
-    known of any, 1 for each."""
+    """Shape (n_tasks,): expected duration of each of ``tasks``, in that order; 1 for each if none
+    is known."""
 
     pilot: int | None = None
-    """The arm that must be told on all tasks before an order is known; None: it is known."""
+    """The arm that must be told on all tasks before the order is known; None: it is known."""
 
     timed_by: int | None = None
-    """The arm whose durations ``seconds`` are; None: the bandit was given them, or nobody was."""
+    """The arm that took ``seconds``; None: they come from the task set, or are unknown."""
 
 
 def task_order(history: History) -> TaskOrder:
-    """By the expected durations, where the bandit was given one of every task; else by those of
-    one arm that the seed draws, the next one if that came through no task.
+    """Order the tasks by expected duration, if the task set has one for every task.
+
+    Otherwise order them by the durations of a pilot arm. The seed draws the pilot; if it has
+    neither a score nor a duration on any task, the next arm drawn takes its place.
     """
     expected = history.tasks.expected
     if not np.isnan(expected).any():
@@ -99,7 +101,7 @@ def task_order(history: History) -> TaskOrder:
         if not np.isnan(history.seconds[arm]).all():
             return _ascending(history.seconds[arm])._replace(timed_by=arm)
         if not np.isnan(history.scores[arm]).all():
-            # Nobody tells durations: another arm would not either.
+            # Scores came without durations; another pilot would not give any either.
             break
     return _ascending(np.full(len(expected), np.nan))
 
@@ -107,7 +109,7 @@ def task_order(history: History) -> TaskOrder:
 def _ascending(seconds: NDArray[np.float64]) -> TaskOrder:
     known = np.where(np.isnan(seconds), np.inf, seconds)
     order = np.argsort(known, kind="stable")
-    # A task that failed says nothing of how long it takes: as long as the longest.
+    # The duration of a failed task is unknown; it counts as long as the longest.
     longest = float(np.nanmax(seconds)) if not np.isnan(seconds).all() else 0.0
     costs = np.where(np.isnan(seconds), longest, seconds)[order]
     if not costs.any():

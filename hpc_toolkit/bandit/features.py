@@ -1,4 +1,4 @@
-"""Measured numbers as features of arms, beside those that an arm has for free."""
+"""Add measured metrics to the features of arms, and select the features that a rule uses."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_GAPS = 0.5
-"""A metric that more than this share of the arms lacks says too little, and is left out."""
+"""A metric that is missing for more than this share of the arms is left out."""
 
 FEATURES = ("geometry", "metrics", "all")
-"""Which columns a rule may be told to use."""
+"""The sets of columns that a rule can be configured to use."""
 
 
 def with_metrics(
     table: ArmTable, rows: Mapping[str, Mapping[str, float | None]], names: Sequence[str]
 ) -> ArmTable:
-    """The table with one more feature per metric, ``metric:<name>``, after those that it has.
+    """Return the table with one feature ``metric:<name>`` per metric appended.
 
-    ``rows`` has each arm's metrics by its id; None, NaN, or an arm or metric without an entry, is
-    a gap. A metric that more than half of the arms lack is left out: compare ``feature_names``.
-    Raises ConfigError for an unknown arm, a metric that no row names, one that the table has
-    already, and what ``ArmTable`` refuses.
+    ``rows`` maps an arm's id to its metrics. None, NaN and a missing entry are gaps. A metric that
+    more than half of the arms lack is left out: compare ``feature_names``. Raises ConfigError for
+    an unknown arm, a metric that no row names, a metric that the table already has, and whatever
+    ``ArmTable`` rejects.
     """
     for arm in rows:
         table.index(arm)
@@ -51,10 +51,10 @@ def with_metrics(
 
 
 def columns_of(table: ArmTable, wanted: str) -> tuple[int, ...]:
-    """Indices of the standardised columns of one of ``FEATURES``.
+    """Return the indices of the standardised columns of one of ``FEATURES``.
 
-    "geometry" are all features that no metric is, whatever they are called. Raises ConfigError for
-    the metrics of a table that has none.
+    "geometry" selects all features that are not metrics, whatever their names. Raises ConfigError
+    for "metrics" if the table has none.
     """
     names = table.standardised.names
     metrics = [name.startswith(METRIC_PREFIX) for name in names]
@@ -66,7 +66,7 @@ def columns_of(table: ArmTable, wanted: str) -> tuple[int, ...]:
 
 
 def columns(table: ArmTable, wanted: str) -> NDArray[np.float64]:
-    """Shape (n_arms, n_columns): the standardised features of one of ``FEATURES``."""
+    """Return shape (n_arms, n_columns): the standardised features of one of ``FEATURES``."""
     return table.standardised.values[:, columns_of(table, wanted)]
 
 

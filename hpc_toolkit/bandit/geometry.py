@@ -1,4 +1,4 @@
-"""Features that every (checkpoint, layer) arm has for free: how large, how trained, how deep."""
+"""Features of a (checkpoint, layer) arm that need no measuring: model size, step and depth."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from hpc_toolkit.errors import ConfigError
 
 GEOMETRY_NAMES = ("log_size", "log1p_step", "relative_depth")
-"""The names of ``geometry_features``, in its order."""
+"""The names of the values of ``geometry_features``, in the same order."""
 
 
 def geometry_features(
     *, size: float, step: int, layer: int, layers: int
 ) -> tuple[float, float, float]:
-    """log(size), log(1 + step) and layer / layers.
+    """Return log(size), log(1 + step) and layer / layers.
 
-    ``size`` is the number of parameters, or the model's width, but one of them for all arms.
+    ``size`` is either the number of parameters or the model's width; use the same for all arms.
     ``layer`` runs from 0, the embeddings, to ``layers``, the output of the last block.
     Raises ConfigError for a value outside its range.
     """

@@ -1,4 +1,4 @@
-"""Group pulls: when an arm is chosen, all arms of its group are."""
+"""Group pulls: choosing an arm also chooses all other arms of its group."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def choose_groups(rule: Rule, history: History, n: int) -> list[Proposal]:
-    """At most ``n`` arms, one group after the other, for evaluations in which the arms of a group
-    share most of the work, such as the layers of one checkpoint.
+    """Choose at most ``n`` arms, one group after another.
 
-    The next group is that of the arm which ``rule`` would choose, that is the one whose best member
-    has the highest acquisition; the arm comes first, then the others in the table's order. A group
-    of which an arm was asked for is finished before another one is begun, so an ask may end inside
-    a group and the next one goes on there.
+    This is for evaluations in which the arms of a group share most of the work, such as the layers
+    of one checkpoint. The next group is the group of the arm that ``rule`` would choose: its best
+    member has the highest acquisition. That arm comes first, then the others in the table's order.
+    A group with an arm that was asked for is finished before another group begins, so an ask may
+    end inside a group and the next ask continues there.
     """
     found: list[Proposal] = []
     members, groups = history.table.members, history.table.groups
@@ -40,7 +40,7 @@ def choose_groups(rule: Rule, history: History, n: int) -> list[Proposal]:
 
 
 def _begun(history: History) -> str | None:
-    """The first group of which some arms are taken and some are not."""
+    """Return the first group in which some arms are taken and some are not."""
     for group, members in history.table.members.items():
         taken = sum(arm in history.taken for arm in members)
         if 0 < taken < len(members):

@@ -1,4 +1,4 @@
-"""What a rule may look at when it picks pulls, and the shape of a rule."""
+"""The results that a rule sees when it picks pulls, and the protocol of a rule."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TIE_DECIMALS = 12
 
 @dataclass(frozen=True, eq=False)
 class TaskResults:
-    """What was told and is pending of every arm on every task; its arrays must not be written to.
+    """Results of every arm on every task, told or pending. Do not write to the arrays.
 
-    All have shape (n_arms, n_tasks). An arm that was never asked has a row of NaN and False.
+    All have shape (n_arms, n_tasks). An arm that was never asked for has a row of NaN and False.
     """
 
     tasks: TaskSet
-    """The columns. Where the bandit was not given its tasks: those told so far, by name."""
+    """The columns. If the bandit has no task set: the tasks told so far, sorted by name."""
 
     scores: NDArray[np.float64]
     """NaN where there is no score: not told, or failed."""
@@ -42,14 +42,14 @@ class TaskResults:
     """Durations; NaN where none was told."""
 
     told: NDArray[np.bool_]
-    """Where a score or a failure was told."""
+    """True where a score or a failure was told."""
 
     asked: NDArray[np.bool_]
-    """Where something was told or is pending."""
+    """True where a result was told or is pending."""
 
 
 def no_results(n_arms: int) -> TaskResults:
-    """Nothing told, nothing pending, no tasks known."""
+    """Return results without tasks: nothing is told or pending."""
     numbers, flags = np.empty((n_arms, 0)), np.empty((n_arms, 0), np.bool_)
     return TaskResults(TaskSet(()), numbers, numbers, numbers, flags, flags)
 
@@ -59,8 +59,8 @@ class History:
     """Everything told and pending, in canonical form: sorted by arm index, so that no sum and no
     decision depends on the order in which results arrived.
 
-    An arm is scored or failed when every task of it was told, and it has a reward or has none.
-    Where the bandit was not given its tasks, that is as soon as anything of it was told.
+    When every task of an arm was told, the arm is scored if it has a reward, and failed otherwise.
+    If the bandit has no task set, the first tell of an arm decides this.
     """
 
     table: ArmTable
@@ -76,30 +76,30 @@ class History:
     """Shape (len(scored),): their rewards."""
 
     failed: tuple[int, ...]
-    """Ascending indices of the arms that were told and have no reward."""
+    """Ascending indices of the arms that were told on all tasks and have no reward."""
 
     pending: tuple[int, ...]
-    """Ascending indices of the arms that are being evaluated, on whichever tasks."""
+    """Ascending indices of the arms that are being evaluated on any task."""
 
     results: TaskResults | None = None
-    """Task by task; ``by_task`` is the same and never None."""
+    """Results task by task; use ``by_task``, which is never None."""
 
     scalariser: str = "mean"
     """How scores become rewards: a name in ``scalarise.SCALARISERS``."""
 
     @cached_property
     def taken(self) -> frozenset[int]:
-        """Indices of all arms that may not be proposed as a whole."""
+        """Indices of the arms that must not be proposed for all their tasks."""
         return frozenset((*self.scored, *self.failed, *self.pending))
 
     @property
     def by_task(self) -> TaskResults:
-        """Results task by task, which rules over tasks look at."""
+        """Results task by task, for rules that choose tasks."""
         return no_results(len(self.table.arms)) if self.results is None else self.results
 
     @property
     def tasks(self) -> TaskSet:
-        """The tasks that the columns of ``scores`` and the like are of."""
+        """The tasks, one per column of ``scores`` and the other arrays."""
         return self.by_task.tasks
 
     @property
@@ -123,7 +123,7 @@ class History:
         return self.by_task.asked
 
     def with_pending(self, arms: Sequence[int]) -> History:
-        """As it would be with these arms pending on all their tasks as well."""
+        """Return the history as if these arms were pending on all their tasks as well."""
         more = [arm for arm in arms if arm not in self.taken]
         asked = self.asked.copy()
         asked[more] = True
@@ -135,47 +135,47 @@ class History:
 
 
 class Rule(Protocol):
-    """A way to pick pulls. A frozen dataclass whose fields are its options."""
+    """A way to pick pulls: a frozen dataclass whose fields are its options."""
 
     name: ClassVar[str]
-    """The name that ``make_policy`` knows it by."""
+    """The name of the rule in ``make_policy``."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def choose(self, history: History, n: int) -> list[Proposal]:
-        """At most ``n`` different arms, none of them taken. A pure function.
+        """Return at most ``n`` different arms, none of them taken. This is a pure function.
 
-        A rule over tasks proposes arms with tasks instead, none of them asked.
+        A rule that chooses tasks proposes arms with tasks that were not asked for before.
         """
 
 
 class Finalists(NamedTuple):
-    """The arms among which the best is to be found, and what to compare them by."""
+    """The arms among which to find the best, and the tasks by which to compare them."""
 
     arms: tuple[int, ...]
     """Indices of arms."""
 
     tasks: tuple[int, ...]
-    """Indices of tasks that all of them were told on."""
+    """Indices of tasks on which all of these arms were told."""
 
     leader: int | None = None
-    """The best of them; None: the one of the highest reward over ``tasks``."""
+    """The best of these arms; None: the arm with the highest reward over ``tasks``."""
 
     dropped: tuple[int, ...] = ()
-    """Indices of tasks that they were told on too, but that gave no scores to compare."""
+    """Indices of further tasks on which they were told, but which gave no scores to compare."""
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """A rule that says which arms are still in the running."""
+    """A rule that reports which arms are still in the running."""
 
     def finalists(self, history: History) -> Finalists | None:
-        """The arms to compare; None while it cannot say."""
+        """Return the arms to compare; None while they are not known."""
 
 
 def first_best(values: NDArray[np.float64] | Sequence[float]) -> int:
-    """The lowest position of the highest value; values that agree to 12 decimals are equal.
+    """Return the lowest position of the highest value; values equal to 12 decimals are a tie.
 
-    Without the rounding, the last bit of a sum would decide between arms that are symmetric.
+    Without the rounding, the last bit of a sum would decide between symmetric arms.
     """
     return int(np.argmax(np.round(values, TIE_DECIMALS)))

@@ -1,4 +1,4 @@
-"""How probable it is that another arm is better than the best one so far."""
+"""The probability that another arm is better than the best arm so far."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.float64]:
-    """Shape (n_arms,): the probability that an arm's reward exceeds that of the best arm told.
+    """Return shape (n_arms,): the probability that an arm's reward exceeds the best told reward.
 
-    Of each arm alone, so that "no arm wins with probability > x" leaves all of them together more
-    than x. 0 for arms that are decided: told on all tasks, failed, or no longer in the running.
+    Each probability is for one arm: even if none exceeds x, the probability that any arm wins may
+    exceed x. It is 0 for decided arms: told on all tasks, failed, or no longer in the running.
 
-    Where the rule says which arms are (``judged``), from their paired differences to the leader
-    (see ``paired.gaps``), taken as normal; 1 with fewer than two tasks that both have. Else
-    from a Gaussian process over the geometry, fitted to the rewards as ``gp-ucb`` does by default;
-    1 while no arm has a reward. Either model can be wrong.
+    If the rule reports the arms in the running (``judged``), use their paired differences to the
+    leader (see ``paired.gaps``), taken as normal; 1 with fewer than two common tasks. Otherwise use
+    a Gaussian process over the geometry, fitted to the rewards like the default ``gp-ucb``; 1 while
+    no arm has a reward. Either model can be wrong.
     """
     if judged is not None:
         return _paired(history, judged)
@@ -61,7 +61,7 @@ def _paired(history: History, judged: Finalists) -> NDArray[np.float64]:
 
 
 def _above(means: NDArray[np.float64], sds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The probability that normal variables are above 0; one without spread is above or not."""
+    """Return the probability that normal variables are above 0: 0 or 1 without spread."""
     found = [
         0.5 * math.erfc(-mean / (sd * math.sqrt(2.0))) if sd > 0 else float(mean > 0)
         for mean, sd in zip(means.tolist(), sds.tolist(), strict=True)

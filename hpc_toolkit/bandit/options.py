@@ -1,4 +1,4 @@
-"""Checks of what a user may set of a rule."""
+"""Validation of the options of a rule."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 def check_number(
     rule: str, option: str, value: object, *, low: float, high: float = math.inf, hint: str
 ) -> None:
-    """Raises ConfigError for anything but a finite number from ``low`` to ``high``."""
-    # Written so that NaN is refused too; of whole numbers not all are floats.
+    """Raise ConfigError unless ``value`` is a finite number from ``low`` to ``high``."""
+    # Comparisons reject NaN too; math.isfinite would raise OverflowError for huge integers.
     if not _is_number(value) or not low <= value <= min(high, LARGEST_NUMBER):
         message = f"{rule}: {option} is {value!r}"
         raise ConfigError(message, hint=hint)
 
 
 def checked_count(rule: str, option: str, value: object, *, low: int, hint: str) -> int:
-    """The value as an integer, also where it is written as 5.0.
+    """Return the value as an integer; 5.0 is accepted as 5.
 
-    Raises ConfigError for anything but a whole number from ``low``.
+    Raises ConfigError unless it is a whole number of at least ``low``.
     """
     if not _is_number(value) or not low <= value < math.inf or value % 1:
         message = f"{rule}: {option} is {value!r}"
@@ -34,7 +34,7 @@ def checked_count(rule: str, option: str, value: object, *, low: int, hint: str)
 
 
 def check_word(rule: str, option: str, value: object, known: Sequence[str]) -> None:
-    """Raises ConfigError for anything but one of ``known``."""
+    """Raise ConfigError unless ``value`` is one of ``known``."""
     if value not in known:
         message = f"{rule}: {option} is {value!r}"
         raise ConfigError(message, hint=near_miss(str(value), list(known)))

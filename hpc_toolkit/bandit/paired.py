@@ -1,4 +1,4 @@
-"""Arms compared with the best of them, over the tasks that both have a score of."""
+"""Compare arms with the best of them, over the tasks on which both have a score."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class Gaps(NamedTuple):
     """How far each arm is behind the leader."""
 
     leader: int
-    """Its row."""
+    """The leader's row."""
 
     means: NDArray[np.float64]
-    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks that both have
-    one of; 0 for the leader and where there is no such task."""
+    """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
+    have a score; 0 for the leader and for an arm without such a task."""
 
     errors: NDArray[np.float64]
-    """Shape (n_arms,): standard error of ``means`` as that of all tasks that there will be: 0 when
-    these are all, infinite while fewer than two tasks tell how differences vary."""
+    """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
+    tasks, and before that infinite for an arm with fewer than two common tasks."""
 
 
 def gaps(scores: NDArray[np.float64], population: int, leader: int | None = None) -> Gaps:
     """Compare arms after k of ``population`` tasks.
 
-    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` is
-    :func:`best_row` unless given. The error is sd / sqrt(common tasks) * sqrt(1 - k / population):
-    the standard deviation (one degree of freedom less) of the paired differences, and the finite
-    population correction of survey sampling.
+    ``scores`` has shape (n_arms, k), at least 1 x 1, NaN for no score. ``leader`` defaults to
+    :func:`best_row`. The error is sd / sqrt(common tasks) * sqrt(1 - k / population): the standard
+    deviation of the paired differences, with one degree of freedom less than common tasks, and the
+    finite population correction of survey sampling.
     """
     done = scores.shape[1]
     leader = best_row(scores) if leader is None else leader
@@ -49,9 +49,9 @@ def gaps(scores: NDArray[np.float64], population: int, leader: int | None = None
 
 
 def best_row(scores: NDArray[np.float64]) -> int:
-    """The row of the highest mean; the first of equal ones.
+    """Return the row with the highest mean; ties go to the first.
 
-    A missing score counts as the task's mean over the rows, so that nobody leads by having failed
+    A missing score counts as the task's mean over the rows, so that no arm leads by having failed
     on the hard tasks.
     """
     known = ~np.isnan(scores)
@@ -60,11 +60,12 @@ def best_row(scores: NDArray[np.float64]) -> int:
 
 
 def silent_tasks(scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Shape (n_tasks,): tasks that compare no arms of shape (n_arms, n_tasks), all told on them,
-    because none has a score, or one of more than two.
+    """Return shape (n_tasks,): True for tasks that cannot compare the arms.
 
-    That is the task's fault, for instance of a data set that is not there, and no arm's. The one
-    may have been told earlier, when the task could still be evaluated.
+    ``scores`` has shape (n_arms, n_tasks); all arms were told on all tasks. A task is silent if no
+    arm has a score, or only one arm of more than two. This is the fault of the task, for instance
+    of a missing data set, and not of an arm. A single score may have been told earlier, when the
+    task could still be evaluated.
     """
     least = 2 if len(scores) > 2 else 1
     return np.asarray((~np.isnan(scores)).sum(axis=0) < least)

@@ -1,4 +1,4 @@
-"""What goes into a bandit policy and what comes out: proposals, observations, a recommendation."""
+"""The protocol of a bandit policy: its proposals, observations and recommendation."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Proposal:
     """The arm's id."""
 
     acquisition: float | None
-    """What the policy maximised, in units of the reward; None where it maximised nothing."""
+    """The value that the policy maximised, in units of the reward; None if it maximised nothing."""
 
     reason: str
-    """One line for people."""
+    """The reason for the choice, one line for users."""
 
     tasks: tuple[str, ...] = ()
-    """The tasks to evaluate it on; empty means every task that it was not asked for before."""
+    """The tasks to evaluate the arm on; empty means every task not asked for before."""
 
     @property
     def pull(self) -> Pull:
-        """The arm and the tasks: what ``ask`` must be given as pending until it is told."""
+        """The arm and its tasks; pass this to ``ask`` as pending until it is told."""
         return Pull(self.arm, self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came back for one arm: the scores of all or of some of its evaluation tasks.
+    """Results of one arm: the scores of all or of some of its evaluation tasks.
 
     Raises ConfigError for a value that is not a finite number, for a standard error without its
     score, for a task that both scored and failed, and for an observation without any task.
@@ -89,7 +89,7 @@ class Observation:
             raise ConfigError(message)
 
     def to_json(self) -> dict[str, Any]:
-        """A value that ``json.dumps`` writes as strict JSON and ``from_json`` reads exactly."""
+        """Return a value that ``json.dumps`` writes as strict JSON and ``from_json`` restores."""
         return {
             "arm": self.arm,
             "scores": dict(self.scores),
@@ -100,7 +100,7 @@ class Observation:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Observation:
-        """The observation that ``to_json`` wrote. Raises ConfigError for any other value."""
+        """Return the observation that ``to_json`` wrote. Raises ConfigError for any other value."""
         try:
             return cls(**{**value, "failed": tuple(value["failed"])})
         except (KeyError, TypeError) as error:
@@ -110,90 +110,93 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The best arm among those told, and how sure that is."""
+    """The best arm among those told, and the uncertainty of that choice."""
 
     arm: str
     """The id of the arm with the highest reward."""
 
     mean: float
-    """Its reward: see ``scalariser``."""
+    """The arm's reward: see ``scalariser``."""
 
     stderr: float | None
     """Standard error of ``mean``; None when no task reported one."""
 
     ties: tuple[str, ...]
-    """Other told arms that are no worse than noise: their reward differs from the best by at most
-    2 combined standard errors, sqrt(stderr_best^2 + stderr_other^2), an unknown one taken as 0.
-    Best first. Arms that were never told are not looked at."""
+    """Other told arms, best first, whose difference from the best may be noise: their reward
+    differs by at most 2 combined standard errors, sqrt(stderr_best^2 + stderr_other^2), with an
+    unknown error taken as 0. Arms that were never told are not considered."""
 
     failed: tuple[str, ...] = ()
-    """Tasks missing from ``mean`` because they failed; the mean is then over fewer tasks than
-    that of other arms, and a comparison with them deserves a look."""
+    """Tasks missing from ``mean`` because they failed. The mean is then over fewer tasks than the
+    means of other arms, so check a comparison with them."""
 
     scalariser: str = "mean over tasks"
     """How the scores of several tasks became one reward."""
 
     tasks: tuple[str, ...] = ()
-    """The tasks that ``mean`` is over, and by which the arms were compared. Fewer than all where
-    the policy needed no more to decide, or has not come further."""
+    """The tasks that ``mean`` covers and by which the arms were compared. Fewer than all if the
+    policy needed no more to decide, or is not finished."""
 
     dropped: tuple[str, ...] = ()
-    """Tasks that the arms were told on and not compared by, because none of them has a score, or
-    one alone of more than two: the fault of the task and of no arm."""
+    """Tasks on which the arms were told but not compared, because no arm has a score, or only one
+    of more than two. This is the fault of the task and not of an arm."""
 
 
 class Policy(Protocol):
-    """Decides which arms to evaluate next. Pure mathematics: no files, no clock, no global random
-    state. The same seed, arms, options, tells and pending arms give the same proposals, in every
-    process, whatever the order of the tells and however often ``ask`` was called before.
+    """Decides which arms to evaluate next, without files, a clock or global random state.
+
+    The same seed, arms, options, tells and pending arms give the same proposals in every process,
+    whatever the order of the tells and however often ``ask`` was called before.
     """
 
     @property
     def name(self) -> str:
-        """The name that ``make_policy`` knows it by."""
+        """The name of the policy in ``make_policy``."""
 
     def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
-        """At most ``n`` pulls.
+        """Return at most ``n`` pulls.
 
-        None while pulls are pending: one of them must be told first. None while no pull is
-        pending: the policy has finished.
+        An empty list means that a pending pull must be told first, or, if none is pending, that
+        the policy has finished.
 
-        ``pending`` must name every pull that was asked and not yet told, an arm's id alone for
-        all of its tasks: ``ask`` keeps no record of its answers, so that an ask that got lost is
-        simply asked again. No task of an arm is proposed that is told, pending, or proposed before
-        in the list; ``ask(n)`` begins as ``ask(m)`` does. Stop rules change no answer.
+        ``pending`` must name every pull that was asked for and not yet told; an arm's id alone
+        means all of its tasks. ``ask`` keeps no record of its answers, so a lost ask can simply be
+        repeated. No task of an arm is proposed that is told, pending, or earlier in the list.
+        Asking for more arms gives a longer list with the same beginning. Stop rules do not change
+        the answer.
         """
 
     def tell(self, observation: Observation) -> None:
-        """Take in an arm's results on some tasks. Those of several tells add up, in any order.
-        Telling a task again is harmless if its result is equal, else an error."""
+        """Add an arm's results on some tasks. The results of several tells add up, in any order.
+        Telling a task again is harmless if its result is equal, else an error.
+        """
 
     def best(self) -> Recommendation | None:
-        """The best arm told so far; None while no arm has a reward."""
+        """Return the best arm told so far; None while no arm has a reward."""
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        """Why to ask for nothing more, for people; None: no stop rule holds.
+        """Return the reason to ask for nothing more, for users; None: no stop rule holds.
 
-        ``wall_s`` is how long the search has lasted, which a policy cannot know.
+        ``wall_s`` is the duration of the search in seconds, which a policy cannot know.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next ``ask`` depends on, but the arms; survives JSON without a change."""
+        """Return all that the next ``ask`` depends on except the arms; JSON keeps it unchanged."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become the policy that wrote ``state``; ConfigError if it had other arms or options."""
+        """Become the policy that wrote ``state``; ConfigError if its arms or options differ."""
 
 
 def number(value: object) -> float | None:
-    """A value as a number that an observation may hold; None if it is not one."""
-    # To ask the abstract class takes longer than all the rest.
+    """Return a value as a number that an observation can hold; None if it is not one."""
+    # Check for float first: isinstance with the abstract class Real is slow.
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         return None
     try:
         found = float(value)
     except OverflowError:
         return None
-    # NaN is not below anything.
+    # The comparison is false for NaN, so NaN is rejected as well.
     return found if abs(found) <= LARGEST_NUMBER else None
 
 

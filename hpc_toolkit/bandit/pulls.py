@@ -1,4 +1,4 @@
-"""What can be asked of a bandit: an arm, on some or on all of its evaluation tasks."""
+"""Pulls: requests to evaluate an arm on some or on all of the tasks of a bandit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Pull(NamedTuple):
 
     @classmethod
     def of(cls, value: object) -> Pull:
-        """From an arm's id, or from an arm and its tasks as a pull, a tuple or JSON has them.
+        """Convert an arm's id, or an arm and its tasks as a pull, a tuple or a JSON list.
 
-        Raises ConfigError for anything else.
+        Raises ConfigError for any other value.
         """
         if isinstance(value, str):
             return cls(value)
@@ -46,20 +46,20 @@ class Pull(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskSet:
-    """The evaluation tasks of a bandit. A task's index is its place in ``names``.
+    """The evaluation tasks of a bandit. A task's index is its position in ``names``.
 
-    Raises ConfigError for a name that is empty or repeated, for other numbers of durations or
-    kinds than names, and for a duration that is no number, negative or infinite.
+    Raises ConfigError for a name that is empty or repeated, for durations or kinds that are not as
+    many as the names, and for a duration that is not a number, negative or infinite.
     """
 
     names: tuple[str, ...]
     """The order is part of the set: it breaks ties."""
 
     seconds: tuple[float, ...] = ()
-    """Expected duration of each on one worker; NaN or None, or an empty tuple: not known."""
+    """Expected seconds of each task on one worker; NaN or None, or an empty tuple: not known."""
 
     kinds: tuple[str, ...] = ()
-    """Kind of each, for instance clustering; needed by the scalariser ``mean-kind`` alone."""
+    """Kind of each task, for instance clustering; only the scalariser ``mean-kind`` needs it."""
 
     def __post_init__(self) -> None:
         given_names: tuple[object, ...] = self.names
@@ -88,7 +88,7 @@ class TaskSet:
         return np.array(self.seconds or [math.nan] * len(self.names), dtype=np.float64)
 
     def index(self, task: str) -> int:
-        """The index of a task. Raises ConfigError with the nearest known name."""
+        """Return the index of a task. Raises ConfigError with the nearest known name."""
         try:
             return self._index_of[task]
         except KeyError:
@@ -96,7 +96,7 @@ class TaskSet:
             raise ConfigError(message, hint=near_miss(str(task), list(self.names))) from None
 
     def part(self, indices: Sequence[int]) -> TaskSet:
-        """Some of the tasks, in the order of ``indices``."""
+        """Return the tasks at ``indices``, in that order."""
         return TaskSet(
             names=tuple(self.names[index] for index in indices),
             seconds=tuple(self.seconds[index] for index in indices) if self.seconds else (),
@@ -104,7 +104,7 @@ class TaskSet:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A value that ``json.dumps`` writes as strict JSON; equal for equal sets alone."""
+        """Return a value that ``json.dumps`` writes as strict JSON; equal only for equal sets."""
         seconds = [None if math.isnan(number) else number for number in self.seconds]
         return {"names": list(self.names), "seconds": seconds, "kinds": list(self.kinds)}
 

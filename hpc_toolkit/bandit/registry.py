@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "TASK_RULES", "make_policy", "round_options"]
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
-"""Rules that ask for an arm's tasks in parts, and need to know them."""
+"""Rules that ask for an arm's tasks in parts, and therefore need the task set."""
 
 
 def make_policy(
@@ -40,15 +40,16 @@ def make_policy(
     stop: StopRules | None = None,
     **options: Any,
 ) -> Policy:
-    """A policy that was told nothing yet.
+    """Create a policy without any results.
 
-    Without ``tasks``, arms are pulled whole, and told once on tasks of any names. With them, an
-    arm is done when all of these were told, in any number of tells. ``scalariser`` makes one
-    reward of an arm's scores. With ``group_pulls``, the arms of a group are asked one after the
-    other (see ``grouped.choose_groups``). ``stop`` is what the policy's ``stop`` goes by.
+    Without ``tasks``, a pull is for all tasks of an arm, and one tell with tasks of any names
+    completes it. With ``tasks``, an arm is complete when all of them were told, in any number of
+    tells. ``scalariser`` turns an arm's scores into one reward. With ``group_pulls``, the arms of
+    a group are asked for one after another (see ``grouped.choose_groups``). ``stop`` are the rules
+    that the policy's method ``stop`` checks.
 
-    Raises ConfigError for an unknown name, scalariser or option, with the nearest known one, for
-    a seed that is not a whole number from 0, and for what does not go together.
+    Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a
+    seed that is not a whole number from 0; and for arguments that do not fit together.
     """
     rule_type = _rule_type(name)
     if not _is_seed(seed):
@@ -69,7 +70,7 @@ def make_policy(
             raise ConfigError(message, hint=hint)
     rule = rule_type(**options)
     if isinstance(rule, LastLayer):
-        # A table that tells no depth is refused here, and not by the first ask.
+        # Reject a table without a depth feature now, not at the first ask.
         last_layers(arms)
     return AskTell(
         arms, rule, seed, tasks=tasks, scalariser=scalariser, group_pulls=group_pulls, stop=stop
@@ -77,10 +78,10 @@ def make_policy(
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The options of a policy that is asked in rounds of ``size`` arms.
+    """Return the options of a policy that is asked in rounds of ``size`` arms.
 
-    A rule that begins with ``initial`` arms takes at least one round of them, unless the option is
-    given: what it could learn from some of them would come too late for the others.
+    Unless ``initial`` is given, a rule that has this option begins with at least one full round of
+    initial arms: the results of part of a round come too late to choose the rest of it.
     Raises ConfigError for an unknown policy.
     """
     found = dict(options)

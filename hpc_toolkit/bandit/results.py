@@ -1,4 +1,4 @@
-"""What was told, task by task, as arrays that grow with every tell."""
+"""The told results of all arms, task by task, as arrays that grow with every tell."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ResultArrays:
     """The scores of all arms on a set of tasks.
 
-    Without given tasks, ``tasks`` are those told so far, by name, so that their order does not
-    depend on that of the tells.
+    Without a given task set, ``tasks`` are the tasks told so far, sorted by name, so that their
+    order does not depend on the order of the tells.
     """
 
     def __init__(self, n_arms: int, tasks: TaskSet | None) -> None:
@@ -33,7 +33,7 @@ class ResultArrays:
         self._told = np.zeros(shape, np.bool_)
 
     def take(self, arm: int, observation: Observation) -> None:
-        """Take in one observation, whose tasks :func:`check_tasks` accepted."""
+        """Add one observation, whose tasks :func:`check_tasks` accepted."""
         if self._open:
             self._widen({*observation.scores, *observation.failed})
         for array, numbers in (
@@ -48,10 +48,10 @@ class ResultArrays:
             self._told[arm, self.tasks.index(task)] = True
 
     def results(self, pending: Iterable[tuple[int, Pull]] = ()) -> TaskResults:
-        """What was told, and what is asked if these pulls of arms are pending.
+        """Return the results, with these pulls of arms marked as asked for.
 
-        Raises ConfigError for a pull of a task that is not in the set. Without given tasks, a
-        pull is of a whole arm.
+        Raises ConfigError for a pull of a task that is not in the set. Without a given task set, a
+        pull covers all tasks of its arm.
         """
         asked = self._told.copy()
         for arm, pull in pending:
@@ -83,9 +83,9 @@ class ResultArrays:
 
 
 def merged(known: Observation, more: Observation) -> Observation:
-    """Both observations of one arm as one.
+    """Merge two observations of one arm.
 
-    Raises ConfigError where they disagree on a task.
+    Raises ConfigError if they disagree on a task.
     """
     for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
         if _told_of(known, task) != _told_of(more, task):
@@ -102,7 +102,7 @@ def merged(known: Observation, more: Observation) -> Observation:
 
 
 def check_tasks(observation: Observation, tasks: TaskSet) -> None:
-    """Refuse an observation of a task that is not in the set."""
+    """Raise ConfigError for an observation of a task that is not in the set."""
     for task in (*observation.scores, *observation.failed, *observation.seconds):
         tasks.index(task)
 

@@ -1,4 +1,4 @@
-"""From the scores of several tasks to the one number that a policy maximises."""
+"""Turn the scores of several tasks into the one number that a policy maximises."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Reward:
     """One arm's reward."""
 
     mean: float
-    """What the scalariser made of the scores of the tasks that have one."""
+    """The scalariser's value for the arm's scores."""
 
     stderr: float | None
-    """Standard error of ``mean``, the tasks' errors taken as independent; None if unknown."""
+    """Standard error of ``mean``, assuming that errors of tasks are independent; None: unknown."""
 
 
 def rewards_of(
@@ -34,12 +34,11 @@ def rewards_of(
     tasks: Sequence[int] | None = None,
     scalariser: str = "mean",
 ) -> dict[int, Reward]:
-    """The rewards of some arms over some tasks, all by default; an arm of which more tasks failed
-    than gave a score has none.
+    """Return the rewards of some arms over some tasks, by default all tasks.
 
-    A task that reports no standard error counts with the root mean square of the arm's that do.
-    A reward is over the tasks that there are: where some failed it is not adjusted for how hard
-    those are.
+    An arm with more failed tasks than scores has no reward. A task without a standard error counts
+    with the root mean square of the arm's known ones. Failed tasks are left out; apart from the
+    scalariser itself, nothing adjusts the reward for how hard they are.
     """
     columns = list(range(len(results.tasks.names)) if tasks is None else tasks)
     part = results.tasks.part(columns)

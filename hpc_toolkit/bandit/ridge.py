@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def design(points: NDArray[np.float64], degree: int) -> NDArray[np.float64]:
-    """Shape (n_points, n_terms): 1, the columns, and for degree 2 their squares and products.
+    """Return shape (n_points, n_terms): 1, the columns, and for degree 2 squares and products.
 
-    Every term but the first has mean 0 and standard deviation 1 over the points; terms that are
-    constant there are left out.
+    Every term except the first has mean 0 and standard deviation 1 over the points; terms that are
+    constant over the points are left out.
     """
     terms = list(points.T)
     if degree > 1:
@@ -30,9 +30,9 @@ def design(points: NDArray[np.float64], degree: int) -> NDArray[np.float64]:
 
 
 class Ridge:
-    """What ridge regression knows of a parameter vector: N(theta, A^-1) in units of the noise.
+    """Posterior of a parameter vector by ridge regression: N(theta, A^-1) in units of the noise.
 
-    A = ridge I + X' X and theta = A^-1 X' y, by Cholesky factors of A (d x d, d some dozen).
+    A = ridge I + X' X and theta = A^-1 X' y, by Cholesky factors of A (d x d, d a few dozen).
     """
 
     def __init__(self, x: NDArray[np.float64], y: NDArray[np.float64], ridge: float) -> None:
@@ -43,16 +43,16 @@ class Ridge:
         )
 
     def sd(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Shape (n_points,): sqrt(x' A^-1 x)."""
+        """Return shape (n_points,): sqrt(x' A^-1 x)."""
         white = np.linalg.solve(self._factor, points.T)
         return np.asarray(np.sqrt((white**2).sum(axis=0)))
 
     def believe(self, point: NDArray[np.float64]) -> None:
-        """Condition on observing ``point`` at its prediction, which leaves theta as it is."""
+        """Condition on observing ``point`` at its prediction, which leaves theta unchanged."""
         self._precision = self._precision + np.outer(point, point)
         self._factor = np.linalg.cholesky(self._precision)
 
     def draw(self, width: float, generator: np.random.Generator) -> NDArray[np.float64]:
-        """A parameter vector from N(theta, width^2 A^-1)."""
+        """Draw a parameter vector from N(theta, width^2 A^-1)."""
         normals = generator.standard_normal(len(self.theta))
         return np.asarray(self.theta + width * np.linalg.solve(self._factor.T, normals))

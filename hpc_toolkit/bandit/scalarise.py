@@ -1,4 +1,4 @@
-"""From scores on several tasks to one reward per arm: the scalarisers by name."""
+"""Scalarisers, which turn scores on several tasks into one reward per arm."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ WORDS = {
     "mean-rank": "mean rank over tasks",
     "mean-z": "mean over tasks of z-scores",
 }
-"""What people are told of each scalariser."""
+"""The description of each scalariser for users."""
 
 
 def mean(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
-    """Mean of the scores that an arm has. Like all scalarisers: ``scores`` has shape
-    (n_arms, n_tasks) with NaN for no score; the result has shape (n_arms,), NaN for an arm without
-    any score, and does not depend on the order of the tasks.
+    """Mean of the scores that an arm has.
+
+    As for all scalarisers, ``scores`` has shape (n_arms, n_tasks) with NaN for no score. The
+    result has shape (n_arms,), NaN for an arm without any score, and does not depend on the order
+    of the tasks.
     """
     return _row_means(scores)
 
 
 def mean_filled(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
-    """Mean over all tasks that any arm given has a score on; a score that an arm lacks counts as
-    what is expected of it: the task's mean plus the mean of the arm's own z-scores times the task's
+    """Mean over all tasks on which any given arm has a score, with missing scores predicted.
+
+    The prediction is the task's mean plus the mean of the arm's own z-scores times the task's
     standard deviation (a model of rank one, in which a better arm is better on every task). So an
-    arm gains nothing by failing on hard tasks. The same as ``mean`` where nothing is missing.
+    arm gains nothing by failing on hard tasks. Equal to ``mean`` if no score is missing.
     """
     centre, spread = _centre_and_spread(scores)
     levels = _row_means((scores - centre) / spread)
@@ -48,17 +51,19 @@ def mean_filled(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float
 
 
 def mean_z(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
-    """Mean over tasks of (score - mean of the task) / (standard deviation of the task), both over
-    the arms given; 0 on a task on which all are equal. Tasks of any scale count alike, and a
-    reward changes as more arms are told.
+    """Mean over tasks of (score - mean of the task) / (standard deviation of the task).
+
+    Both are over the given arms; a task on which all scores are equal counts 0. Tasks of any scale
+    weigh the same, and a reward changes as more arms are told.
     """
     centre, spread = _centre_and_spread(scores)
     return _row_means((scores - centre) / spread)
 
 
 def mean_rank(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64]:
-    """Mean over tasks of the share of the other arms given that an arm beats on the task, a tie as
-    one half: 1 for the best on every task, 0 for the worst.
+    """Mean over tasks of the share of the other given arms that an arm beats; a tie counts 1/2.
+
+    It is 1 for an arm that is the best on every task, 0 for an arm that is the worst.
     """
     ranks = np.full(scores.shape, math.nan)
     for column, out in zip(scores.T, ranks.T, strict=True):
@@ -67,7 +72,7 @@ def mean_rank(scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64
         order = np.sort(values)
         below = np.searchsorted(order, values, side="left")
         not_above = np.searchsorted(order, values, side="right")
-        # Equal ones count one half each, the arm itself not at all.
+        # Equal arms count one half each, and the arm itself does not count.
         beaten = below + 0.5 * (not_above - below - 1)
         out[known] = beaten / max(len(known) - 1, 1) if len(known) > 1 else 0.5
     return _row_means(ranks)
@@ -92,21 +97,21 @@ SCALARISERS: dict[str, Callable[[NDArray[np.float64], TaskSet], NDArray[np.float
     "mean-rank": mean_rank,
     "mean-z": mean_z,
 }
-"""A new scalariser is a function, its entry here, in ``WORDS`` and in ``weights``."""
+"""To add a scalariser, write its function and add it here, to ``WORDS`` and to ``weights``."""
 
 
 def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[np.float64] | None:
-    """By how much each score moves its arm's reward, shape (n_arms, n_tasks), 0 for no score: for
-    the reward's standard error. None where a small change of a score moves nothing, in ranks.
+    """Return how much each score moves its arm's reward, for the reward's standard error: shape
+    (n_arms, n_tasks), 0 for no score. None for ``mean-rank``: small changes do not move a rank.
     """
     known = ~np.isnan(scores)
     if name == "mean-rank":
         return None
     if name == "mean-kind":
         kinds = np.array(tasks.kinds)
-        # As numbers: a product of truth values says whether there is one, not how many.
+        # Floats, because a product of boolean matrices does not count.
         alike = (kinds[:, None] == kinds[None, :]).astype(np.float64)
-        # Scores of an arm that are of the same kind as a task, and kinds that it has a score of.
+        # Per arm: the number of scores of each task's kind, and of the kinds that have a score.
         of_kind = np.maximum(known @ alike, 1)
         n_kinds = np.where(known, 1.0 / of_kind, 0.0).sum(axis=1, keepdims=True)
         return np.where(known, 1.0 / (of_kind * np.maximum(n_kinds, 1.0)), 0.0)
@@ -117,13 +122,13 @@ def weights(name: str, scores: NDArray[np.float64], tasks: TaskSet) -> NDArray[n
     if name == "mean-filled":
         used = known.any(axis=0)
         lacking = ((~known & used) * spread).sum(axis=1, keepdims=True)
-        # A score moves the expected ones with it, through the arm's mean z-score.
+        # A score also moves the predicted scores, through the arm's mean z-score.
         share = (known + lacking * share / spread) / max(int(used.sum()), 1)
     return np.asarray(share, np.float64)
 
 
 def check_scalariser(name: str, tasks: TaskSet | None) -> None:
-    """Refuse a name that is not known, and one that these tasks cannot be used with."""
+    """Raise ConfigError for an unknown name, and for a scalariser that these tasks do not allow."""
     if name not in SCALARISERS:
         message = f"unknown scalariser {name!r}"
         raise ConfigError(message, hint=near_miss(name, list(SCALARISERS)))
@@ -137,7 +142,7 @@ def _row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
     for index, row in enumerate(values):
         numbers = row[~np.isnan(row)].tolist()
         if numbers:
-            # An exact sum, so that the order of the tasks does not decide in the last bit.
+            # An exact sum, so that the order of the tasks cannot change the last bit.
             means[index] = math.fsum(numbers) / len(numbers)
     return means
 
@@ -145,14 +150,13 @@ def _row_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _centre_and_spread(
     scores: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and standard deviation of every task, 0 and 1 for one without scores, and a deviation
-    of 1 for one on which all are equal."""
+    """Return mean and deviation by task: 0 and 1 without scores, deviation 1 if all are equal."""
     centre, spread = np.zeros(scores.shape[1]), np.ones(scores.shape[1])
     for index, column in enumerate(scores.T):
         known = column[~np.isnan(column)]
         if known.size:
             centre[index], deviation = known.mean(), known.std()
-            # Below this it is what rounding left of equal scores.
+            # A smaller deviation is rounding error between equal scores.
             if deviation > 1e-12 * max(1.0, abs(centre[index])):
                 spread[index] = deviation
     return centre, spread

@@ -1,4 +1,4 @@
-"""What the evaluations of a search took, and what those that are pending will take."""
+"""Time spent on the evaluations of a search, including the pending ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def seconds_spent(history: History) -> float:
-    """Durations told, and those expected of what is pending (see ``durations.task_seconds``), in
-    seconds of one worker."""
+    """Return the told durations plus the expected durations of pending evaluations (see
+    ``durations.task_seconds``), in seconds of one worker.
+    """
     seconds = history.seconds
     told = seconds[~np.isnan(seconds)].tolist()
     pending = (history.asked & ~history.by_task.told).sum(axis=0)

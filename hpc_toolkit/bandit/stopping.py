@@ -1,4 +1,4 @@
-"""When a search has cost enough, or cannot find much more."""
+"""Stop rules of a search: budgets, and a low probability of finding a better arm."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """Budgets and the end of a search; None: no such rule. Raises ConfigError for other values.
+    """Rules that end a search; None turns a rule off. Raises ConfigError for invalid values.
 
-    What is pending counts as spent, so that the asks of a batch stay within a budget too. A pull
-    during which a budget is passed is finished.
+    Pending pulls count as spent, so that the asks of a batch stay within a budget too. A pull that
+    exceeds a budget while it runs is still finished.
     """
 
     pulls: int | None = None
-    """Different arms that were asked for, on whichever tasks; those that failed count as well."""
+    """Different arms that were asked for, on any tasks; failed arms count as well."""
 
     evaluations: int | None = None
-    """Evaluations of an arm on a task. Only with the tasks of the bandit known: before an arm is
-    told, nobody can say how many tasks it stands for."""
+    """Evaluations of an arm on a task. Needs the bandit's task set: otherwise the number of tasks
+    of an arm is unknown until the arm is told."""
 
     gpu_s: float | None = None
-    """Seconds of workers: durations told, and those expected of what is pending."""
+    """Worker seconds: told durations plus the expected durations of pending evaluations."""
 
     wall_s: float | None = None
-    """Seconds since the search began, as told to ``Policy.stop``."""
+    """Seconds since the search began, as passed to ``Policy.stop``."""
 
     win_probability: float | None = None
-    """Stop when no arm that is not decided beats the best one with a higher probability than this
-    (see ``odds.win_odds``)."""
+    """Stop when no undecided arm beats the best arm with a probability above this value (see
+    ``odds.win_odds``)."""
 
     def __post_init__(self) -> None:
         for name in ("pulls", "evaluations"):
@@ -63,9 +63,9 @@ class StopRules:
     def reason(
         self, history: History, *, judged: Finalists | None = None, wall_s: float = 0.0
     ) -> str | None:
-        """Which rule holds now, in words with its numbers; None: none does.
+        """Describe the rule that holds now, with its numbers; None: no rule holds.
 
-        ``judged`` are the arms that the search's rule still has in the running, if it says so.
+        ``judged`` are the arms that the policy's rule still has in the running, if it reports them.
         """
         if self.pulls is not None:
             asked = _arms_asked(history)
@@ -92,19 +92,19 @@ class StopRules:
 
 
 def ask_within(policy: Policy, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
-    """At most ``n`` pulls, as many as the policy's stop rules let be asked for one by one."""
+    """Return at most ``n`` pulls: as many as could be asked for singly before a stop rule holds."""
     asked = policy.ask(n, pending)
     pulls = [proposal.pull for proposal in asked]
 
     def stops_before(place: int) -> bool:
         return policy.stop([*pending, *pulls[:place]]) is not None
 
-    # What is pending can only add to what was spent, so the first that is too much is looked for.
+    # Each pending pull only adds to what is spent, so bisection finds the first that is too much.
     return asked[: bisect_left(range(len(asked)), True, key=stops_before)]
 
 
 def check_stop(stop: StopRules | None, *, tasks_known: bool) -> None:
-    """Refuse rules that cannot be kept."""
+    """Raise ConfigError for a budget in evaluations without a known task set."""
     if stop is not None and stop.evaluations is not None and not tasks_known:
         message = "a budget in evaluations needs the tasks of the bandit"
         raise ConfigError(message, hint="give make_policy the task set, or a budget in pulls")

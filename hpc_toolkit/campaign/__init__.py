@@ -1,1 +1,1 @@
-"""A search: settings, decisions, the deciding process, its outcome."""
+"""Campaigns: settings, decisions, the coordinator that makes them, and the summary."""

@@ -1,9 +1,9 @@
-"""Conduct: the one process of a campaign that decides (rule R14). Workers never talk to it.
+"""The coordinator, ``hpctk conduct``: the process that makes a campaign's decisions (rule R14).
 
-The log of the tasks stage is its journal: every segment that it adds carries, in its header, the
-ask and the tells that the ask rests on. A restart replays the log; the policy must give each
-recorded ask again. So it can be killed at any moment and started anywhere, and the sequence of
-arms is the same.
+Workers never talk to it. The log of the tasks stage is its journal: the header of every segment
+that it adds contains the ask and the tells on which the ask is based. A restart replays the log,
+and the policy must repeat each recorded ask. So the coordinator can be killed at any moment and
+started anywhere, and the sequence of arms is the same.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from hpc_toolkit.run import Run
 
 _SHORT_S = 0.1
-"""A wait that ends sooner need not take the time of a copy for people."""
+"""Seconds of waiting before the copy for people is written; a shorter wait skips it."""
 _ITEMS_A_UNIT = 1000
-"""A unit of the tasks stage takes one item for so many of its segment."""
+"""A unit of the tasks stage gets one item for every this many items of its segment."""
 
 
 def arm_of(item: Item) -> str:
     """The arm of an item of the tasks stage.
 
     Raises:
-        RunError: it names none, or no task of it.
+        RunError: the item names no arm, or no task.
     """
     try:
         _, arm = item["task"], f"{item['checkpoint']}/layer{item['layer']}"
@@ -65,8 +65,11 @@ def arm_of(item: Item) -> str:
 
 
 def unit_size(items: int) -> int:
-    """Most items of a unit of a segment of so many: few, because one may take as long as all
-    others of its arm; but a name on disk for each of a hundred thousand would be too many."""
+    """Most items per unit in a segment of ``items`` items.
+
+    Few, because one item may take as long as all others of its arm. But a name on disk for each of
+    100,000 items would be too many.
+    """
     return min(MAX_UNIT, max(1, items // _ITEMS_A_UNIT))
 
 
@@ -74,7 +77,7 @@ class Conductor:
     """Runs the stages of one campaign to their end; restartable at any point."""
 
     def __init__(self, run: Run, campaign: Campaign) -> None:
-        policy_of(campaign, make_arms(campaign))  # so that what cannot be made is told at once
+        policy_of(campaign, make_arms(campaign))  # so that invalid settings are reported at once
         self._run = run
         self._view: RunView = run.view
         self._campaign = campaign
@@ -91,21 +94,21 @@ class Conductor:
         self._searched_s = 0.0
         self._since = 0.0
         self._untold = False
-        """Whether there are asks that the copy for people lacks."""
+        """Whether the copy for people lacks an ask."""
 
     def run(self) -> None:
-        """Conduct all stages.
+        """Run all stages to their end.
 
         Raises:
-            TryAgainLaterError: another conduct decides.
-            ConfigError: the metrics that the search is to use were not measured.
-            RunError: a stage failed, or the policy does not give its recorded asks again.
+            TryAgainLaterError: another coordinator decides.
+            ConfigError: metrics that the search uses were not measured.
+            RunError: a stage failed, or the policy does not repeat its recorded asks.
         """
         if self._campaign.prepare is not None:
             self._finish(PREPARE, list(self._campaign.prepare.items))
         rows = self._finish(METRICS, [arm.item() for arm in self._campaign.arms()])
         self._replay(rows)
-        # Who sealed the log had made the last decision.
+        # A sealed log already contains the last decision.
         if not self._stage.log.sealed:
             self._decide()
         self._stage.log.seal()
@@ -114,7 +117,7 @@ class Conductor:
         self._write_trials()
 
     def _finish(self, name: str, items: list[Item]) -> list[dict[str, Any]]:
-        """Have a stage's items in its log, wait until they are finished, publish their table."""
+        """Add a stage's items to its log, wait until they are finished, publish their table."""
         stage = self._view.stages[name]
         stage.poll_log()
         while not stage.log.segments and not stage.log.sealed:
@@ -131,7 +134,7 @@ class Conductor:
         return rows
 
     def _wait(self, stage: StageView, units: Collection[str] | None = None) -> None:
-        """Wait until these units have no pending item, or until a stage that is sealed has none."""
+        """Wait until ``units`` have no pending item; None: until the stage is complete."""
         began = monotonic()
         while True:
             wanted = stage.state.open if units is None else units
@@ -143,11 +146,11 @@ class Conductor:
             time.sleep(pause_s)
 
     def _replay(self, rows: list[dict[str, Any]]) -> None:
-        """Take in every recorded decision, and check that it is the one made from what was told."""
+        """Replay every recorded decision, and check that the policy makes it again."""
         self._stage.log.hold_head()
         self._stage.poll_log()
         decisions = self._recorded()
-        # The stages before may have taken days, in which somebody thought better of it.
+        # The stages before may have taken days, and the settings may have been updated meanwhile.
         updated = read_settings(self._run.paths, self._campaign.asked_in(None).to_json())
         self._campaign = as_decided(updated, decisions)
         if self._campaign.search.metrics:
@@ -163,7 +166,7 @@ class Conductor:
         self._since = monotonic()
 
     def _recorded(self) -> list[Decision]:
-        """All decisions of the log as far as it was read."""
+        """All decisions in the log, as far as it was read."""
         for entry in self._decision_entries():
             if entry not in self._decided:
                 self._decided[entry] = read_decision(self._stage.log.segments[entry])
@@ -185,7 +188,7 @@ class Conductor:
             )
 
     def _decide(self) -> None:
-        """Search, and then ask for all that is left if the campaign wants that."""
+        """Search, and then ask for everything that is left if the campaign is exhaustive."""
         decisions = self._search.decisions
         while not decisions.exhausted:
             pulls = self._search.advance(self._results_of, self._wall_s)
@@ -209,7 +212,7 @@ class Conductor:
         return self._searched_s + monotonic() - self._since
 
     def _add(self, why: str, pulls: Sequence[Pull]) -> None:
-        """Write a decision with its tells into the log, and with it the items of its pulls."""
+        """Add a decision with its tells to the log, together with the items of its pulls."""
         number = self._search.decisions.entries + 1
         decision = Decision(
             why=why,
@@ -221,9 +224,9 @@ class Conductor:
             search=recorded_search(self._campaign) if number == 1 else None,
         )
         lines = self._encode(decision)
-        # Waiting read the log on, so a rival's ask may be behind us by now. The entry that follows
-        # what was looked at is exclusive, so no ask can slip in between. Another entry in the way,
-        # a retry for instance, changes nothing that this ask rests on.
+        # The log was read on while waiting, so it may contain a rival's ask by now. The next
+        # entry number is exclusive, so no ask can slip in after this check. Any other new entry,
+        # such as a retry, changes nothing on which this ask is based.
         self._refuse_rival()
         while not self._stage.log.sealed:
             if self._stage.log.add_segment(lines):
@@ -236,8 +239,7 @@ class Conductor:
         self._untold = True
 
     def _encode(self, decision: Decision) -> list[bytes]:
-        """The segment of a decision; longest tasks first, as they were given where none is known to
-        be longer."""
+        """The segment of a decision: tasks of unknown duration first, then the longest ones."""
         seconds = expected_seconds(self._campaign, self._search.decisions.told)
         order = sorted(seconds, key=lambda task: -seconds[task])
         items = [
@@ -256,20 +258,20 @@ class Conductor:
 
     def _refuse_rival(self) -> None:
         if len(self._decision_entries()) > self._search.decisions.entries:
-            # Whoever was frozen while it wrote may have put back what was there before.
+            # A process that was frozen while it wrote the copy may have restored an older one.
             self._write_trials()
             message = f"another conduct decides for {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
 
     def _results_of(self, pulls: Sequence[Pull]) -> list[Observation] | None:
-        """Wait for all tasks of some pulls; None where the log is sealed, so the search is over."""
+        """Wait for all tasks of some pulls; None if the log is sealed, so the search is over."""
         numbers, entries = self._search.decisions.numbers, self._decision_entries()
         places = [(pull, entries[numbers[pull] - 1]) for pull in pulls]
         units = {entry: set[str]() for _, entry in places}
         for pull, entry in places:
             units[entry] |= self._units_of(entry)[pull.arm]
         self._wait(self._stage, set().union(*units.values()))
-        # A rival's table may say that they are finished before we see a line of their results.
+        # A rival's table may show them as finished before we see a line of their results.
         self._refuse_rival()
         if self._stage.log.sealed:
             return None
@@ -280,14 +282,14 @@ class Conductor:
         return [observe(pull.arm, rows.get((entry, pull.arm), [])) for pull, entry in places]
 
     def _units_of(self, entry: int) -> dict[str, set[str]]:
-        """The names of the units of a segment that hold items of an arm, by arm."""
+        """For each arm, the names of the units of a segment that contain its items."""
         if entry not in self._units:
             segment = self._stage.log.segments[entry]
             self._units[entry] = _units_by_arm(segment)
         return self._units[entry]
 
     def _write_trials(self) -> None:
-        """A copy of asks and tells for people; never read back."""
+        """Write a copy of the asks and tells for people; it is never read back."""
         lines = []
         for decision in self._recorded():
             record = decision.to_json()
@@ -308,18 +310,18 @@ def _units_by_arm(segment: Segment) -> dict[str, set[str]]:
 
 
 def _said(pulls: Sequence[Pull]) -> str:
-    """For people: the arms, and what of them if not all."""
+    """Describe pulls for people: each arm, and its tasks if not all."""
     shown = [f"{arm} on {', '.join(tasks)}" if tasks else arm for arm, tasks in pulls[:4]]
     return "; ".join(shown) + (f"; and {len(pulls) - 4} more" if len(pulls) > 4 else "")
 
 
 def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
-    """What an arm's rows of the tasks stage tell a policy; without a score a task has failed."""
+    """The observation from an arm's rows of the tasks stage; a task without a score has failed."""
     scores, stderrs, seconds, failed = {}, {}, {}, []
     for row in sorted(rows, key=lambda row: str(row["item"]["task"])):
         task = row["item"]["task"]
         score = score_of(row)
-        seconds[task] = row["seconds"]  # failures are paid for as well
+        seconds[task] = row["seconds"]  # failures take time as well
         if score is None:
             failed.append(task)
             continue
@@ -333,8 +335,8 @@ def observe(arm: str, rows: list[dict[str, Any]]) -> Observation:
 
 
 def score_of(row: dict[str, Any]) -> float | None:
-    """The score of a row of the tasks stage; None where its task gave no number.
+    """The score of a row of the tasks stage; None if it is not a number.
 
-    A result that is done is never run again: what cannot be read as a score must end no search.
+    A done item is never run again, so an unreadable score must not end the search.
     """
     return number(row["value"].get("score")) if row["state"] == "done" else None

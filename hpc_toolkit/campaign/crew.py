@@ -1,4 +1,4 @@
-"""A whole campaign on this machine: its run directory, local workers, and conduct beside them."""
+"""Local campaigns: a campaign's run directory, local workers, and a local coordinator."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.worker import WorkerOptions
 
 _LIVES = 5
-"""Conduct is started again so often when it is killed, each time soon after its start."""
+"""How often the coordinator is restarted if it is always killed soon after its start."""
 _LONG_LIFE_S = 600.0
-"""Whoever lived so long before it was killed has all lives again: a search takes days."""
+"""Seconds of life after which all restarts are available again: a search takes days."""
 _ANOTHER_CONDUCT = 75
 _RIVAL_S = 10.0
 
@@ -40,13 +40,13 @@ _RIVAL_S = 10.0
 def make_campaign_run(
     root: Path, campaign: Campaign, path: tuple[str, ...], file: str = "campaign"
 ) -> Run:
-    """Make the run of a campaign; its stages are filled by conduct.
+    """Create the run of a campaign; the coordinator adds its items.
 
     Args:
         root: the run directory, which must not exist.
-        campaign: what to do.
-        path: directories in which its workloads are looked for.
-        file: what errors call the settings.
+        campaign: its settings.
+        path: directories from which its workloads are imported.
+        file: name of the settings in error messages.
 
     Raises:
         ConfigError: the search cannot work.
@@ -66,7 +66,7 @@ def make_campaign_run(
 
 
 def campaign_of(run: Run) -> Campaign:
-    """The campaign's settings as they are now.
+    """The campaign's current settings.
 
     Raises:
         RunError: the run is a plain list of items, or its settings are damaged.
@@ -78,13 +78,13 @@ def campaign_of(run: Run) -> Campaign:
 
 
 def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "campaign") -> None:
-    """Check that ``campaign`` is the one of an existing run, or take over what may change.
+    """Check that ``campaign`` equals an existing run's, or update the settings that may change.
 
-    What ends the search may change until it is over, other keys of the search until its first
-    decision. ``file`` is what errors call the settings.
+    Keys that end the search may change until it is over, other keys of the search until its first
+    decision. ``file`` names the settings in error messages.
 
     Raises:
-        ConfigError: lists the settings that changed.
+        ConfigError: names the settings that changed.
     """
     stage = run.view.stages[TASKS]
     stage.poll_log()
@@ -107,14 +107,14 @@ def resume_campaign(run: Run, campaign: Campaign, *, update: bool, file: str = "
 
 
 def _changeable(decisions: list[Decision], *, sealed: bool) -> tuple[str, ...]:
-    """Beginnings of the settings that may change after these decisions."""
+    """Prefixes of the settings that may still change after these decisions."""
     if sealed:
         return ()
     return tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
 
 
 class Crew:
-    """Local workers and one conduct, until the campaign is complete."""
+    """Runs local workers and one coordinator until the campaign is complete."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -126,15 +126,15 @@ class Crew:
     def work(
         self, workers: int, options: WorkerOptions, on_tick: Callable[[], None] | None = None
     ) -> int:
-        """Work until everything is done; the exit code of the workers.
+        """Work until everything is done; return the exit code of the workers.
 
         Raises:
-            HpcToolkitError: conduct or a worker could not go on.
+            HpcToolkitError: the coordinator or a worker could not go on.
         """
 
         def tick() -> None:
             if self._watch():
-                # Workers would wait for ever for decisions that nobody makes.
+                # Without a coordinator, workers would wait for decisions for ever.
                 signal.raise_signal(signal.SIGTERM)
             if on_tick is not None:
                 on_tick()
@@ -158,7 +158,7 @@ class Crew:
         )
 
     def _watch(self) -> bool:
-        """Start conduct again if it was killed; True, once, if it failed for good."""
+        """Restart the coordinator if it was killed; True, once, if it failed for good."""
         if self._conduct is None or self._conduct.poll() is None:
             return False
         code = self._conduct.returncode
@@ -168,7 +168,8 @@ class Crew:
             self._lives -= 1
             self._start()
         elif code == _ANOTHER_CONDUCT:
-            # The other may be killed, and then nobody would decide; if not, the last to ask stays.
+            # The other coordinator may be killed, and then none would decide. If it is not, the one
+            # that asked last goes on.
             if time.monotonic() > self._started_at + _RIVAL_S:
                 self._start()
         elif code != 0:
@@ -178,7 +179,7 @@ class Crew:
         return False
 
     def _conclude(self, *, wait: bool) -> None:
-        """Let conduct publish the last table, and say if it failed."""
+        """Wait until the coordinator has published the last table; raise if it failed."""
         while wait and self._conduct is not None and not self._failed:
             with suppress(subprocess.TimeoutExpired):
                 if self._conduct.wait(timeout=1.0) in (0, _ANOTHER_CONDUCT):

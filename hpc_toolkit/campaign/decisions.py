@@ -1,4 +1,4 @@
-"""What the log of the tasks stage says was asked and told: the journal of conduct (rule R14)."""
+"""Asks and tells in the log of the tasks stage, which is the coordinator's journal (rule R14)."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Segment
 
 SEARCH, EXHAUSTIVE = "search", "exhaustive"
-"""Why arms were asked: the policy chose them, or all that were left."""
+"""Why arms were asked for: the policy chose them, or they were all that was left."""
 
 MetricColumns = dict[str, list[float | None]]
-"""Metrics that are features: one value for each arm, in their order; None where it has none."""
+"""Metrics used as features: one value for each arm, in the arms' order; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One ask, with what it rests on beyond those before; the header of its segment holds it."""
+    """One ask, with the tells since the ask before; it is in the header of its segment."""
 
     why: str
     """:data:`SEARCH` or :data:`EXHAUSTIVE`."""
     number: int
     """From 1."""
     pulls: tuple[Pull, ...]
-    """What was asked; one without tasks is of all tasks."""
+    """The pulls that were asked for; a pull without tasks is of all tasks."""
     tells: tuple[Observation, ...] = ()
-    """Results that were taken in since the decision before, in the order of their asks."""
+    """Results that were told since the decision before, in the order of their asks."""
     wall_s: float = 0.0
-    """Seconds for which conducts had searched by then; 0 where an older version did not say."""
+    """Seconds that coordinators had searched by then; 0 if an older version did not record it."""
     metrics: MetricColumns | None = None
-    """In the first decision of a search that uses metrics: theirs, as the table had them then.
-    A later table may have more, and would give other asks."""
+    """In the first decision of a search that uses metrics: their values at that time. A later table
+    may have more values, and would lead to other asks."""
     search: dict[str, Any] | None = None
-    """In the first decision: the keys of [search] that asks depend on. What it was made with holds
-    from then on, whatever the settings say; None where an older version did not say."""
+    """In the first decision: the keys of [search] that asks depend on. They hold from then on,
+    whatever the settings say. None if an older version did not record them."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values. ``tasks`` is left out where every pull is of all tasks."""
+        """Plain values. ``tasks`` is left out if every pull is of all tasks."""
         record: dict[str, Any] = {
             "why": self.why,
             "number": self.number,
@@ -61,7 +61,7 @@ class Decision:
 
 
 def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
-    """The decision of every segment, in order.
+    """Read the decision of every segment that has one, in order.
 
     Raises:
         RunError: one is damaged; names the file.
@@ -70,7 +70,7 @@ def read_decisions(segments: Iterable[Segment]) -> list[Decision]:
 
 
 def read_decision(segment: Segment) -> Decision:
-    """The decision of a segment that has one.
+    """Read the decision of a segment that has one.
 
     Raises:
         RunError: as :func:`read_decisions` does.
@@ -124,26 +124,26 @@ def _are_columns(metrics: object) -> bool:
 
 @dataclass(slots=True)
 class Decisions:
-    """What was asked and told so far, in order."""
+    """The asks and tells so far, in order."""
 
     asked: list[Pull] = field(default_factory=list)
-    """What the policy asked for."""
+    """The pulls that the policy asked for."""
     numbers: dict[Pull, int] = field(default_factory=dict)
     """The decision, from 1, that asked for each of ``asked``."""
     told: list[Observation] = field(default_factory=list)
-    """What came back of the first of ``asked``, in their order."""
+    """The results of the first of ``asked``, in their order."""
     entries: int = 0
     """Decisions read or made."""
     exhausted: bool = False
-    """Whether all that was left was asked as well."""
+    """Whether everything that was left was asked for as well."""
 
     @property
     def waiting(self) -> list[Pull]:
-        """What was asked and not told, oldest first."""
+        """The pulls that were asked for and not told, oldest first."""
         return self.asked[len(self.told) :]
 
     def take(self, decision: Decision) -> None:
-        """Take in the asks of the next decision; its tells are told one by one."""
+        """Record the asks of the next decision; its tells are added to ``told`` one by one."""
         self.entries += 1
         if decision.why == EXHAUSTIVE:
             self.exhausted = True
@@ -153,12 +153,12 @@ class Decisions:
 
 
 def left_over(asked: Iterable[Pull], arms: Sequence[str], tasks: Sequence[str]) -> list[Pull]:
-    """All that was not asked; arms that lack most tasks first, then in their order."""
+    """The pulls that were not asked for; arms that lack the most tasks first, then in arm order."""
     taken = {(pull.arm, task) for pull in asked for task in pull.tasks or tasks}
     left = []
     for arm in arms:
         missing = tuple(task for task in tasks if (arm, task) not in taken)
         if missing:
             left.append(Pull(arm, () if len(missing) == len(tasks) else missing))
-    # The first says in which order tasks should begin, so it should have all that are left.
+    # The first arm sets the order in which tasks begin, so it should have all that are left.
     return sorted(left, key=lambda pull: -len(pull.tasks or tasks))

@@ -1,6 +1,6 @@
 """The search of a campaign: its arms, its policy, and which ask follows which tells.
 
-Nothing here waits or writes: conduct and the summary go through the same steps.
+Nothing here waits or writes, so that the coordinator and the summary can take the same steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HOUR_S = 3600.0
 
 
 def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTable:
-    """The campaign's arms with their geometry as features, and these metrics."""
+    """The campaign's arms; their features are the geometry and the given metrics."""
     table = ArmTable(
         arms=tuple(
             Arm(
@@ -56,16 +56,16 @@ def make_arms(campaign: Campaign, metrics: MetricColumns | None = None) -> ArmTa
 
 
 def recorded_search(campaign: Campaign) -> dict[str, Any]:
-    """What the first decision keeps of the settings: keys of [search] that asks depend on."""
+    """The keys of [search] that asks depend on, which the first decision records."""
     table = asdict(campaign.search)
     return {key: one for key, one in table.items() if key not in BUDGETS and one is not None}
 
 
 def as_decided(campaign: Campaign, decisions: Sequence[Decision]) -> Campaign:
-    """The campaign with the search that its first decision was made with, and its own ends.
+    """The campaign with the [search] of its first decision and its own budgets.
 
     Raises:
-        RunError: that decision says no search.
+        RunError: the search in that decision is damaged.
     """
     first = decisions[0].search if decisions else None
     if first is None:
@@ -93,7 +93,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
     """The metrics that the search uses, from the rows of the metrics stage.
 
     Raises:
-        ConfigError: no row has one of them, or most have not.
+        ConfigError: no row has one of the metrics, or too few rows have it.
     """
     table = make_arms(campaign)
     found: dict[str, dict[str, float | None]] = {arm: {} for arm in table.ids}
@@ -125,10 +125,10 @@ def _is_number(value: object) -> bool:
 
 
 def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
-    """The campaign's policy, which was told nothing yet.
+    """The campaign's policy, before any tell.
 
     Raises:
-        ConfigError: there is none of that name, or it has no such options.
+        ConfigError: unknown policy, or unknown options.
     """
     made = _arguments(campaign)
     return make_policy(
@@ -140,7 +140,7 @@ def policy_of(campaign: Campaign, arms: ArmTable) -> Policy:
 
 
 def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
-    """What ``make_policy`` is given, by the key of the [search] table that says it."""
+    """The arguments of ``make_policy``, by the key of the [search] table that sets them."""
     search = campaign.search
     options = dict(search.options)
     if search.in_rounds and search.policy not in TASK_RULES:
@@ -161,7 +161,7 @@ def _arguments(campaign: Campaign) -> dict[str, dict[str, Any]]:
 
 
 def try_search(campaign: Campaign, file: str) -> None:
-    """Make the policy and ask it once, so that what cannot work is told before anything runs.
+    """Make the policy and ask it once, so that an error is reported before anything runs.
 
     Raises:
         ConfigError: names ``file`` and the key.
@@ -169,7 +169,7 @@ def try_search(campaign: Campaign, file: str) -> None:
     search = campaign.search
     key, given = "policy", dict[str, Any]()
     try:
-        # Metrics that nobody has measured yet are as good as any others for this.
+        # The metrics are not measured yet; zeros are good enough for this check.
         arms = make_arms(campaign, {name: [0.0] * _count(campaign) for name in search.metrics})
         tried = _arguments(campaign)
         for key in tried:
@@ -190,43 +190,43 @@ def _count(campaign: Campaign) -> int:
 
 
 class CampaignSearch:
-    """The policy of a campaign, with what was asked and told."""
+    """The policy of a campaign, with its asks and tells."""
 
     def __init__(self, campaign: Campaign, arms: ArmTable) -> None:
         self.arms = arms
         self.decisions = Decisions()
         self.fresh: list[Observation] = []
-        """Told since the last decision."""
+        """Observations told since the last decision."""
         self.ended: str | None = None
-        """Why nothing more is asked; None: it is not over."""
+        """Why the search has ended; None while it goes on."""
         self._search = campaign.search
         self._tasks = frozenset(campaign.tasks.names)
         self._policy = policy_of(campaign, arms)
         self._together = self._search.in_rounds or self._search.policy in TASK_RULES
-        # A rule over tasks waits for all of a rung, so a window would only hold the next one up.
+        # A rule over tasks waits for its complete rung, so a window would only delay the next one.
 
     def tell(self, tells: Iterable[Observation]) -> None:
-        """Take in results, in the order of their asks."""
+        """Tell the policy results, in the order of their asks."""
         for observation in tells:
             self._policy.tell(observation)
             self.decisions.told.append(observation)
             self.fresh.append(observation)
 
     def take(self, decision: Decision) -> None:
-        """Take in what was asked; the next tells are for the decision after it."""
+        """Record the asks of a decision; later tells belong to the next decision."""
         self.decisions.take(decision)
         self.fresh = []
 
     def again(self, number: int) -> list[Pull]:
-        """What the policy asks for now, so many pulls, whatever the budget."""
+        """Ask the policy for ``number`` pulls, whatever the budget."""
         return self._pulls(self._policy.ask(number, self.decisions.waiting))
 
     def due(self) -> list[Pull]:
-        """What must be told before the next ask."""
+        """The pulls whose results must be told before the next ask."""
         waiting = self.decisions.waiting
         if self._together:
             return waiting
-        # Only the oldest, though others may be back: a decision must not rest on speed.
+        # Only the oldest, even if others are back: a decision must not depend on speed.
         return waiting[:1] if len(waiting) >= self._search.pending else []
 
     def advance(
@@ -234,11 +234,12 @@ class CampaignSearch:
         results_of: Callable[[Sequence[Pull]], list[Observation] | None],
         wall_s: Callable[[], float],
     ) -> list[Pull]:
-        """The next ask; none when the search has ended, and ``ended`` says why.
+        """The next ask; empty when the search has ended, and ``ended`` says why.
 
         Args:
-            results_of: gives what came back of pulls; None ends this without a reason.
-            wall_s: says for how many seconds the search has lasted.
+            results_of: returns the results of pulls; if it returns None, this returns no ask and
+                sets no reason.
+            wall_s: returns the seconds that the search has lasted.
         """
         due = self.due()
         while True:
@@ -265,15 +266,14 @@ class CampaignSearch:
         return self._search.pending if self._together or first else 1
 
     def _pulls(self, proposals: Sequence[Proposal]) -> list[Pull]:
-        """One shape for each pull, by which asks can be compared."""
+        """The pulls in one form that can be compared: empty ``tasks`` for all tasks."""
         return [
             Pull(one.arm, () if self._tasks <= set(one.tasks) else one.tasks) for one in proposals
         ]
 
 
 def expected_seconds(campaign: Campaign, told: Iterable[Observation]) -> dict[str, float]:
-    """How long each evaluation task takes: the mean of what was told of it, else what the campaign
-    says; infinite where nothing is known."""
+    """Expected seconds by task: the mean of those told, else the campaign's own, else infinity."""
     seconds: dict[str, list[float]] = {task: [] for task in campaign.tasks.names}
     for observation in told:
         for task in seconds.keys() & observation.seconds.keys() & observation.scores.keys():

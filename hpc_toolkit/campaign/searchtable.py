@@ -1,4 +1,4 @@
-"""The [search] table of a campaign: which policy, how many pulls at once, and when it ends."""
+"""The [search] table of a campaign: the policy, how many pulls at once, and when it ends."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.tomltable import convert, count, flag, word, wrong
 
 ROUNDS, WINDOW = "rounds", "window"
-"""How asks follow each other: ``asks`` of the table."""
+"""Values of the key ``asks``: how asks follow each other."""
 
 BUDGETS = ("budget", "evaluations", "gpu_hours", "wall_hours", "win_probability")
 """The keys that end a search; they change no ask."""
 
 NO_OPTIONS = ("name", "arms", "seed", "tasks", "scalariser", "group_pulls", "stop")
-"""What every policy is made with; keys of the file say it, and options of a policy cannot."""
+"""Arguments of every policy; other keys of the file set them, so options of a policy cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +30,20 @@ class Search:
     evaluations: int | None = None
     """Evaluations of an arm on a task."""
     gpu_hours: float | None = None
-    """Durations of evaluations, in hours of one worker."""
+    """Sum of the durations of evaluations, in hours of one worker."""
     wall_hours: float | None = None
-    """Hours in which a conduct was searching."""
+    """Hours during which a coordinator was searching."""
     win_probability: float | None = None
-    """The search ends when no arm that is open beats the best with a higher probability."""
+    """The search ends when no open arm beats the best with a higher probability than this."""
     pending: int = 1
     """Arms under evaluation at once."""
     asks: str | None = None
-    """``rounds``: the policy is asked for ``pending`` arms, and for the next when all of these are
-    told. ``window``: it is asked for one arm when the oldest of ``pending`` is told, whichever of
-    the others are back. Either way the sequence of arms does not depend on the speed of workers.
-    None: as the run has it, and rounds in a new one."""
+    """``rounds``: the policy is asked for ``pending`` arms, and for the next ones when all of these
+    are told. ``window``: it is asked for one arm when the oldest of ``pending`` is told, whether or
+    not others are back. Either way the sequence of arms does not depend on the speed of workers.
+    None: as in the existing run, or rounds in a new one."""
     exhaustive: bool = False
-    """Evaluate all that is left afterwards, to know how far the search got."""
+    """Afterwards evaluate everything that is left, to know how close the search came."""
     scalariser: str = "mean"
     """How the scores of several tasks become one reward."""
     group_pulls: bool = False
@@ -59,7 +59,7 @@ class Search:
 
 
 def search_table(value: object, where: str, *, ends: bool = True) -> Search:
-    """From TOML; without ``ends`` nothing needs to say when the search ends.
+    """Convert the TOML table; with ``ends`` false it need not say when the search ends.
 
     Raises:
         ConfigError: names the key.
@@ -92,7 +92,7 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
 
 
 def _ends_by_itself(search: Search) -> bool:
-    # numpy is behind this, and most campaigns have a budget.
+    # This imports numpy, and most campaigns have a budget and do not need it.
     from hpc_toolkit.bandit.registry import TASK_RULES
 
     return search.policy in TASK_RULES

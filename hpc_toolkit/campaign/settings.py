@@ -1,6 +1,7 @@
-"""What a campaign is: models and their checkpoints, metrics, tasks, and how the bandit searches.
+"""The settings of a campaign: models and their checkpoints, metrics, tasks, and the search.
 
-Parsed from TOML; pure data, so that conduct, the command line and the summary read the same facts.
+They are parsed from TOML and are pure data, so that the coordinator, the command line and the
+summary read the same facts.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Model:
     name: str
     """Name of the series."""
     layers: int
-    """Blocks; arms have the layers 0 (embeddings) to this one."""
+    """Number of blocks; arms have the layers 0 (embeddings) to this one."""
     size: float
-    """Number of parameters, or the width; one of the two for all models."""
+    """Number of parameters, or the width; the same one of the two for all models."""
     steps: tuple[int, ...]
-    """Training steps at which there is a checkpoint."""
+    """Training steps that have a checkpoint."""
     checkpoint: str = "{name}/step{step}"
     """Name of a checkpoint, a directory below the workload's root or ``hub/name@revision``."""
 
@@ -49,22 +50,22 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
-    """A whole campaign."""
+    """The settings of a campaign."""
 
     name: str
-    """Name; the run is ``runs/<name>`` unless told otherwise."""
+    """Name; by default the run is ``runs/<name>``."""
     seed: int
-    """Of the policy."""
+    """Seed of the policy."""
     models: tuple[Model, ...]
-    """Where the arms come from."""
+    """Models whose checkpoints and layers are the arms."""
     metrics: Work
     """Measures every (checkpoint, layer)."""
     tasks: Work
     """Scores one (checkpoint, layer) on one evaluation task."""
     search: Search
-    """The bandit."""
+    """Settings of the bandit."""
     prepare: Work | None = None
-    """What must be done before, such as training the checkpoints."""
+    """Work to do first, such as training the checkpoints."""
 
     def arms(self) -> Iterator[ArmFacts]:
         """Every (checkpoint, layer), in the order that breaks ties."""
@@ -74,7 +75,7 @@ class Campaign:
                     yield ArmFacts(model=model, step=step, layer=layer)
 
     def stages(self, path: tuple[str, ...]) -> tuple[StageSpec, ...]:
-        """The stages of the campaign's run; ``path`` is where its code is looked for."""
+        """The stages of the campaign's run; its code is imported from ``path``."""
         parts: list[tuple[str, Work | None, str | None]] = [
             (PREPARE, self.prepare, None),
             (METRICS, self.metrics, "checkpoint"),
@@ -99,26 +100,26 @@ class Campaign:
 
     @classmethod
     def from_json(cls, record: dict[str, Any], file: str = "campaign") -> Campaign:
-        """What :meth:`to_json` gave; ``file`` is what errors call it.
+        """Read the output of :meth:`to_json`; ``file`` names it in error messages.
 
         Raises:
-            AttributeError, ConfigError: it is not that.
+            AttributeError, ConfigError: the record is not valid.
         """
         table = _given(record)
         for name in {PREPARE, METRICS, TASKS} & table.keys():
             table[name] = _given(table[name], "items", "names", "kinds", "seconds")
-        # Before there were rounds, nothing said how asks follow each other.
+        # Runs from before rounds existed record no ``asks``; their search used a window.
         if "search" in table:
             table["search"] = {"asks": WINDOW, **_given(table["search"])}
         return parse_campaign(table, file)
 
     def asked_in(self, asks: str | None) -> Campaign:
-        """With ``search.asks`` as it is here, else this."""
+        """The campaign with ``asks``, or else rounds, if its ``search.asks`` is not set."""
         return replace(self, search=replace(self.search, asks=self.search.asks or asks or ROUNDS))
 
 
 def _given(record: dict[str, Any], *lists: str) -> dict[str, Any]:
-    """What a TOML table would have: neither None nor those of ``lists`` that are empty."""
+    """Drop what a TOML table would not contain: None, and empty values of the keys in ``lists``."""
     return {k: v for k, v in record.items() if v is not None and not (k in lists and not v)}
 
 
@@ -151,7 +152,7 @@ def read_campaign(path: Path) -> Campaign:
     """Read a campaign's TOML file.
 
     Raises:
-        ConfigError: names the file and the key, and the near miss of an unknown one.
+        ConfigError: names the file and the key, and the nearest known key for an unknown one.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -165,10 +166,10 @@ def read_campaign(path: Path) -> Campaign:
 
 
 def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
-    """A campaign's settings as they are now: those of its last update, else ``first``.
+    """A campaign's current settings: those of its last update, else ``first``.
 
     Args:
-        paths: of its run.
+        paths: the paths of its run.
         first: the settings in run.json.
 
     Raises:
@@ -187,7 +188,7 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
 
 
 def parse_campaign(table: dict[str, Any], file: str) -> Campaign:
-    """A campaign from its TOML table; ``file`` is what errors call it."""
+    """Parse a campaign from its TOML table; ``file`` names it in error messages."""
     fields = convert(
         table,
         {
@@ -250,7 +251,7 @@ def _steps(value: object, where: str) -> tuple[int, ...]:
 
 
 def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Names of the settings in which two campaigns differ, as ``search.budget``."""
+    """Names of the settings in which two campaigns differ, such as ``search.budget``."""
     found = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)

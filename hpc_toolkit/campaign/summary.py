@@ -1,4 +1,4 @@
-"""What a campaign found: the best arm, how sure that is, and how far it is from what is known."""
+"""The outcome of a campaign: the best arm, its uncertainty, and how it compares with others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Found:
 
     arm: str
     score: float
-    """Its reward: the mean over its tasks, or what else the scalariser makes of them."""
+    """Its reward: what the scalariser makes of its scores, by default their mean."""
     stderr: float | None
     """Standard error of ``score``; None if unknown."""
 
@@ -49,44 +49,43 @@ class Summary:
     scalariser: str
     """How the scores of several tasks became one reward."""
     ended: str | None
-    """Why the search asked for nothing more; None: it goes on."""
+    """Why the search has ended; None while it goes on."""
     arms: int
-    """All arms of the campaign."""
+    """Number of arms of the campaign."""
     evaluated: int
-    """Arms that the policy chose and that have results, if not of all tasks."""
+    """Arms that the policy chose and that have results, though perhaps not of all tasks."""
     evaluations: int
-    """Evaluations that the search made: of an arm on a task."""
+    """Evaluations of an arm on a task that the search made."""
     all_evaluations: int
-    """Those that all arms on all tasks would be."""
+    """Evaluations of all arms on all tasks."""
     gpu_s: float
-    """What those of the search took, in seconds of one worker."""
+    """Duration of the search's evaluations, in seconds of one worker."""
     best: Found | None
-    """The best of the evaluated arms, by the policy; None where the search is over and no arm has
-    a reward."""
+    """The best evaluated arm, by the policy; None if the search ended and no arm has a reward."""
     tasks: list[str]
-    """What it was compared on; fewer than all tasks where the policy needed no more."""
+    """Tasks on which it was compared; fewer than all if the policy needed no more."""
     ties: list[str]
-    """Other evaluated arms that noise cannot tell from it (2 combined standard errors)."""
+    """Other evaluated arms within the noise of ``best`` (2 combined standard errors)."""
     last_layer: Found | None
-    """The best last layer over the same tasks, among all arms with results of these, the policy's
-    or not."""
+    """The best last layer over the same tasks, among all arms with results of these tasks, whether
+    or not the policy chose them."""
     exhaustive: Found | None
     """The best of all arms over all tasks; None unless all were evaluated."""
     exhaustive_ties: list[str]
-    """Other arms that noise cannot tell from ``exhaustive``."""
+    """Other arms within the noise of ``exhaustive``."""
     verified: Found | None
-    """``best`` among all arms over all tasks; None unless all were evaluated."""
+    """The reward of ``best`` among all arms over all tasks; None unless all were evaluated."""
     exhaustive_gpu_s: float | None
-    """What all evaluations took together; None unless all were made."""
+    """Duration of all evaluations, in seconds of one worker; None unless all were made."""
     sequence: list[str]
     """The policy's arms in the order in which they were first asked for."""
     failed_tasks: int
-    """Evaluations without a score."""
+    """Evaluations without a score, of arms that have results of all tasks."""
     failure: str | None
-    """What the first of those gave in its place."""
+    """What the first of these evaluations returned instead."""
     same_metrics: list[list[str]]
-    """Checkpoints whose layers all have exactly equal metrics: probably the same weights, which
-    published series have had under two names."""
+    """Groups of checkpoints whose layers all have exactly equal metrics: probably the same weights,
+    which published series have had under two names."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -94,7 +93,7 @@ class Summary:
 
 
 def summarize(view: RunView, campaign: Campaign) -> Summary | None:
-    """Sum up what is finished so far; None while no arm has a reward and the search goes on."""
+    """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
     stage = view.stages[TASKS]
     rows = _rows(view)
     decisions = read_decisions(stage.log.segments.values())
@@ -169,7 +168,7 @@ def _seconds(rows: Rows) -> float:
 
 
 def _said(row: dict[str, Any]) -> str:
-    """For people: what an evaluation gave that is no score."""
+    """Describe for people what an evaluation returned instead of a score."""
     gave = row["error"] if row["state"] != "done" else json.dumps(row["value"])
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
 
@@ -186,7 +185,7 @@ def _best_of_all(campaign: Campaign, arms: ArmTable, rows: Rows) -> Recommendati
 def _rewards(
     campaign: Campaign, arms: ArmTable, rows: Rows, among: Sequence[str], tasks: Iterable[str]
 ) -> dict[str, Reward]:
-    """The rewards over some tasks of those arms that have rows of each."""
+    """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
     results, known, wanted = ResultArrays(len(arms.arms), make_tasks(campaign)), [], set(tasks)
     for arm in among:
         if rows.get(arm, {}).keys() >= wanted:
@@ -217,7 +216,7 @@ def _found(recommendation: Recommendation) -> Found:
 def _ended(
     campaign: Campaign, arms: ArmTable, decisions: list[Decision], rows: Rows, *, sealed: bool
 ) -> str | None:
-    """Why the search ended, by the steps that conduct takes."""
+    """Why the search ended, found by the same steps that the coordinator takes."""
     search = CampaignSearch(campaign, arms)
     last_s, over = 0.0, sealed
     for decision in decisions:
@@ -239,7 +238,7 @@ def _ended(
 
     search.advance(results_of, lambda: last_s)
     if search.ended is None and over:
-        # What has passed since the last decision is written nowhere.
+        # The time since the last decision is not recorded.
         hours = campaign.search.wall_hours
         end = "its end was decided"
         return end if hours is None else f"{end}: {hours:.4g} hours, or a budget of then"
@@ -247,10 +246,10 @@ def _ended(
 
 
 def _same_metrics(view: RunView, campaign: Campaign) -> list[list[str]]:
-    """Checkpoints that are alike in all that was measured of all their layers."""
+    """Groups of checkpoints that have equal metrics in all their layers."""
     layers: dict[str, dict[int, list[tuple[str, float]]]] = {}
     for row in gather(view, METRICS, partial=True).rows:
-        # Whole numbers, such as counts, may well agree.
+        # Whole numbers, such as counts, may agree by chance.
         numbers = sorted(
             (name, value)
             for name, value in (row["value"] or {}).items()

@@ -1,4 +1,4 @@
-"""The tables of a campaign's stages: which workload, on what, and how often it is tried."""
+"""The TOML tables of a campaign's stages: workload, items or tasks, and number of attempts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Work:
     names: tuple[str, ...] = ()
     """Evaluation tasks of the tasks stage."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Kind of each of them, for a mean over kinds; empty: not given."""
+    """Kind of each task, for a mean over kinds; empty: not given."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Expected duration of each of them; empty: not given."""
+    """Expected duration of each task in seconds; empty: not given."""
     max_attempts: int = 3
-    """An item that failed so often is failed."""
+    """Failed attempts after which an item is failed."""
     timeout_s: float | None = None
     """Seconds that one item may take."""
 
@@ -47,7 +47,7 @@ def _items(value: object, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def work_table(required: str = "") -> Callable[[Any, str], Work]:
-    """A converter of a stage's table; ``required`` is ``items``, ``names`` or nothing."""
+    """A converter for a stage's table; ``required`` is ``items``, ``names`` or ""."""
     extra: dict[str, dict[str, Key]] = {
         "": {},
         "items": {"items": ("items", _items)},
@@ -85,7 +85,7 @@ def _by_task(convert_one: Callable[[Any, str], Any]) -> Callable[[Any, str], dic
 
 
 def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    """Refuse a table that has not each of the tasks, or another."""
+    """Refuse a table that lacks one of the tasks or has an unknown one."""
     for task in given:
         if task not in names:
             message = f"{where}: unknown task {task!r}"
@@ -97,7 +97,7 @@ def _complete(given: dict[str, Any], names: tuple[str, ...], where: str) -> None
 
 
 def require(fields: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    """Refuse fields that lack one of these."""
+    """Refuse ``fields`` that lack one of ``names``."""
     for name in names:
         if name not in fields:
             message = f"{where}: the key {name!r} is missing"
@@ -105,14 +105,14 @@ def require(fields: dict[str, Any], names: tuple[str, ...], where: str) -> None:
 
 
 def a_table(value: object, where: str) -> dict[str, Any]:
-    """A table of any keys."""
+    """A table with any keys."""
     if isinstance(value, dict):
         return value
     raise wrong(where, value, "a table")
 
 
 def positive(value: object, where: str) -> float:
-    """A positive number, which a float holds."""
+    """A positive number, 1e-9 to 1e30."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= 1e30:
         return value
     raise wrong(where, value, "a positive number")

@@ -1,4 +1,4 @@
-"""The directory in which an examination works: made below the examined one, and removed again."""
+"""The area of an examination: a directory that it creates in the examined one and removes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _TRIES = 5
 
 
 def make_area(root: Path, token: str, side: str) -> Path:
-    """Make the area, or find the one that the other side made; both may come first.
+    """Create the area, or use the one that the other side created; either side may be first.
 
     Args:
-        root: the examined directory as this side names it.
-        token: of this examination.
-        side: which side this is.
+        root: the examined directory, by this side's path.
+        token: identifies this examination.
+        side: name of this side.
 
     Raises:
-        OSError: nothing can be written here.
+        OSError: this side cannot write to the directory.
     """
     area = root / f"{_PREFIX}{token}"
     with suppress(FileExistsError):
@@ -40,7 +40,7 @@ def make_area(root: Path, token: str, side: str) -> Path:
     try:
         files.write_in_place(mine, json.dumps(record).encode())
     except OSError:
-        # On a full disk the directory alone can be made.
+        # A full disk may have room for the directory but not for the file.
         with suppress(OSError):
             mine.unlink(missing_ok=True)
             area.rmdir()
@@ -49,21 +49,21 @@ def make_area(root: Path, token: str, side: str) -> Path:
 
 
 def remove_area(area: Path) -> bool:
-    """Remove it with all that is in it; whether it is gone."""
+    """Remove the area with its contents; return whether it is gone."""
     for _ in range(_TRIES):
         shutil.rmtree(area, ignore_errors=True)
         if not area.exists():
             return True
-        # NFS keeps a removed file that somebody has open under a name of its own (.nfs...).
+        # NFS renames a removed file that a process has open (.nfs...).
         time.sleep(0.1)
     return False
 
 
 def sweep(root: Path, own: Path) -> list[str]:
-    """Remove what examinations left that were killed; the names that were removed.
+    """Remove the areas of killed examinations and return their names.
 
-    An area of this host is abandoned when its process is gone. Of others that cannot be told; they
-    are left for an hour, by the times that the filesystem gives to files.
+    An area of this host is abandoned when its process is gone. Processes of other hosts cannot be
+    checked; their areas are kept for an hour, by the filesystem's timestamps.
     """
     swept = []
     for name in files.list_names(root):

@@ -1,7 +1,7 @@
-"""How two sides talk: each rewrites one file in place, and reads the other's by a fresh open.
+"""The channel between two sides: each rewrites its own file in place and reopens the other's.
 
-That is the one way that works wherever a queue does, and needs no port: a name that was looked for
-too early may be cached as missing for a minute (nfs(5)), so both sides create both files first.
+This needs no port and works wherever a queue does. Both sides create both files first, because a
+name that is looked up too early may be cached as missing for a minute (nfs(5)).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SilentSideError(RunError):
 
 
 class Channel:
-    """One side's end of the talk; messages are numbered, and only the last one is kept."""
+    """One end of the channel; messages are numbered, and only the last one is kept."""
 
     def __init__(self, area: Path, side: str, other: str) -> None:
         self._own = area / f"said-{side}"
@@ -36,10 +36,10 @@ class Channel:
         self._peer = ""
 
     def connect(self, timeout_s: float) -> None:
-        """Wait until both sides have read each other in this life.
+        """Wait until both current processes have read each other's files.
 
         Raises:
-            SilentSideError: the other one did not come.
+            SilentSideError: the other side did not arrive.
         """
         self._say(0, {})
         os.close(files.open_or_create(self._other, os.O_RDONLY))
@@ -47,17 +47,17 @@ class Channel:
             if record is None:
                 continue
             if record["nonce"] != self._peer:
-                # A side that was killed and started again has another nonce.
+                # A side that was killed and restarted has another nonce.
                 self._peer = record["nonce"]
                 self._say(0, {})
             if record["echo"] == self._nonce:
                 return
 
     def send(self, number: int, body: dict[str, Any]) -> None:
-        """Say the next thing.
+        """Send message ``number``.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: this side's file cannot be written.
         """
         self._say(number, body)
 
@@ -65,13 +65,13 @@ class Channel:
         """Wait for the other side's message of this number.
 
         Raises:
-            SilentSideError: it did not come.
+            SilentSideError: it did not arrive in time.
         """
         for record in self._polls(timeout_s):
             if record is not None and record["nonce"] == self._peer and record["number"] == number:
                 body: dict[str, Any] = record["body"]
                 return body
-        raise AssertionError  # the polls end by an error alone
+        raise AssertionError  # _polls() ends only with an error
 
     def _polls(self, timeout_s: float) -> Any:
         end = time.monotonic() + timeout_s
@@ -84,7 +84,7 @@ class Channel:
                 hint = "it must see the same directory, and be started at the same time"
                 raise SilentSideError(message, hint=hint)
             if not self._own.exists():
-                # Whoever ends removes the area; the other one need not wait until the time is over.
+                # A side that ends removes the area, so the other one need not wait for its timeout.
                 message = "the other side gave up"
                 raise SilentSideError(message, hint="its own message says why")
             time.sleep(pause_s)

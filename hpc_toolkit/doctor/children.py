@@ -1,4 +1,4 @@
-"""Calls that may never return, made in a child that can be given up."""
+"""Make calls that may never return in a child process that can be abandoned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_WORDS = 160
 
 
 class Child:
-    """A process that makes one call, reports what came of it, and then stays as it is."""
+    """A process that makes one call, reports its result, and then waits to be killed."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._read, write = os.pipe()
@@ -30,11 +30,11 @@ class Child:
         os.close(write)
 
     def answer(self, timeout_s: float) -> Any:
-        """What the call returned, as JSON knows it.
+        """Return the result of the call, as decoded from JSON.
 
         Raises:
-            TimeoutError: it has not returned yet.
-            OSError: the call raised this, or the child died.
+            TimeoutError: the call has not returned in time.
+            OSError: the call raised an error, or the child died.
         """
         data = b""
         end = time.monotonic() + timeout_s
@@ -52,7 +52,7 @@ class Child:
         return found["answer"]
 
     def end(self) -> None:
-        """Kill it; a process that the kernel does not let go is left behind."""
+        """Kill the child; one that is stuck in the kernel is left behind."""
         with suppress(OSError):
             os.close(self._read)
         with suppress(ProcessLookupError):
@@ -64,11 +64,11 @@ class Child:
 
 
 def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
-    """Call in a child that is gone afterwards; what it returned.
+    """Make a call in a child, kill the child, and return the call's result.
 
     Raises:
-        TimeoutError: it did not return in time.
-        OSError: what the call raised.
+        TimeoutError: the call did not return in time.
+        OSError: the call raised an error, or the child died.
     """
     child = Child(call)
     try:
@@ -78,7 +78,7 @@ def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
 
 
 def become_child() -> None:
-    """What every child of ours does first."""
+    """Let this new child die with its parent, and reset its signal handlers."""
     die_with_parent()
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, signal.SIG_DFL)
@@ -97,5 +97,5 @@ def _live(call: Callable[[], Any], write: int) -> NoReturn:
         while True:
             signal.pause()
     finally:
-        # Whatever is raised here must not go on as a second copy of the program.
+        # After an exception the child must not continue as a second copy of the program.
         os._exit(1)

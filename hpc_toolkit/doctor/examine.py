@@ -1,4 +1,4 @@
-"""One examination of a directory, from the first file made in it to the last one removed."""
+"""Examine a directory, from the first file created in it to the last one removed."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def examine(
 ) -> Report:
     """Examine a directory, and the run in it if it is one.
 
-    What is made in it is removed again. Between two sides that stand for two hosts, what was found
-    is kept in the run.
+    Removes all files that it creates. If the two sides stand for two hosts, the result is stored
+    in the run.
 
     Args:
-        directory: which one; may be that of a living run.
-        clock: tells when, for people.
+        directory: the directory to examine; it may be an active run.
+        clock: gives the wall time of the stored result, for people.
         other: the same directory through another mount of this machine.
-        step: of this task, which leads; the other task calls
+        step: the step of this task, which leads; the other task calls
             :func:`hpc_toolkit.doctor.otherside.join_step`.
-        around: whether to look also at what jobs find beside the directory: Slurm, GPUs, templates.
+        around: whether to examine Slurm, GPUs and templates as well.
 
     Raises:
         ConfigError: ``other`` is another directory.
-        RunError: the other side did not come, or fell silent.
+        RunError: the other side did not arrive, or stopped answering.
     """
     paired = other is not None or step is not None
     examination = _Examination(directory, paired=paired)
@@ -94,7 +94,7 @@ def examine(
             examination.of_run.append(_failed("doctor.json", error))
     try:
         examination.of_run += [_how_deaths_are_seen(paths), *check_run(directory)]
-        with suppress(HpcToolkitError):  # of a run.json that cannot be read, which was told
+        with suppress(HpcToolkitError):  # an unreadable run.json, which check_run has reported
             examination.of_run += plan_repairs(directory).findings()
     except OSError as error:
         examination.of_run.append(_failed("run", error))
@@ -110,15 +110,15 @@ def _with_helper(examination: _Examination, root: Path, area: Path, *, around: b
 
 
 class _Examination:
-    """What is found while it is found."""
+    """An examination in progress: its sides, and its findings so far."""
 
     def __init__(self, directory: Path, *, paired: bool) -> None:
         self._directory = directory
         self._paired = paired
         self.around: list[Finding] = []
-        """What jobs find beside the directory."""
+        """Findings on Slurm, GPUs and templates."""
         self.of_run: list[Finding] = []
-        """What the run's files are like."""
+        """Findings on the run's files."""
         self._pair: Pair | None = None
         self._trials: list[locks.LockTrial] = []
         self._delays: dict[str, float | None] = {}
@@ -144,12 +144,12 @@ class _Examination:
             self.add(Finding(check="left over", verdict=Verdict.FINE, found=found))
 
     def work(self, pair: Pair, *, around: bool, step: bool) -> None:
-        """Everything that takes two.
+        """Make all checks that need two sides.
 
         Args:
             pair: the sides.
-            around: whether to look at their GPUs.
-            step: whether they are tasks of a step.
+            around: whether to check their GPUs.
+            step: whether the sides are tasks of a Slurm step.
         """
         self._pair = pair
         self.add(self._check_sides(pair))
@@ -214,7 +214,7 @@ class _Examination:
 
 
 def check_clocks(pair: Pair) -> Finding:
-    """How far apart the wall clocks are; nothing decides by them."""
+    """Measure how far apart the wall clocks are; no decision depends on them."""
     asked, wall = time.monotonic(), time.time()
     theirs: float = pair.ask("wall")
     passed = time.monotonic() - asked
@@ -228,7 +228,7 @@ def check_clocks(pair: Pair) -> Finding:
 
 
 def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:
-    """For workers, which read it at their start, and for those who look at the run."""
+    """Store the result for workers, which read it at their start, and for users of the run."""
     delays = report.delays_s.values() or [0.0]
     record = {
         "at": round(clock.wall(), 3),

@@ -1,4 +1,4 @@
-"""What an examination found: one verdict for each thing that the queue needs of a directory."""
+"""Findings of an examination: one verdict for each thing that the queue needs of a directory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 class Verdict(StrEnum):
-    """How well something serves a run."""
+    """How well the checked thing suits a run."""
 
     FINE = "fine"
     SLOWER = "slower"
-    """Nothing is lost by it; something takes longer, or is done again."""
+    """Nothing is lost, but work takes longer or is repeated."""
     UNSAFE = "unsafe"
-    """A run here cannot work, or can lose what it was told is kept."""
+    """A run cannot work here, or can lose data that was reported as stored."""
     UNKNOWN = "unknown"
-    """It was not, or cannot be, found out."""
+    """The check was not made, or is not possible."""
     SKIPPED = "skipped"
-    """It is not here, and a run may do without."""
+    """The checked thing does not exist here, and a run can do without it."""
 
 
 _ORDER = [Verdict.SKIPPED, Verdict.FINE, Verdict.UNKNOWN, Verdict.SLOWER, Verdict.UNSAFE]
@@ -32,20 +32,20 @@ class Finding:
     """One line of the report."""
 
     check: str
-    """What was looked at."""
+    """Name of the check."""
     verdict: Verdict
-    """How well it serves."""
+    """How well the checked thing suits a run."""
     found: str
-    """What was seen, with its numbers."""
+    """The observation, with its numbers."""
     means: str = ""
-    """What that is for a run."""
+    """What the observation means for a run."""
     mend: str = ""
-    """What to do; "" where there is nothing to do."""
+    """What to do; "" if nothing is to be done."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """The verdict of all findings together; fine without any."""
+    """Return the worst verdict of all findings; fine if there are none."""
     return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)

@@ -1,6 +1,6 @@
-"""The GPUs of this node, and of the other side's: whether they answer, compute, and reach others.
+"""Check the GPUs of both sides: whether they answer, compute and communicate.
 
-Whatever asks a driver is a child that can be given up: a broken one never answers.
+Every query of a driver runs in a child that can be abandoned: a broken driver never answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TORCH_S = 60.0
 _RANKS_S = 60.0
 _AMD = Path("/dev/kfd")
 MEETING = "meeting"
-"""Where the first rank says how it is reached."""
+"""Name of the file into which the first rank writes its address."""
 _FAILS = "items that use a GPU fail on this node, or wait for ever"
 _LEAVE_OUT = "leave the node out (--exclude), and tell the site"
 _TOGETHER = "srun -N2 --ntasks-per-node=1 --gpus-per-node=1 hpctk doctor DIR"
@@ -35,7 +35,7 @@ _CPU = "cpu"
 
 
 def look_here() -> dict[str, Any]:
-    """The GPUs of this side: ``findings``, as JSON, and ``count``, how many torch can use."""
+    """Check this side's GPUs: ``findings``, as JSON, and ``count``, how many torch can use."""
     finding, torch_wanted = _judge_driver(_asked(nvml.ask_driver, _DRIVER_S))
     findings = [finding]
     count = 0
@@ -50,16 +50,16 @@ def look_here() -> dict[str, Any]:
 
 
 def check_gpus(pair: Pair, *, nodes: bool) -> list[Finding]:
-    """Look at the GPUs of both sides, and let torch sum over all of them.
+    """Check the GPUs of both sides, and run an all_reduce of torch over all of them.
 
     Args:
         pair: the sides.
-        nodes: whether the other side is another node, whose GPUs are looked at as well.
+        nodes: whether the other side is another node, whose GPUs are checked as well.
     """
     if nodes:
         pair.start("gpus")
     here = look_here()
-    # Asked something, so that a helper that had nothing to do goes on waiting.
+    # An idle other side gets a request too: without one it would give up after ANSWER_S seconds.
     there = pair.finish() if nodes else {"findings": [], "count": 0, "at": pair.ask("wall")}
     findings = _named(here, pair.here.host if nodes else "")
     findings += _named(there, pair.there.host)
@@ -74,9 +74,9 @@ def check_gpus(pair: Pair, *, nodes: bool) -> list[Finding]:
 
 
 def sum_over(pair: Pair, counts: tuple[int, int], *, device: str = "cuda") -> list[dict[str, Any]]:
-    """What each rank of an all_reduce says, one for each GPU of both sides, the lead's first."""
+    """Run an all_reduce with one rank per GPU of both sides; return answers, the lead's first."""
     meeting = pair.area / MEETING
-    # It is there before anybody looks for it: a missing name may be remembered for a minute.
+    # Created before a rank looks for it: clients may cache a missing name for a minute.
     os.close(files.open_or_create(meeting, os.O_WRONLY))
     world = sum(counts)
     address = os.uname().nodename if counts[1] else "127.0.0.1"
@@ -94,7 +94,7 @@ def sum_over(pair: Pair, counts: tuple[int, int], *, device: str = "cuda") -> li
 def run_ranks(
     meeting: Path, *, first: int, count: int, world: int, device: str, address: str
 ) -> list[dict[str, Any]]:
-    """Be the ranks from ``first`` on, each in a child; what they say."""
+    """Run ``count`` ranks from ``first`` on, each in a child, and return their answers."""
 
     def be(rank: int) -> Child:
         name = device if device == _CPU else f"{device}:{rank - first}"
@@ -130,7 +130,7 @@ def _answer(child: Child, timeout_s: float) -> dict[str, Any]:
 
 
 def _asked(call: Any, timeout_s: float) -> Any:
-    """What a call returns that may hang or die; a mapping with ``error`` if it does."""
+    """Make a call that may hang or die; return its result, or a mapping with ``error``."""
     try:
         return ask_child(call, timeout_s)
     except TimeoutError:
@@ -140,7 +140,7 @@ def _asked(call: Any, timeout_s: float) -> Any:
 
 
 def _judge_driver(told: dict[str, Any] | None) -> tuple[Finding, bool]:
-    """The finding, and whether torch is worth asking."""
+    """Return the finding on the driver, and whether to check torch as well."""
     if told is None:
         return _without_driver()
     if "error" in told:
@@ -168,14 +168,14 @@ def _without_driver() -> tuple[Finding, bool]:
 
 
 def listed(gpus: list[dict[str, Any]]) -> str:
-    """GPUs by kind, with their memory and the least that is free: "4 x NVIDIA L40S, 44 GiB"."""
+    """List GPUs by kind, with memory and the least free memory: "4 x NVIDIA L40S, 44 GiB"."""
     kinds = Counter((gpu["name"], gpu["total"]) for gpu in gpus)
     words = ", ".join(f"{n} x {name}, {format_size(total)}" for (name, total), n in kinds.items())
     return f"{words} ({format_size(min(gpu['free'] for gpu in gpus))} free)"
 
 
 def judge_torch(told: dict[str, Any]) -> Finding:
-    """What :func:`hpc_toolkit.doctor.torchprobe.look` said."""
+    """Judge the answer of :func:`hpc_toolkit.doctor.torchprobe.look`."""
     check = "torch"
     if "torch" not in told:
         return Finding(
@@ -215,7 +215,7 @@ def judge_torch(told: dict[str, Any]) -> Finding:
 
 
 def judge_sum(answers: list[dict[str, Any]], hosts: str, *, alone: bool) -> Finding:
-    """What the ranks of an all_reduce on ``hosts`` said."""
+    """Judge the answers of the ranks of an all_reduce on ``hosts``."""
     check = "all_reduce"
     broken = [
         f"rank {rank}: {answer.get('error', 'the sum is wrong')}"

@@ -1,4 +1,4 @@
-"""The grace period of an NFS server that has just started: no new locks, and no new opens on v4."""
+"""The grace period of an NFS server after its start: no new locks, and no new opens on v4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.mounts import Mount
 
 LONGEST_S = 110.0
-"""The default of Linux, 90 s, and the pause before a client asks again."""
+"""The default of Linux, 90 s, plus the pause before a client retries."""
 _NOTE_AFTER_S = 10.0
 _NOTE = (
     f"note: the NFS server has not answered for {_NOTE_AFTER_S:g} s. If it has just started, it "
@@ -28,16 +28,16 @@ _NOTE = (
 
 
 class Grace:
-    """How long an examination waited for the server of one mount."""
+    """The time that an examination waited for the server of one mount."""
 
     def __init__(self, mount: Mount) -> None:
         self.possible = mount.kind in NFS
-        """Whether the server can have such a period."""
+        """Whether the server can have a grace period."""
         self._waited_s = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Print a note on stderr if what the block asks of the server takes long."""
+        """Print a note on stderr if the block waits for the server for long."""
         note = Timer(_NOTE_AFTER_S, sys.stderr.write, [_NOTE])
         if self.possible:
             note.start()
@@ -49,7 +49,7 @@ class Grace:
             self._waited_s = max(self._waited_s, time.monotonic() - began)
 
     def findings(self) -> list[Finding]:
-        """What to report of a wait that was long, and is over."""
+        """Return a finding if the server took long to answer."""
         if not self.possible or self._waited_s <= _NOTE_AFTER_S:
             return []
         found = f"the NFS server answered after {format_duration(self._waited_s)}"

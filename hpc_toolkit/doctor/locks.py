@@ -1,4 +1,4 @@
-"""Locks, tried by processes that can be killed: whether they keep the other side out."""
+"""Test, in processes that can be killed, whether locks keep the other side out."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _NOT_OURS = "workers use flock; other programs can rest on these"
 
 
 def take_lock(kind: str, path: str) -> bool:
-    """Take a lock without waiting and keep it while this process lives; whether it was free.
+    """Take a lock without waiting, for the life of this process; return whether it was free.
 
     Raises:
-        OSError: there are no such locks here.
+        OSError: the filesystem has no such locks.
     """
     fd = files.open_or_create(path, os.O_RDWR)
     lock = fcntl.flock if kind == "flock" else fcntl.lockf
@@ -51,7 +51,7 @@ def take_lock(kind: str, path: str) -> bool:
 
 
 def try_lock(kind: str, path: Path) -> str:
-    """What came of taking a lock, which is given back: granted, refused, hung, or an error."""
+    """Take a lock and release it; return granted, refused, hung, or an error."""
     try:
         taken = ask_child(lambda: take_lock(kind, str(path)), _ANSWER_S)
     except TimeoutError:
@@ -67,7 +67,7 @@ class Holder:
     def __init__(self, kind: str, path: Path) -> None:
         self._child = Child(lambda: take_lock(kind, str(path)))
         self.outcome = GRANTED
-        """Whether it holds it: granted, refused, hung, or an error."""
+        """Whether the process holds the lock: granted, refused, hung, or an error."""
         try:
             self.outcome = GRANTED if self._child.answer(_ANSWER_S) else REFUSED
         except TimeoutError:
@@ -81,19 +81,19 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LockTrial:
-    """What one kind of lock did between the two sides."""
+    """The results of one kind of lock between the two sides."""
 
     kind: str
     holding: tuple[str, str]
-    """What the other side, then this one, got when it took the free lock."""
+    """Results of the other side, then of this one, for taking the free lock."""
     against: tuple[str, str]
-    """What this side, then the other, got while it was held; "" where it was not held."""
+    """Results of this side, then of the other, for taking the held lock; "" if it was not held."""
     freed_s: float | None
-    """Seconds until this side got the lock of a process that was killed; None: it did not."""
+    """Seconds until this side got the lock of a killed process; None if it never got it."""
 
     @property
     def excludes(self) -> bool:
-        """Whether the lock kept the other side out both ways, and was freed by a death."""
+        """Whether the lock excluded the other side both ways, and became free at a death."""
         held = self.holding == (GRANTED, GRANTED) and self.against == (REFUSED, REFUSED)
         return held and self.freed_s is not None
 
@@ -102,7 +102,7 @@ class LockTrial:
 
 
 def try_locks(pair: Pair, kind: str) -> LockTrial:
-    """Hold a lock on either side and try it from the other."""
+    """Hold a lock on each side in turn and try to take it from the other."""
     name = f"lock-{kind}"
     path = pair.area / name
     there = str(pair.ask("hold", kind=kind, name=name))
@@ -127,12 +127,12 @@ def _time_until_free(kind: str, path: Path) -> float | None:
 
 
 def wait_for_locks(path: Path, grace: Grace) -> None:
-    """Take a first lock, so that trials with little patience begin after a grace period."""
+    """Take a first lock, so that the trials, with their short timeouts, follow a grace period."""
     if not grace.possible:
         return
     child = Child(lambda: take_lock("flock", str(path)))
     try:
-        # The trials tell what a request that failed, or is still out, means.
+        # The trials judge a request that fails or hangs.
         with grace.waiting(), suppress(TimeoutError, OSError):
             child.answer(LONGEST_S)
     finally:
@@ -140,7 +140,7 @@ def wait_for_locks(path: Path, grace: Grace) -> None:
 
 
 def check_locks(pair: Pair, grace: Grace) -> tuple[list[Finding], list[LockTrial]]:
-    """Try both kinds of locks, each on a file of its own: on NFS they would meet each other."""
+    """Test both kinds of locks, each on its own file: on NFS they exclude each other."""
     wait_for_locks(pair.area / "lock-first", grace)
     trials = [try_locks(pair, kind) for kind in KINDS]
     return [_judge(trial, pair.apart, pair.here.mount) for trial in trials], trials

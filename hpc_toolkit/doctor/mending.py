@@ -1,4 +1,4 @@
-"""Repairs, done one by one; each looks again whether it is still right."""
+"""Carry out repairs one by one; each checks again that it is still needed and safe."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NOW = "somebody did it meanwhile"
 
 
 def repair_run(root: Path, repairs: Iterable[Repair]) -> Iterator[tuple[str, str]]:
-    """Do what was planned: (name, what came of it) of each file, "" where it is done.
+    """Carry out planned repairs; yield (name, problem) for each file, with "" for success.
 
-    What fails is told, and the rest is done all the same.
+    A repair that fails is reported, and the others are still carried out.
     """
     paths = RunPaths(root)
     unmade: set[str] = set()
     for repair in repairs:
         if repair.kind == "claim" and unmade.intersection(_directories(repair)):
-            # Each of thousands would say the same.
+            # Each of thousands of claims would report the same.
             yield repair.some, f"left: {', '.join(_directories(repair))} could not be made"
             continue
         absence = _Absence(paths)
@@ -45,19 +45,19 @@ def _directories(repair: Repair) -> list[str]:
 
 
 class _Absence:
-    """Whether nobody works on a run; looked for anew where a worker may have come since."""
+    """The check that no worker is active on a run; repeated if one may have joined since."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._seen: int | None = None
         self._present: list[str] = []
         self.now_s = 0.0
-        """The filesystem's time of the last look."""
+        """The filesystem's time of the last check."""
 
     def present(self, beside: Path) -> list[str]:
-        """Workers that may be alive; ``beside`` is a directory of the run, for its time."""
+        """Return workers that may be alive; ``beside``, a directory of the run, gives the time."""
         try:
-            # A new worker makes a file there. Thousands of files are not read for each one moved.
+            # A new worker changes this mtime, so the files are not read again for every move.
             changed = self._paths.workers.stat().st_mtime_ns
         except OSError:
             changed = None
@@ -93,10 +93,10 @@ def _write_head(paths: RunPaths, stage: str) -> str:
     log = StageLog(paths.stage(stage))
     log.poll()
     written = 0
-    # Whoever adds an entry meanwhile writes it too, and the later number must win.
+    # A process that adds an entry meanwhile writes head too, and the higher number must win.
     while written != log.length:
         written = log.length
-        # A link that somebody put there would have another file emptied.
+        # O_NOFOLLOW: if somebody put a link in its place, another file would be truncated.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         os.close(os.open(log.paths.head, flags, 0o666))
         log.show(written)
@@ -105,7 +105,7 @@ def _write_head(paths: RunPaths, stage: str) -> str:
 
 
 def _move_aside(paths: RunPaths, stage: str, path: Path, absence: _Absence) -> str:
-    """Take a file away that nobody reads; it comes back if an entry names it by then."""
+    """Move an unused file to ``repaired/``; move it back if an entry names it by then."""
     to = paths.repaired / path.relative_to(paths.root)
     to.parent.mkdir(parents=True, exist_ok=True)
     if to.exists() and not path.exists():
@@ -124,7 +124,7 @@ def _move_aside(paths: RunPaths, stage: str, path: Path, absence: _Absence) -> s
 
 
 def _move(path: Path, to: Path) -> str:
-    """Move a file; another repair may do the same."""
+    """Move a file; another repair may move it at the same time."""
     try:
         files.move_file(path, to)
     except (FileNotFoundError, FileExistsError):
@@ -135,7 +135,7 @@ def _move(path: Path, to: Path) -> str:
 
 
 def _time_of(directory: Path) -> float:
-    """The time that the filesystem gives to a file now: those of two hosts are never compared."""
+    """Return the filesystem's time for a new file: clocks of two hosts are never compared."""
     made = directory / f".now-{os.urandom(4).hex()}"
     made.touch()
     try:

@@ -1,4 +1,4 @@
-"""Which mount options are known to be wrong for a queue."""
+"""Find mount options that are known to be bad for a queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.mounts import Mount
 
 _LONGEST_CACHE_S = 90
-"""Half of the default lease: a heartbeat that is cached for longer ends a living worker's lease."""
+"""Half of the default lease: with heartbeats cached for longer, a living worker looks dead."""
 _CACHE_TIMES = ("acregmax", "actimeo", "acdirmax")
 
 LOCAL_LOCKS_MEAN = (
@@ -41,7 +41,7 @@ _ON_SMB = {"cache=loose": (Verdict.UNSAFE, "other hosts may never see what is wr
 
 
 def keeps_locks_of_lost_hosts(mount: Mount) -> str:
-    """For how long a host that lost power or its network still holds its locks."""
+    """Return for how long a host that lost power or its network still holds its locks."""
     if mount.kind == "nfs4":
         return (
             "a lost host (power, network) keeps its locks until its lease on the NFS server ends, "
@@ -80,7 +80,7 @@ def _all(mount: Mount) -> str:
 
 
 def _judge(mount: Mount, option: str) -> tuple[str, Verdict, str] | None:
-    """(option, verdict, what it means); None for an option that does no harm."""
+    """Return (option, verdict, meaning); None for an option that does no harm."""
     known = dict(_ANYWHERE)
     if mount.kind in NFS:
         known |= _ON_NFS

@@ -1,4 +1,4 @@
-"""Names that only one process can create, and names that change: what every claim rests on."""
+"""Test names that only one process can create, and renames: every claim relies on them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _CHOOSE = "choose a directory on another filesystem"
 
 
 def race(directory: Path, own: str, *, seconds: float = RACE_S) -> dict[str, int]:
-    """Create names in one order, as the other side does: how many were won, how many lost, how many
-    of those nobody has, and the first index behind all of them.
+    """Create names in the same order as the other side; return the counts.
 
-    Whoever loses a name jumps ahead, so that both keep meeting.
+    ``won`` and ``lost`` count names, ``nowhere`` the lost names that nobody got, and ``tried`` is
+    the index after the last name. The loser of a name skips ahead, so that both sides keep meeting.
     """
     end = time.monotonic() + seconds
     index, counts = 0, Counter(won=0, lost=0, nowhere=0)
@@ -37,7 +37,7 @@ def race(directory: Path, own: str, *, seconds: float = RACE_S) -> dict[str, int
         try:
             won = files.create_name(directory / str(index), own) == own
         except FileNotFoundError:
-            # GlusterFS may refuse a name to both who race for it, and not have it afterwards.
+            # GlusterFS may refuse a name to both racing sides, and not have it afterwards.
             won = False
             counts["nowhere"] += 1
         counts["won" if won else "lost"] += 1
@@ -46,7 +46,7 @@ def race(directory: Path, own: str, *, seconds: float = RACE_S) -> dict[str, int
 
 
 def check_names(pair: Pair) -> list[Finding]:
-    """Symlinks at all; then races, and a reply that is taken for lost."""
+    """Check that symlinks work; then race for names, and repeat a request as after a lost reply."""
     refusal = files.symlink_refusal(pair.area)
     if refusal:
         found = Finding(
@@ -66,7 +66,7 @@ def _check_race(pair: Pair) -> Finding:
     asked = time.monotonic()
     pair.ask("wall")
     pair.start("race", own="other")
-    # The other side begins when it has read that; begun at once, a quick disk would see no race.
+    # Wait until the other side has read the request: otherwise a fast disk would see no race.
     time.sleep(min(RACE_S / 2, (time.monotonic() - asked) / 2))
     began = time.monotonic()
     mine = race(directory, "lead")
@@ -105,14 +105,14 @@ def _check_race(pair: Pair) -> Finding:
 
 
 def _owner(path: Path) -> str:
-    """The target of a name; "" if both jumped over it."""
+    """Return the target of a name; "" if both sides skipped it."""
     with suppress(FileNotFoundError):
         return os.readlink(path)
     return ""
 
 
 def _check_repeat(pair: Pair) -> Finding:
-    """A client that lost the server's reply asks again: it must find its own name."""
+    """Create a name twice, as a client does that lost the server's reply: it must own the name."""
     path = pair.area / "repeat"
     first, again = (files.create_name(path, "lead") for _ in range(2))
     there = str(pair.ask("create", name="repeat", target="other"))
@@ -129,7 +129,7 @@ def _check_repeat(pair: Pair) -> Finding:
 
 
 def replace_often(path: Path) -> int:
-    """Replace a file again and again; how often."""
+    """Replace a file again and again; return how often."""
     count = 0
     end = time.monotonic() + _LOOKS_S
     while time.monotonic() < end:
@@ -139,7 +139,7 @@ def replace_often(path: Path) -> int:
 
 
 def check_rename(pair: Pair) -> list[Finding]:
-    """Files that are replaced by rename while this side reads them, and a directory's new name."""
+    """Read a file while the other side replaces it by rename, and rename a directory."""
     path = pair.area / "replaced"
     files.replace_file(path, [_OLD])
     pair.start("replace", name=path.name)

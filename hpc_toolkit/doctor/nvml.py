@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the GPUs of this node, by its own library (NVML reference)."""
+"""Query NVIDIA's driver about the GPUs of this node, by its own library (NVML reference)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _LIBRARY = "libnvidia-ml.so.1"
 _WORDS = 96
-"""Bytes for a name; the longest that the library gives (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
+"""Bytes of the longest name that the library returns (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
 
 
 class _Memory(ctypes.Structure):
@@ -21,12 +21,12 @@ class _Memory(ctypes.Structure):
 
 
 def ask_driver(library: str = _LIBRARY) -> dict[str, Any] | None:
-    """What the driver says, as JSON; None where there is none. May never return.
+    """Query the driver; None if there is no driver. May never return.
 
     Returns:
-        ``error`` alone where the driver does not work; else ``driver``, its version, ``cuda``, the
-        newest CUDA that it runs as 1000 * major + 10 * minor, and ``gpus``, each with ``name``,
-        ``total`` and ``free`` bytes, or with ``error``.
+        Only ``error`` if the driver does not work. Otherwise ``driver``, its version; ``cuda``, the
+        newest CUDA that it runs, as 1000 * major + 10 * minor; and ``gpus``, each with ``name``,
+        ``total`` and ``free`` bytes, or with ``error``. All values can be encoded as JSON.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -47,7 +47,7 @@ def ask_driver(library: str = _LIBRARY) -> dict[str, Any] | None:
 
 
 def _ask_gpu(nvml: ctypes.CDLL, index: int) -> dict[str, Any]:
-    """One GPU. One that fell off the bus is counted, and fails when it is asked for its memory."""
+    """Query one GPU. A GPU that fell off the bus is listed, but a query of its memory fails."""
     device, name = ctypes.c_void_p(), ctypes.create_string_buffer(_WORDS)
     memory = _Memory()
     code = (

@@ -1,4 +1,4 @@
-"""Where the other side comes from: a child of this process, or the second task of a Slurm step."""
+"""Start or join the other side: a child of this process, or the second task of a Slurm step."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Step:
     """This process as one of the two tasks of a Slurm step."""
 
     token: str
-    """The same for both tasks, and for no other step."""
+    """Identifier that both tasks share, and that no other step has."""
     leads: bool
     """Whether this task examines and reports."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
-        """None outside a step.
+        """Return the step of this process; None outside a step, or in a step of one task.
 
         Raises:
-            ConfigError: the step has not two tasks.
+            ConfigError: the step has more than two tasks, or an unknown number.
         """
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
@@ -57,10 +57,10 @@ class Step:
 
 
 def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
-    """Be the second task of a step: do what the first one asks, which reports.
+    """Act as the second task of a step: carry out the requests of the first one, which reports.
 
     Raises:
-        RunError: the first task did not come, or nothing can be written.
+        RunError: the first task did not arrive or stopped answering, or this one cannot write.
     """
     try:
         area = make_area(directory, step.token, OTHER)
@@ -70,7 +70,7 @@ def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S)
     try:
         Partner(area).serve(arrival_s=arrival_s)
     except SilentSideError:
-        # Otherwise the first task removes it.
+        # In all other cases the first task removes the area.
         remove_area(area)
         raise
 
@@ -79,14 +79,14 @@ class Helper:
     """The other side as a child of this process."""
 
     def __init__(self, root: Path, area: Path) -> None:
-        """Start it.
+        """Start the child.
 
         Args:
-            root: the directory as the helper shall name it.
-            area: the lead's.
+            root: the directory, by the path that the child shall use.
+            area: the lead's area.
 
         Raises:
-            ConfigError: ``root`` is another directory, or cannot be used.
+            ConfigError: ``root`` is another directory, or not writable.
         """
         self._twin = root / area.name
         _check_same(root, area, self._twin)
@@ -96,7 +96,7 @@ class Helper:
             _help(root, token)
 
     def end(self) -> None:
-        """Wait for the child that was let go, or kill it."""
+        """Wait for the released child to end, or kill it."""
         end = time.monotonic() + _GOES_WITHIN_S
         while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > end:
@@ -105,7 +105,7 @@ class Helper:
 
 
 def _check_same(root: Path, area: Path, twin: Path) -> None:
-    """Creating asks the server, where looking may show what a cache remembers."""
+    """Check by mkdir that both paths lead to one directory: a lookup might only ask a cache."""
     try:
         twin.mkdir()
     except FileExistsError:
@@ -124,5 +124,5 @@ def _help(root: Path, token: str) -> NoReturn:
         become_child()
         Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
     finally:
-        # What is raised here must not go on as a second copy of the lead.
+        # After an exception the child must not continue as a second copy of the lead.
         os._exit(0)

@@ -1,4 +1,4 @@
-"""The side that asks, of two that look at a directory (:mod:`hpc_toolkit.doctor.partner`)."""
+"""The lead: the side that sends requests to the other one (:mod:`hpc_toolkit.doctor.partner`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BYE = "bye"
 
 
 class Pair:
-    """The lead's end."""
+    """The lead's view of both sides, and its channel to the other one."""
 
     def __init__(self, area: Path, *, arrival_s: float) -> None:
         self.area = area
-        """The directory to work in, as the lead names it."""
+        """The area of the examination, by the lead's path."""
         self._channel = Channel(area, LEAD, OTHER)
         self._channel.connect(arrival_s)
         self._number = 0
@@ -29,12 +29,12 @@ class Pair:
         self.here = side_of(area.parent)
         self.there = Side.from_json(self.ask("where"))
         self.apart = are_apart(self.here, self.there)
-        """Whether what holds between the sides holds between hosts."""
+        """Whether results between the sides are valid between hosts."""
 
     def start(self, act: str, **words: Any) -> None:
-        """Ask for something without waiting for it."""
+        """Send a request without waiting for the answer."""
         if self._asked:
-            # A check that failed on this side did not wait; the other side reads one at a time.
+            # A failed check has left its answer unread; the other side takes one request at a time.
             with suppress(OSError):
                 self.finish()
         self._number += 1
@@ -42,11 +42,11 @@ class Pair:
         self._channel.send(self._number, {"act": act, **words})
 
     def finish(self) -> Any:
-        """Wait for what was asked for last.
+        """Wait for the answer to the last request.
 
         Raises:
-            OSError: the other side met this.
-            SilentSideError: it did not answer.
+            OSError: the request failed with this error on the other side.
+            SilentSideError: the other side did not answer.
         """
         told = self._channel.receive(self._number, ANSWER_S)
         self._asked = False
@@ -55,10 +55,10 @@ class Pair:
         return told["answer"]
 
     def ask(self, act: str, **words: Any) -> Any:
-        """Ask for something and wait for the answer."""
+        """Send a request and wait for the answer."""
         self.start(act, **words)
         return self.finish()
 
     def close(self) -> None:
-        """Let the other side go."""
+        """Tell the other side to end."""
         self.ask(BYE)

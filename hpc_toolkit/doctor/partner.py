@@ -1,4 +1,4 @@
-"""The other side of two at work: does what the lead asks, through its own path to the directory."""
+"""The other side: carries out the lead's requests through its own path to the directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Partner:
-    """The other side: does what it is asked until it is let go."""
+    """The other side: carries out requests until the lead ends the examination."""
 
     def __init__(self, area: Path) -> None:
         self._area = area
@@ -26,10 +26,10 @@ class Partner:
         self._changes: views.Changes | None = None
 
     def serve(self, *, arrival_s: float) -> None:
-        """Answer the lead.
+        """Answer the lead's requests.
 
         Raises:
-            SilentSideError: the lead fell silent.
+            SilentSideError: the lead did not arrive, or stopped sending requests.
         """
         channel = Channel(self._area, OTHER, LEAD)
         channel.connect(arrival_s)

@@ -1,4 +1,4 @@
-"""Looks for what of a run's damage can be mended, and what cannot. Writes nothing."""
+"""Find damage of a run that can be repaired, and damage that cannot. Writes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.layout import Manifest, StagePaths
 
 LEFT_ALONE_S = 3600.0
-"""A file that somebody changed within this time may still be in use."""
+"""Seconds after its last change within which a file may still be in use."""
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _PAYLOAD = re.compile(r"(?:items|retries|results)/[^/]+\.jsonl?")
 _PAYLOADS = ("items", "retries", "results")
@@ -48,14 +48,14 @@ _WHY_BACK = "an entry of the log names them after all, and everybody waits for t
 
 
 def plan_repairs(root: Path) -> Plan:
-    """Look for what can be mended in a run; it may be alive.
+    """Plan the repairs of a run, which may be active.
 
     Raises:
-        RunError: ``root`` is no run, or its run.json cannot be read.
+        RunError: ``root`` is not a run, or its run.json cannot be read.
     """
     paths, manifest = RunPaths(root), read_manifest(root)
     if wrong := not_directories(paths, manifest):
-        # What is missing cannot be told while a part of the run cannot be listed.
+        # As long as a part of the run cannot be listed, missing files cannot be determined.
         mend = "is not a directory: move it away and look again"
         return Plan((), tuple(f"{name} {mend}" for name in wrong))
     return _Planning(paths, manifest).plan()
@@ -82,7 +82,7 @@ class _Planning:
         return Plan(tuple(self._repairs), tuple(self._left))
 
     def _read_log(self, name: str) -> StageLog | None:
-        """A stage's log, if it can be read to its end; without it nothing else is mended there."""
+        """Return a stage's log; None, with the reason noted, if it is not readable to its end."""
         stage = self._paths.stage(name)
         log = StageLog(stage)
         gone = self._gone_aside(stage)
@@ -90,7 +90,7 @@ class _Planning:
             self._add("back", gone, _WHY_BACK, stage=name)
             return None
         try:
-            # Before the log: what is added meanwhile is not missing.
+            # Listed before the log is read, so that an entry added meanwhile is not missing.
             known = [int(one) for one in files.list_names(stage.log) if one.isdigit()]
             known.append(log.hint())
             log.poll()
@@ -105,8 +105,8 @@ class _Planning:
         return log
 
     def _gone_aside(self, stage: StagePaths) -> list[str]:
-        """Payloads that an entry names, and that an earlier repair took away."""
-        # A target that climbs out of the stage would have files moved that are not the run's.
+        """Return the payloads that an entry names, and that an earlier repair moved away."""
+        # A target outside the stage would make a repair move files that are not the run's.
         named = sorted(one for one in targets(stage) if _PAYLOAD.fullmatch(one))
         names = [self._below(stage.root / one) for one in named if not (stage.root / one).exists()]
         return [name for name in names if (self._paths.repaired / name).exists()]
@@ -117,7 +117,7 @@ class _Planning:
         for name, log in self._logs.items():
             stage = paths.stage(name)
             wanted[stage.claims] = name
-            if log is not None:  # so that whatever its entries name is there
+            if log is not None:  # every payload that its entries name exists
                 wanted |= {stage.root / kind: name for kind in _PAYLOADS}
         for path, name in wanted.items():
             if not path.is_dir():
@@ -125,14 +125,14 @@ class _Planning:
                 self._add("directory", [self._below(path)], why, stage=name)
 
     def _owners(self) -> dict[str, dict[tuple[str, int], str]]:
-        """Stage -> (unit, generation) -> the worker that journals tell of."""
+        """Return stage -> (unit, generation) -> the worker that the journals name."""
         found: dict[str, dict[tuple[str, int], str]] = defaultdict(dict)
         for name in sorted(files.list_names(self._paths.journals)):
             if not name.endswith(".jsonl"):
                 continue
             try:
                 for stage, unit, generation, worker in _passes(self._paths.journals / name):
-                    # Of two owners the one whose results count (rule R11).
+                    # Of two owners take the one whose results count (rule R11).
                     known = found[stage].setdefault((unit, generation), worker)
                     found[stage][unit, generation] = min(known, worker)
             except OSError as error:
@@ -147,7 +147,7 @@ class _Planning:
             for (unit, generation), owner in sorted(owners.items())
             if unit in units and generation > 0 and claim_name(unit, generation) not in there
         }
-        # A listing may be a minute old.
+        # A listing may be a minute old, so look for each name.
         missing = {
             name: owner
             for name, owner in missing.items()
@@ -177,7 +177,7 @@ class _Planning:
             found = [
                 log.paths.root / kind / payload
                 for kind in _PAYLOADS
-                if not (log.paths.root / kind).is_symlink()  # what is behind it may be somebody's
+                if not (log.paths.root / kind).is_symlink()  # it may lead out of the run
                 for payload in sorted(files.list_names(log.paths.root / kind))
                 if f"{kind}/{payload}" not in named
             ]
@@ -215,12 +215,12 @@ class _Planning:
 
 
 def run_directories(paths: RunPaths) -> list[Path]:
-    """Directories of a run that every command expects."""
+    """Return the directories of a run that every command expects."""
     return [paths.workers, paths.journals, paths.logs, paths.control, paths.bandit]
 
 
 def not_directories(paths: RunPaths, manifest: Manifest) -> list[str]:
-    """Names below a run where something else is in the place of a directory."""
+    """Return the names below a run that exist, but are not the directories they should be."""
     wanted = [*run_directories(paths), paths.jobs]
     for spec in manifest.stages:
         stage = paths.stage(spec.name)
@@ -231,25 +231,25 @@ def not_directories(paths: RunPaths, manifest: Manifest) -> list[str]:
 
 
 def targets(stage: StagePaths) -> set[str]:
-    """What the entries of a stage's log name."""
+    """Return the files that the entries of a stage's log name."""
     paths = (stage.log / name for name in files.list_names(stage.log))
     return {files.read_name(path) for path in paths if path.is_symlink()}
 
 
 def head_is_wrong(log: StageLog) -> bool:
-    """Whether ``head`` is missing, damaged, or shows another number of entries."""
+    """Return whether ``head`` is missing, damaged, or shows a wrong number of entries."""
     for pause_s in (_BEING_WRITTEN_S, 0.0):
         shown = log.hint()
         log.poll()
         if shown == log.length:
             return False
-        # It may be about to be written.
+        # A process may be about to write it.
         time.sleep(pause_s)
     return True
 
 
 def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
-    """(stage, unit, generation, worker) of what a journal tells of claims."""
+    """Yield (stage, unit, generation, worker) of the claims in a journal's lines."""
     owner = journal.name.removesuffix(".jsonl")
     seen = set()
     for found in JournalReader(journal).poll():
@@ -265,8 +265,11 @@ def _passes(journal: Path) -> Iterator[tuple[str, str, int, str]]:
 
 
 def present_workers(paths: RunPaths, now_s: float) -> list[str]:
-    """Workers that may be alive: neither left, nor silent for an hour before ``now_s``, a time of
-    the filesystem's. Nobody's process is looked for: it may be another container's."""
+    """Return the workers that may be alive: not finished, and not silent for an hour.
+
+    ``now_s`` is the filesystem's time. Processes are not checked, because a worker may run in
+    another container.
+    """
     found = []
     for name in sorted(files.list_names(paths.workers)):
         if not name.endswith(".json") or _is_old(paths.workers / name, now_s):

@@ -1,7 +1,7 @@
-"""What can be mended of a run, as data.
+"""Repairs of a run, as data.
 
-A repair makes a name that is missing, writes a hint anew, or takes away what nobody reads. It
-writes no journal, no log entry and no payload, so that no result can be lost by it.
+A repair creates a missing name, rewrites a hint, or moves away files that no process reads. It
+writes no journal, no log entry and no payload, so it cannot lose a result.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _FOUND: dict[Kind, tuple[Verdict, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """One thing to do to one or more files of a kind."""
+    """One action for one or more files of a kind."""
 
     kind: Kind
-    """``directory``: make it; ``claim``: make it again; ``head``: write it anew; ``aside``: move it
-    to the same place below ``repaired/``; ``back``: the reverse."""
+    """``directory``: create it; ``claim``: create it again; ``head``: rewrite it; ``aside``: move
+    it to the same path below ``repaired/``; ``back``: the reverse."""
     names: tuple[str, ...]
     """Paths below the run."""
     owners: tuple[str, ...] = ()
-    """Of claims: the worker of each."""
+    """For claims: the worker of each."""
     stage: str = ""
-    """Whose; "" for the run's."""
+    """The stage that the files belong to; "" for files of the run itself."""
     why: str
-    """What the damage costs, and what the repair rests on."""
+    """The cost of the damage, and the evidence for the repair."""
 
     @property
     def words(self) -> str:
-        """What would be done: "make stages/items/claims"."""
+        """The action in words: "make stages/items/claims"."""
         return f"{_ACTS[self.kind]} {self.some}"
 
     @property
     def some(self) -> str:
-        """The first names, and how many more there are."""
+        """The first names, and the number of further ones."""
         more = f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
         return ", ".join(self.names[:_SHOWN]) + more
 
@@ -68,15 +68,15 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What there is to do."""
+    """The repairs of a run."""
 
     repairs: tuple[Repair, ...]
-    """In the order in which they are done."""
+    """The repairs in their order of execution."""
     left: tuple[str, ...]
-    """What stays as it is, and why."""
+    """Damage that stays as it is, and why."""
 
     def findings(self) -> Iterator[Finding]:
-        """What an examination says of the repairs."""
+        """Yield a finding for each repair, for the report of an examination."""
         for repair in self.repairs:
             verdict, what = _FOUND[repair.kind]
             mend = "'hpctk doctor RUN --repair' shows what it would do, and asks"

@@ -1,4 +1,4 @@
-"""Everything that one examination found."""
+"""The report of one examination."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is said of one directory."""
+    """The result of examining one directory."""
 
     directory: str
-    """As it was given."""
+    """The directory as it was given."""
     sides: tuple[Side, ...]
-    """Who took part, the lead first; none where nothing could be written."""
+    """The sides, the lead first; empty if the directory is not writable."""
     apart: bool
     """Whether the sides stand for two hosts."""
     locks_proven: bool
-    """Whether flock kept another host out, and was freed by a death."""
+    """Whether flock excluded another host, and became free at its holder's death."""
     delays_s: dict[str, float | None]
-    """Seconds for which a change by one side was not seen by the other; None: too long."""
+    """Seconds until one side saw each change of the other side; None if it took too long."""
     findings: tuple[Finding, ...]
 
     @property

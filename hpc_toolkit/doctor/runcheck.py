@@ -1,4 +1,4 @@
-"""A run as its files are: what is damaged, missing or left over. Writes nothing, takes no lock."""
+"""Check a run's files: which are damaged, missing or left over. Writes nothing, takes no lock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BACKUP = "look again in a minute; if it stays, restore the stage's files from a
 
 @dataclass(slots=True)
 class _Journals:
-    """What was read of all journals."""
+    """The lines and the faults of all journals."""
 
     lines: int = 0
     damaged: list[str] = field(default_factory=list)
@@ -56,9 +56,9 @@ class _Journals:
 
 
 def check_run(root: Path) -> list[Finding]:
-    """Read a run whole; a finding for each kind of thing, those in order included.
+    """Read the complete run; return a finding for each kind of file, also if all are in order.
 
-    A living run changes meanwhile, so that what refers to something is read before it.
+    An active run changes meanwhile, so references are read before the files that they refer to.
     """
     paths = RunPaths(root)
     try:
@@ -92,7 +92,7 @@ def check_run(root: Path) -> list[Finding]:
 
 
 def _check_settings(paths: RunPaths, manifest: Manifest) -> list[Finding]:
-    """Those of an update of a campaign; those in run.json are written once, with all of it."""
+    """Check the settings of a campaign's update; those in run.json never change."""
     if manifest.campaign is None or not os.path.lexists(paths.campaign):
         return []
     try:
@@ -104,7 +104,7 @@ def _check_settings(paths: RunPaths, manifest: Manifest) -> list[Finding]:
 
 
 def _names(directory: Path) -> list[str]:
-    """Names in a directory; none where a file is in its place, which is a finding of its own."""
+    """Return the names in a directory; [] for a file in its place, which is a separate finding."""
     try:
         return files.list_names(directory)
     except HpcToolkitError:
@@ -121,12 +121,12 @@ def _payloads(stage: StagePaths) -> set[str]:
 
 
 def _check_log(log: StageLog, payloads: set[str]) -> Finding:
-    """Entries in one order without a gap, each with its payload, and payloads that none names."""
+    """Check that entries have no gap and all their payloads; report payloads without an entry."""
     check = f"log ({log.paths.name})"
     means = "workers wait for it, and everything behind it does not exist for them"
     numbers = {int(name) for name in _names(log.paths.log) if name.isdigit()}
     try:
-        # It is written behind an entry, and tells of those that somebody deleted.
+        # The hint is written after an entry, so it reveals entries that were deleted.
         numbers.add(log.hint())
         log.poll()
         named = [log.paths.entry(n).readlink().as_posix() for n in range(1, log.length + 1)]
@@ -159,7 +159,7 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
 
 
 def _bad_line(log: StageLog, table: Path) -> int:
-    """The first line of the table that is not what it should be, or is not there; 0 for none."""
+    """Return the number of the table's first invalid or missing line; 0 if all are valid."""
     try:
         wanted = log.table_header()[0] + 1
     except HpcToolkitError:
@@ -181,7 +181,7 @@ def _bad_line(log: StageLog, table: Path) -> int:
 def _check_claims(
     stage: StagePaths, names: list[str], units: set[str] | None, workers: set[str]
 ) -> list[Finding]:
-    """``units`` are the known ones; None: not all of them are known."""
+    """Check the claims of a stage; ``units`` are its known units, None if some are unknown."""
     check = f"claims ({stage.name})"
     generations: dict[str, set[int]] = defaultdict(set)
     foreign, unreadable, ownerless = [], [], []
@@ -227,7 +227,7 @@ def _read_journals(paths: RunPaths) -> _Journals:
             told.unreadable.append(f"{name} ({error.strerror})")
             continue
         if reader.torn_bytes:
-            # Its worker may be in the middle of the line.
+            # Its worker may be writing this line.
             time.sleep(_BEING_WRITTEN_S)
             _read_journal(reader, told)
         told.damaged += [f"{name} at byte {offset}" for offset in reader.bad_lines]
@@ -263,7 +263,7 @@ def _judge_journals(told: _Journals, foreign: list[str], workers: set[str]) -> l
 def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:
     unreadable = [name for name in sorted(workers) if read_presence(paths.worker(name)) is None]
     if unreadable:
-        # One that was read in the middle of a write is whole a moment later.
+        # A file that was read during a write is complete a moment later.
         time.sleep(_BEING_WRITTEN_S)
         unreadable = [name for name in unreadable if read_presence(paths.worker(name)) is None]
     for found in _some_fault("workers", Verdict.SLOWER, "cannot be read", unreadable, _TIMED):

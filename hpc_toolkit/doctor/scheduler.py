@@ -1,4 +1,4 @@
-"""Slurm as a run's jobs need it: whether it answers, and what its settings do to them."""
+"""Check Slurm for a run's jobs: whether it answers, and how its settings affect them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _ANSWER_S = 10.0
 _NOT_SET_UP = "Could not establish a configuration source"
 _GRACE_S = 30
-"""What a worker needs from a warning to its end: 25 s for its item, and the rest to leave."""
+"""Seconds that a worker needs from a warning to its end: 25 for its item, the rest to leave."""
 
 
 def check_slurm() -> list[Finding]:
-    """Ask the controller for its settings, once; one finding where there is none."""
+    """Query the controller's settings once and judge them; one finding if none answers."""
     missing = [name for name in _PROGRAMS if shutil.which(name) is None]
     if len(missing) == len(_PROGRAMS):
         return [_skipped("not on this PATH; workers run here without it")]
@@ -47,7 +47,7 @@ def _answer(config: Mapping[str, str], took_s: float) -> Finding:
 
 
 def judge_requeue(config: Mapping[str, str]) -> Finding:
-    """What becomes of a job that is preempted, or loses a node (slurm.conf(5))."""
+    """Judge what happens to a job that is preempted, or loses a node (slurm.conf(5))."""
     check = "requeue"
     wait_s, mode = _number(config.get("KillWait", "")), config.get("PreemptMode", "OFF").upper()
     told = [f"JobRequeue={config.get('JobRequeue', '?')} (scripts of hpctk ask for it themselves)"]
@@ -71,7 +71,7 @@ def judge_requeue(config: Mapping[str, str]) -> Finding:
 
 
 def judge_arrays(config: Mapping[str, str]) -> list[Finding]:
-    """How long an array of jobs can be; nothing where Slurm does not say."""
+    """Judge how long a job array can be; [] if Slurm does not say."""
     limit = _number(config.get("MaxArraySize", ""))
     if limit is None:
         return []
@@ -98,6 +98,6 @@ def _unknown(found: str, mend: str) -> Finding:
 
 
 def _number(text: str) -> int | None:
-    """The leading number of a setting such as ``30 sec``."""
+    """Return the leading number of a setting such as ``30 sec``, or None."""
     match = re.match(r"[0-9]+", text)
     return int(match[0]) if match else None

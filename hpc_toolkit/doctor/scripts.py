@@ -1,4 +1,4 @@
-"""Every template, rendered for the cluster that is meant here, and read by the shell."""
+"""Render every template for the cluster of this machine, and let bash check the scripts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _OWN: dict[str, dict[str, Any]] = {
     "train-multi-gpu": {"command": ("train.py",)},
     "train-multi-node": {"command": ("train.py",)},
 }
-"""What a template cannot do without."""
+"""Fields that each template needs."""
 _ON_GPUS = ("train-single-gpu", "train-multi-gpu")
 _ON_ONE_NODE = ("train-cpu", *_ON_GPUS)
 
 
 def check_scripts() -> list[Finding]:
-    """Render each template for one job of the smallest size that the cluster takes; submit none."""
+    """Render each template for the smallest job that the cluster accepts; submit nothing."""
     check = "templates"
     try:
         cluster = resolve_cluster(None).cluster
@@ -52,14 +52,14 @@ def check_scripts() -> list[Finding]:
 
 
 def _has_place(name: str, cluster: Cluster) -> bool:
-    """Whether a site can have jobs of a template at all."""
+    """Return whether a site can run jobs of a template at all."""
     if name in _ON_GPUS and cluster.gpus_per_node == 0:
         return False
     return name not in _ON_ONE_NODE or (cluster.min_nodes or 1) == 1
 
 
 def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
-    """What is wrong with a template's script, and how to mend it; None for nothing."""
+    """Return what is wrong with a template's script, and how to fix it; None if it is fine."""
     from hpc_toolkit.slurm.render.file import origin
     from hpc_toolkit.slurm.render.script import render_script
     from hpc_toolkit.slurm.render.spec import ScriptSpec
@@ -82,7 +82,7 @@ def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
 
 
 def _refused(script: str) -> str:
-    """What bash has against a script; "" for nothing, or where there is no bash."""
+    """Return bash's first complaint about a script; "" if it has none, or without bash."""
     bash = shutil.which("bash")
     if bash is None:
         return ""

@@ -1,4 +1,4 @@
-"""The two sides of an examination: where each stands, and what their agreement can prove."""
+"""The two sides of an examination: their hosts and mounts, and whether they stand for two hosts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One process that works through one path."""
+    """One process that uses the directory by one path."""
 
     host: str
     """Host name (see :func:`hpc_toolkit.system.ranks.host_name`)."""
     boot: str
     """Id of the host's boot."""
     device: int
-    """The kernel's number of the mounted filesystem; means something within one boot only."""
+    """The kernel's number of the mounted filesystem; comparable only within one boot."""
     path: str
-    """The directory as this side names it."""
+    """The directory by this side's path."""
     mount: Mount
 
     def to_json(self) -> dict[str, Any]:
@@ -38,10 +38,10 @@ class Side:
 
 
 def side_of(directory: Path) -> Side:
-    """This process as a side.
+    """Describe this process as a side.
 
     Raises:
-        OSError: the directory cannot be looked at.
+        OSError: the directory cannot be accessed.
     """
     return Side(
         host=host_name(),
@@ -53,9 +53,9 @@ def side_of(directory: Path) -> Side:
 
 
 def are_apart(one: Side, other: Side) -> bool:
-    """Whether what holds between these sides holds between hosts.
+    """Return whether results between these sides are valid between hosts.
 
-    Within one kernel only two mounts with caches and locks of their own can stand for two hosts; a
-    bind mount, or a second NFS mount that shares the first one's cache, has the same device.
+    Within one kernel only two mounts with separate caches and locks can stand for two hosts. A bind
+    mount, or a second NFS mount that shares the cache of the first, has the same device.
     """
     return one.boot != other.boot or one.device != other.device

@@ -1,4 +1,4 @@
-"""Room on the filesystem: bytes, files, and quotas where a program tells of them."""
+"""Check the free space of the filesystem: bytes, inodes, and quotas if a program shows them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MAKE_ROOM = "remove what is not needed, or choose another directory"
 
 
 def check_space(directory: Path) -> list[Finding]:
-    """Free bytes and free inodes, as statvfs(3) tells them to this user."""
+    """Check free bytes and free inodes, as statvfs(3) reports them to this user."""
     space = os.statvfs(directory)
     if not space.f_blocks:
-        # Mounts of object stores, and others in the moment in which they are made, count nothing.
+        # Mounts of object stores, and others just after they are made, report a size of 0.
         return [
             Finding(
                 check="space",
@@ -49,7 +49,7 @@ def check_space(directory: Path) -> list[Finding]:
             mend=_MAKE_ROOM if little else "",
         )
     ]
-    # Some filesystems count no files.
+    # Some filesystems report no number of files.
     if space.f_files:
         few = space.f_favail < _LEAST_FILES
         findings.append(
@@ -65,7 +65,7 @@ def check_space(directory: Path) -> list[Finding]:
 
 
 def check_quota(mount: Mount) -> list[Finding]:
-    """What the quota programs say, where there are any; nothing where they are silent."""
+    """Check the quota that a quota program prints; [] without a program or its output."""
     told = _ask_quota(mount)
     if not told:
         return []
@@ -92,7 +92,7 @@ def _ask_quota(mount: Mount) -> str:
 
 
 def _last_words(argv: list[str]) -> str:
-    """The last line that a program prints, without runs of spaces; "" if it does not answer."""
+    """Return the last line that a program prints, without runs of spaces; "" if it fails."""
     with suppress(OSError, subprocess.TimeoutExpired):
         ended = subprocess.run(
             argv,

@@ -1,4 +1,4 @@
-"""What writing costs here: small files, and results that must be on disk."""
+"""Measure the cost of writing small files, and results that must be on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINE = b"x" * 199 + b"\n"
 
 
 def check_writing(area: Path) -> Finding:
-    """Write and sync by all the means of a run; the cost of a line that must be on disk."""
+    """Write and sync files as a run does; report the time to put a line on disk."""
     files.write_new(area / "written", [_LINE])
     journal = JournalWriter(area / "synced")
     seconds: list[float] = []
@@ -50,7 +50,7 @@ def check_writing(area: Path) -> Finding:
 
 
 def check_small_files(area: Path) -> Finding:
-    """Create and close empty files in one directory, as fast as one process can."""
+    """Measure how fast one process creates and closes empty files in one directory."""
     directory = area / "many"
     directory.mkdir()
     began = time.monotonic()
@@ -70,5 +70,5 @@ def check_small_files(area: Path) -> Finding:
 
 
 def format_ms(seconds: float) -> str:
-    """Milliseconds with what counts of them: "0.08 ms"."""
+    """Format seconds as milliseconds with three significant digits: "0.08 ms"."""
     return f"{seconds * 1000:.3g} ms"

@@ -1,4 +1,4 @@
-"""What torch makes of the GPUs that this process may use; called in a child, since it may hang."""
+"""Test this process's GPUs with torch; called in a child process, because it may hang."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NUMBERS = 1 << 24
 
 
 def look() -> dict[str, Any]:
-    """torch's version, its GPUs, and whether each multiplies as the CPU does.
+    """Return torch's version, its GPUs, and whether each multiplies as the CPU does.
 
     Returns:
-        ``torch`` and ``cuda``, versions ("" for a build without GPUs); ``error`` where it cannot
-        use any; else ``gpus``, each with ``name``, ``free`` and ``total`` bytes, ``right`` and
-        ``seconds``, or with ``error``.
+        ``torch`` and ``cuda``, versions ("" for a build without GPUs). In a build with GPUs also
+        ``error`` if torch cannot use them; otherwise ``gpus``, each with ``name``, ``free`` and
+        ``total`` bytes, ``right`` and ``seconds``, or with ``error``.
     """
     be_quiet()
     import torch
@@ -46,7 +46,7 @@ def _look_at(index: int) -> dict[str, Any]:
     import torch
 
     device = torch.device("cuda", index)
-    # Whole numbers, so that any order of summing gives the same.
+    # Integers, so that the result does not depend on the order of summation.
     numbers = torch.arange(_SIDE * _SIDE, dtype=torch.float64).remainder(7).reshape(_SIDE, _SIDE)
     try:
         free, total = torch.cuda.mem_get_info(device)
@@ -63,15 +63,16 @@ def _look_at(index: int) -> dict[str, Any]:
 def sum_together(
     meeting: Path, *, rank: int, world: int, device: str, address: str, timeout_s: float
 ) -> dict[str, Any]:
-    """One rank of an all_reduce: ``seconds`` of the second one, whether it was ``right``, and the
-    ``library`` that did it; or ``error``.
+    """Run one rank of two all_reduces; return ``right``, ``seconds`` and ``library``, or ``error``.
+
+    ``seconds`` is the time of the second all_reduce; ``right`` says whether both sums are correct.
 
     Args:
-        meeting: an empty file that all ranks see; the first one writes there how it is reached.
-        rank: which one this is.
-        world: how many there are.
+        meeting: an empty file that all ranks see; the first rank writes its address into it.
+        rank: number of this rank.
+        world: number of ranks.
         device: ``cuda:N``, for NCCL, or ``cpu``, for Gloo.
-        address: the name by which others reach the first rank's host.
+        address: the name by which the others reach the first rank's host.
         timeout_s: how long to wait for the others.
     """
     be_quiet()
@@ -94,7 +95,7 @@ def sum_together(
         second = first.clone()
         torch.distributed.all_reduce(first)
         right = bool((first == total).all())
-        # The first one made the connections.
+        # Time the second all_reduce: the first one made the connections.
         began = time.monotonic()
         torch.distributed.all_reduce(second)
         right = bool((second == total).all()) and right
@@ -105,7 +106,7 @@ def sum_together(
 
 
 def _library(backend: str) -> str:
-    """Its name, with the version where there is one."""
+    """Return the name of the library behind a backend, with NCCL's version."""
     import torch
 
     if backend == "gloo":
@@ -115,7 +116,7 @@ def _library(backend: str) -> str:
 
 
 def _meet(meeting: Path, rank: int, address: str, timeout_s: float) -> Store:
-    """The store through which ranks find each other; the first one holds it, on a free port."""
+    """Return the store through which ranks find each other; the first rank serves it."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -130,10 +131,10 @@ def _meet(meeting: Path, rank: int, address: str, timeout_s: float) -> Store:
 
 
 def where_to_meet(meeting: Path, timeout_s: float) -> tuple[str, int]:
-    """Host and port, as the first rank has written them.
+    """Read host and port of the first rank, as soon as it has written them.
 
     Raises:
-        TimeoutError: it did not.
+        TimeoutError: it has not written them in time.
     """
     end = time.monotonic() + timeout_s
     while not (told := files.read_fresh(meeting)).endswith(b"\n"):
@@ -146,7 +147,7 @@ def where_to_meet(meeting: Path, timeout_s: float) -> tuple[str, int]:
 
 
 def be_quiet() -> None:
-    """Keep what libraries print out of the report: stdout carries data alone."""
+    """Drop the output of libraries, because stdout carries data; NCCL_DEBUG sends it to stderr."""
     if "NCCL_DEBUG" in os.environ:
         os.dup2(2, 1)
         return
@@ -156,6 +157,6 @@ def be_quiet() -> None:
 
 
 def first_words(error: BaseException) -> str:
-    """The first line of an error that says something, and no more of it than a message holds."""
+    """Return the first line of an error that is not empty, short enough for a message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:_MOST_WORDS]

@@ -1,4 +1,4 @@
-"""How long one side goes on seeing what was before the other side changed it."""
+"""Measure how long one side sees old contents after the other side has changed them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from hpc_toolkit.doctor.pair import Pair
 
 LIMIT_S = 65.0
-"""NFS remembers a directory for 60 s unless it is told otherwise (acdirmax in nfs(5))."""
+"""Longer than 60 s, for which NFS caches a directory by default (acdirmax in nfs(5))."""
 _PROMPT_S = 5.0
 _BEFORE, _AFTER = b"0" * 64, b"1" * 64
 
 
 class Changes:
-    """The side that changes things, by the means of a run: what it opens stays open."""
+    """Files that one side changes as a run does: its open files stay open."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,7 +41,7 @@ class Changes:
         self._heartbeat = PresenceFile(directory / "heartbeat", me)
 
     def make(self) -> None:
-        """Change everything at once."""
+        """Make all changes at once."""
         self._heartbeat.update()
         self._journal.append(_AFTER)
         self._journal.sync()
@@ -54,7 +54,7 @@ class Changes:
 
 
 def looks(directory: Path) -> dict[str, Callable[[], bool]]:
-    """Whether each change is seen, by the means of a reader."""
+    """Return a function for each change that says whether a reader of the run sees it."""
 
     def reads(name: str, data: bytes) -> Callable[[], bool]:
         return lambda: files.read_fresh(directory / name) == data
@@ -82,10 +82,10 @@ _MEANS = {
 
 
 def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
-    """Seconds from the moment in which the other side was asked for changes until each was seen, an
-    upper limit of its delay; None: longer than ``limit_s`` after that side was done.
+    """Return the seconds from the request to the other side until each change was seen.
 
-    Everything is looked at before, since what was never seen is in no cache.
+    They are upper bounds of the delays; None means longer than ``limit_s`` after that side was
+    done. All files are read before the changes, because caches hold only files that were read.
     """
     directory = pair.area / "views"
     pair.ask("prepare", name="views")

@@ -1,4 +1,4 @@
-"""The accounting of a lab: a MariaDB on a socket of its own, and slurmdbd before it."""
+"""The accounting of a lab: a MariaDB on its own socket, and slurmdbd, which stores jobs in it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def start_database(host: Host) -> None:
-    """Make an empty database and start it: reached by its socket alone, by this user alone.
+    """Create an empty database and start its server; only this user reaches it, by its socket.
 
     Raises:
-        HpcToolkitError: it does not start.
+        HpcToolkitError: the server does not start.
     """
     paths = host.paths
     user = user_name()
@@ -41,29 +41,29 @@ def start_database(host: Host) -> None:
         f"--socket={paths.database_socket}",
         f"--pid-file={paths.run}/mariadbd.pid",
         f"--log-error={paths.log('mariadbd')}",
-        # A trial's database is thrown away with the lab: it need not survive a power loss.
+        # The database is deleted with the lab, so it need not survive a power loss.
         "--innodb-flush-log-at-trx-commit=0",
         "--innodb-buffer-pool-size=32M",
         "--skip-log-bin",
     ]
-    # It stays in the foreground of a shell that goes: nobody waits for it, as for a daemon.
+    # mariadbd stays in the foreground, so a shell starts it in the background and exits.
     shell = ["sh", "-c", '"$@" & ', "lab", program(server[0]), *server[1:]]
     start(host, "mariadbd", shell, log="mariadbd").wait()
     wait_for_daemon(host, "mariadbd", paths.database_socket.exists)
 
 
 def start_slurmdbd(host: Host) -> None:
-    """Start slurmdbd and make the lab's cluster known to it.
+    """Start slurmdbd and add the lab's cluster to it.
 
     Raises:
-        HpcToolkitError: it does not start.
+        HpcToolkitError: slurmdbd does not start.
     """
     start(host, "slurmdbd", ["slurmdbd"], log="slurmdbd").wait()
     wait_for_daemon(host, "slurmdbd", lambda: _add_cluster(host))
 
 
 def _add_cluster(host: Host) -> bool:
-    """Whether slurmdbd took the cluster; it knows nothing while it makes its tables."""
+    """Return whether slurmdbd accepted the cluster; it fails while it creates its tables."""
     paths = host.paths
     argv = [program("sacctmgr"), "--immediate", "add", "cluster", CLUSTER_NAME]
     done = finished(argv, daemon_environment(paths), what="sacctmgr", logs=paths.logs)

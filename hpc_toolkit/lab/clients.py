@@ -1,4 +1,4 @@
-"""Slurm's commands, pointed at a lab and at nothing else."""
+"""Run Slurm's commands against a lab, and against no other Slurm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_toolkit.lab.packages import program
 if TYPE_CHECKING:
     from hpc_toolkit.lab.settings import LabPaths
 
-# What an outer Slurm, or options meant for one, would change about a command given to the lab.
+# Variables of an outer Slurm, or options meant for it, would change commands for the lab.
 _FOREIGN = (
     "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_",
     "SCONTROL_", "PMI_", "PMIX_",
@@ -20,13 +20,13 @@ _FOREIGN = (
 
 
 def environment(paths: LabPaths) -> dict[str, str]:
-    """This process's environment for commands that shall speak with the lab."""
+    """Return this process's environment for commands that contact the lab."""
     own = {key: text for key, text in os.environ.items() if not key.startswith(_FOREIGN)}
     return {**own, "SLURM_CONF": str(paths.slurm_conf)}
 
 
 def ask(paths: LabPaths, *argv: str, limit_s: float | None = None) -> str:
-    """What a Slurm command prints when the lab answers it.
+    """Run a Slurm command against the lab and return its stdout.
 
     Raises:
         HpcToolkitError: it fails, or does not answer within ``limit_s``, by default 30 s.
@@ -40,7 +40,7 @@ def ask(paths: LabPaths, *argv: str, limit_s: float | None = None) -> str:
 
 
 def node_states(paths: LabPaths) -> dict[str, str]:
-    """The state of every node in sinfo's words; none while slurmctld does not answer."""
+    """Return the state of every node in sinfo's terms; {} while slurmctld does not answer."""
     try:
         text = ask(paths, "sinfo", "-h", "-N", "-p", "main", "-o", "%N %T")
     except HpcToolkitError:

@@ -1,4 +1,4 @@
-"""Commands that ask something and end: run to their end, or killed when that does not come."""
+"""Run short commands to their end, and kill those that take too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ANSWER_S = 30.0
-"""Seconds for a question. Slurm's programs try again by themselves, for about 10 s."""
+"""Seconds for a query. Slurm's programs retry by themselves for about 10 s."""
 
 
 def finished(
@@ -24,14 +24,14 @@ def finished(
     logs: Path,
     limit_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command that has ended, with what it printed.
+    """Run a command to its end and return its exit code and output.
 
-    ``what`` is its name for an error, and ``logs`` the directory where the daemons write why. It
-    has ``limit_s`` seconds, by default ANSWER_S.
+    Errors call it ``what`` and refer to ``logs``, the directory of the daemons' logs. It gets
+    ``limit_s`` seconds, by default ANSWER_S.
 
     Raises:
-        HpcToolkitError: it did not end in time, as when a daemon is stopped; it was killed, with
-            all that it started.
+        HpcToolkitError: the command did not end in time, for example because a daemon is stopped.
+            Its process group was killed.
     """
     limit_s = ANSWER_S if limit_s is None else limit_s
     child = subprocess.Popen(

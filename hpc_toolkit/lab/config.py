@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     from hpc_toolkit.lab.settings import LabPaths, LabSettings
 
 CLUSTER_NAME = "hpctklab"
-"""No name that a site would give its own: the cluster file is recognized by it."""
+"""A name that no site would use, because the built-in cluster ``lab`` is recognized by it."""
 CONTROL = "localhost"
 """The host name that slurmctld, slurmdbd and munged see."""
 _JOB_IDS = 60_000_000  # Slurm counts to 67 million.
 
 
 def ports_needed(settings: LabSettings) -> int:
-    """Consecutive ports: slurmctld, one per node, slurmdbd."""
+    """Return how many consecutive ports a lab needs: slurmctld, one per node, slurmdbd."""
     return settings.nodes + 2
 
 
 def database_port(settings: LabSettings, port: int) -> int:
-    """Where slurmdbd listens, in the block that begins at ``port``."""
+    """Return the port of slurmdbd in the block of ports that begins at ``port``."""
     return port + settings.nodes + 1
 
 
 def first_job_id(epoch_s: float) -> int:
-    """The number of a lab's first job, from the time of its start in tenths of a second.
+    """Return the id of a lab's first job, from its start time in tenths of a second.
 
-    Two labs hardly ever share a number, so a log named after its job is no earlier lab's.
+    Two labs hardly ever share an id, so a log named after a job is not that of an earlier lab.
     """
     return int(epoch_s * 10) % _JOB_IDS + 1
 
@@ -38,7 +38,7 @@ def first_job_id(epoch_s: float) -> int:
 def slurm_conf(
     settings: LabSettings, paths: LabPaths, *, port: int, user: str, first_job: int
 ) -> str:
-    """slurm.conf(5) for daemons that run as ``user`` and listen from ``port`` on."""
+    """Return slurm.conf(5) for daemons that run as ``user`` on the ports from ``port`` on."""
     lines = [
         *_identity(paths, port=port, user=user),
         *_behaviour(),
@@ -59,7 +59,7 @@ def _identity(paths: LabPaths, *, port: int, user: str) -> list[str]:
         "CredType=cred/munge",
         # A requeued job waits until its old credential has expired: 120 s by default.
         f"AuthInfo=socket={paths.munge_socket},cred_expire=5",
-        # Daemons listen on what their host name means, which in a lab is 127.0.0.1.
+        # Daemons listen on the address of their host name, which is 127.0.0.1 in a lab.
         "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
         f"SlurmctldPort={port}",
         f"StateSaveLocation={paths.state}",
@@ -78,7 +78,7 @@ def _behaviour() -> list[str]:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         "SlurmdParameters=config_overrides",
-        # With 2, a reply from before a crash takes the node back into service (node_did_resp).
+        # With 2, a reply from before a crash would return a node to service (node_did_resp).
         "ReturnToService=1",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
@@ -126,7 +126,7 @@ def _nodes(settings: LabSettings, port: int) -> list[str]:
 
 
 def node_range(settings: LabSettings) -> str:
-    """All nodes as one expression of hosts: ``n[1-8]``."""
+    """Return all nodes as one host list: ``n[1-8]``."""
     return f"n{_range(1, settings.nodes)}"
 
 
@@ -135,7 +135,7 @@ def _range(first: int, last: int) -> str:
 
 
 def gres_conf(settings: LabSettings, paths: LabPaths) -> str:
-    """gres.conf(5): the devices that stand for GPUs."""
+    """Return gres.conf(5) with the devices that represent GPUs."""
     lines = ["AutoDetect=off"]
     if settings.gpus_per_node:
         files = f"{paths.devices}/gpu{_range(0, settings.gpus_per_node - 1)}"
@@ -146,7 +146,7 @@ def gres_conf(settings: LabSettings, paths: LabPaths) -> str:
 
 
 def slurmdbd_conf(settings: LabSettings, paths: LabPaths, *, port: int, user: str) -> str:
-    """slurmdbd.conf(5); the database is reached by MYSQL_UNIX_PORT."""
+    """Return slurmdbd.conf(5); slurmdbd finds the database by MYSQL_UNIX_PORT."""
     lines = [
         "AuthType=auth/munge",
         f"AuthInfo=socket={paths.munge_socket}",
@@ -166,7 +166,7 @@ def slurmdbd_conf(settings: LabSettings, paths: LabPaths, *, port: int, user: st
 
 
 def cluster_toml(settings: LabSettings) -> str:
-    """A cluster file for this lab: the built-in one, but with the nodes and GPUs it has."""
+    """Return a cluster file: the built-in ``lab`` with the nodes and GPUs of this lab."""
     lines = [
         'extends = "lab"',
         f"description = \"a Slurm of 'hpctk lab': {settings.words}\"",
@@ -181,7 +181,7 @@ def cluster_toml(settings: LabSettings) -> str:
 
 
 def hosts_text(settings: LabSettings, machine: str) -> str:
-    """The hosts file of a lab: the machine's own, but every name of the lab is this machine."""
+    """Return the machine's hosts file with 127.0.0.1 for every name of the lab."""
     names = {CONTROL, *settings.node_names}
     lines = [f"{LOOPBACK} {name}" for name in (CONTROL, *settings.node_names)]
     for line in machine.splitlines():

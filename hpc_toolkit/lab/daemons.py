@@ -1,8 +1,8 @@
-"""Daemons of a lab: each started in namespaces of its own, so that it is a host by itself.
+"""Start the daemons of a lab, each in its own namespaces, so that it acts as a separate host.
 
-In its UTS and mount namespace a daemon has the host name of its node, and a hosts file in which
-every name of the lab is 127.0.0.1. Slurm listens on what its host name means, hence there alone.
-An ordinary user gets these namespaces inside a user namespace (see user_namespaces(7)).
+In its UTS and mount namespaces a daemon has the host name of its node, and a hosts file in which
+every name of the lab is 127.0.0.1. Slurm listens on the address of its host name, so it listens
+there only. An ordinary user gets these namespaces inside a user namespace (user_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _READY_S = 90.0
 _PAUSE_S = 0.01
 _TAIL_LINES = 15
 
-# Arguments: hosts file, host name, directory of devices, then the command. Slurm wants character
-# devices as GPUs: each file there becomes /dev/null, for which nobody needs to be root.
+# Arguments: hosts file, host name, directory of devices, then the command. Slurm accepts only
+# character devices as GPUs, so each file in the directory becomes /dev/null, which needs no root.
 _ENTER = """
 set -eu
 mount --bind "$1" /etc/hosts
@@ -46,7 +46,7 @@ exec "$@"
 
 
 class NamespaceError(HpcToolkitError):
-    """This machine does not let a process of this user be a host of its own."""
+    """This user cannot create the namespaces of a lab's host on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +55,23 @@ class Host:
 
     paths: LabPaths
     start: str
-    """Which start of the lab; its hosts files are named so, and a later start removes them."""
+    """Id of the lab's start, in the names of its hosts files; a later start removes them."""
     node: str = CONTROL
 
     def command(self, argv: list[str]) -> list[str]:
-        """``argv`` as a command that runs on this host."""
+        """Return ``argv`` as a command that runs on this host."""
         hosts = self.paths.hosts_file(self.start, self.node)
         enter = ["sh", "-c", _ENTER, "lab", str(hosts), self.node, str(self.paths.devices)]
         if os.geteuid() == 0:
             return ["unshare", "--uts", "--mount", *enter, *argv]
         own = ["unshare", "--user", "--map-current-user", "--keep-caps", "--uts", "--mount"]
-        # What mounts needed, the daemons and their jobs must not keep.
+        # Daemons and their jobs must not keep the capabilities that the mounts needed.
         drop = ["setpriv", "--inh-caps=-all", "--ambient-caps=-all", "--"]
         return [*own, *enter, *drop, *argv]
 
 
 def user_name() -> str:
-    """Who the daemons run as: the name, or the number of a user who has none."""
+    """Return the user that daemons run as: the name, or the UID of a user without a name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -79,7 +79,7 @@ def user_name() -> str:
 
 
 def daemon_environment(paths: LabPaths) -> dict[str, str]:
-    """What daemons see of the environment: nothing of the shell that started them."""
+    """Return the environment of daemons; only PATH comes from the environment of this process."""
     return {
         "PATH": search_path(),
         "LC_ALL": "C.UTF-8",
@@ -89,11 +89,11 @@ def daemon_environment(paths: LabPaths) -> dict[str, str]:
 
 
 def check_namespaces(host: Host) -> None:
-    """Return if a process can be made a host of its own here.
+    """Check that this user can create the namespaces of a lab's host.
 
     Raises:
-        NamespaceError: it cannot, and why.
-        HpcToolkitError: the kernel does not answer.
+        NamespaceError: it is not possible; the error says why.
+        HpcToolkitError: unshare did not end in time.
     """
     paths = host.paths
     command = host.command(["true"])
@@ -111,19 +111,19 @@ def check_namespaces(host: Host) -> None:
 
 @dataclass(slots=True)
 class Starting:
-    """A daemon, or a program that prepares one, that was started and not yet waited for."""
+    """A daemon, or a program that prepares one, that was started but may not be ready yet."""
 
     name: str
     log: Path
     process: subprocess.Popen[bytes]
     output: Path
-    """What it says before it has its log."""
+    """File for its output before it opens its log."""
 
     def wait(self) -> None:
-        """Return once it has gone to the background.
+        """Wait until the program has exited, or a daemon has moved to the background.
 
         Raises:
-            HpcToolkitError: it failed; with the end of its log.
+            HpcToolkitError: it failed; the error has the end of its log.
         """
         try:
             code = self.process.wait(_START_S)
@@ -137,10 +137,10 @@ class Starting:
 
 
 def wait_for_all(starting: list[Starting]) -> None:
-    """Wait for each, then raise what the first one that failed raised.
+    """Wait for all of them, then raise the error of the first that failed.
 
     Raises:
-        HpcToolkitError: one failed.
+        HpcToolkitError: one of them failed.
     """
     failures = []
     for one in starting:
@@ -153,7 +153,7 @@ def wait_for_all(starting: list[Starting]) -> None:
 
 
 def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
-    """Start a program that ends when it is done, or goes to the background by itself."""
+    """Start a program that ends when it is done, or moves to the background by itself."""
     output = host.paths.logs / f"{log}.start"
     with output.open("wb") as out:
         process = subprocess.Popen(
@@ -170,11 +170,11 @@ def start(host: Host, name: str, argv: list[str], *, log: str) -> Starting:
 
 
 def start_munged(host: Host) -> Starting:
-    """The lab's own munged: whoever lacks its key is nobody here."""
+    """Start the lab's own munged; its key authenticates users to the lab's daemons."""
     paths = host.paths
     argv = [
         "munged",
-        # munged wants every directory above its files open to all users; here few are.
+        # munged expects that all users may enter every directory above its files.
         "--force",
         f"--socket={paths.munge_socket}",
         f"--key-file={paths.munge_private}/key",
@@ -186,22 +186,22 @@ def start_munged(host: Host) -> Starting:
 
 
 def start_slurmctld(host: Host) -> Starting:
-    """The controller, with no memory of earlier jobs."""
+    """Start the controller, without the state of earlier jobs."""
     argv = ["slurmctld", "-c", "-f", str(host.paths.slurm_conf)]
     return start(host, "slurmctld", argv, log="slurmctld")
 
 
 def start_slurmd(host: Host) -> Starting:
-    """The daemon of one node."""
+    """Start the daemon of one node."""
     argv = ["slurmd", "-N", host.node, "-f", str(host.paths.slurm_conf)]
     return start(host, f"slurmd of {host.node}", argv, log=f"slurmd-{host.node}")
 
 
 def wait_for_daemon(host: Host, name: str, ready: Callable[[], bool]) -> None:
-    """Return when a daemon of this host, which is in the background by now, is ready.
+    """Wait until a daemon in the background of this host is ready.
 
     Raises:
-        HpcToolkitError: it ended, or is not ready after 90 s; with the end of its log.
+        HpcToolkitError: it ended, or is not ready after 90 s; the error has the end of its log.
     """
     deadline = time.monotonic() + _READY_S
     missed = 0
@@ -215,7 +215,7 @@ def wait_for_daemon(host: Host, name: str, ready: Callable[[], bool]) -> None:
 
 
 def failure(what: str, *logs: Path) -> HpcToolkitError:
-    """An error with the last lines of the first log that says something."""
+    """Build an error with the last lines of the first log that is not empty."""
     for log in logs:
         try:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""The directory of a lab: who may touch it, and what lab.json says of the lab in it."""
+"""The directory of a lab: who may change it, and its record, lab.json."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 FORMAT = 1
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KEYS = {"format", "settings", "start"}
-"""By these a lab.json is a lab's, whichever version wrote it."""
+"""Keys that identify a lab's lab.json, whichever version wrote it."""
 _BEGINNING = b'{"format": '
 
 
 @dataclass(frozen=True, slots=True)
 class LabRecord:
-    """What lab.json says."""
+    """The contents of lab.json."""
 
     settings: LabSettings
     port: int
     """The first of the lab's ports."""
     start: str
-    """Which start of the lab: 8 hexadecimal digits."""
+    """Id of the lab's start: 8 hexadecimal digits."""
     ready: bool
-    """Whether this start came to its end."""
+    """Whether this start completed."""
 
 
 def labs_home() -> Path:
-    """Where labs lie unless --dir says otherwise."""
+    """Return the directory of the labs that were started without --dir."""
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
         home = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
@@ -52,14 +52,14 @@ def labs_home() -> Path:
 
 
 def lab_paths(name: str, directory: Path | None) -> LabPaths:
-    """The paths of the lab that a name, or a directory, means.
+    """Return the paths of the lab in ``directory``, or of the lab called ``name``.
 
     Raises:
-        ConfigError: neither can be a lab.
+        ConfigError: the name or the directory is not valid for a lab.
     """
     where = directory if directory is not None else labs_home() / check_name(name)
     try:
-        # Resolved, so that a lab has one token by whichever path it is called.
+        # Resolved, so that a lab has one token whatever path names it.
         return LabPaths(where.expanduser().resolve())
     except (RuntimeError, OSError) as error:
         message = f"{where}: {error}"
@@ -67,7 +67,7 @@ def lab_paths(name: str, directory: Path | None) -> LabPaths:
 
 
 def known_labs() -> Iterator[LabPaths]:
-    """The labs below labs_home(); what no --name can mean is none."""
+    """Yield the labs below labs_home(); directories that --name could not name are skipped."""
     home = labs_home()
     for record in sorted(home.glob("*/lab.json")) if home.is_dir() else ():
         with contextlib.suppress(ConfigError):
@@ -75,15 +75,16 @@ def known_labs() -> Iterator[LabPaths]:
 
 
 def make_directory(paths: LabPaths) -> None:
-    """Make the lab's directory, or accept the one that is there.
+    """Create the lab's directory, or accept an existing one.
 
     Raises:
-        ConfigError: somebody else could change what the daemons run, or it holds other files.
+        ConfigError: another user could change files that the daemons use, or the directory holds
+            files that are not a lab's.
     """
     root = paths.root
     try:
         for above in reversed(root.parents):
-            # With a mode of its own: after a wide umask anybody could replace what lies below.
+            # An explicit mode: with a permissive umask, anybody could replace files below.
             if not above.exists():
                 above.mkdir(mode=0o755, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
@@ -95,15 +96,15 @@ def make_directory(paths: LabPaths) -> None:
     if foreign:
         message = f"{root}: holds files that are not a lab's, such as {foreign[0]}"
         raise ConfigError(message, hint="give an empty or a new directory with --dir")
-    # Root's daemons run everybody's jobs as who submitted them; a user's are for that user alone.
+    # Daemons of root run the jobs of all users, those of another user only that user's jobs.
     root.chmod(0o755 if os.geteuid() == 0 else 0o700)
 
 
 def is_lab(paths: LabPaths) -> bool:
-    """Whether a directory is a lab's, or what is left of one: all else in it is never touched.
+    """Return whether a directory holds a lab or remains of one; no other directory is touched.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the directory cannot be read.
     """
     try:
         names = set(os.listdir(paths.root))
@@ -111,7 +112,7 @@ def is_lab(paths: LabPaths) -> bool:
         return False
     left = {path.name for path in paths.unfinished_records()}
     if paths.record.name not in names:
-        # An 'up' that was killed before it wrote lab.json had but locked the directory.
+        # An 'up' that was killed before it wrote lab.json has only locked the directory.
         return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
     text = read_fresh(paths.record)
     try:
@@ -127,12 +128,12 @@ def _empty(path: Path) -> bool:
 
 
 def check_owner(root: Path, *, others_of_root: bool = False) -> None:
-    """Return if nobody but this user and root can change what lies in ``root``.
+    """Check that only this user and root can change files in ``root``.
 
-    With ``others_of_root`` it may be root's as well as this user's.
+    The directory must belong to this user; with ``others_of_root`` it may also belong to root.
 
     Raises:
-        ConfigError: somebody can.
+        ConfigError: another user can change files, or owns the directory.
     """
     told = root.lstat()
     if not stat.S_ISDIR(told.st_mode):
@@ -151,7 +152,7 @@ def check_owner(root: Path, *, others_of_root: bool = False) -> None:
 
 
 def _who_may_replace(directory: Path) -> str:
-    """Who besides this user and root can rename what lies in a directory; "" if nobody."""
+    """Return who besides this user and root can rename files in a directory; "" if nobody."""
     told = directory.stat()
     if told.st_uid not in (0, os.geteuid()) and not _is_unmapped(told.st_uid):
         return f"user {told.st_uid}"
@@ -164,7 +165,10 @@ def _who_may_replace(directory: Path) -> str:
 
 
 def _is_private_group(told: os.stat_result) -> bool:
-    """Whether a group is its owner's alone, as where the umask is 002: usermod(8), -U."""
+    """Return whether a file's group has its owner as the only member, as usual with umask 002.
+
+    See usermod(8), -U.
+    """
     try:
         owner, group = pwd.getpwuid(told.st_uid), grp.getgrgid(told.st_gid)
     except KeyError:
@@ -174,7 +178,7 @@ def _is_private_group(told: os.stat_result) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether this is what a user namespace shows for root outside; user_namespaces(7)."""
+    """Return whether ``uid`` is how a user namespace shows root outside; user_namespaces(7)."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
         lines = Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()
@@ -185,7 +189,7 @@ def _is_unmapped(uid: int) -> bool:
 
 
 def remove_files(paths: LabPaths) -> None:
-    """Remove what a lab wrote, lab.json last: until then its next start can clean up."""
+    """Remove a lab's files, lab.json last: after an interrupt, the next start can clean up."""
     for path in paths.written():
         shutil.rmtree(path, ignore_errors=True)
     for path in (*paths.unfinished_records(), paths.record):
@@ -193,7 +197,7 @@ def remove_files(paths: LabPaths) -> None:
 
 
 def write_record(paths: LabPaths, record: LabRecord) -> None:
-    """Write lab.json whole."""
+    """Write lab.json in one step."""
     content = {
         "format": FORMAT,
         "settings": record.settings.to_json(),
@@ -202,12 +206,12 @@ def write_record(paths: LabPaths, record: LabRecord) -> None:
         "ready": record.ready,
     }
     replace_file(paths.record, [json.dumps(content).encode() + b"\n"])
-    # Whoever may enter the directory may use the lab, whatever the umask of who started it.
+    # Users that may enter the directory may use the lab, whatever the umask of its owner.
     paths.record.chmod(0o644)
 
 
 def read_record(paths: LabPaths) -> LabRecord | None:
-    """What lab.json says; None where there is no lab, or none that this version can read."""
+    """Read lab.json; None if there is no lab, or if this version cannot read the file."""
     try:
         content: Any = json.loads(read_fresh(paths.record) or b"null")
         if content is None or content["format"] != FORMAT:
@@ -217,5 +221,5 @@ def read_record(paths: LabPaths) -> LabRecord | None:
             settings, int(content["port"]), str(content["start"]), bool(content["ready"])
         )
     except (ValueError, TypeError, KeyError, HpcToolkitError, OSError):
-        # Cut short by a full disk or written by another version: as good as none.
+        # Truncated by a full disk, or written by another version: treated as missing.
         return None

@@ -1,4 +1,4 @@
-"""One job of a lab from its submission to its end, with its log as it grows."""
+"""Follow one job of a lab from its submission to its end, and show its log as it grows."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S = 0.05
 _PAUSE_S = 0.5
 _QUESTIONS = 20
-"""That go without an answer, one after the other, before a job is given up."""
+"""Consecutive failed queries after which a job is given up."""
 _QUESTION_S = 5.0
-"""Slurm's programs look longer for a controller that is gone, with the lab that was taken down."""
+"""Seconds per query: Slurm's programs look longer for a controller if the lab was taken down."""
 _STANDS_S = 2.0
 _COLUMNS = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
 _LOGS = re.compile(r" StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?= [A-Z]\w*=|\s*$)")
 _TAIL_BYTES = 4096
 
 _QUEUED_AGAIN = {"NODE_FAIL", "PREEMPTED"}
-"""States in which a job is seen for a moment that Slurm then queues again."""
+"""Ended states that a job may show for a moment before Slurm requeues it."""
 _NO_LOG = 128 + 53
-"""The code of a job whose log slurmstepd could not open: it ends it by "signal" 53."""
+"""The code of a job whose log slurmstepd could not open: it reports "signal" 53."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,16 @@ class JobEnd:
 
     job: str
     state: str
-    """Slurm's word; of an array that of the element with the highest code."""
+    """Slurm's state; for an array, that of the element with the highest code."""
     code: int
-    """The code that a shell would have seen: of a signal 128 and its number, and never 0 unless
-    the job completed."""
+    """Exit code as a shell reports it: 128 plus the number of a signal; 0 only if the job
+    completed."""
     seconds: float
-    """From the submission on."""
+    """Seconds since the submission."""
 
     @property
     def remark(self) -> str:
-        """What the code means where it does not speak for itself; or ""."""
+        """The meaning of a code that is not self-explanatory; else ""."""
         no_log = "its log could not be opened: does the directory of --output exist?"
         return no_log if self.code == _NO_LOG else ""
 
@@ -62,15 +62,15 @@ def run_script(
     show: Callable[[bytes], None],
     tell: Callable[[str], None],
 ) -> JobEnd | None:
-    """Submit a script, hand its log to ``show`` piece by piece, and return when the job ended.
+    """Submit a script, pass its log to ``show`` in pieces, and return when the job has ended.
 
-    ``tell`` gets a line for the submission and for each reason for which the job waits. A requeued
-    job is followed until it ends for good. When this is interrupted, the job is cancelled. None
-    where sbatch submitted no job, as for ``--test-only``: then ``tell`` gets what it said.
+    ``tell`` gets a line for the submission and for each reason why the job waits. A requeued job is
+    followed until its final end. An interrupt cancels the job. Returns None if sbatch submitted no
+    job, as for ``--test-only``; ``tell`` then gets the stderr of sbatch.
 
     Raises:
-        HpcToolkitError: sbatch refuses the script, the lab is taken down, or its controller stays
-            silent.
+        HpcToolkitError: sbatch refuses the script, the lab is taken down, or its controller does
+            not answer.
     """
     began = time.monotonic()
     submission = submit(lab.paths, script, arguments)
@@ -90,24 +90,24 @@ def run_script(
 
 
 def code_of(record: JobRecord) -> int:
-    """The code of a job's end, as JobEnd has it; 0 while it has none."""
+    """Return the code that JobEnd has for a job; 0 while the job has not ended."""
     return record.exit_code or int(record.ended and record.state != "COMPLETED")
 
 
 def _follow(
     lab: Lab, job: str, show: Callable[[bytes], None], tell: Callable[[str], None]
 ) -> list[JobRecord]:
-    """The last records of a job, once it has ended for good."""
+    """Follow a job until its final end and return its last records."""
     shown: dict[Path, _Shown] = {}
     pause, failed, ended_since, reason = _FIRST_PAUSE_S, 0, None, ""
     while True:
         try:
             _check_there(lab, job)
-            # The state is asked before the log is read: of an ended job nothing is missed.
+            # Query the state before reading the log, so that the log of an ended job is complete.
             records, logs = job_records(lab, job), job_logs(lab, job)
             failed = 0
         except HpcToolkitError:
-            # A controller that is busy, or starts again, misses some questions.
+            # A controller that is busy or restarting leaves some queries unanswered.
             failed += 1
             _check_there(lab, job)
             if failed == _QUESTIONS or lab.status().state != "up":
@@ -133,10 +133,10 @@ def _follow(
 
 
 def _check_there(lab: Lab, job: str) -> None:
-    """Return if the lab still has its files.
+    """Check that the lab has its files: without them Slurm's programs look for them for 60 s.
 
     Raises:
-        HpcToolkitError: it was taken down. Slurm's programs would look for a slurm.conf for 60 s.
+        HpcToolkitError: the lab was taken down.
     """
     if not lab.paths.slurm_conf.exists():
         message = f"the lab in {lab.paths.root} was taken down before job {job} ended"
@@ -144,7 +144,7 @@ def _check_there(lab: Lab, job: str) -> None:
 
 
 def job_records(lab: Lab, job: str) -> list[JobRecord]:
-    """A job, or every element of an array, as Slurm sees it now.
+    """Return the current record of a job, or of every element of an array.
 
     Raises:
         HpcToolkitError: Slurm knows no such job; it forgets a job 5 minutes after its end.
@@ -158,7 +158,7 @@ def job_records(lab: Lab, job: str) -> list[JobRecord]:
 
 
 def job_logs(lab: Lab, job: str) -> list[Path]:
-    """The files of standard output and standard error, of all elements of an array.
+    """Return the files of stdout and stderr of a job, or of all elements of an array.
 
     Raises:
         HpcToolkitError: Slurm knows no such job.
@@ -167,10 +167,10 @@ def job_logs(lab: Lab, job: str) -> list[Path]:
 
 
 def parse_logs(text: str) -> list[Path]:
-    """The log files in what scontrol prints for job_logs(), each once, in its order."""
+    """Parse scontrol's output for job_logs() into log files, in its order, without duplicates."""
     found: dict[Path, None] = {}
     for line in text.splitlines():
-        # Names and remarks of the user, which may hold anything, come before.
+        # The user's names and comments come before these fields and may contain any text.
         match = _LOGS.search(line[max(line.rfind(" StdErr="), 0) :])
         names = (match["out"], match["err"]) if match else ()
         found.update((Path(name), None) for name in names if name not in ("", "/dev/null"))
@@ -179,16 +179,16 @@ def parse_logs(text: str) -> list[Path]:
 
 @dataclass(slots=True)
 class _Shown:
-    """What of a log was shown."""
+    """The part of a log that was shown."""
 
     offset: int = 0
     tail: bytes = b""
     """The last bytes before the offset."""
     restarts: int = 0
-    """Of the job, when the log was last shown from its beginning."""
+    """The job's restarts when the log was last shown from its beginning."""
 
     def show_more(self, log: Path, restarts: int, show: Callable[[bytes], None]) -> None:
-        """Show what the log has grown by, or all of it where another attempt began it anew."""
+        """Show new data of the log, or all of it if a restart of the job truncated it."""
         try:
             with log.open("rb") as file:
                 if self._is_another(file, restarts):
@@ -207,6 +207,6 @@ class _Shown:
             return True
         if restarts == self.restarts:
             return False  # A job may write anywhere into its own log.
-        # By now it may have become longer than it was; but with --open-mode=append it goes on.
+        # A truncated log may have grown beyond the offset; with --open-mode=append it goes on.
         file.seek(self.offset - len(self.tail))
         return file.read(len(self.tail)) != self.tail

@@ -1,4 +1,4 @@
-"""A lab: up, down, how it stands, and its nodes' deaths on demand."""
+"""Start and stop a lab, show its status, and crash its nodes on demand."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Lab:
     def up(self, settings: LabSettings) -> bool:
         """Start the lab and return when every node is idle; False if it was up already.
 
-        What an earlier start left behind is cleaned up first. Of several callers at once one
-        starts the lab; the others wait for it.
+        Leftovers of an earlier start are removed first. Of several concurrent callers one starts
+        the lab; the others wait for it.
 
         Raises:
-            ConfigError: it runs with other settings, programs are missing, or its directory is
-                not safe.
-            HpcToolkitError: it does not start; nothing of it is left running.
+            ConfigError: the lab runs with other settings, programs are missing, or its directory
+                is not safe.
+            HpcToolkitError: the lab does not start; none of its processes is left.
         """
         check_programs(accounting=settings.accounting)
         _check_outside(surrounding_labs())
@@ -60,9 +60,9 @@ class Lab:
         return True
 
     def down(self) -> int:
-        """End every process of the lab and remove its files; how many processes there were.
+        """Kill all processes of the lab and remove its files; return the number of processes.
 
-        Jobs end by SIGKILL. Nothing happens where there is no lab.
+        Jobs end by SIGKILL. Does nothing if there is no lab.
 
         Raises:
             HpcToolkitError: a process does not end.
@@ -86,15 +86,15 @@ class Lab:
         return killed
 
     def status(self) -> LabStatus:
-        """How the lab stands. Writes nothing and asks no daemon."""
+        """Return the lab's status. Writes nothing and asks no daemon."""
         return status_of(self.paths)
 
     def environment(self) -> dict[str, str]:
-        """This process's environment for commands that shall speak with the lab."""
+        """Return this process's environment for commands that contact the lab."""
         return environment(self.paths)
 
     def ask(self, *argv: str, limit_s: float | None = None) -> str:
-        """What a Slurm command prints when the lab answers it.
+        """Run a Slurm command against the lab and return its stdout.
 
         Raises:
             HpcToolkitError: it fails, or does not answer within ``limit_s``, by default 30 s.
@@ -102,9 +102,9 @@ class Lab:
         return ask(self.paths, *argv, limit_s=limit_s)
 
     def inside(self, argv: list[str]) -> list[str]:
-        """``argv`` as a command that runs inside the lab, on its host ``localhost``.
+        """Return ``argv`` as a command that runs inside the lab, on its host ``localhost``.
 
-        Only there do srun and salloc listen where the nodes reach them, on 127.0.0.1.
+        Only inside the lab do srun and salloc listen where its nodes reach them, on 127.0.0.1.
 
         Raises:
             ConfigError: the lab is not up.
@@ -112,9 +112,9 @@ class Lab:
         return Host(self.paths, self._record_of_up().start).command(argv)
 
     def crash(self, node: str, *, daemon_only: bool = False) -> int:
-        """Kill the processes of a node, and tell Slurm that it is down; how many were killed.
+        """Kill the processes of a node and set it down in Slurm; return how many were killed.
 
-        With ``daemon_only`` only its slurmd is killed: its jobs run on, and Slurm notices by
+        With ``daemon_only`` only its slurmd is killed: its jobs continue, and Slurm notices by
         itself after SlurmdTimeout, 30 s.
 
         Raises:
@@ -140,14 +140,14 @@ class Lab:
         record = self._check_node(node)
         kill_members(self.paths.token, node)
         start_slurmd(Host(self.paths, record.start, node)).wait()
-        # Refused after --daemon-only: Slurm takes such a node back by itself.
+        # Slurm refuses this after --daemon-only, because it has resumed the node by itself.
         with suppress(HpcToolkitError):
             self.ask("scontrol", "update", f"nodename={node}", "state=resume")
         (self.paths.crashed / node).unlink(missing_ok=True)
         wait_for_nodes(self.paths, (node,), {"idle", "mixed", "allocated"})
 
     def check_up(self) -> None:
-        """Return if the lab is up.
+        """Check that the lab is up.
 
         Raises:
             ConfigError: it is not.
@@ -156,7 +156,7 @@ class Lab:
 
     def _record_of_up(self) -> LabRecord:
         if self.paths.root.is_dir():
-            # What it says is executed: its slurm.conf names plugins, its hosts file is mounted.
+            # The lab's files can run code: slurm.conf names plugins, and a hosts file is mounted.
             check_owner(self.paths.root, others_of_root=True)
         now, record = self.status(), read_record(self.paths)
         if now.state != "up" or record is None:
@@ -187,7 +187,7 @@ class Lab:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Be the only one who starts or ends this lab, in a directory that is made if need be."""
+        """Hold the lab's lock, so that no other process starts or ends it; create its directory."""
         while True:
             make_directory(self.paths)
             try:
@@ -199,15 +199,15 @@ class Lab:
             yield
 
     def _lock(self) -> AbstractContextManager[object]:
-        """Take the lock; leaving its context gives it back.
+        """Take the lab's lock; leaving the returned context releases it.
 
         Raises:
-            FileNotFoundError: the lab's directory is not there.
+            FileNotFoundError: the lab's directory does not exist.
             HpcToolkitError: another process has held it for minutes.
         """
         from filelock import FileLock, Timeout
 
-        # Nobody else may open it: whoever can may hold it.
+        # Mode 0600, because any user that can open the file can hold the lock.
         lock = FileLock(self.paths.lock, timeout=_LOCK_S, mode=0o600)
         try:
             return lock.acquire()
@@ -217,10 +217,12 @@ class Lab:
 
 
 def _check_outside(surrounding: set[str]) -> None:
-    """Return if no lab surrounds this process that would end it, or hold what it starts.
+    """Check that this process runs in none of the labs ``surrounding``.
+
+    Such a lab would kill this process, or contain the processes that it starts.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: it runs inside a lab.
     """
     if surrounding:
         message = "this process runs inside a lab"

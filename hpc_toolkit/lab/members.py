@@ -1,10 +1,10 @@
-"""The processes of a lab: told by a mount that all of them inherit, and ended one and all.
+"""Find the processes of a lab by a mount that all of them inherit, and kill all of them.
 
 Every daemon is started in a mount namespace where a hosts file of the lab covers /etc/hosts. The
-name of that file holds the lab's token and the node; /proc/PID/mountinfo shows it for the daemon,
-its jobs and whatever those start, whichever parent, process group or environment they choose.
-What root starts in a job may leave that mount, by chroot(2) or umount(2): the environment that
-Slurm gave it tells it then. What has neither the mount nor that environment is not found.
+name of that file holds the lab's token and the node. /proc/PID/mountinfo shows it for the daemon,
+its jobs and their children, whatever parent, process group or environment they choose. A process
+of root in a job may leave that mount by chroot(2) or umount(2); then the environment that Slurm
+gave to the job identifies it. A process with neither the mount nor that environment is not found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROC = "/proc"
 _KILL_S = 20.0
 _PAUSE_S = 0.02
 LOOKS = 3
-"""A daemon that goes to the background forks and exits: one look can miss it, not so many."""
+"""Scans until a process counts as gone: one scan can miss a daemon that forks and exits."""
 
 _ANY_MARK = re.compile(r"/(hpctk-[0-9a-f]{16})\.[0-9a-f]+\.[a-z0-9]+(?:/+deleted)? ")
 
@@ -46,18 +46,18 @@ class Member:
 
 
 def member_node(mounts: str, token: str) -> str | None:
-    """The node of a process, by its mountinfo; None if it belongs to no node of this lab."""
+    """Return the node of a process from its mountinfo; None if it is not of this lab."""
     mark = rf"/{re.escape(token)}\.[0-9a-f]+\.([a-z0-9]+)(?:/+deleted)? "
     match = re.search(mark, mounts)
     return match[1] if match else None
 
 
 def job_lab(environ: Mapping[str, str]) -> tuple[Path, str] | None:
-    """Directory and node of the lab whose job gave a process this environment; None without one.
+    """Return directory and node of the lab whose job set this environment; None without a lab.
 
-    SLURM_CONF alone says who is spoken to, not who is spoken for: a user's shell has it by
-    ``hpctk lab env``. What slurmd sets must be there and name a lab as well; in a shell inside a
-    job of another cluster it names that one.
+    SLURM_CONF alone does not prove that a process belongs to a job of the lab: ``hpctk lab env``
+    sets it in a user's shell. The variables that slurmd sets must also name a lab. In a job of
+    another cluster they name that cluster.
     """
     conf, node = Path(environ.get("SLURM_CONF", "")), environ.get("SLURMD_NODENAME")
     of_a_job = "SLURM_JOB_ID" in environ and environ.get("SLURM_CLUSTER_NAME") == CLUSTER_NAME
@@ -67,17 +67,17 @@ def job_lab(environ: Mapping[str, str]) -> tuple[Path, str] | None:
 
 
 def members(token: str, node: str | None = None) -> list[Member]:
-    """The processes of a lab that live now, or those of one of its nodes.
+    """Return the living processes of a lab, or of one of its nodes.
 
-    A process that is created during the look may be missing; see LOOKS. To an ordinary user only
-    processes of root and of the user itself count: others could bear the token to be in the way.
+    A process that is created during the scan may be missing; see LOOKS. For an ordinary user only
+    processes of root and of that user count: other users could fake the token to interfere.
     """
     found = []
     user = os.geteuid()
     for entry in os.listdir(PROC):
         if not entry.isdigit():
             continue
-        # Processes end while we look; zombies have no mounts; those of other users may be closed.
+        # A process may end during the scan, be a zombie without mounts, or be unreadable for us.
         with contextlib.suppress(OSError):
             own = _node_in(entry, token)
             if own is None or node not in (None, own):
@@ -88,7 +88,7 @@ def members(token: str, node: str | None = None) -> list[Member]:
 
 
 def surrounding_labs() -> set[str]:
-    """The tokens of the labs in which this process itself runs."""
+    """Return the tokens of the labs in which this process itself runs."""
     if marks := set(_ANY_MARK.findall(_read("self", "mountinfo"))):
         return marks
     told = job_lab(os.environ)
@@ -96,7 +96,7 @@ def surrounding_labs() -> set[str]:
 
 
 def _node_in(pid: str, token: str) -> str | None:
-    """The node of a process in this lab; None outside it."""
+    """Return the node of a process in this lab; None outside the lab."""
     mounts = _read(pid, "mountinfo")
     if (own := member_node(mounts, token)) is not None or _ANY_MARK.search(mounts):
         return own
@@ -108,9 +108,9 @@ def _node_in(pid: str, token: str) -> str | None:
 
 
 def _has_own_lab(pid: str, directory: Path, token: str) -> bool:
-    """Whether the root directory of a process is another than ours, with a lab of the same path.
+    """Return whether a process has another root directory with another lab at the same path.
 
-    If it has no such lab, a job of our lab went there by chroot(2).
+    If that root has no such lab, the process is of our lab and got there by chroot(2).
     """
     root = Path(PROC, pid, "root")
     there = os.path.exists(f"{root}{directory}/etc/slurm.conf")
@@ -118,7 +118,7 @@ def _has_own_lab(pid: str, directory: Path, token: str) -> bool:
 
 
 def _real_user(pid: str) -> int:
-    """Whose a process is. Not by the owner of its directory, which it can make root's: proc(5)."""
+    """Return the real UID of a process, which could make root the owner of /proc/PID: proc(5)."""
     match = re.search(r"^Uid:\s+(\d+)", _read(pid, "status"), re.MULTILINE)
     return int(match[1]) if match else -1
 
@@ -128,7 +128,7 @@ def _read(pid: str, name: str) -> str:
 
 
 def kill_members(token: str, node: str | None = None, *, name: str | None = None) -> int:
-    """Kill the processes of a lab, or of one node, or those of one name, until none is left.
+    """Kill the processes of a lab, of one node or of one name, until none is left.
 
     Returns how many were killed.
 
@@ -154,7 +154,7 @@ def kill_members(token: str, node: str | None = None, *, name: str | None = None
 
 
 def _kill(member: Member, token: str) -> None:
-    """Kill one process; its number may meanwhile belong to another, which is spared."""
+    """Kill one process, but no other process that has got its PID meanwhile."""
     try:
         handle = os.pidfd_open(member.pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Which programs a lab needs, and the Debian packages that bring them."""
+"""The programs that a lab needs, and the Debian packages that provide them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from hpc_toolkit.errors import ConfigError
 
 _ADMINISTRATORS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-"""Where daemons are; an ordinary user's PATH often leaves these out."""
+"""Directories of daemons, which are often not in an ordinary user's PATH."""
 
 _SLURM = {
     "slurmctld": "slurmctld",
@@ -28,18 +28,18 @@ _ACCOUNTING = {
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
 }
-# Plugins are files that no program's presence tells of.
+# Packages of plugins: an installed program does not imply its plugins.
 _WITH_SLURM = ("slurm-wlm-basic-plugins",)
 _WITH_ACCOUNTING = ("slurm-wlm-mysql-plugin",)
 
 
 def search_path() -> str:
-    """PATH, with the directories of daemons behind it."""
+    """Return PATH, followed by the directories of daemons."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *_ADMINISTRATORS])
 
 
 def program(name: str) -> str:
-    """The path of a program.
+    """Return the path of a program.
 
     Raises:
         ConfigError: it is not installed.
@@ -52,13 +52,13 @@ def program(name: str) -> str:
 
 
 def missing_programs(*, accounting: bool) -> list[str]:
-    """The programs that a lab needs and this machine lacks."""
+    """Return the programs that a lab needs and this machine lacks."""
     wanted = {**_SLURM, **(_ACCOUNTING if accounting else {})}
     return [name for name in wanted if shutil.which(name, path=search_path()) is None]
 
 
 def install_command(missing: list[str]) -> str:
-    """How Debian and Ubuntu install what is missing, with the plugins that belong to it."""
+    """Return the command that installs missing programs and their plugins on Debian and Ubuntu."""
     packages = {**_SLURM, **_ACCOUNTING}
     wanted = [packages[name] for name in missing]
     if any(name in _SLURM for name in missing):
@@ -69,10 +69,10 @@ def install_command(missing: list[str]) -> str:
 
 
 def check_programs(*, accounting: bool) -> None:
-    """Return if everything is installed.
+    """Check that all programs of a lab are installed.
 
     Raises:
-        ConfigError: naming what is missing and the command that installs it.
+        ConfigError: programs are missing; the hint is the command that installs them.
     """
     missing = missing_programs(accounting=accounting)
     if missing:

@@ -1,4 +1,4 @@
-"""TCP ports on the loopback interface: which are free, and who listens where."""
+"""TCP ports on the loopback interface: find free ones, and list the listening sockets."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Listener:
 
     port: int
     loopback: bool
-    """Whether it can be reached from this machine alone, by 127.0.0.1."""
+    """Whether it listens on 127.0.0.1, where only this machine reaches it."""
 
 
 def free_block(count: int, *, seed: int, spans: Iterable[range] | None = None) -> int:
-    """The first of ``count`` consecutive ports on which nobody listens, at any address.
+    """Return the first of ``count`` consecutive ports on which nothing listens, at any address.
 
-    The search begins at a place that ``seed`` decides, so that labs started at the same moment
-    meet rarely. It goes through ``spans``, by default those of ``port_spans()``.
+    The search starts at a position that depends on ``seed``, so that labs started at the same
+    time rarely collide. It covers ``spans``, by default those of ``port_spans()``.
 
     Raises:
         ConfigError: there is no such block.
     """
-    # Slurm could bind beside a listener at another address, which then seemed to be the lab's.
+    # Slurm could bind a port with a listener at another address, which would pass for the lab's.
     taken = {one.port for one in listeners()}
     for span in spans if spans is not None else port_spans():
         places = len(span) // count
@@ -51,8 +51,8 @@ def free_block(count: int, *, seed: int, spans: Iterable[range] | None = None) -
 
 
 def is_free(port: int) -> bool:
-    """Whether a daemon could listen on this port of 127.0.0.1 at this moment."""
-    # As Slurm binds: connections that linger after their end do not count.
+    """Return whether a daemon could listen on this port of 127.0.0.1 now."""
+    # SO_REUSEADDR as in Slurm, so that lingering old connections do not block the port.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -63,8 +63,10 @@ def is_free(port: int) -> bool:
 
 
 def port_spans() -> list[range]:
-    """Where to look for ports: below and above those that the kernel gives to outgoing
-    connections, then among these: ip(7), ip_local_port_range.
+    """Return the ranges of ports to search, in order.
+
+    The ports below and above those that the kernel gives to outgoing connections come first, then
+    all of them: ip(7), ip_local_port_range.
     """
     try:
         text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
@@ -77,9 +79,9 @@ def port_spans() -> list[range]:
 
 
 def own_address() -> str:
-    """What this machine's name means to it; its name where that means nothing.
+    """Return the address of this machine's host name; the name itself if it does not resolve.
 
-    srun and salloc listen there, whatever their lab listens on.
+    srun and salloc listen there, whatever address their lab's daemons use.
     """
     name = socket.gethostname()
     try:
@@ -89,7 +91,7 @@ def own_address() -> str:
 
 
 def listeners() -> list[Listener]:
-    """All TCP sockets of this machine that listen."""
+    """Return all listening TCP sockets of this machine."""
     found: list[Listener] = []
     for name in ("tcp", "tcp6"):
         try:
@@ -101,7 +103,7 @@ def listeners() -> list[Listener]:
 
 
 def parse_listeners(text: str) -> list[Listener]:
-    """The listening sockets in /proc/net/tcp or tcp6."""
+    """Parse the listening sockets from /proc/net/tcp or tcp6."""
     found = []
     for line in text.splitlines()[1:]:
         _, local, _, state, *_ = line.split()

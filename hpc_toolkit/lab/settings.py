@@ -1,4 +1,4 @@
-"""What a lab is asked to be, and where its files lie."""
+"""The settings of a lab, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from hpc_toolkit.errors import ConfigError
 MAX_NODES = 256
 MAX_GPUS = 64
 CPUS_PER_NODE = 32
-"""As clusters/lab.toml has it; Slurm counts them, nothing stands behind them."""
+"""As in clusters/lab.toml; Slurm counts these CPUs, but the machine need not have them."""
 MEM_PER_NODE_MIB = 192_000
 MAX_SOCKET_BYTES = 107
-"""Longest path of a Unix socket: unix(7), sun_path less its final zero."""
+"""Longest path of a Unix socket: unix(7), sun_path without its terminating null byte."""
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
-# What slurm.conf(5), mount(8) and a shell all take without quotes.
+# Characters that slurm.conf(5), mount(8) and a shell all accept without quotes.
 _PATH = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class LabSettings:
-    """What a lab is made of."""
+    """The size and the parts of a lab."""
 
     nodes: int = 8
     gpus_per_node: int = 4
-    """Devices that Slurm hands out; no GPU stands behind them. 0 makes a lab without GPUs."""
+    """Devices that Slurm allocates as GPUs, although they are none. 0 makes a lab without GPUs."""
     gpu_type: str = "l40s"
     accounting: bool = False
-    """Whether slurmdbd and a MariaDB of the lab's own run, so that sacct answers."""
+    """Whether the lab runs slurmdbd and its own MariaDB, so that sacct answers."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a value that cannot be."""
+        """Raise ConfigError for an invalid value."""
         for option, value, low, high in (
             ("--nodes", self.nodes, 1, MAX_NODES),
             ("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS),
@@ -50,7 +50,7 @@ class LabSettings:
 
     @property
     def words(self) -> str:
-        """The settings as people say them: ``8 nodes with 4 l40s each``."""
+        """The settings in words: ``8 nodes with 4 l40s each``."""
         nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
         gpus = f" with {self.gpus_per_node} {self.gpu_type} each" if self.gpus_per_node else ""
         return nodes + gpus + (" and accounting" if self.accounting else "")
@@ -62,8 +62,8 @@ class LabSettings:
 
     @property
     def built_in(self) -> bool:
-        """Whether such a lab grants whatever the built-in cluster ``lab`` lets a script ask for,
-        as far as the script asks for no more nodes and GPUs than the lab has.
+        """Whether the built-in cluster ``lab`` describes this lab, apart from nodes and GPUs that
+        this lab may lack.
         """
         usual = LabSettings()
         fewer = self.nodes <= usual.nodes and self.gpus_per_node <= usual.gpus_per_node
@@ -75,10 +75,10 @@ class LabSettings:
 
 
 def check_name(name: str) -> str:
-    """``name`` if a lab may have it.
+    """Return ``name`` if it is valid for a lab.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: it is not.
     """
     if not _NAME.fullmatch(name):
         message = f"--name: {name!r} is no name of a lab"
@@ -87,13 +87,13 @@ def check_name(name: str) -> str:
 
 
 def lab_token(directory: Path, root: Path = Path("/")) -> str:
-    """The token of the lab in a directory, as :attr:`LabPaths.token` gives it.
+    """Return the token of the lab in a directory, as :attr:`LabPaths.token` has it.
 
-    ``root`` is the root directory in which the path leads there: processes of several roots can be
-    in one PID namespace, and each root can have a lab of this path.
+    ``root`` is the root directory to which the path refers: processes with different roots can be
+    in one PID namespace, and each root can have a lab at this path.
 
     Raises:
-        OSError: ``root`` is not there.
+        OSError: ``root`` does not exist.
     """
     told = root.stat()
     place = f"{directory}\0{told.st_dev}:{told.st_ino}"
@@ -102,12 +102,12 @@ def lab_token(directory: Path, root: Path = Path("/")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LabPaths:
-    """The files of one lab; no other module joins a path below its directory."""
+    """The directories and the most important files of one lab."""
 
     root: Path
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a directory whose name Slurm or a socket cannot hold."""
+        """Raise ConfigError for a path that Slurm's configuration or a Unix socket cannot hold."""
         if not self.root.is_absolute() or not _PATH.fullmatch(str(self.root)):
             message = f"{self.root}: not a directory that Slurm's configuration can name"
             hint = "give --dir an absolute path of letters, digits and /._+@-"
@@ -119,7 +119,7 @@ class LabPaths:
 
     @property
     def token(self) -> str:
-        """What marks every process of this lab, also after its directory is gone."""
+        """The token that marks every process of this lab, also after its directory is removed."""
         return lab_token(self.root)
 
     @property
@@ -127,11 +127,11 @@ class LabPaths:
         return self.root / "lab.json"
 
     def unfinished_records(self) -> list[Path]:
-        """What files.replace_file() leaves where it is killed."""
+        """Return the temporary files that files.replace_file() leaves if it is killed."""
         return list(self.root.glob(f".{self.record.name}.*.tmp"))
 
     def written(self) -> tuple[Path, ...]:
-        """The directories that a start makes."""
+        """Return the directories that a start creates."""
         return (
             self.etc, self.hosts, self.devices, self.run, self.state, self.spool, self.munge,
             self.database, self.crashed, self.logs,
@@ -200,11 +200,11 @@ class LabPaths:
 
     @property
     def crashed(self) -> Path:
-        """One empty file per node that 'hpctk lab crash' killed."""
+        """Directory with one empty file per node that 'hpctk lab crash' killed."""
         return self.root / "crashed"
 
     def hosts_file(self, start: str, node: str) -> Path:
-        """The hosts file that the processes of one node see, in one start of the lab."""
+        """Return the hosts file that the processes of one node see, in one start of the lab."""
         return self.hosts / f"{self.token}.{start}.{node}"
 
     def log(self, daemon: str) -> Path:

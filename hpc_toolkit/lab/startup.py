@@ -1,4 +1,4 @@
-"""From nothing, or from the ruins of a lab, to one whose nodes are idle."""
+"""Start a lab until all its nodes are idle, after cleaning up a previous one."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _KEY_BYTES = 1024
 
 
 def start_lab(paths: LabPaths, settings: LabSettings) -> None:
-    """Clean up what an earlier start left, then start every daemon and wait for the nodes.
+    """Remove leftovers of an earlier start, then start every daemon and wait for the nodes.
 
-    The caller holds the lab's lock, and kills what was started if this raises.
+    The caller holds the lab's lock, and kills the started processes if this raises.
 
     Raises:
-        HpcToolkitError: something does not start; with the end of its log.
+        HpcToolkitError: a daemon does not start; the error has the end of its log.
     """
     end_lab(paths)
     remove_files(paths)
@@ -57,15 +57,15 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
 
 
 def end_lab(paths: LabPaths) -> int:
-    """Kill all processes of a lab, and those that are just becoming its; how many they were.
+    """Kill all processes of a lab, including those just being started; return their number.
 
     The caller holds the lab's lock.
 
     Raises:
         HpcToolkitError: a process does not end.
     """
-    # A process that a start had begun to make finds no hosts file, and ends, or has seen it, and
-    # is found.
+    # Without its hosts file, a process that is just being started fails; if it has mounted the
+    # file already, it is found.
     shutil.rmtree(paths.hosts, ignore_errors=True)
     return kill_members(paths.token)
 
@@ -114,7 +114,7 @@ def _start_daemons(record: LabRecord, control: Host) -> None:
         start_slurmdbd(control)
         _check_listeners(record)
     start_slurmctld(control).wait()
-    # A slurmd that does not reach it tries again after a second.
+    # Wait for slurmctld: a slurmd that cannot reach it retries only after a second.
     wait_for_daemon(control, "slurmctld", lambda: _listens(record.port))
     hosts = [Host(control.paths, record.start, node) for node in record.settings.node_names]
     wait_for_all([start_slurmd(host) for host in hosts])
@@ -126,7 +126,7 @@ def _listens(port: int) -> bool:
 
 
 def _check_listeners(record: LabRecord) -> None:
-    """Raise HpcToolkitError if a port of the lab can be reached from elsewhere."""
+    """Raise HpcToolkitError if other machines can reach a port of the lab."""
     block = range(record.port, record.port + config.ports_needed(record.settings))
     exposed = [one.port for one in listeners() if one.port in block and not one.loopback]
     if exposed:
@@ -135,10 +135,10 @@ def _check_listeners(record: LabRecord) -> None:
 
 
 def wait_for_nodes(paths: LabPaths, nodes: tuple[str, ...], states: set[str]) -> None:
-    """Return when each node is in one of ``states``.
+    """Wait until each node is in one of ``states``.
 
     Raises:
-        HpcToolkitError: a daemon ended, or a minute passed; with the end of a log.
+        HpcToolkitError: a daemon ended, or a minute passed; the error has the end of a log.
     """
     deadline = time.monotonic() + _IDLE_S
     while True:

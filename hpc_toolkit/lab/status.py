@@ -1,4 +1,4 @@
-"""How a lab stands, as its record and the kernel tell it: no daemon is asked."""
+"""The status of a lab, from its record and its processes; no daemon is asked."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LabStatus:
-    """How a lab stands."""
+    """The status of a lab."""
 
     state: str
-    """``up``; ``broken``: some of its daemons are gone; ``down``: no process is left."""
+    """``up``; ``broken``: processes are left, but daemons are gone or the start did not complete;
+    ``down``: no process is left."""
     paths: LabPaths
     settings: LabSettings | None
-    """None where no lab is recorded."""
+    """None if no lab is recorded."""
     port: int | None
     """The first of its ports."""
     processes: int
     crashed: tuple[str, ...]
     """Nodes that were crashed on purpose and not restored."""
     gone: tuple[str, ...]
-    """Daemons that should run and do not, such as ``slurmd of n3``."""
+    """Daemons that should run but do not, such as ``slurmd of n3``."""
 
     def to_json(self) -> dict[str, Any]:
         """The status as ``--json`` prints it."""
@@ -50,16 +51,16 @@ class LabStatus:
 
 
 def status_of(paths: LabPaths) -> LabStatus:
-    """How the lab in a directory stands. Writes nothing.
+    """Return the status of the lab in a directory. Writes nothing.
 
-    Looks again, for 0.1 s, before it reports that a daemon is gone.
+    Scans again for 0.1 s before it reports that a daemon is gone.
     """
     record = read_record(paths)
     found = members(paths.token)
     crashed = _crashed(paths)
     wanted = _daemons(record.settings, crashed) if record is not None else []
     missing = _not_among(wanted, found)
-    # A daemon that re-executes itself (slurmd 23.11, 'scontrol reconfigure') can escape one look.
+    # One scan can miss a daemon that re-executes itself (slurmd 23.11, 'scontrol reconfigure').
     for _ in range(LOOKS - 1):
         if missing:
             time.sleep(_PAUSE_S)
@@ -90,7 +91,7 @@ def _not_among(wanted: list[tuple[str, str]], found: list[Member]) -> list[tuple
 
 
 def _daemons(settings: LabSettings, crashed: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(node, command) of every daemon that should run."""
+    """Return (node, command) of every daemon that should run."""
     names = ["munged", "slurmctld", *(["mariadbd", "slurmdbd"] if settings.accounting else [])]
     nodes = [node for node in settings.node_names if node not in crashed]
     return [(CONTROL, name) for name in names] + [(node, "slurmd") for node in nodes]

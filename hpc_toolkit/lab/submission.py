@@ -1,4 +1,4 @@
-"""One submission to a lab, which an interrupt does not leave behind half known."""
+"""Submit a job to a lab; an interrupt cancels a job that was already submitted."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What sbatch did with a script that it did not refuse."""
+    """The result of sbatch for a script that it did not refuse."""
 
     job: str
-    """The job's number; "" where sbatch submitted none, as for ``--test-only``."""
+    """The job's id; "" if sbatch submitted none, as for ``--test-only``."""
     said: str
-    """Its standard error so far."""
+    """The stderr of sbatch so far."""
 
 
 def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> Submission:
-    """Submit a script with its arguments, and return as soon as the job has a number.
+    """Submit a script with its arguments, and return as soon as the job has an id.
 
-    ``#SBATCH --wait`` waits for nothing here: sbatch is ended once it has told the number. An
-    interrupt cancels what was submitted by then.
+    ``#SBATCH --wait`` has no effect: sbatch is killed once it has printed the id. An interrupt
+    cancels a job that was submitted by then.
 
     Raises:
         HpcToolkitError: sbatch refuses the script, or does not answer within 30 s.
     """
-    # Made absolute, so that no name is taken for an option; what follows is the script's.
+    # Absolute, so that sbatch takes no script for an option; the arguments go to the script.
     argv = [program("sbatch"), "--parsable", str(script.absolute()), *arguments]
-    # Into a pipe sbatch would write the number when it ends, and with --wait that is too late.
+    # A terminal: to a pipe sbatch would write the id when it ends, which is too late with --wait.
     terminal, end = os.openpty()
     with open(terminal, "rb", buffering=0), tempfile.TemporaryFile() as errors:
         with interrupts_held() as let_go:
@@ -79,7 +79,7 @@ def _interruptible_number(paths: LabPaths, terminal: int, let_go: Callable[[], N
         let_go()
         return _number(paths, terminal, printed)
     except KeyboardInterrupt:
-        # What sbatch has asked for cannot be called back: it gets its number, and is cancelled.
+        # The controller may have the request already, so wait for the id and cancel that job.
         with contextlib.suppress(HpcToolkitError):
             if job := _number(paths, terminal, printed):
                 ask(paths, "scancel", "--quiet", job)
@@ -87,9 +87,9 @@ def _interruptible_number(paths: LabPaths, terminal: int, let_go: Callable[[], N
 
 
 def _number(paths: LabPaths, terminal: int, printed: bytearray) -> str:
-    """The number once it is on the terminal; "" if sbatch ended without one.
+    """Read the job's id from the terminal; "" if sbatch ended without one.
 
-    ``printed`` is what has been read from it.
+    ``printed`` is the output that has been read so far.
     """
     until = time.monotonic() + commands.ANSWER_S
     while not (found := parse_job_id(printed.decode(errors="replace").rpartition("\n")[0])):

@@ -1,4 +1,4 @@
-"""Runs and their workers from a notebook, by submitit: on a cluster, or on this machine alone.
+"""Submit and follow a run's workers from a notebook, through submitit: on a cluster or locally.
 
 ``executor`` makes a submitit executor from a cluster's facts, ``submit_workers`` submits workers of
 a run instead of thousands of functions, ``preview`` shows what would be submitted, and ``watch``

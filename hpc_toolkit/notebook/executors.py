@@ -1,7 +1,7 @@
-"""A submitit executor from a cluster's facts: the words, limits and refusals of ``hpctk render``.
+"""Make submitit executors from a cluster's facts, with the options and checks of ``hpctk render``.
 
-Every value passes a :class:`~hpc_toolkit.slurm.render.spec.ScriptSpec` first, because submitit
-writes what it is given into the script, newlines included.
+Every value passes through a :class:`~hpc_toolkit.slurm.render.spec.ScriptSpec` first, because
+submitit writes values into the script unchecked, newlines included.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 LOCAL = "local"
-"""The cluster that is this machine: the same calls, without Slurm."""
+"""The cluster name for this machine: the same calls, without Slurm."""
 
 _YEAR_MIN = 60 * 24 * 365
 _MAX_ARRAY_SIZE = 1001
@@ -45,21 +45,21 @@ _OF_A_RANK = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", 
 def executor(
     cluster: str | Cluster | None = None, *, folder: str | Path, **resources: Unpack[Resources]
 ) -> submitit.AutoExecutor:
-    """A submitit executor for jobs on ``cluster``; ``submit`` and ``map_array`` as in submitit.
+    """Make a submitit executor for jobs on ``cluster``, to ``submit`` and ``map_array`` as usual.
 
-    Submissions leave out what describes the job around this process, and arrays are split where the
-    cluster limits them. Its parameters are fixed; another request is another executor.
+    A submission does not inherit the variables of a job around this process, and arrays are split
+    at the cluster's limit. The parameters are fixed; another request needs another executor.
 
     Args:
         cluster: a name of ``hpctk cluster list``, the path of a TOML file, the facts themselves, or
-            "local": processes on this machine, with the environment and GPUs of this process; of
-            the resources, only ``time`` and ``gpus_per_node`` then mean something. None:
+            "local": processes on this machine, with the environment and GPUs of this process, for
+            which most resources except ``time`` and ``gpus_per_node`` have no effect. None:
             ``$HPCTK_CLUSTER``, else the cluster that is recognized here.
         folder: where submitit keeps scripts, logs and pickles; must be shared with the nodes.
         resources: see :class:`Resources`.
 
     Raises:
-        ConfigError, RenderError: a value that no job could have, or that this cluster cannot give.
+        ConfigError, RenderError: a value that no job can have, or that this cluster cannot provide.
     """
     request = requested(resources)
     place = _checked_folder(Path(folder))
@@ -75,13 +75,13 @@ def executor(
     _note_folder(place)
     made = _new("slurm", full, site, place)
     made.configure(**slurm_parameters(full, site))
-    # Sites that track these keys refuse jobs with one that they do not know.
+    # Sites that track these keys refuse jobs with an unknown key.
     made.parameters["wckey"] = None
     return made
 
 
 def resolved(cluster: str | Cluster | None) -> Cluster | None:
-    """The facts that ``cluster`` means for :func:`executor`; None for this machine.
+    """The facts of the ``cluster`` given to :func:`executor`; None for this machine.
 
     Raises:
         ConfigError: no such cluster.
@@ -96,10 +96,10 @@ def resolved(cluster: str | Cluster | None) -> Cluster | None:
 
 
 def _checked_folder(folder: Path) -> Path:
-    """The absolute path, if submitit and sbatch can take it and nobody else can write there."""
+    """The absolute path; refuses one that sbatch cannot read or that everybody can write to."""
     place = folder.expanduser().absolute()
     text = str(place)
-    # Slurm fills in what follows a %, and drops a backslash between submitit's single quotes.
+    # Slurm expands % and the letter after it, and drops backslashes inside submitit's quotes.
     if not text.isprintable() or set(text) & set("\\%"):
         msg = f"folder: {text!r} cannot be written into a directive"
         raise RenderError(msg, hint="take one without '%', backslashes and control characters")
@@ -128,9 +128,9 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
         if value is not None and (not value.isprintable() or "\\" in value):
             msg = f"--{name}: {value!r} cannot be written into submitit's script"
             raise RenderError(msg, hint="remove backslashes and control characters")
-    # Every other option goes by its own name, as it would into a script: submitit would write
-    # memory in other units, know no type of GPU, and let two forms of a GPU request stand.
-    # Without no-kill: a function on several nodes is not whole after one of them is lost.
+    # Every other option is passed under its own name, as in a script: submitit would write
+    # memory in other units, has no GPU type, and would keep two forms of a GPU request.
+    # Without no-kill: a function on several nodes cannot go on after one of them is lost.
     for own in ("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "no-kill"):
         options.pop(own, None)
     for own in ("signal", "open-mode", "output"):
@@ -140,7 +140,7 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
         "nodes": full.nodes,
         "tasks_per_node": full.ntasks_per_node,
         "cpus_per_task": full.cpus_per_task,
-        # submitit multiplies this number when the time limit comes; text would fail there.
+        # Not text: submitit multiplies this number when the time limit comes.
         "timeout_min": -(-parse_walltime(full.time or "") // MINUTE_S),
         "slurm_signal_delay_s": int((full.signal or "").rpartition("@")[2]),
         "slurm_setup": _setup(full, site),
@@ -155,7 +155,7 @@ def slurm_parameters(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
 
 
 def _setup(full: ScriptSpec, site: Cluster) -> list[str]:
-    """Lines before the step; submitit's script goes on after a failed one if nothing ends it."""
+    """Lines before the step; each exits on failure, because submitit's script would go on."""
     lines = [
         # After 'sbatch --export=NONE' srun would start its tasks with an empty environment.
         "export SLURM_EXPORT_ENV=ALL",
@@ -192,7 +192,7 @@ def _local(request: ScriptSpec, folder: Path, *, gpus: int | None) -> submitit.A
         tasks_per_node=request.ntasks_per_node or 1,
         timeout_min=-(-limit_s // MINUTE_S),
     )
-    # Not by update_parameters: it takes numbers alone, where CUDA_VISIBLE_DEVICES may hold names.
+    # Not by update_parameters: it takes only numbers, but CUDA_VISIBLE_DEVICES may hold names.
     made.parameters.update(gpus_per_node=len(used), visible_gpus=tuple(used))
     return made
 
@@ -210,14 +210,14 @@ def _new(kind: str, request: ScriptSpec, site: Cluster | None, folder: Path) -> 
 
 @functools.cache
 def _executor_class() -> type[Any]:
-    """The class of our executors; made at the first call, since submitit is slow to import."""
+    """The executor class, made at the first call because submitit is slow to import."""
     import submitit
 
     class SiteExecutor(submitit.AutoExecutor):  # type: ignore[misc] # submitit is not followed
         """A submitit executor whose parameters come from a checked request."""
 
         request: ScriptSpec
-        """The request; complete but for a local executor."""
+        """The request; completed from the cluster's facts, except for a local executor."""
         site: Cluster | None
         """The cluster's facts; None for this machine."""
 
@@ -226,7 +226,7 @@ def _executor_class() -> type[Any]:
             super().update_parameters(**parameters)
 
         def update_parameters(self, **kwargs: Any) -> None:
-            """Refused: nothing would check the values."""
+            """Refuse every change, because nothing would check the values."""
             msg = f"{', '.join(kwargs)}: the parameters of this executor are fixed"
             raise ConfigError(msg, hint="make another one with hpc_toolkit.notebook.executor")
 
@@ -246,7 +246,7 @@ def _executor_class() -> type[Any]:
 
 
 def _refused(said: str, jobs: list[Any]) -> slurm.SlurmError:
-    """The error for a submission that sbatch did not take; ``jobs`` were taken before."""
+    """The error for a submission that sbatch refused; ``jobs`` were accepted before."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     hint = "it is the script of hpc_toolkit.notebook.preview that was refused"
     if jobs:
@@ -257,10 +257,10 @@ def _refused(said: str, jobs: list[Any]) -> slurm.SlurmError:
 
 @contextmanager
 def _new_job_environment(kind: str) -> Iterator[None]:
-    """Take out of this process's environment what a new job must not inherit, for a while."""
+    """Temporarily remove the environment variables that a new job must not inherit."""
     kept = dict(os.environ)
     if kind == "slurm":
-        # Else it would name the job: one of another name than was noted counts as somebody else's.
+        # It would rename the job, and a job with another name than recorded counts as foreign.
         os.environ.pop("SBATCH_JOB_NAME", None)
         for name in slurm.overriding_variables():
             sys.stderr.write(f"note: {name} in your environment overrides the request\n")

@@ -1,4 +1,4 @@
-"""Submitted workers of a run: their jobs, found again by the run, followed and cancelled."""
+"""The jobs of a run's submitted workers: found again by the run, followed and cancelled."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _JOBS_SHOWN = 20
 
 
 def watch(run: Run | str | Path, timeout: float | None = None) -> Status:
-    """Show how a run stands until it is complete, or ``timeout`` seconds are over; how it is then.
+    """Show a run's status until it is complete or ``timeout`` seconds are over; return the last.
 
-    Ends for nothing else, since more workers may come. Interrupting it stops no worker.
+    It does not end earlier, because more workers may start. Interrupting it stops no worker.
     """
     found = run if isinstance(run, Run) else Run.open(run)
     states = JobStates(found.paths)
@@ -57,7 +57,7 @@ def watch(run: Run | str | Path, timeout: float | None = None) -> Status:
 
 
 def _stand(run: Run, states: JobStates) -> Status:
-    """How a run stands; where it has no workers, what its jobs in Slurm say of that."""
+    """A run's status; if it has no workers, the reason comes from its jobs in Slurm."""
     now = run.status()
     if lacks_workers(now):
         now.reason = why(now, states.read())
@@ -66,14 +66,14 @@ def _stand(run: Run, states: JobStates) -> Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Submission:
-    """What finds the jobs of one call again, as it is kept below the run."""
+    """The record of one call's jobs in the run directory, to find them again."""
 
     cluster: str
     """submitit's name: ``slurm`` or ``local``."""
     folder: str
     """Absolute path of submitit's folder."""
     jobs: tuple[str, ...]
-    """Job ids; of a local job the process id of its controller."""
+    """Job ids; for a local job, the process id of its controller."""
     tasks: int
     """Tasks of each job, as submitit counts them."""
     workers: int
@@ -82,10 +82,10 @@ class _Submission:
     """The jobs' name."""
 
     def write(self, run: Run) -> None:
-        """Note it, for :meth:`WorkerJobs.open` and for ``hpctk status``.
+        """Write the record, for :meth:`WorkerJobs.open` and for ``hpctk status``.
 
         Raises:
-            OSError: it is not noted, or not for both.
+            OSError: it is not written, or not for both.
         """
         path = submission_folder(run) / f"jobs-{time.time_ns():020d}-{os.urandom(3).hex()}.json"
         path.parent.mkdir(exist_ok=True)
@@ -116,7 +116,7 @@ class _Submission:
 
 
 def submission_folder(run: Run) -> Path:
-    """Where the submissions of a run are noted, and by default submitit keeps its files."""
+    """The directory of a run's submission records, and submitit's default folder."""
     return run.root.absolute() / "submitit"
 
 
@@ -126,33 +126,33 @@ class WorkerJobs:
     def __init__(self, run: Run, jobs: list[Any], *, workers: int) -> None:
         self.run = run
         self.jobs = jobs
-        """submitit's jobs; ``results()`` of one waits for it, and tells the ranks' exit codes."""
+        """submitit's jobs; ``job.results()`` waits for a job and returns its ranks' exit codes."""
         self.workers = workers
         """How many workers they start together."""
         self._job_states = JobStates(run.paths)
 
     @classmethod
     def submitted(cls, run: Run, workers: int, executor: Any, jobs: list[Any]) -> WorkerJobs:
-        """What was just submitted, noted below the run so that it can be found again."""
+        """Record jobs that were just submitted, so that they can be found again."""
         note = _Submission(
             cluster=executor.cluster,
             folder=str(executor.folder),
             jobs=tuple(job.job_id for job in jobs),
             tasks=jobs[0].num_tasks,
             workers=workers,
-            # submitit's own default, where an executor was given none.
+            # submitit's own default, if the executor was given none.
             name=getattr(executor, "parameters", {}).get("job_name", "submitit"),
         )
         try:
             note.write(run)
         except OSError as error:
-            # They are in the queue and will work; to fail now would hide their ids.
+            # The jobs are in the queue and will run; to fail now would hide their ids.
             sys.stderr.write(f"warning: jobs {', '.join(note.jobs)} are not noted: {error}\n")
         return cls(run, jobs, workers=workers)
 
     @classmethod
     def open(cls, run: Run | str | Path) -> WorkerJobs:
-        """All jobs that were ever submitted for a run.
+        """Find all jobs that were ever submitted for a run from a notebook.
 
         Raises:
             RunError: there are none.
@@ -169,7 +169,7 @@ class WorkerJobs:
         return cls(run, jobs, workers=sum(note.workers for note in found))
 
     def states(self) -> dict[str, str]:
-        """The state of every job, by its id: Slurm's words, or "unknown", which is no failure.
+        """The state of every job, by its id: Slurm's word, or "unknown", which is not an error.
 
         A job with a living worker is ``RUNNING``; Slurm is asked once for all others.
         """
@@ -182,7 +182,7 @@ class WorkerJobs:
         return {job.job_id: {**found, **local}[job.job_id] for job in self.jobs}
 
     def status(self) -> Status:
-        """How the run stands; where it has no workers, what the jobs say of that."""
+        """The run's status; if it has no workers, the reason comes from the jobs."""
         now = _stand(self.run, self._job_states)
         if lacks_workers(now):
             for job in self._local():
@@ -194,10 +194,10 @@ class WorkerJobs:
         return now
 
     def cancel(self) -> None:
-        """End the jobs; their workers finish their item or give it back first.
+        """Cancel the jobs; their workers first finish their item or give it back.
 
-        A job that has another name or user than the one submitted is left alone, and so is a local
-        job that is not on this machine; that is said.
+        A job whose name or user differs from the submitted one is left alone, and so is a local
+        job that is not on this machine; a note says so.
 
         Raises:
             SlurmError: Slurm did not do it.
@@ -210,7 +210,7 @@ class WorkerJobs:
                 )
         known = {job.id: job for job in known_jobs(self.run.paths)}
         ids = dict.fromkeys(job.partition("_")[0] for job in self._in_slurm())
-        # A job that could not be noted has its id alone.
+        # Of a job that could not be recorded, only the id is known.
         queued = queued_jobs(
             known.get(one) or KnownJob(one, "", 0.0, SubmittedJob(job=one)) for one in ids
         )
@@ -221,17 +221,16 @@ class WorkerJobs:
         cancel_jobs(queued)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run is complete, and say whether it is.
+        """Wait until the run is complete, and return whether it is.
 
-        Ends earlier when no job is left, or after ``timeout`` seconds. The jobs work on when this
-        is interrupted.
+        Ends earlier when no job is left or after ``timeout`` seconds. Interrupting it stops no job.
         """
         return follow(self.run.status, timeout, self._over).complete
 
     def watch(self, timeout: float | None = None) -> bool:
-        """Like :meth:`wait`, and show meanwhile how the run stands.
+        """Like :meth:`wait`, but show the run's status meanwhile.
 
-        Where the jobs are over and the run is not complete, it says how each of them ended.
+        If the jobs are over and the run is not complete, it prints how the jobs ended.
         """
         complete = follow(self.status, timeout, self._over, StatusDisplay()).complete
         if not complete and self._over():
@@ -239,7 +238,7 @@ class WorkerJobs:
         return complete
 
     def _endings(self) -> list[str]:
-        """A line for each job that tells its end; of very many those that failed first."""
+        """One line per job about its end, failed jobs first; at most 20 jobs."""
         records = slurm.job_states(self._in_slurm())
         ranked = sorted(self.jobs, key=lambda job: _ended_well(job, records))
         lines = [_ending(job, records.get(job.job_id)) for job in ranked[:_JOBS_SHOWN]]
@@ -247,10 +246,10 @@ class WorkerJobs:
         return lines + ([f"and {more} more jobs"] if more else [])
 
     def _over(self) -> bool:
-        """Whether no job runs or waits any more; False where Slurm does not answer."""
+        """Whether no job runs or waits any more; False if Slurm does not answer."""
         if any(local_state(job) == RUNNING for job in self._local()):
             return False
-        # Of a job that an earlier process started nothing is known but its workers.
+        # Of a job that an earlier process started, only the workers are known.
         if any(local_state(job) == UNKNOWN for job in self._local()) and self._living():
             return False
         ids = self._in_slurm()
@@ -295,9 +294,9 @@ def follow(
     over: Callable[[], bool],
     display: StatusDisplay | None = None,
 ) -> Status:
-    """Wait until a run is complete, nothing works on it, or time is up; how it stands then.
+    """Wait until a run is complete, nothing works on it, or time is up; return the last status.
 
-    ``look`` tells how it stands, and ``over`` whether nothing works on it any more.
+    ``look`` returns the run's status, and ``over`` whether nothing works on it any more.
     """
     start = time.monotonic()
     look_s, ask_s, ask_at = _LOOK_FIRST_S, _ASK_FIRST_S, start + _ASK_FIRST_S

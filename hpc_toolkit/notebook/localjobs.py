@@ -1,4 +1,4 @@
-"""submitit's jobs on this machine: how they stand and their end, whichever process started them."""
+"""submitit's jobs on this machine, whichever process started them: their state and their end."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RUNNING = "RUNNING"
 
 
 def is_local(job: Any) -> bool:
-    """Whether a job of submitit is processes on a machine, and none of Slurm's."""
+    """Whether a submitit job runs as local processes and not in Slurm."""
     return type(job).__name__ == "LocalJob"
 
 
 def local_state(job: Any) -> str:
-    """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown": it is not here, and left no result.
+    """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown": not running here and no result.
 
-    Of a job that another process started submitit knows no more than its result.
+    submitit knows only the result of a job that another process started.
     """
     state = str(job.state)
     if state in (RUNNING, "FINISHED", "INTERRUPTED"):
@@ -34,7 +34,7 @@ def local_state(job: Any) -> str:
 
 
 def end_local(job: Any) -> bool:
-    """Ask a job to end, whose workers finish their item first; False if it cannot be asked."""
+    """Ask a job to end after its workers' current items; False if it cannot be asked."""
     with _controller(job) as found, suppress(OSError):
         if found is not None:
             signal.pidfd_send_signal(found, signal.SIGTERM)
@@ -44,7 +44,7 @@ def end_local(job: Any) -> bool:
 
 @contextmanager
 def _controller(job: Any) -> Iterator[int | None]:
-    """A file descriptor that means the process of a job, which passes signals on; None without."""
+    """A pidfd of the job's process that forwards signals; None if it does not run here."""
     pid = int(job.job_id) if job.job_id.isdecimal() else 0
     try:
         found = os.pidfd_open(pid)
@@ -52,7 +52,7 @@ def _controller(job: Any) -> Iterator[int | None]:
         yield None
         return
     try:
-        # Looked at after it is held: what has this number now keeps it, and may be another's.
+        # Checked while the pidfd is held: the id cannot be reused, but may be another process's.
         yield found if _is_controller(pid, job.paths.folder) else None
     finally:
         os.close(found)

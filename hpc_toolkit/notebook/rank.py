@@ -1,7 +1,7 @@
-"""What a submitted job runs: one rank, which starts workers and passes signals on to them.
+"""The function of a submitted job: one rank, which starts workers and forwards signals to them.
 
-The workers are a process of their own. submitit has handlers for the signals that workers are told
-by, and a worker that is killed must not take the process with it that reports its end.
+The workers run in a separate process. submitit has its own handlers for the signals that workers
+use, and a worker that is killed must not take down the process that reports its end.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _LOOK_S = 1.0
 def work_rank(
     root: str, workers: int | None = None, submitter: tuple[int, int] | None = None
 ) -> int:
-    """Do what ``hpctk work ROOT`` does; 0 when the run is complete.
+    """Run ``hpctk work ROOT``; return 0 when the run is complete.
 
-    This is the function that submitit loads and calls; its arguments are all that is pickled.
+    submitit loads and calls this function; only its arguments are pickled with it.
 
     Args:
         root: absolute path of the run.
-        workers: start so many local workers; None: this is one rank of an srun step.
-        submitter: process id and start, as :func:`own_identity` gives it; the workers leave when
-            that process of this machine is gone.
+        workers: number of local workers to start; None: this is one rank of an srun step.
+        submitter: process id and start time from :func:`own_identity`; the workers leave when
+            that process on this machine is gone.
 
     Raises:
-        SystemExit: items are left, so that for submitit the job has no result yet. The code is 75,
-            or submitit's own for a local job that its time limit ended and that starts again.
+        SystemExit: items are left, so for submitit the job has no result yet. The code is 75, or
+            submitit's requeue code for a local job that reached its time limit and starts again.
         HpcToolkitError: the workers ended with an error, which is in the job's stderr.
     """
     if _gone(submitter):
@@ -62,7 +62,7 @@ def work_rank(
         _argv(root, workers),
         env=_environment(workers),
         stdin=subprocess.DEVNULL,
-        # A notebook's interrupt reaches the group of its kernel, and is not meant for workers.
+        # A notebook's interrupt reaches its kernel's process group, and is not meant for workers.
         process_group=0,
         preexec_fn=_prepare_child,  # noqa: PLW1509 - only numpy's threads are beside this one
     )
@@ -78,14 +78,14 @@ def work_rank(
 
 
 def items_left(root: str) -> int:
-    """How many items are pending; 0 also when the run is complete."""
+    """Number of pending items, leased ones included."""
     status = Run.open(root).status()
     counts = status.stages.values()
     return 0 if status.complete else sum(stage.pending + stage.leased for stage in counts)
 
 
 def own_identity() -> tuple[int, int]:
-    """What tells this process from all others of this machine: its id, and when it started."""
+    """The id and start time of this process, which identify it on this machine."""
     return os.getpid(), process_ticks(os.getpid())
 
 
@@ -96,7 +96,7 @@ def _gone(submitter: tuple[int, int] | None) -> bool:
 def _wait(
     child: subprocess.Popen[bytes], submitter: tuple[int, int] | None, end: Callable[[], None]
 ) -> int:
-    """Wait for the workers; ``end`` is called, once, when the submitter is gone before them."""
+    """Wait for the workers; call ``end`` once if the submitter is gone before them."""
     while submitter is not None:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(timeout=_LOOK_S)
@@ -112,13 +112,13 @@ def _argv(root: str, workers: int | None) -> list[str]:
 
 
 def _environment(workers: int | None) -> dict[str, str]:
-    # A notebook may itself run in a step; its local workers are no ranks of that.
+    # A notebook may itself run in an srun step; its local workers are not ranks of that step.
     hidden = set() if workers is None else {"SLURM_STEP_ID"}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def _prepare_child() -> None:
-    # Slurm signals every process of a step. What SIGUSR2 means, this process tells the workers.
+    # Slurm signals every process of a step; this process forwards SIGUSR2 as SIGUSR1.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     die_with_parent(signal.SIGTERM)
 
@@ -129,7 +129,7 @@ def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _code_of_rest(workers: int | None, told: list[int]) -> int:
-    """The exit code that says whether a local job starts again."""
+    """The exit code if items are left; it says whether a local job starts again."""
     if workers is None or not set(told) & set(_WARNINGS):
         return EXIT_LEFT
     from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE

@@ -1,4 +1,4 @@
-"""What a job from a notebook may ask for, and the checked request that these words make."""
+"""Resources that a job from a notebook can request, and their checks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SUBMITIT_WORDS = {
 
 
 class Resources(TypedDict, total=False):
-    """What a job asks for, in the words of ``hpctk render``; None leaves it to the cluster."""
+    """Resources of a job, named as in ``hpctk render``; None leaves the choice to the cluster."""
 
     job_name: str | None
     """Name of the job."""
     account: str | None
-    """Who pays."""
+    """Account to charge."""
     partition: str | None
     """Comma-separated partitions."""
     qos: str | None
@@ -39,7 +39,7 @@ class Resources(TypedDict, total=False):
     nodelist: str | None
     """Nodes that must be used."""
     prefer: str | None
-    """Node features that are wanted but not needed."""
+    """Node features that are preferred but not required."""
     exclude: str | None
     """Nodes that must not be used."""
     licenses: str | None
@@ -73,13 +73,13 @@ class Resources(TypedDict, total=False):
     requeue: bool | None
     """Whether the job may start again."""
     max_restarts: int | None
-    """How often it may do so for its time limit."""
+    """How often the job may start again because of its time limit."""
     comment: str | None
     """A remark that Slurm keeps."""
     mail_type: str | None
     """Events that send mail."""
     mail_user: str | None
-    """Who gets it."""
+    """Recipient of the mail."""
     modules: Sequence[str] | None
     """Environment modules to load, after the cluster's."""
     setup: Sequence[str] | None
@@ -89,10 +89,10 @@ class Resources(TypedDict, total=False):
 
 
 def requested(resources: Resources) -> ScriptSpec:
-    """The request for a script that these words make.
+    """Check the resources and turn them into the request for a script.
 
     Raises:
-        ConfigError, RenderError: an unknown word, or a value that no script could hold.
+        ConfigError, RenderError: an unknown resource, or a value that no script could contain.
     """
     given: dict[str, Any] = {key: value for key, value in resources.items() if value is not None}
     for word in given:
@@ -114,7 +114,7 @@ def requested(resources: Resources) -> ScriptSpec:
         msg = f"env: {given['env']!r} is no dict of names and values"
         raise ConfigError(msg, hint="write {'NAME': 'value'}")
     given["env"] = tuple(given.get("env", {}).items())
-    # Not resolved: the link in a virtual environment is what makes Python use the environment.
+    # Not resolved: Python uses a virtual environment only if it is started by the link in it.
     return ScriptSpec(python=os.path.abspath(sys.executable), **given)
 
 
@@ -126,7 +126,7 @@ def _word_hint(word: str) -> str:
 
 
 def _time_text(time: object) -> str:
-    # type(), not isinstance(): True is no time.
+    # type(), not isinstance(): True is not a time.
     if type(time) is int or isinstance(time, str):
         return str(time)
     msg = f"time: {time!r} is neither minutes nor text"

@@ -1,4 +1,4 @@
-"""Workers of a run as submitit jobs: how many in which shape, with which script, and submitted."""
+"""Submit workers of a run as submitit jobs: the shape of the jobs, their script, the submission."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
 MAX_RANKS = 65536
-"""Most workers of one call; more is a mistake."""
+"""Largest number of workers in one call; more is a mistake."""
 
 # An array's id alone would mean all of its elements.
 _SETUP = """\
@@ -73,20 +73,20 @@ def submit_workers(
 ) -> WorkerJobs:
     """Submit ``n`` workers of a run: one job of ``n`` ranks, or an array of small jobs.
 
-    A job starts again while items are left, as a rendered script does. What is pickled is one
-    function of this package and the run's path. Local workers leave when this process ends.
+    A job starts again while items are left, as a rendered script does. Only one function of this
+    package and the run's path are pickled. Local workers leave when this process ends.
 
     Args:
         run: the run, or its directory, which the nodes must see.
         n: number of workers; with GPUs one for each, unless the resources say otherwise.
-        executor: from :func:`hpc_toolkit.notebook.executor`; None: made from what follows.
+        executor: from :func:`hpc_toolkit.notebook.executor`; None: made from the arguments below.
         cluster: as for ``executor``.
         folder: as for ``executor``; by default ``submitit`` below the run.
         array: submit jobs of one node each, which start and end independently of each other.
-        resources: as for ``executor``; ``nodes`` follows from ``n`` where it is left out.
+        resources: as for ``executor``; ``nodes`` follows from ``n`` if it is left out.
 
     Raises:
-        ConfigError, RenderError: ``n`` workers cannot be had in this way.
+        ConfigError, RenderError: ``n`` workers cannot be submitted in this shape.
         RunError: the run is complete, or others could change what it executes.
         SlurmError: Slurm refused the job.
     """
@@ -120,7 +120,7 @@ def preview(executor: Any, run: Run | str | Path | None = None) -> str:
         run: show what ``submit_workers(run, ...)`` would send; None: what ``submit`` would.
 
     Raises:
-        HpcToolkitError: this version of submitit does not tell.
+        HpcToolkitError: this version of submitit does not show it.
     """
     import submitit
 
@@ -140,8 +140,8 @@ def preview(executor: Any, run: Run | str | Path | None = None) -> str:
 
 
 def _shape(n: int, resources: Resources, *, array: bool) -> Resources:
-    """``resources`` with as many nodes and ranks on each as make ``n``, or one node of an array."""
-    # A wrong type is refused before it is calculated with.
+    """``resources`` with nodes and ranks per node for ``n`` workers, or for one job of an array."""
+    # Refuse a wrong type before calculating with it.
     requested(resources)
     ranks, nodes = resources.get("ntasks_per_node"), resources.get("nodes")
     gpus = resources.get("gpus_per_node")
@@ -174,7 +174,7 @@ def _submit(run: Run, n: int, executor: Any, *, array: bool) -> list[Any]:
 
 @contextmanager
 def _for_workers(executor: Any, run: Run | str | Path) -> Iterator[None]:
-    """Let ``executor`` submit workers of ``run`` for a while, and what it did before afterwards."""
+    """Temporarily set up ``executor`` to submit workers of ``run``."""
     if not hasattr(executor, "request"):
         msg = f"executor: {type(executor).__name__} has no checked request"
         raise ConfigError(msg, hint="make it with hpc_toolkit.notebook.executor")
@@ -195,7 +195,7 @@ def _worker_parameters(executor: Any, root: str) -> dict[str, Any]:
     old, request = executor.parameters, executor.request
     count_left = shlex.join([request.python, "-c", _COUNT_LEFT, root])
     restarts = request.max_restarts if request.requeue else 0
-    # A rank that finds nothing leaves, a lost node or rank costs what it held: the others work on.
+    # If a rank exits for lack of work, or a rank or node is lost, the other ranks must go on.
     going_on = ["--kill-on-bad-exit=0", "--wait=0", "--no-kill"]
     return {
         "setup": [*old["setup"], _SETUP],
@@ -207,7 +207,7 @@ def _worker_parameters(executor: Any, root: str) -> dict[str, Any]:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Start processes that do not hear a notebook's interrupts: they reach the kernel's group."""
+    """Start processes that ignore a notebook's interrupts, which reach its kernel's whole group."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""What the rest of a run would take."""
+"""Forecast the time and cost of the rest of a run."""

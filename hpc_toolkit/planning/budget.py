@@ -1,4 +1,4 @@
-"""What a campaign has still to ask for, as far as its settings say it."""
+"""Items that a campaign has yet to ask for, as far as its settings determine them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToCome:
-    """Items that nobody has asked for yet."""
+    """Items that a campaign has not asked for yet."""
 
     items: dict[str, list[Item]] = field(default_factory=dict)
-    """By stage."""
+    """The items by stage."""
     most_workers: int | None = None
-    """More than that find no work while the search goes on; None: no such bound."""
+    """The most workers that find work while the search goes on; None: not limited."""
     said: tuple[str, ...] = ()
-    """What was assumed, in sentences."""
+    """The assumptions, in sentences."""
 
 
 def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:
-    """What the rest of a campaign asks for beyond what is in the run; the log must have been read.
+    """Return the items that the rest of a campaign will ask for and that are not in the run yet.
 
     Args:
-        view: of the run.
-        settings: of the campaign, in run.json.
+        view: the view of the run, whose log must have been read.
+        settings: the settings of the campaign in run.json.
     """
     campaign = read_settings(view.paths, settings)
     decisions = read_decisions(view.stages[TASKS].log.segments.values())
@@ -62,7 +62,7 @@ def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:
 
 
 def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull], str]:
-    """What may be asked for yet, and what that rests on."""
+    """Return the pulls that the search may still ask for, and the assumption behind them."""
     search, names = campaign.search, campaign.tasks.names
     asked = [pull for one in decisions for pull in one.pulls]
     open_pulls = left_over(asked, [arm.id for arm in campaign.arms()], names)
@@ -89,7 +89,7 @@ def _pulls(campaign: Campaign, decisions: Sequence[Decision]) -> tuple[list[Pull
 
 
 def _spread(campaign: Campaign, pulls: list[Pull], count: int) -> list[Pull]:
-    """So many of them, evenly; those of whole checkpoints where these are asked for together."""
+    """Choose ``count`` of the pulls evenly; with group pulls, choose checkpoints evenly instead."""
     if not campaign.search.group_pulls:
         return [pulls[number * len(pulls) // count] for number in range(count)]
     facts: dict[str, ArmFacts] = {arm.id: arm for arm in campaign.arms()}

@@ -1,4 +1,4 @@
-"""A forecast for each number of nodes with what it costs, and which partitions take it."""
+"""Forecast time and cost for each number of nodes, and time on each partition."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
 _MARGIN = 1.1
-"""Of a walltime beyond the upper end of the interval."""
+"""Factor from the upper end of the interval to the walltime to request."""
 _SURE = 0.95
-"""How probably all is done in time, to be recommended."""
+"""Probability of being done in time that a recommendation needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One number of nodes."""
+    """One number of nodes with its forecast and its costs."""
 
     nodes: int
     forecast: Forecast
@@ -35,15 +35,15 @@ class Choice:
     cost: Interval | None
     """None without a price."""
     energy_kwh: Interval | None
-    """None without a power."""
+    """None without a known power."""
     ask_s: int
-    """The time limit to ask for: enough in 19 of 20 cases, unless a limit cuts it."""
+    """The time limit to request in seconds: enough in 19 of 20 cases, or the limit of one job."""
     in_a_row: int
-    """Jobs one after another that take it to its end in 19 of 20 cases, where a limit cuts them; 0:
-    it leaves no room for an item."""
+    """Jobs in a row that finish the work in 19 of 20 cases: 1, or more if a limit cuts it; 0: the
+    limit leaves no room for an item."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -55,14 +55,14 @@ def choose(
     limit_s: int | None = None,
     within_s: float | None = None,
 ) -> Choice:
-    """The forecast for so many nodes that begin now.
+    """Forecast the work on a number of nodes that begin now.
 
     Args:
-        forecaster: of the run.
-        node: one of them.
-        nodes: how many.
-        limit_s: of one job; several follow each other where it is too short.
-        within_s: by when something is wanted.
+        forecaster: the forecaster of the run.
+        node: one of the nodes.
+        nodes: the number of nodes.
+        limit_s: time limit of one job; if it is too short, several jobs follow each other.
+        within_s: seconds within which the work should be done.
     """
     forecast = forecaster.forecast(nodes * node.workers, within_s=within_s)
     ask_s = _round_up(_asked_s(forecast))
@@ -87,7 +87,7 @@ def choose(
 
 
 def _round_up(seconds: float) -> int:
-    """To 5 minutes below 2 hours, to 15 below a day, to hours beyond."""
+    """Round up to 5 minutes up to 2 hours, to 15 minutes up to a day, and to hours beyond."""
     step = 5 * MINUTE_S if seconds <= 2 * HOUR_S else 15 * MINUTE_S
     step = HOUR_S if seconds > 24 * HOUR_S else step
     return math.ceil(seconds / step) * step
@@ -98,44 +98,45 @@ def _asked_s(forecast: Forecast) -> float:
 
 
 def _most_jobs(forecast: Forecast) -> int:
-    """Jobs in a row that are enough in 19 of 20 cases; 0 if none ever would."""
+    """Return how many jobs in a row are enough in 19 of 20 cases; 0 if no number is."""
     return 0 if forecast.jobs is None else math.ceil(forecast.jobs.high)
 
 
 def recommended(choices: Sequence[Choice]) -> Choice | None:
-    """The one of fewest node-hours that is done in time in 19 of 20 cases; None if none is, or no
-    time was named."""
+    """Return the choice with the fewest node-hours that is done in time in 19 of 20 cases; None
+    without such a choice, or if no time was given.
+    """
     able = [one for one in choices if one.in_a_row and (one.forecast.within or 0.0) >= _SURE]
     return min(able, key=lambda one: (one.node_hours.median, one.nodes), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How one partition would take the work: one job, or short ones after another."""
+    """How one partition would run the work: as one job, or as several short jobs in a row."""
 
     partition: str
     limit_s: int | None
-    """Longest job there; None without a known limit."""
+    """Time limit of a job in the partition, in seconds; None without a known limit."""
     most_nodes: int | None
-    """Most nodes of a job there, as far as is known."""
+    """Most nodes of a job in the partition; None: not known."""
     nodes: int
-    """Taken: as many as were asked for, if it gives them."""
+    """Nodes that the jobs use: the requested number, or the most that the partition allows."""
     in_a_row: int
-    """Jobs one after another; 0: the longest item does not fit."""
+    """Number of jobs in a row; 0: the longest item does not fit."""
     jobs: int
-    """One-node jobs in all, as an array would have them."""
+    """Total number of jobs of one node each, as in a job array."""
     time_s: Interval
-    """Of work, restarts included; waiting for Slurm is not."""
+    """Seconds of work, restarts included, but without waiting for Slurm."""
     lost_node_hours: float
-    """Of that, what the ends of jobs cost, on average."""
+    """Mean node-hours of this time that are lost at the ends of jobs."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> list[Way]:
-    """What each partition that is open to all makes of it, with as many nodes as it gives."""
+    """Return how each unrestricted partition would run the work, with up to ``nodes`` nodes."""
     found = []
     for partition in cluster.partitions:
         site = for_partition(cluster, partition)

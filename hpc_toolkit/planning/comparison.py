@@ -1,4 +1,4 @@
-"""A plan that was kept, beside what became of the run."""
+"""Compare a saved plan with the actual progress of the run."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Predicted and real."""
+    """The prediction of a plan and the actual progress."""
 
     workers_predicted: int
     workers: int
-    """That finished items since the plan."""
+    """Number of workers that ended an attempt since the plan."""
     low_s: float
     predicted_s: float
     high_s: float
     real_s: float
-    """From the plan to the last attempt that ended; so far, where the run goes on."""
+    """Seconds from the plan to the last attempt that ended, or to now while the run goes on."""
     complete: bool
     left: int
     """Items without a result now."""
     error: float | None
-    """How far the prediction was off, as a share of the real time; None while the run goes on."""
+    """Predicted minus real time, as a share of the real time; None while the run goes on."""
     inside: bool | None
-    """Whether the real time lies within the interval; None while it still may."""
+    """Whether the real time is within the interval; None while it still may be."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 def compare(view: RunView, clock: Clock, plan: dict[str, Any]) -> Comparison:
-    """What a plan of this run said, and what came.
+    """Compare a plan of this run with the actual progress.
 
-    Of its forecasts it takes that for the workers that lived, else the one for the number of
-    workers that is nearest to those that worked since. Times are those of the workers' clocks.
+    The forecast is the plan's forecast for the workers that were running then, else the one whose
+    number of workers is nearest to the number that worked since. Times are by workers' clocks.
 
     Raises:
-        ConfigError: the plan was of typed numbers.
+        ConfigError: the plan was made from typed numbers, or has no forecast.
     """
     if not plan.get("run"):
         message = "the plan is of typed numbers, and of no run"

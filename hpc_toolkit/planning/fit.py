@@ -1,4 +1,4 @@
-"""One fit of how long items take, to items with random weights, and draws from it."""
+"""Fit a model of the durations of items to randomly weighted items, and draw from the model."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _KIN_SD = 0.7
-"""How much the kin of a run differ where one of them is known alone, as a standard deviation of
-logarithms: another size of model may take twice or half as long."""
+"""How much kin and words differ if only one of them is known, as a standard deviation of
+logarithms: another model size may take twice or half as long."""
 _SLOPES = ((0.5, 0.0, 0.3), (0.5, 1.0, 0.3))
-"""What is believed of a slope before it is seen: a probability, a mean and a standard deviation. A
-number says little, or twice of it takes about twice as long."""
+"""Prior of a slope, a mixture of (probability, mean, standard deviation): either the number matters
+little, or twice the number takes about twice as long."""
 _LEVEL_SD = 0.07
-"""How far the items of one number lie from the slope, all of them together."""
+"""How far the mean of all items with one number is off the slope: standard deviation of a log."""
 _GROUP_SD = 0.15
-"""The same of groups of one kin."""
+"""How far groups of one kin differ, likewise."""
 _TAIL = (0.05, 0.7)
-"""Bounds of the tail's index: how much longer than all that were seen the next one may be."""
+"""Bounds of the tail index: how much longer than all seen items the next one may be."""
 _TAIL_WEIGHT = 0.5
-"""How many items' worth it has among those that were seen, on average; most draws give it next to
-nothing, some much more, so that it widens the interval and leaves the median alone."""
+"""Mean weight of the tail, in units of one seen item. Most draws give it almost none and some much
+more, so that it widens the interval but does not move the median."""
 _KIND_WEIGHT = 0.5
-"""How many items' worth those of a kind have of which none has ended, on average; as above."""
+"""Mean weight of kinds of which no item has ended, in units of one seen item; as above."""
 _KIND_SD = 1.5
-"""How much longer they take: standard deviation of a logarithm, of which the sign is left out."""
+"""How much longer items of these kinds take: the absolute value of a normal logarithm has this
+standard deviation before its sign is dropped."""
 
 
 class Fit:
@@ -85,7 +86,7 @@ class Fit:
         return effect[of]
 
     def _best_number(self, rest: Floats) -> Floats:
-        """Of the numbers that may be the one, that which fits best with these weights."""
+        """Return the candidate number that fits best with these weights."""
         numbers = self._traits.numbers
         if len(numbers) < 2:
             return numbers[0] if numbers else np.zeros(len(self._traits))
@@ -101,7 +102,7 @@ class Fit:
         return slope, slope * centred
 
     def _fit_slope(self, rest: Floats, *, last: bool) -> Floats:
-        """What the slope adds to what it was; at last it is drawn to what is believed of slopes."""
+        """Update the slope and return its change; in the last round draw it from its posterior."""
         if not self._traits.numbers:
             return np.zeros(len(rest))
         x = self._number[self._of]
@@ -132,29 +133,30 @@ class Fit:
         return effect
 
     def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
-        """What each kind adds; drawn from how much the others differ where it was not seen.
+        """Return the effect of each kind; effects of unseen kinds are drawn with the seen spread.
 
         Args:
-            rest: of each item.
+            rest: residual of each item.
             of: kind of each item.
-            above: of each kind, to which of several larger kinds it belongs.
+            above: for each kind, the larger kind to which it belongs.
             prior_sd: how much kinds of one larger kind differ, if few are known.
         """
         kinds = len(above)
         effect, width = _effects(rest, of, self._weight, kinds, prior_sd)
         unseen = np.bincount(of, minlength=kinds) == 0
         known = np.bincount(above[~unseen], minlength=int(above.max()) + 1)
-        # Those that were seen may happen to be short ones: all others are then longer together.
+        # The seen kinds may happen to be short, and then all others are longer together.
         shift = self._chance.normal(0.0, width / np.sqrt(np.maximum(known, 1)))
         drawn = self._chance.normal(0.0, width, kinds) + shift[above]
         return np.where(unseen, drawn, effect)
 
     def _believed(self, slope: float, x: Floats, rest: Floats) -> float:
-        """A slope as far as it is known: a draw from what is believed where the items that were
-        seen have nearly the same number."""
+        """Draw a slope from its posterior, which is close to the prior if the seen items have
+        nearly the same number.
+        """
         spread = float(np.sum((x - x.mean()) ** 2))
         chance = float(np.var(rest)) / max(spread, 1e-12)
-        # Many items of few numbers say no more of the slope than those numbers can.
+        # Many items with few distinct numbers tell no more about the slope than these numbers can.
         _, of = np.unique(x, return_inverse=True)
         levels = float(np.sum(np.bincount(of, x - x.mean()) ** 2)) / max(spread, 1e-12) ** 2
         noise = chance + _LEVEL_SD**2 * levels
@@ -166,13 +168,14 @@ class Fit:
         which = int(self._chance.random() * total > fits[0]) if total > 0 else 1
         _, mean, sd = _SLOPES[which]
         belief = sd**2 / (sd**2 + noise)
-        # Weights of chance have spread the slope by some of that already.
+        # The random weights have already spread the slope by part of this variance.
         open_sd = float(np.sqrt(max(belief * noise - belief**2 * chance, 0.0)))
         return mean + belief * (slope - mean) + float(self._chance.normal(0.0, open_sd))
 
     def _bend(self, x: Floats) -> Floats:
-        """What a fixed part of each length adds to the slope outside the numbers that were seen:
-        the share that grows with the number is larger there."""
+        """Return the correction to the slope outside the seen numbers, where a fixed part of each
+        length has another share than among the seen numbers.
+        """
         slope, known = self._slope, self._number[self._of]
         if not 0.0 < slope < 1.0:
             return np.zeros(len(x))
@@ -183,7 +186,7 @@ class Fit:
         return found
 
     def _tail_index(self) -> float:
-        """Hill's estimate from the longest rests, within bounds."""
+        """Return Hill's estimate from the longest residuals, within bounds."""
         ordered = np.sort(self._rest)[::-1]
         most = max(3, int(np.sqrt(len(ordered))))
         top = ordered[: most + 1]
@@ -199,7 +202,7 @@ class Fit:
         return middle
 
     def sample(self, items: Ints) -> Floats:
-        """Logarithms of seconds for items of which nothing is known but what they are."""
+        """Draw the logarithms of the seconds of items that have not begun."""
         seen = len(self._rest)
         more = self._chance.gamma([_TAIL_WEIGHT, _KIND_WEIGHT])
         share = np.cumsum(np.concatenate([self._weight, more]))
@@ -213,7 +216,7 @@ class Fit:
         return found
 
     def beyond(self, items: Ints, ages: Floats) -> Floats:
-        """The same for items that have taken so long already."""
+        """Draw the same for items that have run for ``ages``, logarithms of seconds."""
         middle = self._middle(items)
         found = np.empty(len(items))
         for number, age in enumerate(ages - middle):
@@ -240,8 +243,9 @@ def _shrunken(rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: floa
 def _effects(
     rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: float
 ) -> tuple[Floats, float]:
-    """The mean of each kind, drawn towards 0 as far as chance may have made it, and how much kinds
-    differ, as a standard deviation."""
+    """Return the mean of each kind, shrunk towards 0 as far as chance may explain it, and how much
+    kinds differ, as a standard deviation.
+    """
     mass = np.bincount(of, weight, kinds)
     count = np.bincount(of, minlength=kinds)
     means = np.bincount(of, weight * rest, kinds) / np.maximum(mass, 1e-12)
@@ -250,7 +254,7 @@ def _effects(
     within *= len(of) / max(len(of) - int(seen.sum()), 1)
     noise = within / np.maximum(count, 1)
     between = float(np.sum(means[seen] ** 2 - noise[seen])) if seen.sum() > 1 else 0.0
-    # One more kind, that differs as much as is usual, so that few of them say little.
+    # The prior counts as one more kind, so that a few kinds alone do not determine the spread.
     variance = (max(between, 0.0) + prior_sd**2) / max(int(seen.sum()), 1)
     effect = means * variance / np.maximum(variance + noise, 1e-12)
     effect[~seen] = 0.0

@@ -1,4 +1,4 @@
-"""How long the rest of a run takes on so many workers: a distribution, from draws of lengths."""
+"""Forecast the time of the rest of a run on N workers, as a distribution over drawn durations."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 DRAWS = 200
-"""Of each forecast; fewer of a run with very many units."""
+"""Draws of each forecast; fewer for a run with very many units."""
 _FEWEST_DRAWS = 50
 _MOST_JOBS = 400_000
-"""Units times draws that are scheduled for one number of workers."""
+"""The most units times draws to schedule for one number of workers."""
 _SIMULATED = 3
 START_S = 120.0
-"""Until the ranks of a job work: its prologue, imports, the first claims."""
+"""Seconds until the ranks of a job work: its prologue, imports, the first claims."""
 _MOST_LOST = 0.9
-"""Of a job, at its end: a draw in which items are longer than jobs goes on for ever otherwise."""
+"""Largest share of a job that is lost at its end. Without this bound, a draw in which items are
+longer than jobs would never finish."""
 _DRIFT = 0.05
 """How much everything together may run slower or faster from now on: other jobs on the network, a
-warmer node, and what the model does not know. Standard deviation of a logarithm."""
+warmer node, and effects that the model does not know. Standard deviation of a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median, and what 9 of 10 draws lie between."""
+    """A median, and the bounds of 9 of 10 draws."""
 
     low: float
     """1 of 20 draws is below."""
@@ -49,41 +50,41 @@ class Interval:
 
     @classmethod
     def of(cls, values: Floats | Sequence[float]) -> Interval:
-        """Of draws."""
+        """Return the interval of draws."""
         return cls(*(float(value) for value in np.quantile(values, (0.05, 0.5, 0.95))))
 
     def times(self, factor: float) -> Interval:
-        """In another unit."""
+        """Return the interval multiplied by a factor, for instance into another unit."""
         return Interval(self.low * factor, self.median * factor, self.high * factor)
 
     def plus(self, more: float) -> Interval:
-        """Moved by so much."""
+        """Return the interval moved by ``more``."""
         return Interval(self.low + more, self.median + more, self.high + more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The rest of a run on one number of workers. Waiting for Slurm is not in it."""
+    """The rest of a run on one number of workers, without waiting for Slurm."""
 
     workers: int
     time_s: Interval
-    """Until the last item has a result."""
+    """Seconds until the last item has a result."""
     worker_s: Interval
     """Worker seconds of work and loading, without waiting at the end."""
     ratio: float
-    """By how much the simulation of the queue's own code was longer than list scheduling."""
+    """Ratio of the simulated time of the queue's own code to the time of list scheduling."""
     simulated: int
-    """Draws that were simulated with it."""
+    """Number of draws that were simulated for this ratio."""
     draws: int
     jobs: Interval | None = None
-    """Jobs in a row that a limit of one cuts it into; None without a limit, or where it leaves too
-    little room for items."""
+    """Number of jobs in a row under the time limit of one job; None without a limit, or if the
+    limit leaves too little room for items."""
     lost_s: float = 0.0
-    """Of :attr:`time_s`, what the ends of these jobs cost, on average."""
+    """Mean seconds of :attr:`time_s` that are lost at the ends of these jobs."""
     within: float | None = None
-    """Probability that all is done within the limit; None without a limit."""
+    """Probability that all is done within the given time; None without a given time."""
     share: Interval | None = None
-    """Share of the items left that are done by then."""
+    """Share of the items left that are done within the given time."""
 
 
 class Forecaster:
@@ -91,9 +92,9 @@ class Forecaster:
 
     Args:
         work: what is left, at least one item.
-        guess: what a person expects, for stages of which nothing was seen.
-        draws: how many.
-        seed: of all chance, so that equal calls have equal answers.
+        guess: the user's guess, for stages of which no item has ended.
+        draws: number of draws.
+        seed: seed of all random numbers, so that equal calls have equal answers.
     """
 
     def __init__(
@@ -107,13 +108,13 @@ class Forecaster:
         self._draws = max(min(draws, _FEWEST_DRAWS), min(draws, _MOST_JOBS // max(jobs, 1)))
         self._work = work
         self.keys = sorted({key for model in models for key in model.keys})
-        """Keys of items that were found to tell how long they take."""
+        """Keys of items that were found to predict how long the items take."""
         self.guessed = [
             stage.name
             for stage, model in zip(work.stages, models, strict=True)
             if isinstance(model, GuessedLengths)
         ]
-        """Stages of which nothing is known but the guess."""
+        """Stages for which nothing but the guess is known."""
         self._known: dict[int | None, tuple[list[Course], Rehearsal]] = {}
         self._rehearsed: list[list[Lengths]] = []
         self._anew: list[list[list[Job]]] = []
@@ -122,7 +123,7 @@ class Forecaster:
             drift = float(np.exp(chance.normal(0.0, _DRIFT)))
             lengths = [_scaled(model.draw(chance), drift) for model in models]
             again = [_again(stage, chance) for stage in work.stages]
-            # Not the lengths of every draw: those of a million items would fill the memory.
+            # Keep the durations of a few draws only: all draws of a million items fill the memory.
             self._anew.append(_jobs(work, lengths, again, going_on=False))
             if work.workers:
                 self._going_on.append(_jobs(work, lengths, again, going_on=True))
@@ -132,11 +133,11 @@ class Forecaster:
         self.item_s = Interval.of(self._each("mean_s"))
         """Mean seconds of the items left."""
         self.longest_s = float(np.quantile(self._each("longest_s"), 0.95))
-        """A length that the longest item left passes in 1 of 20 cases."""
+        """Seconds that the longest item left exceeds in 1 of 20 cases."""
         self.largest_s = float(np.median(self._each("largest_s")))
-        """What one worker takes for the largest unit: no number of workers is quicker."""
+        """Seconds that one worker takes for the largest unit: no number of workers is faster."""
         self.useful_workers = max(1, round(float(np.median(self._each("useful_workers")))))
-        """With more of them the largest unit says how long it takes."""
+        """With more workers than this, the largest unit alone determines the time."""
         self.load_s = float(np.mean(self._each("load_s")))
         """Mean seconds to load a group."""
 
@@ -151,13 +152,13 @@ class Forecaster:
         limit_s: float | None = None,
         simulated: bool = True,
     ) -> Forecast:
-        """So many workers that begin now, in the place of all that work.
+        """Forecast the work left for workers that begin now and replace the running ones.
 
         Args:
-            workers: how many; None for those that live, who go on with what they hold.
-            within_s: a time by which something is wanted.
-            limit_s: of one job: others follow it until all is done.
-            simulated: whether to correct it by simulations of the queue, which take seconds.
+            workers: the number; None for the living workers, which go on with their batches.
+            within_s: seconds within which the work should be done.
+            limit_s: time limit of one job; further jobs follow until all is done.
+            simulated: whether to correct by simulations of the queue, which take seconds.
         """
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
@@ -184,26 +185,28 @@ class Forecaster:
         )
         if within_s is None:
             return found
-        # Losses at the ends of jobs are taken to come evenly.
+        # Assume that the losses at the ends of jobs are spread evenly.
         by = within_s / rehearsal.ratio * whole / np.maximum(times, 1e-9)
         shares = [course.share_by(at) for course, at in zip(courses, by, strict=True)]
         return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
 
     def fits(self, limit_s: float) -> bool:
-        """Whether a job of this limit has room for the longest item, more likely than not, and for
-        more than it loses at its end."""
+        """Return whether a job of this limit probably has room for the longest item, and for more
+        than it loses at its end.
+        """
         needed = [max(one.longest_s, one.cut_s + one.load_s + START_S) for one in self._facts]
         return float(np.median(needed)) <= limit_s
 
     def _in_a_row(self, whole: Floats, workers: int, limit_s: float) -> tuple[Floats, Floats]:
-        """Time and number of jobs, of each draw: each job but the last ends in the middle of the
-        items of its workers, and the next one starts and loads."""
+        """Return the time and the number of jobs for each draw. Each job but the last ends while
+        its workers are in the middle of items, and the next job must start and load again.
+        """
         chance = np.random.default_rng(self._seed)
         times, jobs = whole.copy(), np.ones(len(whole))
         for number, facts in enumerate(self._facts):
             left_s = whole[number]
             while left_s > limit_s:
-                # The mean over workers of what each began in vain, by chance of where it was cut.
+                # Mean over workers of the work that each loses, by where in an item it was cut.
                 cut_s = facts.cut_s * chance.gamma(workers) / workers
                 lost_s = min(cut_s + facts.load_s + START_S, _MOST_LOST * limit_s)
                 left_s -= limit_s - lost_s
@@ -219,18 +222,18 @@ class Forecaster:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What one draw says of the work as a whole."""
+    """Totals of one draw over all the work left."""
 
     mean_s: float
-    """Of an item."""
+    """Mean seconds of an item."""
     longest_s: float
     cut_s: float
-    """What a worker loses, on average, when its job ends in the middle of an item."""
+    """Mean seconds that a worker loses when its job ends in the middle of an item."""
     largest_s: float
-    """One worker with the largest unit."""
+    """Seconds of one worker for the largest unit."""
     useful_workers: float
     load_s: float
-    """Mean over units."""
+    """Mean seconds of loading over units."""
 
 
 def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Facts:
@@ -240,7 +243,7 @@ def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Fact
     return _Facts(
         mean_s=mean_s,
         longest_s=float(seconds.max()),
-        # At a random moment a worker is more likely in a long item than in a short one.
+        # At a random moment, a worker is more likely to be in a long item than in a short one.
         cut_s=float(np.mean(seconds**2)) / (2 * mean_s),
         largest_s=largest_s,
         useful_workers=float(units.sum()) / max(largest_s, 1e-9),
@@ -275,7 +278,7 @@ def _scaled(lengths: Lengths, factor: float) -> Lengths:
 
 
 def _again(stage: StageWork, chance: np.random.Generator) -> list[int]:
-    """Items whose attempts fail once more each, by how often attempts failed so far."""
+    """Draw the items that run again, once per failure, from the failure rate so far."""
     if not stage.retried:
         return []
     rate = chance.beta(stage.retried + 0.5, stage.attempts - stage.retried + 0.5)

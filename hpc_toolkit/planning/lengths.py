@@ -1,9 +1,9 @@
-"""How long the items left may take: many draws, each of a model fitted to another resampling.
+"""Durations of the items left: many draws, each from a model fitted to another resampling.
 
-The logarithm of an item's seconds is a mean, plus what a word and a number of the item add, plus
-what its kin and its group add, plus a rest. Each draw weighs the items that were seen anew
-(Bayesian bootstrap), fits all of that, and gives every item left a rest from those that were seen.
-Decision 0030 says why so, and what the intervals promise.
+The logarithm of an item's seconds is a mean, plus the effects of a word and a number of the item,
+plus the effects of its kin and its group, plus a residual. Each draw gives the seen items new
+weights (Bayesian bootstrap), fits the model, and gives every item left the residual of a seen item.
+Decision 0030 explains the reasons, and what the intervals promise.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 _LEAST_S = 1e-4
 _FARTHEST = 20.0
-"""No item is drawn longer than so many times the longest that was seen."""
+"""No item is drawn longer than this many times the longest seen item."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """One draw of a stage."""
+    """One draw of the durations of a stage."""
 
     seconds: Floats
-    """Of each item left."""
+    """Seconds of each item left."""
     load_s: dict[str, float]
-    """Of each group."""
+    """Seconds to load each group, by its key."""
     first: float
-    """How many times as long the first item after a load takes."""
+    """Factor on the duration of the first item after a load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a person expects where nothing is known."""
+    """The user's guess where nothing is known."""
 
     seconds_per_item: float
     load_s: float = 0.0
     factor: float = 1.5
-    """The true means are within this factor, either way, in 9 of 10 cases; at least 1."""
+    """In 9 of 10 cases the true means are within this factor, up or down; at least 1."""
     spread: float = 0.5
     """How much items differ: standard deviation of the logarithms of their seconds."""
 
 
 class GuessedLengths:
-    """Draws from a guess."""
+    """Draws durations from a guess."""
 
     keys: tuple[str, ...] = ()
 
@@ -71,7 +71,7 @@ class GuessedLengths:
 
 
 class LearnedLengths:
-    """Draws from what was seen, of which there must be something."""
+    """Draws durations from a model of the seen items, of which there must be at least one."""
 
     def __init__(self, stage: StageWork) -> None:
         self._stage = stage
@@ -96,7 +96,7 @@ class LearnedLengths:
         running = np.array([index for index, _ in self._running], dtype=np.int64)
         ages = np.log([age for _, age in self._running])
         if len(running):
-            # What has not ended is known to take longer, so the ended ones alone are too short.
+            # Running items are known to take longer; a fit to ended items alone is too short.
             z = np.concatenate([self._z, fit.beyond(running, ages)])
             fit = Fit(self._traits, np.concatenate([seen, running]), z, chance)
         logs = fit.sample(self._left)
@@ -107,7 +107,7 @@ class LearnedLengths:
         return Lengths(seconds, self._loads(chance), float(np.exp(fit.first)))
 
     def _loads(self, chance: np.random.Generator) -> dict[str, float]:
-        """Mean seconds to load each group: its own, else its kin's, else those of all."""
+        """Return mean seconds to load each group: the mean of its kin, else of all groups."""
         traits_ = self._traits
         place = {key: number for number, key in enumerate(traits_.groups)}
         loads = [load for load in self._stage.loads if load.group in place]

@@ -1,4 +1,4 @@
-"""A whole plan: forecasts for several numbers of nodes, and what partitions make of it."""
+"""Make a complete plan: forecasts for several numbers of nodes and for the partitions."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def make_plan(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Plan:
-    """What the rest of a run takes on some numbers of nodes.
+    """Plan the rest of a run for several numbers of nodes.
 
     Args:
-        work: what is left.
-        guess: of a person, for stages of which nothing was seen.
-        nodes: how many, each of them for itself.
-        cluster: whose partitions are compared; its longest job holds where no limit is given.
-        node: one of its nodes.
-        within_s: by when something is wanted.
-        limit_s: of one job.
-        draws: of each forecast.
-        seed: of all chance.
+        work: what is left of the run.
+        guess: the user's guess, for stages of which no item has ended.
+        nodes: the numbers of nodes, each with its own forecast.
+        cluster: the cluster whose partitions are compared; its longest job is the default limit.
+        node: one node of the cluster.
+        within_s: seconds within which the work should be done.
+        limit_s: time limit of one job in seconds.
+        draws: number of draws of each forecast.
+        seed: seed of all random numbers.
 
     Raises:
-        RunError: nothing is left.
-        ConfigError: nothing is known of how long items take.
+        RunError: no items are left.
+        ConfigError: nothing is known about how long items take.
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
@@ -86,8 +86,10 @@ def make_plan(
 
 
 def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
-    """Without stages of which nobody has asked for an item and nothing is known, and what that
-    leaves out."""
+    """Drop stages of which no item was asked for and no duration is known.
+
+    Return the rest of the work and the plan's assumptions, which name the dropped stages.
+    """
     known = [one for one in work.stages if guess or one.seen or len(one.left) > one.coming]
     if len(known) in (0, len(work.stages)):
         return work, list(work.assumed)

@@ -1,4 +1,4 @@
-"""The nodes of a plan: how many workers one holds, what an hour of it costs, and its power."""
+"""The nodes of a plan: workers per node, price per hour, and power."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What a person says of one worker."""
+    """What the user states about one worker."""
 
     cores: int | None = None
-    """CPUs that it keeps busy; by default its share."""
+    """CPUs that it keeps busy; by default 1 on nodes without GPUs, and not a limit on others."""
     mem_mib: int | None = None
-    """Memory that it needs at its peak; None where unknown."""
+    """Its peak memory in MiB; None: not known."""
     per_node: int | None = None
-    """How many to start on a node, whatever fits."""
+    """Workers to start on a node, even if it has fewer GPUs; by default as many as fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class Node:
     cpus: int | None
     mem_mib: int | None
     workers: int
-    """Workers that are started on it."""
+    """Number of workers that are started on the node."""
     why: str
-    """What bounds their number."""
+    """What limits the number of workers."""
     price_per_hour: float | None
-    """Of the node with its GPUs."""
+    """Price of the node with its GPUs."""
     watts: float | None
-    """Of the node with its GPUs."""
+    """Power of the node with its GPUs."""
     currency: str
 
 
@@ -50,17 +50,17 @@ def node_of(
     price_per_gpu_hour: float | None = None,
     watts_per_gpu: float | None = None,
 ) -> Node:
-    """A node of a cluster, or of a partition as the cluster that it is.
+    """Return a node of a cluster, or of a partition given as a cluster of its own.
 
     Args:
-        site: whose facts count.
-        worker: what one needs.
-        gpus: of each node; by default all that it has.
-        price_per_gpu_hour: in the place of the site's prices.
-        watts_per_gpu: in the place of the site's.
+        site: the cluster or partition.
+        worker: the needs of one worker.
+        gpus: GPUs to use on each node; by default all.
+        price_per_gpu_hour: replaces the site's prices.
+        watts_per_gpu: replaces the site's value.
 
     Raises:
-        ConfigError: more than a node has is asked for, or not one worker fits.
+        ConfigError: more is requested than a node has, or not one worker fits.
     """
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
@@ -90,14 +90,14 @@ def node_of(
 
 
 def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
-    """Of a node and its GPUs; None where nothing is known of what it has."""
+    """Add up the values of a node and its GPUs; None if nothing is known."""
     if node is None and (gpu is None or not gpus):
         return None
     return (node or 0.0) + (gpu or 0.0) * gpus
 
 
 def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
-    """How many fit, and what bounds them."""
+    """Return how many workers run on a node, and what limits them."""
     bounds: list[tuple[int, str]] = []
     cpus, mem_mib = site.cpus_per_node, site.mem_per_node_mib
     if gpus:

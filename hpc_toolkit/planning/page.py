@@ -1,4 +1,4 @@
-"""A plan as plain values, as a page for people, and back from its file."""
+"""Write a plan as JSON values or as text for users, and read a plan from its file."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that ``hpctk plan`` says."""
+    """Everything that ``hpctk plan`` reports."""
 
     run: str
     """The run's path as it was given; "" for typed numbers."""
     at: float
-    """When it was made: epoch seconds."""
+    """When the plan was made: epoch seconds."""
     items: int
     """Items without a result."""
     done: int
     sealed: bool
-    """Whether no items can come any more."""
+    """Whether no more items can be added."""
     seen: int
-    """Items from whose time it was learned."""
+    """Ended items from which durations were learned."""
     retried: int
-    """Attempts that failed and were or will be tried again."""
+    """Attempts that failed and were or will be repeated."""
     keys: list[str]
-    """Keys of items that tell how long they take."""
+    """Keys of items that predict how long the items take."""
     guessed: list[str]
-    """Stages of which nothing is known but the guess."""
+    """Stages for which nothing but the guess is known."""
     item_s: Interval
     load_s: float
     longest_s: float
-    """A length that the longest item left passes in 1 of 20 cases."""
+    """Seconds that the longest item left exceeds in 1 of 20 cases."""
     largest_s: float
-    """What one worker takes for the largest unit."""
+    """Seconds that one worker takes for the largest unit."""
     useful_workers: int
-    """With more of them the largest unit alone says how long it takes."""
+    """With more workers than this, the largest unit alone determines the time."""
     ungrouped: bool
     """Whether some of the items have no groups."""
     node: Node
     cluster: str
     now: Forecast | None
-    """With the workers that live, going on; None without any."""
+    """Forecast for the workers that are running now; None without any."""
     choices: list[Choice]
     ways: list[Way]
     within_s: float | None
     coming: int = 0
-    """Items that a campaign has not asked for yet, of :attr:`items`."""
+    """Number of :attr:`items` that a campaign has not asked for yet."""
     most_workers: int | None = None
-    """More than that find no work in the tasks of a campaign."""
+    """The most workers that find work in the tasks of a campaign."""
     assumed: list[str] = field(default_factory=list)
-    """What was assumed of those, in sentences."""
+    """Assumptions about items to come, in sentences."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """A plan that was written to a file as JSON.
+    """Read a plan that was written to a file as JSON.
 
     Raises:
-        ConfigError: it cannot be read, or is no plan.
+        ConfigError: the file cannot be read, or is not a plan.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -97,7 +97,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def _is_whole(plan: dict[str, Any]) -> bool:
-    """Whether a record has what a comparison reads."""
+    """Return whether a record has all that ``hpctk plan --check`` reads."""
     choices = plan.get("choices")
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         return False
@@ -116,7 +116,7 @@ def _is_forecast(record: object) -> bool:
 
 
 def counted(workers: int) -> str:
-    """ "1 worker", "2 workers"."""
+    """Return "1 worker", "2 workers" and so on."""
     return "1 worker" if workers == 1 else f"{workers} workers"
 
 
@@ -129,7 +129,7 @@ def _number(value: float) -> str:
 
 
 def basis(plan: Plan) -> list[str]:
-    """What the plan rests on, in sentences."""
+    """Return the facts and assumptions behind the plan, in sentences."""
     said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
     if plan.coming:
         said.append(f"{plan.coming:,} of those left the campaign has not asked for yet.")
@@ -155,7 +155,7 @@ def basis(plan: Plan) -> list[str]:
 
 
 def _table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells; columns of which nothing is known are left out."""
+    """Return the heads and cells of the table, without columns of unknown values."""
     some = plan.choices[0]
     money = plan.node.currency or "price"
     head = ["nodes", "workers", "time", "9 of 10 between", "node-hours"]
@@ -205,7 +205,7 @@ def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
 
 
 def _sentences(plan: Plan) -> list[str]:
-    """What follows the table."""
+    """Return the sentences that follow the table."""
     between = any(one.in_a_row > 1 for one in plan.choices)
     said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
     if between:
@@ -251,7 +251,7 @@ def _advice(ways: Sequence[Way]) -> str:
 
 
 def advised(plan: Plan) -> list[str]:
-    """What to ask for, where a time is named."""
+    """Return a recommendation of what to request, if a time to be done by is given."""
     if not plan.within_s or not plan.choices:
         return []
     by = f"within {format_duration(plan.within_s)}"
@@ -276,7 +276,7 @@ def _nodes(count: int) -> str:
 
 
 def as_lines(plan: Plan) -> list[str]:
-    """For a terminal."""
+    """Format a plan for a terminal."""
     lines = [*advised(plan), *basis(plan)]
     if plan.now is not None:
         now = plan.now
@@ -302,7 +302,7 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
 
 
 def as_markdown(plan: Plan) -> str:
-    """A page."""
+    """Format a plan as a Markdown page."""
     lines = [f"# Plan of {plan.run or 'a run to come'}", "", *advised(plan), *basis(plan), ""]
     if plan.now is not None:
         lines += [f"As it goes on now, on {counted(plan.now.workers)}: {_now(plan.now)}", ""]

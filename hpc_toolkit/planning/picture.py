@@ -1,4 +1,4 @@
-"""The times of a plan against the number of nodes, as SVG: equal numbers give equal bytes."""
+"""Draw the times of a plan against the number of nodes as SVG; equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TICKS = (
 
 
 def plan_svg(plan: Plan) -> str:
-    """Time against nodes with what 9 of 10 lie between, and node-hours in figures below.
+    """Draw time against nodes, with a band for 9 of 10 draws, and node-hours in figures below.
 
     Raises ConfigError for a plan without numbers of nodes.
     """
@@ -61,7 +61,7 @@ def plan_svg(plan: Plan) -> str:
 
 
 class _Axes:
-    """Both of them logarithmic."""
+    """Two logarithmic axes."""
 
     def __init__(self, plan: Plan) -> None:
         self._choices = plan.choices
@@ -75,7 +75,7 @@ class _Axes:
         self._y = math.log(low), math.log(high)
 
     def at(self, nodes: float, seconds: float) -> Point:
-        """Where a point is drawn."""
+        """Return where to draw a point."""
         across = (math.log(nodes) - self._x[0]) / (self._x[1] - self._x[0])
         up = (math.log(max(seconds, 1e-3)) - self._y[0]) / (self._y[1] - self._y[0])
         return _LEFT + _WIDTH * across, _TOP + _HEIGHT * (1.0 - min(max(up, 0.0), 1.0))

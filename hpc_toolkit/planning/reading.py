@@ -1,4 +1,4 @@
-"""What is left of a run and what was seen of it, read from its files; writes nothing."""
+"""Read from the files of a run what is left and what was seen; write nothing."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _ATTEMPTS = ("done", "failed", "permanent")
 
 @dataclass(slots=True)
 class _Stage:
-    """One stage while journals are read."""
+    """The data of one stage, collected while journals are read."""
 
     view: StageView
     units: dict[str, list[Item]] = field(default_factory=dict)
-    """The items of each unit that was asked for."""
+    """Cached items of units by unit name."""
     seen: list[Seen] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     overheads_s: list[float] = field(default_factory=list)
@@ -39,7 +39,7 @@ class _Stage:
     retried: int = 0
 
     def items(self, unit: Unit) -> list[Item]:
-        """All items of a unit."""
+        """Return all items of a unit."""
         if unit.name not in self.units:
             lines = self.view.log.segments[unit.entry].lines(unit)
             self.units[unit.name] = json.loads(b"[%s]" % b",".join(lines))
@@ -50,34 +50,34 @@ class _Stage:
         return "" if by is None else group_key(item.get(by)) or ""
 
     def groups(self, unit: Unit) -> int:
-        """How many groups are in a unit."""
+        """Return the number of groups in a unit."""
         return len({self.group_of(item) for item in self.items(unit)})
 
 
 @dataclass(slots=True)
 class _Course:
-    """One worker's journal so far."""
+    """The state of one worker while its journal is read."""
 
     loaded: str = ""
-    """As :func:`hpc_toolkit.planning.work.context`; "" before its first pass."""
+    """Its loaded context (:func:`hpc_toolkit.planning.work.context`); "" before its first unit."""
     at: float = 0.0
     """Epoch seconds of its last line, by its own clock."""
     unit: str = ""
-    """The unit of its last line, unless that gave it back."""
+    """The unit of its last line, unless that line released the unit."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
-    """Of the pass that runs."""
+    """The attempts of its current unit run."""
 
 
 def read_work(
     view: RunView, clock: Clock, *, given: str, campaign: dict[str, Any] | None = None
 ) -> Work:
-    """Read everything that is new, and what all workers wrote.
+    """Read what is left of a run, and the journals of all its workers.
 
     Args:
-        view: of the run; is brought up to date.
-        clock: tells how long ago workers of this host did something.
+        view: the view of the run, which is brought up to date.
+        clock: dates the last actions of workers on this host.
         given: the run's path as messages name it.
-        campaign: its settings in run.json, of a campaign.
+        campaign: the settings of a campaign in run.json; None for any other run.
     """
     view.poll_claims()
     alive = living_workers(view, clock)
@@ -115,7 +115,7 @@ def _records(view: RunView, worker: str) -> Iterator[dict[str, Any]]:
 
 
 def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
-    """Take in what one worker wrote."""
+    """Read one worker's journal into the stages."""
     course = _Course()
     for record in _records(view, worker):
         name, _, unit = record["unit"].partition("/")
@@ -130,7 +130,7 @@ def _follow(view: RunView, stages: dict[str, _Stage], worker: str) -> _Course:
                 course.unit, course.attempts = record["unit"], []
             course.attempts.append(record)
     if course.attempts:
-        # Of a pass that runs, or was cut short.
+        # These attempts belong to a unit run that goes on, or that was cut short.
         stage = stages[course.unit.partition("/")[0]]
         unit = stage.view.unit(course.unit.partition("/")[2])
         _take_attempts(stage, unit, course, loaded=_context(stage, unit) != course.loaded)
@@ -169,7 +169,7 @@ def _take_attempts(stage: _Stage, unit: Unit, course: _Course, *, loaded: bool) 
 
 
 def _age_s(view: RunView, clock: Clock, worker: str, course: _Course | None) -> float:
-    """Seconds since a worker's last line, or its start, by its own host's clock alone."""
+    """Return the seconds since a worker's last line or its start, using only its host's clock."""
     presence = read_presence(view.paths.worker(worker))
     if presence is None:
         return 0.0
@@ -208,7 +208,7 @@ def _work(stage: _Stage, courses: dict[str, _Course], ages: dict[str, float]) ->
 def _held(
     stage: _Stage, unit: Unit, batch: Batch, courses: dict[str, _Course], ages: dict[str, float]
 ) -> Batch:
-    """The batch with the living worker that has its unit."""
+    """Return the batch with its holder, if a living worker has claimed the unit."""
     view, name = stage.view, unit.name
     if not view.claims.generation(name) or view.is_released(name):
         return batch
@@ -223,18 +223,18 @@ def _held(
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What workers did from some time on."""
+    """What workers have done since a given time."""
 
     last_at: float
     """Epoch seconds of the last attempt that ended, by its worker's clock; 0 without any."""
     workers: int
-    """Workers that ended one since then."""
+    """Number of workers that ended an attempt since the given time."""
     left: int
     """Items without a result."""
 
 
 def read_course(view: RunView, at: float) -> Since:
-    """Read what workers did since ``at``, in epoch seconds."""
+    """Read what workers have done since ``at``, in epoch seconds."""
     view.poll()
     ends: dict[str, float] = {}
     for worker in view.readers:

@@ -1,7 +1,7 @@
-"""What the queue's own code costs beyond list scheduling, by simulation of some draws.
+"""Measure by simulation what the queue's own code costs beyond list scheduling.
 
-A simulation runs the code of claims, choice and journals on a virtual clock: too slow for hundreds
-of draws, so that list scheduling does those, and is corrected by what the simulated ones say.
+A simulation runs the code of claims, choice and journals on a virtual clock. This is too slow for
+hundreds of draws, so list scheduling handles all draws, and a few simulated draws correct it.
 """
 
 from __future__ import annotations
@@ -24,38 +24,39 @@ if TYPE_CHECKING:
     from hpc_toolkit.planning.work import StageWork
 
 MOST_ITEMS = 8_000
-"""Larger runs are not simulated."""
+"""Runs with more items are not simulated."""
 MOST_PER_WORKER = 500
-"""Nor those with more items for each worker: the end, where the two differ, is a small part."""
+"""Runs with more items per worker are not simulated: simulation and list scheduling differ only at
+the end, which is then a small part."""
 MOST_WORKERS = 64
-"""More take open files, and minutes."""
+"""More workers are not simulated: they need too many open files, and minutes."""
 _TICKS = 4_000
-"""Wake-ups of a simulation, at most about, for what it takes by the wall clock."""
+"""Approximate number of ticks of a simulation, to limit its wall-clock time."""
 _LONGEST_TICK_S = 40.0
-"""Well below a lease."""
+"""Longest tick, well below a lease."""
 _BOUNDS = (0.95, 1.5)
-"""Beyond them it is chance: list scheduling and the queue made different choices."""
+"""Bounds of the ratio. A ratio beyond them is chance: the two made different choices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What came of simulations for one number of workers."""
+    """The result of the simulations for one number of workers."""
 
     ratio: float
-    """Simulated makespan over that of list scheduling, the median."""
+    """Median ratio of the simulated makespan to the makespan of list scheduling."""
     simulated: int
-    """How many draws were simulated; 0: too large, and the ratio is 1."""
+    """Number of simulated draws; 0: not simulated, and the ratio is 1."""
 
 
 def rehearse(
     stages: Sequence[StageWork], draws: Sequence[Sequence[Lengths]], workers: int
 ) -> Rehearsal:
-    """Simulate draws, each with the lengths of every stage; fewer of them where the run is large.
+    """Simulate draws, each with the durations of every stage; a large run gets fewer draws.
 
     Args:
-        stages: what is left, all of it to be begun anew.
-        draws: lengths by draw and stage; none to leave it.
-        workers: that begin at once.
+        stages: the work left, all of which begins anew.
+        draws: durations by draw and stage; empty to skip the simulation.
+        workers: the number of workers, which all begin at once.
     """
     items = sum(len(stage.left) for stage in stages)
     large = items > min(MOST_ITEMS, MOST_PER_WORKER * workers) or workers > MOST_WORKERS
@@ -78,7 +79,7 @@ def _ratio(stages: Sequence[StageWork], lengths: Sequence[Lengths], workers: int
 
 
 def _groups(stages: Sequence[StageWork], lengths: Sequence[Lengths]) -> list[Group]:
-    """Items by group, with the seconds of one draw; loading comes with the first of each."""
+    """Return the items by group with the durations of one draw, and each group's loading time."""
     found: dict[str, list[float]] = {}
     load_s: dict[str, float] = {}
     for stage, drawn in zip(stages, lengths, strict=True):
@@ -94,7 +95,7 @@ def _groups(stages: Sequence[StageWork], lengths: Sequence[Lengths]) -> list[Gro
 
 
 def _jobs(groups: Sequence[Group]) -> list[Job]:
-    """The units into which the simulation cuts the groups."""
+    """Return as jobs the units into which the simulation cuts the groups."""
     of = [number for number, group in enumerate(groups) for _ in range(group.items)]
     seconds = np.concatenate([[0.0], np.cumsum([s for group in groups for s in group.items_s])])
     return [

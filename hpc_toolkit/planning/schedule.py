@@ -1,9 +1,9 @@
-"""When workers would be done with given lengths, by the order in which the queue hands out units.
+"""Schedule units of known durations on workers, in the order in which the queue hands them out.
 
-List scheduling: whoever is free takes the next unit. Which that is follows the queue's preference
-(:mod:`hpc_toolkit.queue.affinity`): the loaded group, else the longest that nobody began, else the
-group with most left. What the queue's own code costs beyond that is measured by simulation
-(:mod:`hpc_toolkit.planning.rehearsal`).
+This is list scheduling: a free worker takes the next unit. The choice follows the queue's
+preference (:mod:`hpc_toolkit.queue.affinity`): the loaded group, else the longest group that no
+worker has begun, else the group with most work left. The further cost of the queue's own code is
+measured by simulation (:mod:`hpc_toolkit.planning.rehearsal`).
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A batch with its length."""
+    """A batch with its duration."""
 
     key: str
-    """What must be loaded for it, as :func:`hpc_toolkit.planning.work.context`."""
+    """The context that it needs, as from :func:`hpc_toolkit.planning.work.context`."""
     seconds: float
     load_s: float
-    """What it takes longer where that is not loaded."""
+    """Extra seconds if this context is not loaded."""
     count: int
-    """Items."""
+    """Number of items."""
     holder: str = ""
-    """The worker that has it."""
+    """The worker that holds it; "" if it waits."""
     loading: bool = False
-    """Whether the holder may still load."""
+    """Whether the holder may still be loading."""
 
 
 class Course:
-    """What came of it."""
+    """The result of a schedule: when every job runs."""
 
     def __init__(self, spans: list[tuple[float, float, int]], workers: int) -> None:
         self._spans = np.array(spans or [(0.0, 0.0, 0)], dtype=np.float64)
         self.makespan_s = float(self._spans[:, 1].max())
-        """Until the last item."""
+        """Seconds until the last item ends."""
         self.busy_s = float((self._spans[:, 1] - self._spans[:, 0]).sum())
-        """Worker seconds that were worked."""
+        """Worker seconds spent on jobs."""
         self.workers = workers
 
     def share_by(self, limit_s: float) -> float:
-        """Share of the items that are done by then; within a batch they end evenly."""
+        """Return the share of items done by ``limit_s``; the items of a batch end evenly."""
         start, end, count = self._spans.T
         part = np.clip((limit_s - start) / np.maximum(end - start, 1e-9), 0.0, 1.0)
         return float((part * count).sum() / max(count.sum(), 1.0))
@@ -65,13 +65,13 @@ class Course:
 def jobs_of(
     stage: StageWork, lengths: Lengths, *, going_on: bool, extra: Sequence[int] = ()
 ) -> list[Job]:
-    """The batches of a stage with one draw of their lengths.
+    """Return the batches of a stage as jobs, with one draw of their durations.
 
     Args:
         stage: the batches.
-        lengths: of its items.
-        going_on: whether those who hold batches go on with them; others begin them anew.
-        extra: items that are tried once more, at the end.
+        lengths: durations of the items left.
+        going_on: whether the holders of batches go on with them; otherwise all begin anew.
+        extra: items that run once more, at the end.
     """
     ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)])
     overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
@@ -108,8 +108,8 @@ def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> 
 
     Args:
         stages: jobs in the order of the queue.
-        workers: so many that begin now; or those that live, with what each has loaded, which go on
-            with what they hold.
+        workers: the number of workers that begin now; or the living workers with the context that
+            each has loaded, which go on with the jobs that they hold.
     """
     names: dict[str, str] = (
         {str(n): "" for n in range(workers)} if isinstance(workers, int) else workers
@@ -144,14 +144,14 @@ def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> 
 
 
 class _Waiting:
-    """The jobs of one stage that nobody took."""
+    """The jobs of one stage that no worker has taken."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._groups: dict[str, deque[Job]] = {}
         for job in jobs:
             self._groups.setdefault(job.key, deque()).append(job)
         self._left = {key: sum(job.seconds for job in of) for key, of in self._groups.items()}
-        # As the queue does: by what the kin takes an item, and how many items the group has.
+        # Like the queue: seconds per item among the kin, times the number of items of the group.
         totals: dict[str | None, list[float]] = {}
         for key, of in self._groups.items():
             total = totals.setdefault(kin(key), [0.0, 1e-9])
@@ -165,7 +165,7 @@ class _Waiting:
         self._begun: set[str] = set()
 
     def take(self, loaded: str) -> Job | None:
-        """The next job for a worker; None if none is left."""
+        """Remove and return the next job for a worker; None if none is left."""
         if not self._groups:
             return None
         key = loaded if loaded in self._groups else self._next()

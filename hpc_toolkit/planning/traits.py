@@ -1,4 +1,4 @@
-"""What tells items apart before they run: their group, a word, and a number."""
+"""Traits that distinguish items before they run: their group, a word, and a number."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 _MOST_WORDS = 100
 _FEWEST = 12
-"""Items that must have ended before a key of theirs is believed to matter."""
+"""Number of items that must have ended before any of their keys can count as relevant."""
 _GAIN = 0.3
-"""Share of the variance that a word must take away, at least."""
+"""Least share of the variance that a word must explain."""
 _SLOPE_GAIN = 0.1
-"""The same of a number."""
+"""Least share of the variance that a number must explain."""
 _BEYOND = 0.5
-"""How far the mean of the items left lies from that of those seen, in logarithms, if a list is
-sorted by a number."""
+"""Least distance, in logarithms, between the means of the items left and of the seen items at which
+a list counts as sorted by a number."""
 _NEAR = 1.5
-"""By how much more than the best key another one may leave unexplained."""
+"""Factor by which a key may leave more variance unexplained than the best key."""
 _SIGMAS = 3.5
-"""How far its slope must be from zero, in standard errors."""
+"""Least distance of a number's slope from zero, in standard errors."""
 
 _SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,6}(?:\.\d{1,6})?)([kmb])(?![a-z0-9])", re.IGNORECASE)
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
@@ -40,23 +40,23 @@ _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Numbers for items, those that were seen first."""
+    """Traits of items as arrays, the seen items first."""
 
     group: Ints
-    """Of each item, into :attr:`groups`."""
+    """For each item, the index of its group in :attr:`groups`."""
     groups: tuple[str, ...]
     kin: Ints
-    """Of each group."""
+    """For each group, the index of its kin."""
     kins: int
-    """How many there are."""
+    """Number of kin."""
     word: Ints
-    """Of each item: which value a key has that tells kinds apart; all 0 without such a key."""
+    """For each item, the index of its value under the key that separates kinds; else all 0."""
     words: int
     numbers: tuple[Floats, ...]
-    """Of each item: the logarithm of a number that its length grows with, for each key that may be
-    the one; each draw believes the best of them."""
+    """For each candidate key, the centred logarithm of each item's number, with which its length
+    grows; each draw uses the best key."""
     first: Ints
-    """Of each item: 1 if it is the first after a load, where that matters."""
+    """For each item, 1 if it is the first after a load and first items take longer; else 0."""
     keys: tuple[str, ...]
     """The keys that were found to matter."""
 
@@ -65,11 +65,11 @@ class Traits:
 
 
 def traits(stage: StageWork, z: Floats) -> Traits:
-    """Of the items that were seen, then of those left.
+    """Return the traits of the seen items, followed by those of the items left.
 
     Args:
         stage: the items.
-        z: logarithm of the seconds of each that was seen.
+        z: logarithm of the seconds of each seen item.
     """
     items = [one.item for one in stage.seen] + list(stage.left)
     keys = [one.group for one in stage.seen] + [stage.group_of(item) for item in stage.left]
@@ -95,7 +95,7 @@ def traits(stage: StageWork, z: Floats) -> Traits:
 
 
 def _centre(z: Floats, of: Ints) -> Floats:
-    """The mean of those that are of the same kind, of each."""
+    """Return for each item the mean over the items of its kind."""
     if not len(z):
         return z
     count = np.maximum(np.bincount(of), 1)
@@ -104,8 +104,9 @@ def _centre(z: Floats, of: Ints) -> Floats:
 
 
 def _firsts(stage: StageWork, z: Floats) -> Ints:
-    """Which items pay for their group, as where the first of a checkpoint makes its pass over the
-    texts; none unless they take far longer than the others."""
+    """Return 1 for seen items that do work for their group, such as the first item of a checkpoint,
+    which makes the forward passes over the texts. All are 0 unless these items take far longer.
+    """
     first = np.array([one.first for one in stage.seen], dtype=np.int64)
     if min(int(first.sum()), len(first) - int(first.sum())) < 3:
         return np.zeros(len(first), dtype=np.int64)
@@ -114,7 +115,7 @@ def _firsts(stage: StageWork, z: Floats) -> Ints:
 
 
 def _word(items: Sequence[Item], z: Floats, group_by: str | None) -> tuple[str, Ints]:
-    """The key whose few texts explain most of the differences; "" where none does."""
+    """Return the text key that explains most variance, or "", and each item's value as an index."""
     best, chosen = _GAIN, ("", np.zeros(len(items), dtype=np.int64))
     if len(z) < _FEWEST:
         return chosen
@@ -133,8 +134,7 @@ def _word(items: Sequence[Item], z: Floats, group_by: str | None) -> tuple[str, 
 
 
 def _numbers(items: Sequence[Item], z: Floats) -> dict[str, Floats]:
-    """By its key, each number with which the length seems to grow or fall, if nearly as well as
-    with the best of them."""
+    """Return, by key, the numbers that explain the lengths nearly as well as the best one."""
     found: dict[str, tuple[float, Floats]] = {}
     if len(z) < _FEWEST or float(np.std(z)) == 0.0:
         return {}
@@ -147,24 +147,24 @@ def _numbers(items: Sequence[Item], z: Floats) -> dict[str, Floats]:
         same = float(np.std(known)) == 0.0
         r = 0.0 if same else float(np.corrcoef(known, near)[0, 1])
         sure = abs(r) * np.sqrt((len(z) - 2) / max(1.0 - r * r, 1e-12))
-        # In a list that is sorted by it, what was seen may be too small to show a slope.
+        # If the list is sorted by this number, the seen range may be too narrow to show a slope.
         beyond = abs(float(ahead.mean() - known.mean())) > max(_BEYOND, 2 * float(np.std(known)))
         if (r * r > _SLOPE_GAIN and sure > _SIGMAS) or beyond:
             found[key] = r * r, x - float(known.mean())
     best = max((gain for gain, _ in found.values()), default=0.0)
-    # What is left unexplained, that is: 0.99 is far better than 0.9.
+    # Compare the unexplained parts: 0.99 is far better than 0.9.
     return {key: x for key, (gain, x) in found.items() if 1 - gain < _NEAR * (1 - best) + 1e-6}
 
 
 def tamed(z: Floats) -> Floats:
-    """Without its extremes: a few items that take ten times as long would hide any slope."""
+    """Clip the extremes: a few items that take ten times as long would hide any slope."""
     middle = float(np.median(z))
     reach = 3.0 * 1.4826 * float(np.median(np.abs(z - middle)))
     return np.clip(z, middle - reach, middle + reach) if reach else z
 
 
 def _sized(value: object) -> object:
-    """The size that a name tells, as pythia-1.4b does; what is no text is itself."""
+    """Return the size in a name such as pythia-1.4b, else None; other values are unchanged."""
     if not isinstance(value, str):
         return value
     found = _SIZE.search(value)
@@ -172,7 +172,10 @@ def _sized(value: object) -> object:
 
 
 def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
-    """log(1 + a number of each item); None where some has none."""
+    """Return the logarithm of each item's number under ``key``.
+
+    None if an item has no number, or if the numbers look like a counter or a seed.
+    """
     values = [_sized(item.get(key)) for item in items]
     if not all(
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
@@ -181,8 +184,8 @@ def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
         return None
     x = np.array(values, dtype=np.float64)
     if len(np.unique(x)) == len(x) and float(np.ptp(x)) < 1.2 * len(x):
-        return None  # a count of the items, or a seed, says nothing of the work
-    # As log(x) for large numbers and for small ones, whatever their unit.
+        return None  # a counter or a seed says nothing about the work
+    # If a number is 0, add the smallest positive one to all, which suits numbers of any unit.
     least = float(x[x > 0].min(initial=1.0))
     found: Floats = np.log(x + (least if (x == 0).any() else 0.0))
     return found

@@ -1,4 +1,4 @@
-"""What is left of a run and what was seen of it: plain values, whoever made them."""
+"""What is left of a run and what was seen of it, as plain values from any source."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ class Seen:
     """One item that ended or runs, and how long it took or has taken."""
 
     item: Item
-    """As it was given."""
+    """The item as it was given."""
     group: str
     """Key of its group; "" without groups."""
     seconds: float
-    """How long it took; of one that runs, how long it has run at least."""
+    """How long it took; for a running item, how long it has run at least."""
     first: bool = False
-    """Whether it was the first one after its worker loaded the group."""
+    """Whether it was the first item after its worker loaded the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one worker spent on a pass beside its items: it loaded one or several groups for it."""
+    """Time that a worker spent in a unit run besides its items, to load one or several groups."""
 
     group: str
     seconds: float
-    """For one group."""
+    """Seconds for one group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Items that one worker does in a row: what is left of a unit."""
+    """Items that one worker runs in a row: the rest of a unit."""
 
     group: str
-    """Key of the group of the first one; "" without groups."""
+    """Key of the first item's group; "" without groups."""
     first: int
-    """Its first item among :attr:`StageWork.left`; the others follow."""
+    """Index of its first item in :attr:`StageWork.left`; the others follow."""
     count: int
     """Number of items, at least 1."""
     loads: int = 1
-    """How many groups are in it."""
+    """Number of groups among its items."""
     holder: str = ""
-    """The living worker that has it now; "" if it waits."""
+    """The living worker that holds it now; "" if it waits."""
     age_s: float = 0.0
-    """How long the holder has had its first item, at least."""
+    """Seconds that the holder has spent on its first item, at least."""
     loading: bool = False
-    """Whether that time may have gone into loading the group."""
+    """Whether these seconds may have gone into loading the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """One stage: what is left, and what was seen."""
+    """One stage: the items left, and the items seen."""
 
     name: str
     group_by: str | None = None
@@ -64,24 +64,24 @@ class StageWork:
     batches: tuple[Batch, ...]
     """The items left, in the order of the queue."""
     coming: int = 0
-    """How many of them, the last ones, nobody has asked for yet."""
+    """How many of these items, the last ones, a campaign has not asked for yet."""
     seen: tuple[Seen, ...] = ()
     """Items that have a result."""
     loads: tuple[Load, ...] = ()
     overheads_s: tuple[float, ...] = ()
-    """What passes took that loaded nothing, beside their items."""
+    """For each unit run that loaded nothing, its seconds besides its items."""
     attempts: int = 0
-    """Attempts that ended, however they did."""
+    """Number of ended attempts, successful or not."""
     retried: int = 0
-    """Those of them that failed and can be tried again."""
+    """Number of these attempts that failed and can be repeated."""
 
     @property
     def running(self) -> list[tuple[Batch, Item]]:
-        """Batches that somebody holds, with the item that runs."""
+        """Batches that a worker holds, with the running item."""
         return [(batch, self.left[batch.first]) for batch in self.batches if batch.holder]
 
     def group_of(self, item: Item) -> str:
-        """Key of an item's group."""
+        """Return the key of an item's group."""
         from hpc_toolkit.queue.affinity import group_key
 
         return "" if self.group_by is None else group_key(item.get(self.group_by)) or ""
@@ -92,21 +92,21 @@ class Work:
     """What is left of a run at one moment."""
 
     run: str
-    """Its path as it was given; "" for a run that is not there yet."""
+    """The run's path as it was given; "" for a run that does not exist yet."""
     at: float
-    """When it was read: epoch seconds of this machine."""
+    """When the run was read: epoch seconds of this machine."""
     stages: tuple[StageWork, ...]
-    """Those with items left."""
+    """The stages with items left."""
     workers: dict[str, str] = field(default_factory=dict)
-    """Workers that live, with the stage and group that each has loaded, as :func:`context`."""
+    """Living workers, with the stage and group that each has loaded, as from :func:`context`."""
     done: int = 0
-    """Items with a result, those that failed for good included."""
+    """Number of items that have a result or failed for good."""
     sealed: bool = True
-    """Whether no items can come any more; those that a campaign may ask for are in the stages."""
+    """Whether no further items can come; items that a campaign may ask for are in the stages."""
     most_workers: int | None = None
-    """More workers than that find no work in the tasks of a campaign."""
+    """The most workers that find work in the tasks of a campaign."""
     assumed: tuple[str, ...] = ()
-    """What was assumed of items to come, in sentences."""
+    """Assumptions about items to come, in sentences."""
 
     @property
     def left(self) -> int:
@@ -115,17 +115,17 @@ class Work:
 
     @property
     def coming(self) -> int:
-        """Those of them that a campaign has not asked for yet."""
+        """Items left that a campaign has not asked for yet."""
         return sum(stage.coming for stage in self.stages)
 
 
 def context(stage: str, group: str) -> str:
-    """The name of what a worker has loaded."""
+    """Return the name of the context that a worker has loaded."""
     return f"{stage}/{group}"
 
 
 def asked_more(stage: StageWork, items: list[Item]) -> StageWork:
-    """A stage with items that nobody has asked for yet, one for each claim."""
+    """Return the stage with items added that a campaign has not asked for yet, one per batch."""
     ordered = sorted(items, key=stage.group_of)
     at = len(stage.left)
     more = tuple(Batch(stage.group_of(item), at + n, 1) for n, item in enumerate(ordered))
@@ -134,7 +134,7 @@ def asked_more(stage: StageWork, items: list[Item]) -> StageWork:
 
 
 def typed_work(items: int, groups: int = 1) -> Work:
-    """A run that is not there yet: so many items in so many groups of about one size."""
+    """Return the work of a run that does not exist yet, with groups of about equal size."""
     from hpc_toolkit.queue.units import plan_units
 
     of = sorted(number % groups for number in range(items))

@@ -1,10 +1,10 @@
-"""Which unit next: a preference, never a requirement.
+"""Which unit a worker tries next: a preference, never a requirement.
 
-The group that is loaded comes first; then the longest group that nobody began, by what its kin took
-(:mod:`hpc_toolkit.queue.durations`), of several as long one of the worker's own share; then, where
-items have kinds, a group whose next unit is of the earliest kind; then the group with most left.
-Units without groups go in their order, each worker picking at random among the first few, so that
-workers seldom race for one name.
+The loaded group comes first. Next is the longest group that no worker has begun, estimated from its
+siblings (:mod:`hpc_toolkit.queue.durations`); of equally long groups, one of the worker's own share
+is preferred. Then, where items have kinds, come groups whose next unit has the earliest kind, and
+of these the group with most left. Units without groups go in order, first the worker's own share.
+After that, each worker picks at random among the first few, so that races for a name are rare.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _WINDOW = 16
 
 
 def group_key(value: Any) -> str | None:
-    """A key for a group's value that is the same in every segment; None for no group."""
+    """Key of a group's value, the same in every segment; None for no group."""
     return None if value is None else json.dumps(value, sort_keys=True)
 
 
 class FreshUnits:
-    """The units that nobody claimed, as far as one worker knows.
+    """The units that no worker has claimed, as far as one worker knows.
 
     Args:
-        seed: of its chances.
-        place: (rank, world_size) of the worker; of so many units without a group, and of so many
-            groups, one is of its own share.
+        seed: seed of the random choices.
+        place: (rank, world_size) of the worker. Its own share is one in world_size of the units
+            without a group, and one in world_size of the groups.
     """
 
     def __init__(self, seed: str, place: tuple[int, int] = (0, 1)) -> None:
-        import random  # reading a run needs no chance
+        import random  # commands that only read a run do not need it
 
         self._random = random.Random(seed)
         self._rank, self._world_size = place
@@ -49,7 +49,7 @@ class FreshUnits:
         self._ahead: str | None = None
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
-        """Take in new units in their order."""
+        """Add new units in their order."""
         for unit in units:
             key = key_of(unit)
             if key is None:
@@ -61,7 +61,7 @@ class FreshUnits:
                 self._numbers.setdefault(key, len(self._numbers))
 
     def prune(self, is_claimed: Callable[[Unit], bool]) -> None:
-        """Forget the units that somebody claimed."""
+        """Remove the units that any worker has claimed."""
         self._own = deque(unit for unit in self._own if not is_claimed(unit))
         self._plain = deque(unit for unit in self._plain if not is_claimed(unit))
         for key, units in list(self._groups.items()):
@@ -78,10 +78,10 @@ class FreshUnits:
         return group in self._groups
 
     def ahead(self, loaded: str | None, weight_of: Callable[[str], float]) -> str | None:
-        """The group to begin when no unit of the loaded one is left; :meth:`choose` keeps to it.
+        """The group to begin when no unit of the loaded group is left; :meth:`choose` keeps to it.
 
-        One of this worker's own share alone: what all workers are as likely to begin, all would
-        prefetch, and one would use. None where there is none, or it is not among the longest.
+        It is of this worker's own share: all workers would prefetch a group that any of them may
+        begin, and only one would use it. None if none of its own is among the longest.
         """
         if self._ahead == loaded or not self._is_fresh(self._ahead):
             fresh = [key for key in self._groups if key != loaded and self._is_fresh(key)]
@@ -97,12 +97,12 @@ class FreshUnits:
         weight_of: Callable[[str], float],
         kind_of: Callable[[Unit], int] = lambda _unit: 0,
     ) -> Unit | None:
-        """Take out the unit to try next; None if none is left.
+        """Remove and return the unit to try next; None if none is left.
 
         Args:
             loaded: key of the group whose context is loaded.
-            weight_of: of one item of a group: what it takes, or more for what should come early.
-            kind_of: number of a unit's kind; low ones should be begun early.
+            weight_of: expected seconds of one item of a group; larger if it should be begun early.
+            kind_of: number of a unit's kind; low numbers should be begun early.
         """
         if self._groups:
             return self._choose_group(loaded, weight_of, kind_of)
@@ -138,14 +138,14 @@ class FreshUnits:
         return unit
 
     def _is_fresh(self, key: str | None) -> bool:
-        """Whether nobody began a group, as far as is known."""
+        """Whether no worker has begun a group, as far as this worker knows."""
         return key in self._groups and key not in self._begun
 
     def _is_own(self, key: str) -> bool:
         return self._numbers[key] % self._world_size == self._rank
 
     def _longest(self, keys: list[str], weight_of: Callable[[str], float]) -> list[str]:
-        """Those with the most left to do, several where it is as much."""
+        """The groups with the most work left; several if they are equal."""
         weights = {key: weight_of(key) * sum(u.count for u in self._groups[key]) for key in keys}
         longest = max(weights.values())
         return [key for key, weight in weights.items() if weight == longest]

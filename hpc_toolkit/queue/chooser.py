@@ -1,4 +1,4 @@
-"""In which order a worker looks for its next unit, and when it pays for looking."""
+"""The order in which a worker looks for its next unit, and when it makes expensive looks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 class Chooser:
-    """What one worker does next: cheap looks at all times, dear ones where they pay or are due."""
+    """Finds one worker's next unit: cheap looks always, expensive ones when useful or due."""
 
     def __init__(self, picker: Picker, pacing: Pacing, *, restarted: bool) -> None:
         self._picker = picker
         self._pacing = pacing
         self._restarted = restarted
         self.died_nearby = False
-        """Set when a death was seen, or a host asks others to try its items."""
+        """Set when a death was seen, or a host asks other hosts to try its items."""
 
     def next(self, loaded: tuple[str, str | None]) -> Assignment | None:
-        """Claim a unit; None if there is none to be found now.
+        """Claim a unit; None if none can be found now.
 
         Args:
-            loaded: the stage and the group of the context at hand.
+            loaded: stage and group of the loaded context.
         """
         return self._left_half_done(loaded) or self._fresh_or_free(loaded)
 
@@ -31,16 +31,16 @@ class Chooser:
         if not (self.died_nearby or self._restarted):
             return None
         picker = self._picker
-        # A group that is left half done is begun for everybody, and left to the very end.
+        # All workers count a half-done group as begun, and would leave it until the very end.
         found = picker.fresh(loaded, news=self._restarted, elsewhere=False)
         if found is None and self._restarted:
-            # What the job had begun when it was interrupted; everybody has forgotten it.
+            # Units that the job had begun when it was interrupted; no worker remembers them.
             found = picker.left_behind(self._pacing.looks_at_start)
             self._restarted = found is not None
         if found is None and self.died_nearby:
             self.died_nearby = False
             found = picker.takeover()
-            self.died_nearby |= found is not None  # there may be more of it
+            self.died_nearby |= found is not None  # it may have held more units
         return found
 
     def _fresh_or_free(self, loaded: tuple[str, str | None]) -> Assignment | None:

@@ -15,12 +15,12 @@ _SUFFIX = ".lock"
 
 
 def claim_name(unit: str, generation: int) -> str:
-    """The file name of a claim."""
+    """File name of a claim."""
     return f"{unit}.{generation}{_SUFFIX}"
 
 
 def parse_claim(name: str) -> tuple[str, int] | None:
-    """(unit, generation) of a claim's file name; None for anything else in the directory."""
+    """(unit, generation) of a claim's file name; None for any other file."""
     stem, dot, generation = name.removesuffix(_SUFFIX).rpartition(".")
     if not name.endswith(_SUFFIX) or not dot or not generation.isdigit():
         return None
@@ -28,7 +28,7 @@ def parse_claim(name: str) -> tuple[str, int] | None:
 
 
 class Claims:
-    """What one process knows of a stage's claims; may be behind, which costs repeated work only."""
+    """The claims of a stage that one process knows; an outdated view only costs repeated work."""
 
     def __init__(self, paths: StagePaths, *, local: bool = False) -> None:
         """``local``: the directory is on a filesystem of this kernel alone."""
@@ -41,7 +41,7 @@ class Claims:
         self._owners: dict[tuple[str, int], str] = {}
 
     def refresh(self) -> None:
-        """List the directory."""
+        """List the claims directory."""
         for name in files.list_names(self._paths.claims):
             parsed = parse_claim(name)
             if parsed is not None:
@@ -52,14 +52,14 @@ class Claims:
             self.newest[unit] = generation
 
     def generation(self, unit: str) -> int:
-        """The newest generation seen; 0 for a unit that nobody claimed."""
+        """The newest generation seen; 0 if no worker claimed the unit."""
         return self.newest.get(unit, 0)
 
     def owner(self, unit: str, generation: int) -> str:
         """The worker that a claim names.
 
         Raises:
-            OSError: the claim cannot be read (now).
+            OSError: the claim cannot be read now.
         """
         key = (unit, generation)
         if key not in self._owners:
@@ -68,10 +68,10 @@ class Claims:
         return self._owners[key]
 
     def create(self, unit: str, generation: int, worker: str) -> bool:
-        """Claim a generation of a unit; whether it is ours.
+        """Claim a generation of a unit; return whether ``worker`` owns it.
 
         Raises:
-            OSError: it could not be claimed, and nobody else has it.
+            OSError: the claim could not be created and does not exist.
         """
         path = self._paths.claims / claim_name(unit, generation)
         try:
@@ -79,7 +79,7 @@ class Claims:
         except OSError:
             if not path.is_symlink() and not path.exists():
                 raise
-            # It is there and cannot be read: its owner is timed like one that is silent (rule R6).
+            # The claim exists but cannot be read: time its owner like a silent worker (rule R6).
             self._note(unit, generation)
             return False
         self._owners[unit, generation] = owner
@@ -89,7 +89,7 @@ class Claims:
         return owner == worker
 
     def overtaken(self, unit: str, generation: int) -> bool:
-        """Ask the directory whether somebody took the next generation."""
+        """Check the directory for a claim of the next generation."""
         path = self._paths.claims / claim_name(unit, generation + 1)
         if not path.is_symlink():
             return False

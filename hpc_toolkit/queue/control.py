@@ -1,4 +1,4 @@
-"""What is asked of workers, and what is said of them, as new files in ``control/`` (rule R16)."""
+"""Requests to workers and notices about them: new files in ``control/`` (rule R16)."""
 
 from __future__ import annotations
 
@@ -15,70 +15,76 @@ if TYPE_CHECKING:
 _DRAIN, _DEATHS, _SICK = "drain", "deaths", "sick"
 
 SUSPENDED = "suspended"
-"""Explains a silence that may end: the lease decides when it is a death."""
+"""Explains a silence that may end; the lease decides when it counts as a death."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathNotice:
-    """Slurm said that a worker's job or node ended, which speeds a verdict up (rule R6), or that
-    its job is suspended, which only explains one."""
+    """Slurm's report that a worker's job or node ended, or that its job is suspended.
+
+    An end speeds up a verdict (rule R6); a suspension only explains one.
+    """
 
     worker: str
-    """Of whom."""
+    """Name of the worker."""
     heartbeat: int
-    """The last heartbeat number before Slurm was asked: a worker that beats on refutes it."""
+    """The last heartbeat number before Slurm was asked; a further heartbeat refutes the notice."""
     explained: str
-    """What ended it: ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue``,
-    ``suspended``; "" where nothing explains the death."""
+    """What ended or suspended the job; "" if nothing explains the death.
+
+    ``preemption``, ``time limit``, ``node failure``, ``cancel``, ``requeue`` or ``suspended``.
+    """
 
     @property
     def final(self) -> bool:
-        """Whether it is a death by itself."""
+        """Whether the notice alone proves a death."""
         return self.explained != SUSPENDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SickNotice:
-    """So much failed in a row on a host that the host may be the reason. Decides no item's state:
-    it asks workers of other hosts for their opinion of those items, and says why workers left."""
+    """A report that so many items failed in a row on a host that the host may be the reason.
+
+    It decides no item's state. It asks other hosts to try those items, or says why workers left.
+    """
 
     host: str
-    """Where it failed."""
+    """Host on which the items failed."""
     worker: str
-    """Who says so, of its own host."""
+    """The worker that reports it, about its own host."""
     whole: bool
-    """Whether it is said of the host, or else of this worker alone, such as of its GPU."""
+    """Whether it concerns the host; False: this worker alone, for example its GPU."""
     sure: bool
-    """Whether other hosts finished those items, or else are asked to try them."""
+    """Whether other hosts finished those items; False: they are asked to try them."""
     at: float
-    """Epoch seconds, on that host's clock."""
+    """Epoch seconds on that host's clock."""
     reason: str
-    """For people."""
+    """Explanation for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request to leave."""
+    """A request to exit."""
 
     name: str
-    """The file's name."""
+    """Name of the file."""
     workers: frozenset[str]
-    """Whom it is meant for; others ignore it."""
+    """The workers that should exit; other workers ignore the request."""
 
 
 def ask_to_drain(paths: RunPaths, workers: list[str]) -> None:
-    """Ask these workers to finish their item and leave; it cannot be taken back."""
+    """Ask these workers to exit after their current item; this cannot be withdrawn."""
     _write(paths, _DRAIN, workers)
 
 
 def give_notice(paths: RunPaths, notices: list[DeathNotice]) -> None:
-    """Tell all workers what Slurm said."""
+    """Tell all workers what Slurm reported."""
     found = {n.worker: {"heartbeat": n.heartbeat, "explained": n.explained} for n in notices}
     _write(paths, _DEATHS, found)
 
 
 def give_sick_notice(paths: RunPaths, notice: SickNotice) -> None:
-    """Tell all workers that a host may be sick, or is."""
+    """Tell all workers that a host or worker is sick, or may be."""
     _write(paths, _SICK, [notice.worker], **asdict(notice))
 
 
@@ -89,16 +95,16 @@ def _write(paths: RunPaths, request: str, workers: object, **more: object) -> No
 
 
 class ControlReader:
-    """Reads every file in ``control/`` once; they are immutable."""
+    """Reads every file in ``control/`` once; the files are immutable."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._read: set[str] = set()
         self.sick: list[SickNotice] = []
-        """Every notice of a sick host that was read so far."""
+        """Every notice of a sick host read so far."""
 
     def poll(self) -> tuple[list[Request], list[DeathNotice]]:
-        """What is new. A file that cannot be read yet is looked at again next time."""
+        """Return what is new. A file that cannot be read yet is tried again by the next call."""
         requests: list[Request] = []
         notices: list[DeathNotice] = []
         for name in files.list_names(self._paths.control):

@@ -1,4 +1,4 @@
-"""Reads on for one process that waits for results, such as conduct, at a price that is bounded."""
+"""Read results at a bounded cost for a waiting process, such as a campaign's coordinator."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LEAST_OTHERS = 4
 
 
 class Follower:
-    """Learns soon what becomes of the units that are waited for, and in the end of everything.
+    """Sees the results of awaited units soon, and eventually those of all units.
 
-    On a shared filesystem it reads the journals of those who hold these units, where their files in
-    ``workers/`` tell of something new, and of all others a few at a time, in turn: a listing of
-    claims may be a minute old, and a worker's file need not tell all.
+    On a shared filesystem it reads the journals of the workers that hold awaited units, when their
+    files in ``workers/`` show progress. It reads all other journals a few at a time, in turn: a
+    listing of claims may be a minute old, and a worker's file need not show all progress.
     """
 
     def __init__(self, view: RunView, *, local: bool) -> None:
@@ -35,9 +35,9 @@ class Follower:
         self._others: list[str] = []
 
     def look(self, stage: StageView, units: Collection[str], waited_s: float = 0.0) -> float:
-        """Read what is new of these units of a stage; seconds until the next look should follow.
+        """Read what is new about these units of a stage; return the seconds until the next look.
 
-        ``waited_s`` is how long they have been waited for.
+        ``waited_s`` is how long the caller has waited for the units.
         """
         self._looks += 1
         if self._local or self._looks == 1:
@@ -50,7 +50,7 @@ class Follower:
         return max(_LOOK_S, asked / READINGS_PER_S)
 
     def _read_holders(self, holders: Collection[str]) -> int:
-        """How many files were asked for; of many holders those who were asked longest ago."""
+        """Read what holders wrote, least recently read first; return the number of files read."""
         asked = 0
         for owner in sorted(holders, key=lambda one: (self._asked.get(one, 0), one))[:_MOST_OWNERS]:
             self._asked[owner] = self._looks
@@ -61,7 +61,7 @@ class Follower:
                 told = (presence.state, *counts)
             moved = told is None or told != self._told.get(owner)
             asked += 1
-            # It may have beaten between two lines, so once more.
+            # Read once more after the last change: a heartbeat may fall between two lines.
             if moved or owner in self._moving:
                 self._view.poll_journal(owner)
                 asked += 1

@@ -1,4 +1,4 @@
-"""Items as the user gives them, and the segment file that holds them."""
+"""Items as the user gives them, and the segment files that store them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def parse_items(lines: Iterable[bytes], *, source: str) -> list[Item]:
     """Parse JSON lines; blank lines are skipped.
 
     Raises:
-        ItemsError: names the line that is not a JSON object.
+        ItemsError: a line is not a JSON object; the message names the line.
     """
     items = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            # Without its newline: what is missing at the end would be missed on the next line.
+            # Without its newline, or an error at the end would be reported on the next line.
             item = _parse(line.rstrip(b"\r\n"))
         except (ValueError, RecursionError) as error:
             at, what = "", str(error)
@@ -50,14 +50,14 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(message)
 
 
-# Made once: ``json.loads`` and ``json.dumps`` with options make one for each item of a long list.
+# Made once: with options, ``json.loads`` and ``json.dumps`` make a new coder for each item.
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _encode_sorted = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def _parse(line: bytes) -> Any:
-    """As ``json.loads`` does, but for constants that JSON does not have."""
+    """Like ``json.loads``, but reject constants that JSON does not have, such as NaN."""
     return _decode(line.decode(json.detect_encoding(line), "surrogatepass"))
 
 
@@ -67,16 +67,16 @@ def canonical(item: Item) -> bytes:
 
 
 def check_items(items: list[Item], *, group_by: str | None, taken: set[bytes]) -> None:
-    """Refuse lists that cannot be run.
+    """Reject lists that cannot be run.
 
     Args:
         items: the new items.
         group_by: the key that every item must have.
-        taken: canonical bytes of the items that the stage has; grows by the new ones.
+        taken: canonical bytes of the stage's items; the new items are added to it.
 
     Raises:
-        ItemsError: empty, a duplicate, or without the group's key; items are counted from 0, as
-            everywhere.
+        ItemsError: the list is empty, or an item is a duplicate, lacks the group's key or is not
+            JSON. The message counts items from 0.
     """
     if not items:
         message = "the list of items is empty"
@@ -106,13 +106,13 @@ def encode_segment(
     unit_size: int = MAX_UNIT,
     kinds: Sequence[str] | None = None,
 ) -> list[bytes]:
-    """The lines of a segment: a header, then the items, those of one group next to each other.
+    """The lines of a segment: a header, then the items, with items of one group next to each other.
 
-    ``unit_size``: most items of a unit, 1 to :data:`MAX_UNIT`; few where items take long.
-    ``kinds``: what each item is, where some kinds should be begun before others: those that appear
-    first. Items of one kind then stand next to each other in their group. The header's ``units``
-    are [first item, count, byte offset behind the header, group]; ``order``, where grouping moved
-    items, is the given position of each.
+    ``unit_size``: maximum items per unit, 1 to :data:`MAX_UNIT`; small if items take long.
+    ``kinds``: the kind of each item, if kinds that appear first should be begun first. Items of one
+    kind are then next to each other in their group. The header's ``units`` are [first item, count,
+    byte offset after the header, group]; ``order``, present if items were moved, is the given
+    position of each item.
     """
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
     of_kind = [numbers[kind] for kind in kinds or ()]
@@ -167,11 +167,11 @@ class Segment:
     """One published list of items; the file never changes."""
 
     def __init__(self, path: Path, entry: int) -> None:
-        """Read its header.
+        """Read the header.
 
         Raises:
-            FileNotFoundError, ValueError: it is not there, or a part is missing at its end.
-            AttributeError, LookupError, TypeError: its header is whole, and not that of a segment.
+            FileNotFoundError, ValueError: the file is not there, or its end is missing.
+            AttributeError, LookupError, TypeError: the header is complete but not valid.
         """
         self.path = path
         self.entry = entry
@@ -181,7 +181,7 @@ class Segment:
             header = _parse_header(first)
             self._body = len(first)
             self._size = file.seek(0, os.SEEK_END)
-            # A reader elsewhere may see the file shorter than it is; the last unit would be cut.
+            # A reader on another host may see the file too short, and would cut the last unit.
             last = header["units"][-1]
             count = last[1]
             file.seek(self._body + last[2])
@@ -192,11 +192,11 @@ class Segment:
         """Number of items."""
         self.group_by: str | None = header["group_by"]
         self.groups: list[Any] = header["groups"]
-        """The groups' values."""
+        """Value of each group, by group number."""
         self.order: list[int] | None = header.get("order")
-        """Given position of each item; None if they stand as given."""
+        """Given position of each item; None if the items keep their given order."""
         self.decision: dict[str, Any] | None = header.get("decision")
-        """What conduct decided when it added this segment."""
+        """The coordinator's decision when it added this segment; None in other segments."""
         self._kinds: list[int] = header.get("kinds") or []
         self._table: list[list[int]] = header["units"]
         self.units = [Unit(entry, row[0], row[1], row[3]) for row in self._table]
@@ -204,10 +204,10 @@ class Segment:
         self._index = {row[0]: index for index, row in enumerate(self._table)}
 
     def lines(self, unit: Unit, *, fd: int | None = None) -> list[bytes]:
-        """The JSON of a unit's items, without newlines; ``fd``: of this file, where it is open.
+        """The JSON of a unit's items, without newlines; ``fd``: an open descriptor of this file.
 
         Raises:
-            RunError: names the first line that holds no object.
+            RunError: lines are damaged; the message names the first one.
         """
         index = self._index[unit.first]
         start = self._body + self._table[index][2]
@@ -224,12 +224,15 @@ class Segment:
         return lines
 
     def _check(self, unit: Unit, lines: list[bytes]) -> None:
-        """Refuse lines that are not a unit's items: whatever is done with them may end in the
-        middle, and a worker would take the items beside a damaged one for what killed it."""
+        """Reject lines that are not a unit's items.
+
+        Otherwise work on them may end in the middle, and the worker would blame items next to the
+        damaged line for killing it.
+        """
         if len(lines) != unit.count:
             raise self._damaged(unit.first, f"{len(lines)} lines where there were {unit.count}")
         with suppress(ValueError, RecursionError):
-            # At once: one by one it takes three times as long.
+            # All in one call: one by one takes three times as long.
             items = json.loads((b"[%s]" % b",".join(lines)).decode())
             if len(items) == unit.count and all(map(self._is_item, items)):
                 return
@@ -246,14 +249,14 @@ class Segment:
         return isinstance(value, dict) and (self.group_by is None or self.group_by in value)
 
     def _damaged(self, position: int, what: str) -> RunError:
-        # The header is line 1.
+        # Line 1 is the header, and positions count from 0.
         message = f"{self.path}, line {position + 2}, is damaged: {what}"
         run = self.path.parents[3]
         hint = f"restore the file from a backup; 'hpctk doctor {run}' tells what else is damaged"
         return RunError(message, hint=hint)
 
     def unit_of(self, item: int) -> Unit:
-        """The unit that holds an item."""
+        """The unit that contains an item."""
         from bisect import bisect_right
 
         return self.units[bisect_right(self._table, item, key=lambda row: row[0]) - 1]
@@ -269,25 +272,25 @@ class Segment:
                 yield from self.lines(unit, fd=file.fileno())
 
     def group_of(self, unit: Unit) -> Any:
-        """The value of the group of a unit's first item; None without groups."""
+        """Group value of a unit's first item; None without groups."""
         return self.groups[unit.group] if unit.group >= 0 else None
 
     def kind_of(self, unit: Unit) -> int:
-        """Number of the kind of a unit's first item; 0 where nobody told kinds apart."""
+        """Kind number of a unit's first item; 0 if the segment has no kinds."""
         return self._kinds[unit.first] if self._kinds else 0
 
 
 class UnitReader:
-    """Reads one unit after another; the file of the last one's segment stays open."""
+    """Reads one unit after another; keeps the file of the last unit's segment open."""
 
     def __init__(self) -> None:
         self._segment: Segment | None = None
         self._fd = -1
 
     def lines(self, segment: Segment, unit: Unit) -> list[bytes]:
-        """As :meth:`Segment.lines` gives them."""
+        """The lines of :meth:`Segment.lines`."""
         if segment is self._segment:
-            # What was opened before a server went away may be dead where the name is not.
+            # After a server outage the descriptor may be stale while the path still works.
             with suppress(OSError):
                 return segment.lines(unit, fd=self._fd)
         self.close()
@@ -306,7 +309,7 @@ class UnitReader:
 def _check_kinds(header: dict[str, Any]) -> None:
     kinds, count = header.get("kinds"), header["count"]
     if kinds is None:
-        return  # as of every segment but those of a search
+        return  # only segments of a search have kinds
     if not isinstance(kinds, list) or any(type(kind) is not int for kind in kinds):
         message = "its kinds are not a list of numbers"
         raise TypeError(message)
@@ -316,11 +319,11 @@ def _check_kinds(header: dict[str, Any]) -> None:
 
 
 def _parse_header(line: bytes) -> dict[str, Any]:
-    """The header of a segment, of which nothing else has to be checked.
+    """Parse and check the header of a segment, so that users need no further checks.
 
     Raises:
-        ValueError: it is not JSON, as where a part of it is not there yet.
-        LookupError, TypeError: it is, and not the header of a segment.
+        ValueError: the line is not JSON, for example because a part is not visible yet.
+        LookupError, TypeError: the line is JSON but not the header of a segment.
     """
     try:
         header: dict[str, Any] = json.loads(line)
@@ -332,7 +335,7 @@ def _parse_header(line: bytes) -> dict[str, Any]:
         if len(row) != 4 or any(type(number) is not int for number in row):
             message = f"unit {row!r} is not four numbers"
             raise TypeError(message)
-        # Whoever counted on would give an item the result of another.
+        # A gap or an overlap would give an item the result of another item.
         if row[0] != first or row[1] < 1 or row[2] <= behind or (first == 0 and row[2] != 0):
             message = f"unit {row!r} does not begin where the one before ends"
             raise LookupError(message)

@@ -1,7 +1,7 @@
-"""Who lives: the verdict of one observer about the other workers (rule R6).
+"""Which workers are alive: the verdicts of one observer about the other workers (rule R6).
 
-A wrong verdict repeats work and does no harm, because nothing but a generation's exclusive name and
-the rule of the winner decides what counts.
+A wrong verdict only repeats work, because the exclusive name of a generation and the rule of the
+winner (R11) alone decide which result counts.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 _MISSED = 1.5
-"""Heartbeats that a worker of another host has missed before its lock is asked for."""
+"""Heartbeats that a worker on another host must miss before its lock is tested."""
 
 DEFAULT_LEASE_S = 180.0
-"""Seconds without a new heartbeat after which an owner counts as dead where locks prove nothing."""
+"""Seconds without a new heartbeat after which an owner counts as dead if locks prove nothing."""
 
 
 def heartbeat_interval_s(workers: int) -> float:
-    """Seconds between two heartbeats: so slow that a large run stays a small load."""
+    """Seconds between two heartbeats; longer in a large run, to limit the load."""
     return max(10.0, workers / 50)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an observer holds of one worker."""
+    """What one observer concludes about one worker."""
 
     alive: bool
     finished: bool = False
-    """It left by itself and all its lines are synced."""
+    """It exited by itself and all its lines are synced."""
     evidence: str = ""
-    """``lock``, ``lease`` or ``slurm``: what a death was seen by."""
+    """What showed a death: ``lock``, ``lease`` or ``slurm``."""
     explained: str = ""
-    """What explains a death (``drain``, ``node failure``, ...), so that it suspects no item."""
+    """Reason of a death (``drain``, ``node failure``, ...); no item is suspected then."""
     host: str = ""
-    """Where it ran; "" if unknown."""
+    """Host on which it ran; "" if unknown."""
 
 
 class Liveness:
@@ -82,12 +82,12 @@ class Liveness:
         self._gone: dict[str, Verdict] = {}
 
     def names(self) -> list[str]:
-        """Workers that ever began, as far as this view knows."""
+        """All workers that ever started, as far as this host shows them."""
         listed = files.list_names(self._paths.workers)
         return sorted(name[:-5] for name in listed if name.endswith(".json"))
 
     def verdict(self, worker: str) -> Verdict:
-        """Whether ``worker`` lives, as far as this observer can tell now."""
+        """Judge whether ``worker`` is alive, as far as this observer can tell now."""
         known = self._gone.get(worker)
         if known is not None:
             return known
@@ -99,56 +99,61 @@ class Liveness:
             self._progress[worker] = (presence.state, *counts)
             self._written[worker] = presence.journal
         verdict = self._judge(worker, presence)
-        # A last word is final, and within one mount a freed lock; a silence may end, and a server
-        # frees the locks of a host that it cannot reach.
+        # The state "finished" is final, and so is a freed lock within one mount. A silence may end,
+        # and a server frees the locks of a host that it cannot reach.
         freed = verdict.evidence == "lock" and presence is not None and self._is_near(presence)
         if verdict.finished or freed:
             self._gone[worker] = verdict
         return verdict
 
     def progress(self, worker: str) -> tuple[str, int, int, int, int] | None:
-        """State, results, failures, deaths and synced bytes as last read; a change means new lines,
-        and their release may follow it. None if its file could not be read."""
+        """State, results, failures, deaths and synced bytes as last read; None if unreadable.
+
+        A change means new journal lines; their release may follow after the change.
+        """
         return self._progress.get(worker)
 
     def is_behind(self, worker: str, size: int) -> bool:
-        """Whether a journal of which ``size`` bytes were read is an old copy, not yet for a lease.
+        """Whether a journal of which ``size`` bytes were read is an old copy; False after a lease.
 
-        A worker tells what it has synced; a mount may show that before the lines. What does not
-        come within a lease was lost with its host. ``size`` is -1 while nobody answers for it.
+        A worker reports how many bytes it has synced, and a mount may show the report before the
+        lines. Lines that do not appear within a lease were lost with their host. ``size`` is -1
+        while the file server does not answer.
         """
         written = self._written.get(worker, 0)
         if size >= written:
             return False
         now = self._clock.monotonic()
         wanted, since = self._behind.get(worker, (-1, now))
-        if size >= wanted:  # what was waited for is there, and what was told since has its own time
+        if size >= wanted:  # the awaited bytes came; those reported since have their own lease
             wanted, since = self._behind[worker] = (written, now)
         return now - since < self._lease_s
 
     def heartbeat(self, worker: str) -> int | None:
-        """The heartbeat number as last read of a worker that is neither dead nor gone."""
+        """The last heartbeat number seen of a worker; None if none was readable."""
         presence, _ = self._seen.get(worker, (None, 0.0))
         return None if presence is None else presence.heartbeat
 
     def is_final(self, worker: str) -> bool:
-        """Whether the verdict about a worker cannot change any more."""
+        """Whether the verdict about a worker can no longer change."""
         return worker in self._gone
 
     def _unheard_s(self, worker: str) -> float:
-        """Seconds without a heartbeat, up to the last look: who does not look hears nothing."""
+        """Seconds without a heartbeat up to the last look; the time since then does not count."""
         return self._looked[worker] - self._seen[worker][1]
 
     def take_notice(self, notice: DeathNotice) -> None:
-        """Believe what Slurm said of a worker, until its heart beats again."""
+        """Believe what Slurm reported about a worker, until the worker's next heartbeat."""
         known = self._notices.get(notice.worker)
-        # Files are listed in no order: an older notice must not replace a newer one.
+        # Files are listed in no particular order: an older notice must not replace a newer one.
         if known is None or notice.heartbeat >= known.heartbeat:
             self._notices[notice.worker] = notice
 
     def silent(self, *, missed: float) -> list[Presence]:
-        """Workers of jobs of this Slurm that missed so many heartbeats, as last seen; less those of
-        which it has spoken already."""
+        """Workers of this cluster's jobs that missed ``missed`` heartbeats, as last seen.
+
+        Workers about which Slurm has already reported are left out.
+        """
         return [
             presence
             for worker, (presence, _) in self._seen.items()
@@ -163,7 +168,7 @@ class Liveness:
     def speaks(self, own: Presence, *, missed: float) -> bool:
         """Whether ``own`` is the first worker of its cluster's jobs that may be alive.
 
-        Two may hold that of themselves, or nobody for a while: it spares Slurm questions, no more.
+        Several workers may conclude this at once, or none for a while: it only saves Slurm queries.
         """
         return own.job is not None and not any(
             presence is not None
@@ -188,21 +193,21 @@ class Liveness:
         return Verdict(alive=False, evidence=evidence, explained=explained, host=presence.host)
 
     def _evidence(self, worker: str, presence: Presence) -> str:
-        # One mount of one kernel: a lock held by a process that is gone is free at once. One that
-        # is held proves no life: a frozen process holds it too.
+        # Within one mount of one kernel, the lock of a process that ended is free at once. A held
+        # lock does not prove life, because a frozen process holds its lock too.
         near = self._is_near(presence)
         if near and self._lock_is_free(worker):
             return "lock"
         heard = self._is_heard(worker, presence)
-        # Asked of the silent alone: to ask for the lock of every living worker would load the
-        # filesystem, and a heartbeat refutes a lock that was lost.
+        # Only locks of silent workers are tested: testing every worker would load the filesystem,
+        # and a heartbeat refutes a lock that was lost.
         missed = self._silence_s(worker) > _MISSED * presence.interval_s
         proven = self._locks_proven and not near
         if proven and missed and self._lock_is_free(worker):
             return "lock"
         notice = self._notice_of(presence)
-        # A job that is suspended goes on later: to take its units over at once would repeat work
-        # after every pause of a gang's turn.
+        # A suspended job continues later. Taking over its units at once would repeat work after
+        # every pause under gang scheduling.
         if (notice is not None and notice.final) or self._was_requeued(presence):
             return "slurm"
         return "" if heard else "lease"
@@ -214,8 +219,7 @@ class Liveness:
             return False
 
     def _is_near(self, presence: Presence) -> bool:
-        """Whether a worker and this process share a kernel, and the mount: each mount of a FUSE
-        filesystem may keep locks of its own."""
+        """Whether a worker shares this kernel and mount; each FUSE mount may keep its own locks."""
         if (presence.host, presence.boot) != self._place:
             return False
         if self._device is None:
@@ -223,11 +227,11 @@ class Liveness:
         return presence.device in {0, self._device}
 
     def _silence_s(self, worker: str) -> float:
-        """Seconds since a heartbeat that was seen was new."""
+        """Seconds since this observer last saw a new heartbeat."""
         return self._clock.monotonic() - self._seen[worker][1]
 
     def _notice_of(self, presence: Presence) -> DeathNotice | None:
-        """What Slurm said of a worker, unless its heart has beaten since."""
+        """Slurm's notice about a worker, unless a heartbeat has come since."""
         notice = self._notices.get(presence.worker)
         beats_on = notice is not None and notice.heartbeat != presence.heartbeat
         return None if beats_on else notice
@@ -241,8 +245,7 @@ class Liveness:
         return "requeue" if self._was_requeued(presence) else ""
 
     def _was_requeued(self, presence: Presence) -> bool:
-        # Slurm starts a job again only when its processes of the time before are gone, or their
-        # node is lost.
+        # Slurm restarts a job only when its earlier processes are gone, or their node is lost.
         job, restart = self._job
         same = presence.job == job and presence.cluster == self._cluster
         return job is not None and same and presence.restart < restart
@@ -251,19 +254,19 @@ class Liveness:
         """Whether the heartbeat changed within the lease, by this observer's monotonic clock."""
         now = self._clock.monotonic()
         last, since = self._seen.get(worker, (None, now))
-        # A copy that cannot be read counts as unchanged.
+        # An unreadable copy counts as unchanged.
         if worker not in self._seen or (
             presence is not None and (last is None or presence.heartbeat != last.heartbeat)
         ):
             self._seen[worker] = (presence, now)
             return True
-        # An owner that beats slowly is not to be judged by an impatient observer's lease.
+        # An observer with a short lease must not declare a slowly beating owner dead.
         lease_s = max(self._lease_s, 3 * (presence.interval_s if presence is not None else 0.0))
         return now - since < lease_s
 
 
 def _order(presence: Presence) -> tuple[int, str, int, str]:
-    """Older jobs first, then lower ranks."""
+    """Sort key: older jobs first, then lower ranks."""
     number = (presence.job or "").partition("_")[0]
     return (
         int(number) if number.isdigit() else 0,
@@ -274,7 +277,7 @@ def _order(presence: Presence) -> tuple[int, str, int, str]:
 
 
 def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None:
-    """A worker's last word; None if it cannot be read, or not in time."""
+    """Read a worker's presence file; None if that fails or takes too long."""
     try:
         return probes.look(PRESENCE, worker, lambda: read_presence(paths.worker(worker)))
     except ProbeTimeoutError:
@@ -282,13 +285,14 @@ def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None
 
 
 def lock_is_free(paths: RunPaths, worker: str) -> bool:
-    """Whether nobody holds a worker's lock; False where that cannot be told.
+    """Whether no process holds a worker's lock; False if that cannot be determined.
 
-    Means death only within one mount of one kernel. May take as long as the file server likes.
+    A free lock means death only within one mount of one kernel, or where locks between hosts are
+    proven. The call takes as long as the file server needs.
     """
     try:
-        # For reading alone: an NFSv4 server lets those who open for writing wait for a lost client
-        # that has the file delegated to it.
+        # Read-only: an NFSv4 server makes an open for writing wait for a lost client that has a
+        # delegation of the file.
         fd = os.open(paths.worker_lock(worker), os.O_RDONLY)
     except OSError:
         return False

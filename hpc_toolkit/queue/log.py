@@ -1,4 +1,4 @@
-"""The log of a stage: numbered entries in one order that everybody sees (rules R1, R2)."""
+"""The log of a stage: numbered entries in one order that all processes see (rules R1, R2)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ SEALED = "sealed"
 
 _TRIES, _PAUSE_S = 50, 0.02
 _ENTRY = b".\n"
-"""What ``head`` holds for each entry; half of it at the end says that no item is pending."""
+"""Bytes in ``head`` for each entry; a lone dot at the end says that no item is pending."""
 _LIST_EVERY = 60
-"""Hinted looks from one that lists the log to the next: a minute, or longer where many wait."""
+"""One in this many hinted looks lists the log: one a minute, or fewer if many workers wait."""
 _HEAD_S = 5.0
-"""Seconds for a write of ``head`` in a program that may wait. It is a hint, so it is not worth the
-90 s that an NFSv4 server can need to take its delegation back from a host that is lost."""
+"""Seconds for a write of ``head`` in a program that may wait.
+
+``head`` is a hint, not worth the 90 s that an NFSv4 server can need to recall its delegation from
+a lost host.
+"""
 
 
 class StageLog:
-    """What one process has read of a stage's log."""
+    """The part of a stage's log that one process has read."""
 
     def __init__(self, paths: StagePaths, probes: Probes = DIRECT) -> None:
         self.paths = paths
@@ -41,11 +44,11 @@ class StageLog:
         self.length = 0
         """Entries read so far."""
         self.segments: dict[int, Segment] = {}
-        """By entry number."""
+        """Segments by entry number."""
         self.sealed = False
         """Whether no segment can follow."""
         self.floors: dict[tuple[int, int], int] = {}
-        """Highest generation that a retry lifted, by (entry, position) of the item."""
+        """Highest generation whose failures a retry lifted, by (entry, position) of the item."""
         self.table: tuple[int, str] | None = None
         """Entry number and payload name of the latest results table."""
         self.retried_at: dict[tuple[int, int], int] = {}
@@ -53,22 +56,22 @@ class StageLog:
         self.last_retry = 0
         """Entry number of the last retry; 0 without one."""
         self.hidden = ""
-        """What the next entry names, if that is not there or not whole yet."""
+        """The payload that the next entry names, if it is missing or incomplete so far."""
         self._complete_at = 0
         self._old_word: int | None = None
         self._looks = 0
         self._head: int | None = None
 
     def poll(self, *, hinted: bool = False) -> bool:
-        """Read the entries that were added; whether there were any.
+        """Read the entries that were added; return whether there were any.
 
-        Stops before an entry whose payload is not visible yet, or not all of it: it is waited for,
-        never skipped.
+        Reading stops before an entry whose payload is not completely visible yet. Such an entry is
+        tried again by the next call, never skipped.
 
         Args:
-            hinted: believe ``head`` where it shows none, so that this costs one ``open``. One look
-                in 60 lists the log anyway, because a process can die between adding an entry and
-                writing ``head``. That look then writes ``head`` for the other readers.
+            hinted: if ``head`` shows no new entry, believe it, so the call costs one ``open``. One
+                look in 60 lists the log anyway, because a process can die between adding an entry
+                and writing ``head``. That look then writes ``head`` for the other readers.
         """
         before = self.length
         self._looks += hinted
@@ -111,7 +114,7 @@ class StageLog:
         return files.read_name(path)
 
     def hint(self) -> int:
-        """How many entries ``head`` shows; may be behind, and 0 if it is damaged."""
+        """Number of entries that ``head`` shows; may be too low, and is 0 if it is damaged."""
         data = files.read_fresh(self.paths.head)
         if data.strip(_ENTRY + b"\0"):
             data = b""
@@ -123,10 +126,10 @@ class StageLog:
         return number
 
     def hold_head(self) -> None:
-        """Keep ``head`` open for writing while this process lives, for one that adds many entries.
+        """Keep ``head`` open for writing while this process lives; for adding many entries.
 
-        An NFSv4 server delegates a file that somebody has open for writing to no client, and so
-        a later write need not wait until the lease of a client that is lost has ended.
+        While a file is open for writing, an NFSv4 server delegates it to no client. So a later
+        write never waits for the lease of a lost client to end.
         """
         if self._head is None:
             self._head = files.open_or_create(self.paths.head, os.O_WRONLY)
@@ -135,8 +138,8 @@ class StageLog:
         """Write into ``head`` that the log has ``number`` entries; it never shows fewer again.
 
         Raises:
-            ProbeTimeoutError: the file server has not answered yet. Other processes list the log
-                within a minute, as after any write of ``head`` that was lost.
+            ProbeTimeoutError: the file server has not answered yet. As after any lost write of
+                ``head``, other processes list the log within a minute.
         """
         self._write_head(_ENTRY, (number - 1) * len(_ENTRY))
 
@@ -146,41 +149,41 @@ class StageLog:
 
     @property
     def told_complete(self) -> bool:
-        """Whether a worker saw, since this process began to read, that no item is pending.
+        """Whether a worker reported, since this process began to read, that no item is pending.
 
-        What was said before proves nothing: a power loss may have taken lines that were seen.
+        An earlier report proves nothing: a power loss may have taken the lines behind it.
         """
         return self.sealed and self._complete_at == self.length != self._old_word
 
     def tell_complete(self) -> None:
-        """Tell those who wait that no item is pending, which stays true of this log (rule R9)."""
+        """Tell waiting workers that no item is pending; it stays true of this log (rule R9)."""
         if self.hint() == self.length and not self.told_complete:
             self._write_head(_ENTRY[:1], self.length * len(_ENTRY))
 
     @property
     def waits_for(self) -> str:
-        """What of the log is not visible and waited for; "" if nothing is."""
+        """Describe the entry whose payload is not visible yet; "" if there is none."""
         if not self.hidden:
             return ""
         number = f"entry {self.length + 1} of the log of stage {self.paths.name!r}"
         return f"{number} names {self.hidden}, which is not there or not whole"
 
     def refuse_hidden(self) -> None:
-        """For what must rest on every entry.
+        """Raise if an entry is hidden, for callers that need every entry.
 
         Raises:
-            TryAgainLaterError: one cannot be read yet.
+            TryAgainLaterError: an entry cannot be read yet.
         """
         if self.hidden:
             hint = "try again in a minute; 'hpctk doctor' tells whether it is lost"
             raise TryAgainLaterError(self.waits_for, hint=hint)
 
     def _read(self, target: str) -> None:
-        """Take in the next entry.
+        """Read the next entry.
 
         Raises:
-            FileNotFoundError, ValueError: its payload is not there, or not whole.
-            RunError: it is whole, and not what it should be.
+            FileNotFoundError, ValueError: its payload is missing or incomplete.
+            RunError: its payload is complete but not valid, or its kind is unknown.
         """
         number = self.length + 1
         kind = target.partition("/")[0]
@@ -207,10 +210,10 @@ class StageLog:
             raise RunError(message, hint="upgrade hpc-toolkit to the version that wrote it")
 
     def table_header(self) -> tuple[int, dict[int, set[int]]]:
-        """How many rows the latest table has, and the failed positions of each segment.
+        """Number of rows of the latest table, and the failed positions of each segment.
 
         Raises:
-            RunError: its first line is damaged.
+            RunError: the table's first line is damaged.
         """
         assert self.table is not None
         target = self.table[1]
@@ -223,9 +226,9 @@ class StageLog:
             return int(header["rows"]), failed
 
     def append(self, target: str) -> bool:
-        """Try to add one entry behind those that were read; False if another process was faster.
+        """Try to add one entry after those that were read; False if another process was faster.
 
-        After False, poll and prepare the entry again: what it was made from has changed.
+        After False, poll and prepare the entry again: the log that it was based on has changed.
         """
         number = self.length + 1
         # Payload names are unique, so a target that is ours was created by us even if the reply
@@ -238,19 +241,19 @@ class StageLog:
         return won
 
     def seal(self) -> None:
-        """Say that no segment will follow; does nothing if it was said."""
+        """Add the seal, after which no segment can follow; no-op if the log is sealed."""
         while not self.sealed:
             self.append(SEALED)
             self._follow()
 
     def write_payload(self, kind: str, suffix: str, chunks: Iterable[bytes]) -> str:
-        """Write a payload whole and synced; its target for :meth:`append`."""
+        """Write and sync a payload; return its target for :meth:`append`."""
         target = f"{kind}/{os.urandom(8).hex()}{suffix}"
         files.write_new(self.paths.root / target, chunks)
         return target
 
     def drop_payload(self, target: str) -> None:
-        """Delete our own payload that no entry names."""
+        """Delete this process's own payload that no entry names."""
         (self.paths.root / target).unlink(missing_ok=True)
 
     def add_segment(self, lines: list[bytes]) -> bool:
@@ -283,10 +286,10 @@ class StageLog:
         return False
 
     def _follow(self) -> None:
-        """Read the entry that stands where ours should; it may be a moment until it can be read.
+        """Read the entry that won the number tried, ours or another's; it may become visible late.
 
         Raises:
-            TryAgainLaterError: it stays invisible.
+            TryAgainLaterError: the entry stays invisible.
         """
         import time
 
@@ -299,17 +302,17 @@ class StageLog:
 
 
 def damaged(path: Path, what: str) -> RunError:
-    """What to raise for a file of a stage that is whole, and not what it should be."""
+    """The error for a file of a stage that is complete but not valid."""
     hint = f"restore it from a backup; 'hpctk doctor {path.parents[3]}' tells what else is damaged"
     return RunError(f"{path} is damaged: {what}", hint=hint)
 
 
 @contextmanager
 def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator[None]:
-    """Say which payload is not what it should be; ``more``: other errors that tell of that.
+    """Turn errors from an invalid payload into one that names it; ``more``: further error types.
 
     Raises:
-        RunError: it is not.
+        RunError: the payload is not valid.
     """
     kinds: tuple[type[Exception], ...] = (
         AttributeError,
@@ -325,10 +328,10 @@ def _checked(paths: StagePaths, target: str, *more: type[Exception]) -> Iterator
 
 
 def _check_end(file: BinaryIO) -> None:
-    """Refuse a table that ends within a line.
+    """Reject a table whose last line is incomplete.
 
     Raises:
-        ValueError: it does, or is empty.
+        ValueError: the last line is incomplete, or the table is empty.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))

@@ -1,4 +1,4 @@
-"""The matrix host x item of the journals: what failed where, and what became of it elsewhere."""
+"""The host x item matrix of the journals: what failed where, and its outcome elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Opinion(Enum):
-    """What became elsewhere of an item that failed here."""
+    """The outcome, on other workers or hosts, of an item that failed here."""
 
     DONE = auto()
     FAILED = auto()
     OPEN = auto()
-    """Nobody tried, and somebody may."""
+    """No other worker tried it, and one may."""
     NONE = auto()
-    """Nobody will try: it is finished, by what was written here alone."""
+    """No other worker will try it: lines written here alone have finished it."""
 
 
 class Key(NamedTuple):
@@ -34,14 +34,14 @@ class Key(NamedTuple):
 
 
 class Matrix:
-    """What one view's journals say of hosts and items; as new as the view."""
+    """What the journals of a view say about hosts and items; as recent as the view."""
 
     def __init__(self, view: RunView) -> None:
         self._view = view
         self._hosts: dict[str, str] = {}
 
     def host_of(self, worker: str) -> str:
-        """Where a worker runs or ran; "" if unknown, which proves nothing."""
+        """Host on which a worker runs or ran; "" if unknown, which proves nothing."""
         if worker not in self._hosts:
             presence = self._view.presence(worker)
             if presence is None:
@@ -55,7 +55,7 @@ class Matrix:
         return {name for name in names if self.host_of(name) == host}
 
     def streak(self, workers: Collection[str], since: float) -> dict[Key, int]:
-        """What failed since the last result of any of these workers, who are of one host."""
+        """Items, with weights, that failed since the last result of these workers of one host."""
         streaks = [
             (name, stage.state.streaks[worker])
             for name, stage in self._view.stages.items()
@@ -68,12 +68,12 @@ class Matrix:
             for (unit, item), (at, weight) in streak.hurt.items():
                 if at >= after:
                     key = Key(stage, unit, item)
-                    # Of two workers of a host that tried it, one did so again.
+                    # If two workers of a host tried an item, one of them repeated it.
                     found[key] = found[key] + max(weight, AGAIN_WEIGHT) if key in found else weight
         return found
 
     def opinion(self, key: Key, here: Collection[str]) -> Opinion:
-        """What became of an item among all workers but those ``here``."""
+        """The outcome of an item on all workers except those ``here``."""
         state = self._view.stages[key.stage].state
         unit = state.units[key.unit]
         history = unit.histories.get(key.item)
@@ -93,5 +93,8 @@ class Matrix:
         return Opinion.OPEN if pending else Opinion.NONE
 
     def _is_elsewhere(self, worker: str, here: Collection[str]) -> bool:
-        """Of this worker another of its host may speak; of the host those of other hosts alone."""
+        """Whether a worker is on a known host and not among those ``here``.
+
+        A worker on the same host can vouch for a worker; only other hosts can vouch for a host.
+        """
         return worker not in here and self.host_of(worker) != ""

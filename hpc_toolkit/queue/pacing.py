@@ -1,8 +1,8 @@
-"""When a worker looks at the run: often where that is cheap, seldom where others pay for it.
+"""When a worker looks at the run: often if that is cheap, seldom if other hosts pay for it.
 
-On a filesystem of this machine alone a look costs this machine's time, of which looking may take a
-twentieth. On a shared one all workers of a run share a fixed number of metadata operations a
-second, however many they are: each takes its part, at times of its own.
+On a filesystem of this machine alone, looks cost only this machine's time and may use a twentieth
+of it. On a shared filesystem, all workers of a run share a fixed number of metadata operations per
+second, however many they are: each uses its part, at random times of its own.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
-# Operations a second of a whole run on a shared filesystem, by purpose; together below 100.
+# Operations per second of all workers of a run on a shared filesystem; together below 100.
 POLLS_PER_S = 20.0
 """Openings of ``head``."""
 SCANS_PER_S = 35.0
-"""What scans for units to take over cost, those on duty and the others together."""
+"""Operations of scans for units to take over, by workers on and off duty together."""
 LOOKS_PER_S = 25.0
-"""Readings of files in ``workers/``, and questions for locks."""
+"""Reads of files in ``workers/``, and tests of locks."""
 LISTINGS_PER_S = 10.0
-"""Of ``workers/`` and ``control/``."""
+"""Listings of ``workers/`` and ``control/``."""
 
 READINGS_PER_S = 20.0
-"""Files that the one process that decides asks for."""
+"""Files per second that a process waiting for results reads, such as a campaign's coordinator."""
 PER_LOOK = 2
 """Operations of a look at one worker: its file, and its lock."""
 
 LOOK_LOCAL_S = 0.05
-"""Seconds between two looks on a filesystem of this machine, at most."""
+"""Maximum seconds between two looks on a filesystem of this machine."""
 AT_START = 2048
-"""Journals that all workers of a job that starts again read together,"""
+"""Journals that all workers of a restarted job read together at their start."""
 _LEAST_AT_START = 8
-"""or each of them, where there are many."""
+"""Minimum number of these journals per worker, however many workers there are."""
 
 _FIRST_LOCAL_S = 0.004
 _TICK_S = 1.0
@@ -43,25 +43,27 @@ _SCAN_FIRST_S = 0.03
 _SCAN_LOCAL_S = 0.5
 _SCAN_SHARED_S = 15.0
 _ON_DUTY = 8
-"""About so many waiting workers scan often and the others seldom, because a silence is seen by the
-one who looks twice."""
+"""About this many waiting workers scan often and the others seldom.
+
+Only a worker that looks twice can see a silence, so a few must look often.
+"""
 _DUTY_PER_S = 15.0
-"""The part of SCANS_PER_S of those on duty."""
+"""The part of SCANS_PER_S that workers on duty share."""
 _SHIFT_S = 3600.0
 _WATCH_LOCAL_S = 0.5
 _WATCH_SHARED_S = 30.0
 
 
 def pause_local_s(waited_s: float) -> float:
-    """Seconds until the next look on a filesystem of this machine, after so long a wait.
+    """Seconds until the next look on a filesystem of this machine, after waiting ``waited_s``.
 
-    What takes a moment is not waited for as long again, and long waits cost little.
+    Short waits are not prolonged much, and long waits cost little.
     """
     return min(LOOK_LOCAL_S, max(_FIRST_LOCAL_S, waited_s / 4))
 
 
 class Pacing:
-    """The times at which one worker polls the log, scans for free units and watches the others."""
+    """Schedules when one worker polls the log, scans for free units and watches other workers."""
 
     def __init__(
         self, clock: Clock, *, local: bool, workers: int, lease_s: float, seed: str
@@ -69,9 +71,9 @@ class Pacing:
         self._clock = clock
         self._random = random.Random(seed)
         self.local = local
-        """Whether looks cost nobody else anything."""
+        """Whether looks cost other hosts nothing."""
         self.workers = max(1, workers)
-        """That live, as far as this worker knows; they share the operations."""
+        """Workers alive, as far as this worker knows; they share the operations."""
         self._lease_s = lease_s
         now = self._began = self._began_watch = clock.monotonic()
         self._poll_at = float("-inf")
@@ -82,37 +84,37 @@ class Pacing:
         self._waits_since = now
         self._operations = 0
         self.on_duty = False
-        """Whether it is one of those who scan often."""
+        """Whether this worker is one of those that scan often."""
         self._shift_ends = now
 
     @property
     def poll_due(self) -> bool:
-        """Whether to ask for new entries of the log."""
+        """Whether to look for new log entries."""
         return self.local or self._clock.monotonic() >= self._poll_at
 
     def polled(self, heads: int) -> None:
-        """So many ``head`` files were opened just now."""
+        """Record that ``heads`` files named ``head`` were opened just now."""
         poll_s = max(_POLL_SHARED_S, heads * self.workers / POLLS_PER_S)
         self._poll_at = self._clock.monotonic() + poll_s * self._random.uniform(1.0, 1.25)
 
     @property
     def wait_s(self) -> float:
-        """How long to sleep when there is nothing to do; the heart beats in between."""
+        """Seconds to sleep when there is nothing to do; heartbeats come between sleeps."""
         now = self._clock.monotonic()
         if self.local:
             return pause_local_s(now - self._waits_since)
         return min(_TICK_S, max(0.001, min(self._poll_at, self._scan_at) - now))
 
     def worked(self) -> None:
-        """Work was found: what it leaves behind is looked for soon."""
+        """Record that work was found, so that the next scan comes soon."""
         self._scan_s = _SCAN_FIRST_S
         self._busy = True
         if self.local:
-            # A scan reads what all wrote, and more may follow before it ends.
+            # A scan reads what all workers wrote, and they may write more before it ends.
             self._scan_at = self._clock.monotonic() + _SCAN_FIRST_S
 
     def scan_due(self) -> bool:
-        """Whether to scan for units to take over; :meth:`scanned` must follow where it is."""
+        """Whether to scan for units to take over; after a scan, call :meth:`scanned`."""
         self._began = self._clock.monotonic()
         if not self.local and (self._busy or self._began >= self._shift_ends):
             self._begin_shift()
@@ -122,22 +124,22 @@ class Pacing:
         return self._began >= self._scan_at
 
     def _begin_shift(self) -> None:
-        """Draw whether to be on duty from now on."""
+        """Draw by lot whether this worker is on duty from now on."""
         was = self.on_duty
         self.on_duty = self._random.random() * self.workers < _ON_DUTY
         self._shift_ends = self._began + _SHIFT_S * self._random.uniform(0.5, 1.5)
-        # All run out of units at the same time, and a first scan reads every journal.
+        # Workers run out of units at the same time, and a first scan reads every journal.
         every_s = self._pause_s * max(self._operations, self.workers)
         scan_at = self._began + self._random.uniform(0.0, every_s)
         if self.on_duty and not was:
-            self._scan_at = scan_at  # before it, there was all the time in the world
+            self._scan_at = scan_at  # the time set off duty may be far away
             self._scan_s = _SCAN_FIRST_S
         elif self._busy:
             self._scan_at = max(self._scan_at, scan_at)
 
     @property
     def _pause_s(self) -> float:
-        """Seconds for each operation of a scan, by this worker's part of them all."""
+        """Seconds for each operation of a scan, given this worker's part of all operations."""
         if self.workers <= _ON_DUTY:
             return self.workers / SCANS_PER_S
         if self.on_duty:
@@ -145,37 +147,37 @@ class Pacing:
         return self.workers / (SCANS_PER_S - _DUTY_PER_S)
 
     def scanned(self, *, found: bool, operations: int) -> None:
-        """A scan ended, which cost so many metadata operations."""
+        """Record the end of a scan that cost ``operations`` metadata operations."""
         first = self._scan_s <= _SCAN_FIRST_S
         longest = _SCAN_LOCAL_S if self.local else min(_SCAN_SHARED_S, self._lease_s / 4)
         self._scan_s = _SCAN_FIRST_S if found else min(longest, self._scan_s * 2)
         self._operations = operations
         now = self._clock.monotonic()
         if self.local:
-            # The first scan after work does not count: it reads what all wrote meanwhile.
+            # The first scan after work does not count: it reads what all workers wrote meanwhile.
             cost_s = 0.0 if first else now - self._began
             self._scan_at = self._began + max(self._scan_s, 20 * cost_s)
         elif found:
-            self._scan_at = now  # there may be more of it
+            self._scan_at = now  # there may be more free units
         else:
             part_s = self._pause_s * operations * self._random.uniform(1.0, 1.5)
             if first and self.on_duty:
-                part_s = 0.0  # it was put off for its price already, and the next one costs less
+                part_s = 0.0  # its cost already delayed it, and the next scan costs less
             self._scan_at = now + max(self._scan_s, part_s)
 
     @property
     def looks_at_start(self) -> int:
-        """How many journals to read first where the job was started again."""
+        """Number of journals to read first after a restart of the job."""
         return sys.maxsize if self.local else max(_LEAST_AT_START, AT_START // self.workers)
 
     def watch_due(self) -> bool:
-        """Whether to look who lives and what is asked; :meth:`watched` must follow where it is."""
+        """Whether to look for deaths and requests; after the look, call :meth:`watched`."""
         self._began_watch = self._clock.monotonic()
         return self._began_watch >= self._watch_at
 
     @property
     def at_most(self) -> int | None:
-        """How many other workers to look at in one watch; None for all."""
+        """Number of other workers to look at in one watch; None for all."""
         if self.local:
             return None
         return max(1, int(LOOKS_PER_S * self.watch_s / PER_LOOK / self.workers))
@@ -183,11 +185,11 @@ class Pacing:
     @property
     def watch_s(self) -> float:
         """Seconds between two watches on a shared filesystem."""
-        # A death is to be seen soon after the lease.
+        # A death should be seen soon after the lease.
         return max(min(_WATCH_SHARED_S, self._lease_s / 4), 2 * self.workers / LISTINGS_PER_S)
 
     def watched(self, workers: int) -> None:
-        """A watch ended, and so many workers seem to live."""
+        """Record the end of a watch, after which ``workers`` workers seem to be alive."""
         self.workers = max(1, workers)
         now = self._clock.monotonic()
         local_s = max(_WATCH_LOCAL_S, 20 * (now - self._began_watch))
@@ -195,5 +197,5 @@ class Pacing:
 
     @property
     def judge_s(self) -> float:
-        """How long after a look at all failures the next one may follow."""
+        """Minimum seconds between two looks at all failures."""
         return 1.0 if self.local else _SCAN_SHARED_S

@@ -1,4 +1,4 @@
-"""What a worker does next: a fresh unit, or one that died or was given back (rules R3, R15)."""
+"""Pick a worker's next unit: fresh, given back, or left by a dead worker (rules R3, R15)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _LISTING_S = 0.5
 _FULL_EVERY = 16
-"""Scans from one that reads every journal to the next, or as many as make it a small part."""
+"""One scan in this many reads every journal; a smaller part if there are many journals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A generation of a unit that is ours."""
+    """A generation of a unit that this worker owns."""
 
     stage: StageView
     unit: Unit
     generation: int
     died: tuple[str, Verdict] | None = None
-    """The owner of the generation before, if it died without giving the unit back."""
+    """The previous generation's owner, if it died without giving the unit back."""
 
     @property
     def name(self) -> str:
@@ -67,19 +67,19 @@ class Picker:
         self._progress: dict[str, object] = {}
         self._moving: set[str] = set()
         self.living = 0
-        """Workers that lived when deaths were last looked for."""
+        """Workers alive when deaths were last looked for; an estimate if some were skipped."""
         self.polled = 0
-        """Logs that were asked for news when a fresh unit was last wanted."""
+        """Number of logs that the last call of :meth:`fresh` polled."""
         self.operations = 0
-        """Metadata operations of the last scan, about."""
+        """Metadata operations of the last scan, approximately."""
 
     def fresh(
         self, loaded: tuple[str, str | None], *, news: bool = True, elsewhere: bool = True
     ) -> Assignment | None:
-        """Claim a unit that nobody claimed before; ``loaded`` is the (stage, group) at hand.
+        """Claim a unit that no worker claimed before; ``loaded`` is the loaded (stage, group).
 
-        Without ``news`` only among the units that are known, and without ``elsewhere`` only among
-        those of that group.
+        Without ``news``, consider only units that are known; without ``elsewhere``, only units of
+        the loaded group.
         """
         self.polled = 0
         for name, stage in self._view.stages.items():
@@ -99,15 +99,14 @@ class Picker:
         return None
 
     def ahead(self, assignment: Assignment) -> str | None:
-        """Key of the group that this worker means to begin when that of the unit is at its end, as
-        far as it knows without looking; None where others are as likely to begin it."""
+        """Key of the group to begin after the unit's group; see :meth:`FreshUnits.ahead`."""
         stage = assignment.stage
         units = self._fresh[stage.paths.name]
         return units.ahead(stage.group_of(assignment.unit), stage.durations.precedence)
 
     def _take_in(self, name: str, stage: StageView) -> None:
         if self._shared and stage.complete:
-            return  # a retry alone can follow, which the next scan sees
+            return  # only a retry can follow, and the next scan sees it
         self.polled += 1
         stage.poll_log(hinted=self._shared and stage.log.length > 0)
         segments = stage.log.segments
@@ -125,7 +124,7 @@ class Picker:
         self._fresh[name].prune(lambda unit: stage.claims.generation(unit.name) > 0)
 
     def _list_claims(self) -> None:
-        """After a lost race: see what else is taken, without listing once per race."""
+        """List the claims after a lost race, but not once per race."""
         now = self._clock.monotonic()
         if now - self._listed_at < _LISTING_S:
             return
@@ -136,15 +135,15 @@ class Picker:
 
     @property
     def told_complete(self) -> bool:
-        """Whether every stage is complete, as this worker saw or another one told it (rule R9)."""
+        """Whether every stage is complete, as this or another worker saw (rule R9)."""
         return all(s.complete or s.log.told_complete for s in self._view.stages.values())
 
     def notice_deaths(self, at_most: int | None = None) -> bool:
-        """Whether a worker died since the last call; counts those that live.
+        """Whether a worker died since the last call; also counts the living workers.
 
         Args:
-            at_most: look at so many; whoever was silent at the last look is looked at again, so
-                that all workers together see every death without looking at everybody each.
+            at_most: look at this many workers. Those that were silent at the last look are looked
+                at again, so together the workers see every death, and none has to look at all.
         """
         died = False
         names = self._liveness.names()
@@ -154,7 +153,7 @@ class Picker:
             verdict = self._liveness.verdict(worker)
             alive += verdict.alive
             if verdict.alive:
-                self._gone.discard(worker)  # it was silent, and not dead
+                self._gone.discard(worker)  # it was silent but not dead
             elif not verdict.finished and worker not in self._gone:
                 self._gone.add(worker)
                 died = True
@@ -169,12 +168,12 @@ class Picker:
         return self._liveness.is_final(worker)
 
     def _some(self, names: list[str], count: int) -> list[str]:
-        """Those that did not beat between the last two looks, and others at random."""
+        """Workers without a heartbeat between the last two looks, and others at random."""
         heartbeat = self._liveness.heartbeat
         kept = {
             name: heartbeat(name)
             for name, beat in self._watched.items()
-            # Who was looked at once alone has not been silent, nor has it beaten.
+            # None: after a single look it is unknown whether the worker is silent.
             if name not in self._gone and not self._final(name) and beat in (None, heartbeat(name))
         }
         others = [name for name in names if name not in self._watched and not self._final(name)]
@@ -198,8 +197,10 @@ class Picker:
         return found
 
     def left_behind(self, at_most: int) -> Assignment | None:
-        """Like :meth:`takeover`, after a restart of the job, among what at most so many workers of
-        the run left half done; the later ones are others' to find."""
+        """Like :meth:`takeover`, after a job restart, but reads only ``at_most`` workers' journals.
+
+        Units that only other journals show as begun are left for other workers to find.
+        """
         names = self._liveness.names()
         if len(names) <= at_most:
             return self.takeover()
@@ -213,14 +214,17 @@ class Picker:
         return self._take_free(_is_begun)
 
     def take_released(self) -> Assignment | None:
-        """Like :meth:`takeover`, among what this worker knows to be given back; it reads nothing of
-        others, and so finds what it gave back itself, however seldom it scans."""
+        """Like :meth:`takeover`, but only among units that this worker knows to be given back.
+
+        The search reads no files, so a worker that seldom scans still finds its own such units.
+        """
         return self._take_free(lambda stage, name: stage.is_released(name))
 
     def _read_owners(self) -> int:
-        """Read the journals of those who hold open units and wrote something; how many it were.
+        """Read the journals of workers that hold open units and made progress; return the number.
 
-        A worker beats after it wrote, and may release the unit after it beat: so once more.
+        A worker's heartbeat follows its lines, and a release may follow the heartbeat. So each
+        journal is read once more after the last progress.
         """
         read = 0
         for owner in sorted(self._holders()):
@@ -235,12 +239,12 @@ class Picker:
         return read
 
     def _holders(self) -> set[str]:
-        """Who holds an open unit of any stage."""
+        """Workers that hold an open unit of any stage."""
         stages = self._view.stages.values()
         return {owner for stage in stages for owner in stage.holders(stage.state.open)}
 
     def _verdict(self, owner: str) -> Verdict:
-        """One look at each owner in each scan."""
+        """Judge an owner, with one look per scan."""
         if owner not in self._owners:
             self._owners[owner] = self._liveness.verdict(owner)
         return self._owners[owner]
@@ -249,7 +253,7 @@ class Picker:
         self, among: Callable[[StageView, str], bool] = lambda _stage, _name: True
     ) -> Assignment | None:
         for stage in self._view.stages.values():
-            # Sorted, because a set has another order in every process: chance comes from the name.
+            # Sorted, because the order of a set differs by process; chance must come from the seed.
             names = sorted(name for name in stage.state.open if stage.claims.generation(name) > 0)
             names = [name for name in names if among(stage, name)]
             self._random.shuffle(names)
@@ -263,7 +267,7 @@ class Picker:
         """Claim the next generation of a unit that this worker just gave back."""
         self._owners.clear()
         name = last.unit.name
-        # Who held it before may have written meanwhile that an item of it kills.
+        # Earlier owners may have written meanwhile that an item of this unit kills.
         for generation in range(1, last.generation + 1):
             self._view.poll_journal(last.stage.owner(name, generation))
         if name not in last.stage.state.open:
@@ -276,27 +280,29 @@ class Picker:
         released = generation in stage.state.units[name].released
         owner = "" if released else stage.owner(name, generation)
         if owner == self._worker:
-            # Ours by a lost reply, or the pass was never begun: work on it or nobody can.
+            # Ours by a lost reply, or its pass never began: if we skip it, no worker can run it.
             return Assignment(stage, unit, generation)
         verdict = None if released else self._verdict(owner)
         if verdict is not None and verdict.alive:
             return None
         if verdict is not None or self._shared:
-            # What it wrote last may have come between our reading and its end.
+            # The owner may have written more between our last reading and its end.
             up_to_date = self._read_holders(stage, name, generation)
             if name not in stage.state.open or not up_to_date:
                 return None
             if generation in stage.state.units[name].released:
-                verdict = None  # it died later, and not of an item of this unit
+                verdict = None  # it died after the release, so no item of this unit is suspect
         if not stage.claims.create(name, generation + 1, self._worker):
             return None
         died = (owner, verdict) if verdict is not None and not verdict.finished else None
         return Assignment(stage, unit, generation + 1, died)
 
     def _read_holders(self, stage: StageView, name: str, generation: int) -> bool:
-        """Read what the owners of a unit wrote: of the newest generation, or where not every
-        journal is read, of all. Whether all that they told of is there: a copy that is too old
-        would have their results made again."""
+        """Read the journals of a unit's owners; return whether they show all reported bytes.
+
+        If scans do not read every journal, the owners of all generations are read, else only the
+        newest. A copy that is too old would cause their results to be computed again.
+        """
         up_to_date = True
         for number in range(1 if self._shared else generation, generation + 1):
             owner = stage.owner(name, number)
@@ -307,6 +313,6 @@ class Picker:
 
 
 def _is_begun(stage: StageView, name: str) -> bool:
-    """Whether a line of a unit was read, so that it is not open for want of reading alone."""
+    """Whether a line of a unit was read; if not, the unit may be open only because of that."""
     unit = stage.state.units[name]
     return bool(unit.histories or unit.released)

@@ -1,4 +1,4 @@
-"""The file in which a worker says who it is and that it lives."""
+"""The file in which a worker publishes its identity and its heartbeat."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Presence:
     """One worker as others see it."""
 
     worker: str
-    """Name; new for every process."""
+    """Name, new for every process."""
     host: str
     """Host name (see :func:`hpc_toolkit.system.ranks.host_name`)."""
     boot: str
@@ -40,21 +40,21 @@ class Presence:
     pid: int
     """Process id of the worker on its host."""
     ticks: int = 0
-    """When that process started, in clock ticks since the boot; 0 if unknown. Ids are reused."""
+    """Start of that process, in clock ticks since boot; 0 if unknown. Process ids are reused."""
     rank: int
     """Rank in its job."""
     job: str | None
     """Slurm job id."""
     cluster: str = ""
-    """Which Slurm's job that is (SLURM_CLUSTER_NAME); "" if unknown."""
+    """The job's Slurm cluster (SLURM_CLUSTER_NAME); "" if unknown."""
     job_name: str = ""
-    """That job's name."""
+    """Name of the job."""
     restart: int = 0
-    """How often that job had been started before."""
+    """How often the job had been started before."""
     state: str = RUNNING
     """``running``, ``draining`` or ``finished``."""
     heartbeat: int = 0
-    """Grows while the worker lives; its value means nothing else."""
+    """Grows while the worker is alive; the number has no other meaning."""
     interval_s: float = 10.0
     """Longest time between two heartbeats, in seconds."""
     done: int = 0
@@ -64,20 +64,22 @@ class Presence:
     deaths: int = 0
     """Executors that died."""
     journal: int = 0
-    """Bytes of its journal that were synced by then; whoever sees fewer reads an old copy."""
+    """Bytes of its journal synced by then; a reader that sees fewer has an old copy."""
     started: float = 0.0
     """Epoch seconds, for display."""
     at: float = 0.0
     """Epoch seconds of the last heartbeat, for display."""
     note: str = ""
-    """Why it does not work, for display."""
+    """Why the worker stops or has stopped, for display."""
     place: dict[str, Any] = field(default_factory=dict)
-    """Its CPUs, GPUs and memory at its start (:class:`hpc_toolkit.system.binding.Place`), for
-    display; empty if unknown, or too long for the file."""
+    """CPUs, GPUs and memory at its start (:class:`hpc_toolkit.system.binding.Place`), for display.
+
+    Empty if unknown, or too long for the file.
+    """
 
     @classmethod
     def here(cls, worker: str, rank: RankInfo, *, interval_s: float, at: float) -> Presence:
-        """That of this process, which starts now."""
+        """The presence of this process, which starts now."""
         pid = os.getpid()
         return cls(
             worker=worker,
@@ -97,7 +99,7 @@ class Presence:
         )
 
     def encode(self) -> bytes:
-        """One line of a fixed length for `files.rewrite`; the check detects a mix of two."""
+        """One line of fixed length for `files.rewrite`; its checksum detects a mix of two."""
         record = asdict(self)
         room = _room(record)
         for name, nothing in (("place", {}), ("note", "")):
@@ -109,7 +111,7 @@ class Presence:
 
     @classmethod
     def decode(cls, data: bytes) -> Presence | None:
-        """Read the line that :meth:`encode` wrote; None if it is torn or damaged."""
+        """Parse a line of :meth:`encode`; None if it is torn or damaged."""
         line = data[: data.find(b"\n") + 1]
         body, tail = line[:-_TAIL], line[-_TAIL:]
         if tail != b',"crc":"%08x"}\n' % crc32(body):
@@ -124,9 +126,9 @@ def _room(record: dict[str, Any]) -> int:
 
 
 class PresenceFile:
-    """The worker's own side: creates the file and rewrites it in place.
+    """Creates a worker's own presence file and rewrites it in place.
 
-    A device that is unknown becomes that of the file.
+    An unknown ``device`` is set to the device of the file's directory.
     """
 
     def __init__(self, path: Path, presence: Presence) -> None:
@@ -140,12 +142,12 @@ class PresenceFile:
         """Write the changes with the next heartbeat number.
 
         Args:
-            sync: send them to the server now. NFS clients send an unsynced write after 30 s. A new
-                state is always sent.
+            sync: send the changes to the server now. NFS clients send an unsynced write after
+                30 s. A new state is always sent.
             changes: fields of :class:`Presence`.
 
         Raises:
-            OSError: the filesystem did not take them; they may be there or not.
+            OSError: the write or the sync failed; the changes may be in the file or not.
         """
         state = self.presence.state
         beat = self.presence.heartbeat + 1
@@ -159,7 +161,7 @@ class PresenceFile:
 
 
 def read_presence(path: Path) -> Presence | None:
-    """The worker's last word; None if there is none that can be read."""
+    """Read a worker's presence file; None if it is missing, damaged or unreadable."""
     try:
         return Presence.decode(files.read_fresh(path))
     except (OSError, ValueError, TypeError):

@@ -1,8 +1,8 @@
-"""Looks at other workers' files that cannot keep this process from its work.
+"""Look at other workers' files without blocking this process.
 
-A look may take long. An NFSv4 server that has delegated a file to a client which is now lost
-answers others only when that client's lease ends, 90 s by default. A server that has just started
-lets lock requests wait as long. A worker that waited with it would leave its executor idle.
+A look may take long. An NFSv4 server that has delegated a file to a client that is now lost answers
+other clients only when that client's lease ends, 90 s by default. A server that has just started
+delays lock requests as long. A worker that waited for the answer would leave its executor idle.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class ProbeTimeoutError(TimeoutError):
 class Probes:
     """Looks at other workers' files, each in a thread of its own and for a limited time.
 
-    A look without an answer goes on in its thread, and the next look at the same file takes its
-    answer. Until then looks at other files of the same host fail at once, so a lost host costs one
-    wait and one thread, however many workers it had. Locks and files are
-    counted apart, because a server may answer for one and not for the other.
+    A look without an answer continues in its thread, and the next look at the same file takes its
+    answer. Until then, looks at other files of the same host fail at once. So a lost host costs one
+    wait and one thread, however many workers it had. Locks and files are counted separately,
+    because a server may answer for one and not for the other.
 
-    A thread lives only while a look is under way. A process may therefore fork between its looks:
-    a thread that is left is inside one system call and holds no lock of this process. A process
-    may end during a look on NFS; the kernel keeps one that waits for a FUSE filesystem until that
+    A thread lives only during its look. The process may fork between looks, because a remaining
+    thread is inside one system call and holds no lock of this process. On NFS the process may end
+    during a look. If the look waits for a FUSE filesystem, the kernel keeps the process until that
     answers, up to 120 s where MooseFS has lost a host in the middle of a write.
     """
 
     def __init__(self, limit_s: float | None = LIMIT_S) -> None:
         self.limit_s = limit_s
-        """None to look without threads and for as long as it takes."""
+        """Seconds for a look; None: look without threads, for as long as it takes."""
         self._unanswered: dict[tuple[str, str], Future[Any]] = {}
 
     def look(self, kind: str, worker: str, call: Callable[[], T]) -> T:
-        """What ``call`` returns, or returned to an earlier look of this kind at this worker.
+        """Return the result of ``call``, or that of an earlier look of this kind at this worker.
 
         Args:
             kind: PRESENCE, JOURNAL or LOCK of a worker, or HEAD of a log.
-            worker: whose file it is; for HEAD the offset that is written.
-            call: the look; anything that it raises is raised here.
+            worker: the worker whose file it is; for HEAD, the offset that is written.
+            call: the look; its exceptions are raised here.
 
         Raises:
             ProbeTimeoutError: there is no answer yet.
@@ -80,16 +80,16 @@ class Probes:
 
 
 DIRECT = Probes(limit_s=None)
-"""For programs that may wait, and for filesystems of this kernel."""
+"""Looks without a limit, for programs that may wait and for filesystems of this kernel."""
 
 
 def host_part(worker: str) -> str:
-    """A worker's name without its process id and its random end."""
+    """The host in a worker's name: the name without process id and random suffix."""
     return worker.rpartition("-")[0].rpartition("-")[0]
 
 
 def _group(key: tuple[str, str]) -> tuple[str, str]:
-    """What one answer that does not come stands for: all locks, or all files, of a host."""
+    """The looks that one missing answer blocks: all locks, or all files, of a host."""
     kind, worker = key
     return kind if kind in (LOCK, HEAD) else "file", host_part(worker)
 

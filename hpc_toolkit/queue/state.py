@@ -1,7 +1,7 @@
 """The state of every item, computed from journal lines and a log prefix (rules R7, R8, R11).
 
-Units that one worker finished in one clean pass, nearly all of them, are kept as that pass; only
-the others are kept item by item. Nothing here reads or writes a file.
+Nearly all units are finished by one worker in one clean pass and are kept as that pass. Only the
+others are kept item by item. This module itself reads and writes no files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ItemState(StrEnum):
-    """What an item is, whoever looks with the same files."""
+    """State of an item, the same for every process that sees the same files."""
 
     PENDING = "pending"
     DONE = "done"
@@ -28,7 +28,7 @@ class ItemState(StrEnum):
 
 
 class Ref(NamedTuple):
-    """Where a journal line stands; the order of two is the order of the winner (R11)."""
+    """Position of a journal line; of two, the smaller one is the winner (R11)."""
 
     generation: int
     worker: str
@@ -43,14 +43,14 @@ class History:
     done: Ref | None = None
     """The winning done line."""
     done_lines: int = 0
-    """Done lines; all but one are duplicates."""
+    """Number of done lines; all but one are duplicates."""
     failures: dict[int, Ref] = field(default_factory=dict)
-    """Generation -> a failure of that generation; a permanent one if there is one."""
+    """Generation -> a failure of that generation, a permanent failure if there is any."""
     permanent: set[int] = field(default_factory=set)
     """Generations with a permanent failure."""
 
     def state(self, *, floor: int, max_attempts: int) -> ItemState:
-        """Rule R8, for an item whose failures up to generation ``floor`` were lifted."""
+        """State by rule R8, if failures up to generation ``floor`` were lifted."""
         if self.done is not None:
             return ItemState.DONE
         if any(generation > floor for generation in self.permanent):
@@ -60,11 +60,11 @@ class History:
         return ItemState.PENDING
 
     def attempts(self, floor: int) -> int:
-        """Failed generations that count."""
+        """Number of failed generations that count."""
         return sum(generation > floor for generation in self.failures)
 
     def last_failure(self, floor: int) -> Ref | None:
-        """The failure to show: a permanent one, else that of the highest generation that counts."""
+        """The failure to show: a permanent one, else that of the highest counting generation."""
         counting = [generation for generation in self.failures if generation > floor]
         if not counting:
             return None
@@ -77,7 +77,7 @@ class Death:
     """A generation whose worker or executor died."""
 
     item: int
-    """The suspect: the pending item that the dead one had first in its order."""
+    """The suspect: the pending item that was first in the order of the dead process."""
     explained: str
     host: str
     alone: bool
@@ -88,21 +88,21 @@ class Death:
 
 @dataclass(slots=True)
 class UnitState:
-    """What is known of one unit's items."""
+    """What is known about the items of one unit."""
 
     unit: Unit
     clean: tuple[str, Pass] | None = None
-    """The worker and its pass that did every item; the only lines known of this unit."""
+    """The worker and the pass that did every item, if no other attempts of the unit are known."""
     histories: dict[int, History] = field(default_factory=dict)
-    """By position, where the unit has no clean pass alone."""
+    """Histories by position, if the unit is kept item by item."""
     released: set[int] = field(default_factory=set)
     """Generations that their owner gave back."""
     deaths: dict[int, Death] = field(default_factory=dict)
-    """By generation; several lines about one generation count once."""
+    """Deaths by generation; several lines about one generation count once."""
 
 
 class StageState:
-    """The state of one stage as far as its lines were read."""
+    """The state of one stage, as far as its journal lines were read."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class StageState:
         self._expand = expand
         self.units: dict[str, UnitState] = {}
         self.streaks = Streaks()
-        """What failed on each worker since its last result."""
+        """Failures of each worker since its last result."""
         self._open: set[str] = set()
         self._unjudged: set[str] = set()
         self._orphans: dict[str, list[tuple[str, Line | Pass]]] = {}
@@ -124,27 +124,27 @@ class StageState:
         self._retried: Callable[[int, int], bool] = lambda _entry, _item: False
 
     def add_units(self, units: Iterable[Unit]) -> None:
-        """Take in the units of a new segment."""
+        """Add the units of a new segment."""
         for unit in units:
             self.units[unit.name] = UnitState(unit)
             self._open.add(unit.name)
-            # A journal may be read before the segment that its lines speak of.
+            # A journal may be read before the segment to which its lines belong.
             for worker, found in self._orphans.pop(unit.name, []):
                 self.add(worker, found)
 
     def publish(self, failed: dict[int, set[int]], retried: Callable[[int, int], bool]) -> None:
-        """Take in a results table, which binds.
+        """Apply a results table, which decides the states of its items.
 
         Args:
             failed: the failed positions of every segment that the table covers.
-            retried: whether a retry behind the table names an item (entry, position).
+            retried: whether a retry after the table names an item (entry, position).
         """
         self._published = failed
         self._retried = retried
         self._unjudged.update(self.units)
 
     def refresh_floors(self) -> None:
-        """Judge all units again after a retry was read."""
+        """Recompute the states of all units after a retry was read."""
         self._unjudged.update(self.units)
 
     @property
@@ -159,7 +159,7 @@ class StageState:
         return self._open
 
     def add(self, worker: str, found: Line | Pass) -> None:
-        """Take in what a worker's journal said next."""
+        """Add the next line or pass of a worker's journal."""
         record = found.record if isinstance(found, Line) else found.release
         name = record["unit"].rpartition("/")[2]
         state = self.units.get(name)
@@ -192,7 +192,7 @@ class StageState:
             state.released.add(generation)
         elif kind == "death":
             if record["worker"] == worker and not record["explained"]:
-                # Its own executor: a worker that died says nothing of itself.
+                # Its own executor died; the death of a worker is reported by another worker.
                 self.streaks.hurt(worker, state.unit.name, record["item"], record["at"], died=True)
             state.deaths.setdefault(
                 generation,
@@ -226,17 +226,17 @@ class StageState:
         self._unjudged.add(state.unit.name)
 
     def _open_up(self, state: UnitState) -> None:
-        """Keep a unit item by item from now on, because a second source speaks of it."""
+        """Keep a unit item by item from now on, because further lines about it were read."""
         if state.clean is None:
             return
         worker, found = state.clean
-        lines = list(self._expand(worker, found))  # it may fail, and then nothing has changed
+        lines = list(self._expand(worker, found))  # before any change, because it may fail
         state.clean = None
         for line in lines:
             self._add_line(state, worker, line)
 
     def item_state(self, state: UnitState, item: int) -> ItemState:
-        """Rule R8 for one item."""
+        """State of one item by rule R8."""
         if state.clean is not None:
             return ItemState.DONE
         entry = state.unit.entry
@@ -263,12 +263,12 @@ class StageState:
         return [i for i in state.unit.items if self.item_state(state, i) is ItemState.PENDING]
 
     def running_order(self, unit: str) -> list[int]:
-        """The pending items of a unit, suspects last, so that the others are safe from them."""
+        """The pending items of a unit; suspects run last, so that they cannot stop the others."""
         suspects = self.suspects(unit)
         return sorted(self.pending(unit), key=lambda item: len(suspects.get(item, ())))
 
     def suspects(self, unit: str) -> dict[int, list[Death]]:
-        """Unexplained deaths by the item that they suspect, those lifted by a retry left out."""
+        """Unexplained deaths by suspected item, without those that a retry lifted."""
         state = self.units[unit]
         found: dict[int, list[Death]] = {}
         for generation, death in sorted(state.deaths.items()):

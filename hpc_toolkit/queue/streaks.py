@@ -1,6 +1,6 @@
-"""What went wrong on each worker since its last result: the streaks by which a sick host is told.
+"""Failures of each worker since its last result, called streaks; they reveal a sick host.
 
-Times are those of the lines. Only those of one host are compared with each other.
+Times come from journal lines. Only times of one host are compared with each other.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 _KEPT = 1024
 DEATH_WEIGHT = 2
-"""Of an executor that died: one item may kill many before it is given up."""
+"""Weight of a dead executor: one item may kill many executors before it is given up."""
 AGAIN_WEIGHT = 7
-"""Of an item's further failures, which make a whole streak: before its last attempt is used up on
-the host where the others failed, another host should try it."""
+"""Weight of a repeated failure of an item: with the first one, it makes a complete streak.
+
+So another host is asked to try the item before its last attempt is used up on the same host.
+"""
 
 
 @dataclass(slots=True)
@@ -22,27 +24,27 @@ class Streak:
     done_at: float = float("-inf")
     """Epoch seconds of that result."""
     hurt: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
-    """(Unit, item) -> when it failed or killed its executor last, and the weight of all times."""
+    """(Unit, item) -> when it last failed or killed its executor, and the weight of all times."""
 
 
 class Streaks(dict[str, Streak]):
     """The streak of every worker that wrote an attempt."""
 
     def of(self, worker: str) -> Streak:
-        """The streak of a worker, which may be new."""
+        """The streak of a worker; created if the worker is new."""
         return self.setdefault(worker, Streak())
 
     def done(self, worker: str, at: float) -> None:
-        """A result ends the streak before it."""
+        """Record a result, which ends the streak before it."""
         streak = self.of(worker)
         if at < streak.done_at:
-            return  # of a pass that is read a second time
+            return  # a pass is being read a second time
         streak.done_at = at
         if streak.hurt:
             streak.hurt = {item: hurt for item, hurt in streak.hurt.items() if hurt[0] > at}
 
     def hurt(self, worker: str, unit: str, item: int, at: float, *, died: bool) -> None:
-        """An item failed, or killed its executor."""
+        """Record that an item failed or killed its executor."""
         streak = self.of(worker)
         if at < streak.done_at:
             return

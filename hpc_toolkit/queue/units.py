@@ -1,4 +1,4 @@
-"""Units: what one claim takes. A pure function of the groups, fixed when a segment is made."""
+"""Units, the items of one claim: a pure function of the groups, fixed when a segment is made."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_UNIT = 256
-"""Most items of a unit: bounds what a death makes others do again."""
+"""Maximum items per unit, which bounds the work that others repeat after a death."""
 _SHARES = 64
-# A unit takes at most 1/64 of what is left, so the last units are single items and workers end
+# A unit gets at most 1/64 of the items left, so the last units are single items and workers finish
 # together.
 _MAX_GROUP_UNITS = 8192
-# Beyond so many groups several whole ones share a unit, or claims would cost too many inodes.
+# With more groups, several complete groups share a unit, or claims would need too many inodes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ def plan_units(
     """Cut ``count`` items into units: (first, count) of each, in order, without a gap.
 
     Args:
-        groups: the group index of each item, non-decreasing; None if every item stands alone.
+        groups: the group index of each item, non-decreasing; None without groups.
         count: number of items.
-        unit_size: most items of a unit.
+        unit_size: maximum items per unit.
     """
     spans = _runs(groups) if groups is not None else [(0, count)]
     if groups is not None and len(spans) > _MAX_GROUP_UNITS:
@@ -80,7 +80,7 @@ def _pack(spans: list[tuple[int, int]], unit_size: int, most: int) -> list[tuple
             units[-1] = (units[-1][0], units[-1][1] + length)
             packed += 1
             continue
-        # The rest of a group that is cut takes no other group in.
+        # No other group shares a unit with the rest of a group that is cut.
         packed = 1 if length <= unit_size else most
         units.extend(
             (at, min(unit_size, first + length - at))

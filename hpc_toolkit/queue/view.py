@@ -1,4 +1,7 @@
-"""What one process sees of a run: logs, claims and journals read together. Writes nothing."""
+"""One process's view of a run: its logs, claims and journals, read together.
+
+Nothing is written, except that a hinted poll may bring a stage's ``head`` up to date.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _PACE = 16
 
 
 def not_shown(behind: list[str]) -> str:
-    """What to tell of workers of whose journals this host shows old copies."""
+    """Message about workers whose journals this host shows as old copies."""
     some = ", ".join(behind[:3]) + (", ..." if len(behind) > 3 else "")
     return f"this host does not show all that {some} wrote"
 
@@ -51,18 +54,18 @@ class StageView:
         )
 
     def poll_log(self, *, hinted: bool = False) -> None:
-        """Read new log entries; ``hinted``: only where ``head`` tells of some."""
+        """Read new log entries; ``hinted``: as in :meth:`StageLog.poll`."""
         self.log.poll(hinted=hinted)
         self._take_in()
 
     def _take_in(self) -> None:
-        """Let the state follow the log, whoever read it on: appending an entry reads it too."""
+        """Update the state from log entries that are new, read by a poll or by an append."""
         if self._taken == self.log.length:
             return
         segments = [entry for entry in self.log.segments if entry > self._taken]
         table = self.log.table is not None and self.log.table[0] > self._taken
         retried = self.log.last_retry > self._taken
-        # First: what a damaged table leaves undone is done by the next call, or refused again.
+        # Before any change: if the table is damaged, this raises and the next call tries again.
         failed = self.log.table_header()[1] if table else None
         self._taken = self.log.length
         for entry in segments:
@@ -80,7 +83,7 @@ class StageView:
         )
 
     def add(self, worker: str, found: Line | Pass) -> None:
-        """Take in what a worker's journal said next."""
+        """Add the next line or pass of a worker's journal."""
         self.state.add(worker, found)
         record = found.record if isinstance(found, Line) else found.release
         if record["type"] == "release":
@@ -93,12 +96,12 @@ class StageView:
         return group_key(self.log.segments[unit.entry].group_of(unit))
 
     def kind_of(self, unit: Unit) -> int:
-        """Number of the kind of a unit's first item; 0 where nobody told kinds apart."""
+        """Kind number of a unit's first item; 0 if the segment has no kinds."""
         return self.log.segments[unit.entry].kind_of(unit)
 
     @property
     def complete(self) -> bool:
-        """Rule R9; once true in any view it stays true until a retry."""
+        """Whether the stage is complete (rule R9); once true in any view, true until a retry."""
         self._take_in()
         return self.log.sealed and not self.state.open
 
@@ -110,15 +113,17 @@ class StageView:
         return self.claims.generation(name) in self.state.units[name].released
 
     def owner(self, name: str, generation: int) -> str:
-        """The worker that a claim names; for a claim that cannot be read a name of its own, so that
-        its owner is timed like a silent one, from the moment it was first seen."""
+        """The worker that a claim names, or a made-up name if the claim cannot be read.
+
+        An owner with a made-up name is timed like a silent worker, from when it was first seen.
+        """
         try:
             return self.claims.owner(name, generation)
         except OSError:
             return f"unreadable-{self.paths.name}-{name}.{generation}"
 
     def holders(self, names: Iterable[str]) -> set[str]:
-        """Owners of the newest generations of those of the units that are open and held."""
+        """Workers that hold one of these units: a unit that is open, claimed and not released."""
         open_units = self.state.open
         return {
             self.owner(name, self.claims.generation(name))
@@ -143,11 +148,11 @@ class RunView:
         local: bool = False,
         limit_s: float | None = None,
     ) -> None:
-        """Of the run in ``paths``.
+        """View the run in ``paths``.
 
         Args:
             local: the run is on a filesystem of this kernel alone, where claims are cheaper.
-            limit_s: longest look at a file of another worker; None: as long as it takes.
+            limit_s: maximum seconds for a look at another worker's file; None: no limit.
         """
         self.paths = paths
         self.probes = Probes(limit_s)
@@ -157,12 +162,12 @@ class RunView:
         }
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
-        """Worker -> (items done, seconds) of the last passes or lines that were read."""
+        """Worker -> (items done, seconds) of the last passes or lines read."""
         self.unreadable: dict[str, OSError] = {}
-        """Worker -> why its journal could not be read, or what its lines rest on; it is skipped."""
+        """Worker -> error from its journal, or from a file that its lines need; it is skipped."""
 
     def poll(self) -> None:
-        """Read everything that is new: logs first, so that lines find their units."""
+        """Read everything that is new: logs first, so that journal lines find their units."""
         self.poll_logs()
         self.poll_journals()
 
@@ -183,7 +188,7 @@ class RunView:
     def poll_journal(self, worker: str) -> None:
         """Read what one worker wrote since the last call.
 
-        A journal that cannot be read now counts as shorter, which costs repeated work only.
+        A journal that cannot be read now counts as shorter, which only costs repeated work.
         """
         try:
             self._read_journal(worker)
@@ -204,19 +209,18 @@ class RunView:
                 self.poll_journal(worker)
 
     def read_size(self, worker: str) -> int:
-        """How many bytes of a worker's journal were there when it was last read; -1 while the file
-        server does not answer for it."""
+        """Bytes of a worker's journal when last read; -1 while the file server does not answer."""
         if isinstance(self.unreadable.get(worker), ProbeTimeoutError):
             return -1
         reader = self.readers.get(worker)
         return 0 if reader is None else reader.size
 
     def presence(self, worker: str) -> Presence | None:
-        """A worker's last word; None if it cannot be read, or not in time."""
+        """Read a worker's presence file; None if that fails or takes too long."""
         return presence_of(self.paths, worker, self.probes)
 
     def told_sizes(self) -> dict[str, int]:
-        """How many bytes of its journal each worker says to have synced."""
+        """Bytes of its journal that each worker reports as synced."""
         found = {}
         for name in files.list_names(self.paths.workers):
             if name.endswith(".json"):
@@ -226,14 +230,14 @@ class RunView:
         return found
 
     def behind(self, told: dict[str, int]) -> list[str]:
-        """The workers of whose journals less was read than they had told of before."""
+        """Workers whose journals are shorter, as last read, than the sizes in ``told``."""
         return [worker for worker, size in sorted(told.items()) if size > self.read_size(worker)]
 
     def refuse_unreadable(self) -> None:
-        """For what must rest on every journal.
+        """Raise if a journal is unreadable, for callers that need every journal.
 
         Raises:
-            OSError: the first that could not be read.
+            OSError: the error of the first journal that could not be read.
         """
         for error in self.unreadable.values():
             raise error

@@ -1,1 +1,1 @@
-"""What a run came to: rows, tables, counts, one item and its life."""
+"""Results of a run: rows, tables, status counts, and the history of one item."""

@@ -1,4 +1,4 @@
-"""The life of single items: what was tried, by whom, and what came of it."""
+"""The history of single items: their attempts, the workers that made them, and the outcomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FailedItem:
 
 @dataclass(frozen=True, slots=True)
 class FoundItem:
-    """An item and where it is."""
+    """An item and its location."""
 
     stage: StageView
     unit: Unit
@@ -39,10 +39,10 @@ class FoundItem:
 
 
 def failed_items(view: RunView, stage: StageView, match: str = "") -> Iterator[FailedItem]:
-    """Items that failed, and items that failed so far and are still pending.
+    """Items that failed, and pending items that have failed so far.
 
     Args:
-        match: only those whose JSON or last error contains this text.
+        match: only items whose JSON or last error contains this text.
     """
     for unit in stage.state.units.values():
         for position, history in unit.histories.items():
@@ -66,17 +66,17 @@ def item_json(stage: StageView, unit: Unit, position: int) -> str:
 
 
 def read_line(view: RunView, ref: Ref) -> dict[str, Any]:
-    """The record of a journal line."""
+    """Read one journal line back."""
     with view.paths.journal(ref.worker).open("rb") as file:
         file.seek(ref.start)
         return decode_line(file.read(ref.end - ref.start - 1)) or {}
 
 
 def find_item(view: RunView, text: str) -> FoundItem:
-    """The one item that a text means: its number from 0, its JSON, or a part of its JSON.
+    """Find the one item that a text identifies: its number from 0, its JSON, or part of its JSON.
 
     Raises:
-        ItemsError: no item, or more than one.
+        ItemsError: no item matches, or more than one.
     """
     view.poll()
     found = list(_matches(view, text))
@@ -111,7 +111,7 @@ def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
             for position, line in enumerate(lines):
                 given = seen + order[position]
                 here = given == number or (number is None and compact in line.decode())
-                # Whole JSON may be given with its keys in another order.
+                # Complete JSON may be given with its keys in another order.
                 if here or (wanted is not None and json.loads(line) == wanted):
                     unit = segment.unit_of(position)
                     yield FoundItem(stage, unit, position, json.loads(line))
@@ -119,7 +119,7 @@ def _matches(view: RunView, text: str) -> Iterator[FoundItem]:
 
 
 def _compact(text: str) -> str:
-    """Without the spaces of JSON, where the text is JSON or the inside of an object."""
+    """Drop JSON's spaces from a text that is JSON or the inside of a JSON object."""
     for opened, closed in (("", ""), ("{", "}")):
         try:
             value = json.loads(f"{opened}{text}{closed}")
@@ -131,7 +131,7 @@ def _compact(text: str) -> str:
 
 
 def explain(view: RunView, found: FoundItem) -> dict[str, Any]:
-    """Everything that the files say about one item."""
+    """Collect everything that the run's files contain about one item."""
     stage, unit = found.stage, found.unit
     view.poll_claims()
     state = stage.state.units[unit.name]
@@ -184,7 +184,7 @@ def _attempt(line: dict[str, Any], worker: str) -> dict[str, Any]:
 
 
 def _lines(view: RunView, unit: Unit, found: FoundItem) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every valid attempt line of the item, by worker; reads all journals."""
+    """(worker, line) of every valid attempt at the item; reads all journals."""
     name = f"{found.stage.paths.name}/{unit.name}"
     for worker in sorted(view.readers):
         with view.paths.journal(worker).open("rb") as file:

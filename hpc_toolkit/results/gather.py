@@ -1,4 +1,4 @@
-"""From journal lines to one row per item, and the table that binds (rules R11, R12)."""
+"""Gather journal lines into one row per item, and publish the results table (rules R11, R12)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.rundir.journal import Pass
     from hpc_toolkit.rundir.layout import RunPaths
 
-# Made once: ``json.dumps`` with options makes one for each row.
+# Made once: ``json.dumps`` with options makes an encoder for each row.
 _encode_row = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _AT_ONCE = 256
-"""Rows that are parsed together; they share their keys."""
+"""Rows that are parsed together, so that they share the strings of their keys."""
 
 _CATCH_UP_S = 10.0
-"""How long to wait for lines that a worker has synced, and that this host does not show yet."""
+"""Seconds to wait for lines that a worker has synced and that this host does not show yet."""
 _LOOK_S = 0.2
 
 Row = dict[str, Any]
@@ -57,20 +57,20 @@ class Table:
     rows: list[Row]
     """In the order in which the items were given."""
     published: bool
-    """Whether they bind; provisional rows may still change."""
+    """Whether the rows are a published table's; provisional rows may still change."""
 
 
 def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
-    """Gather a stage: publish its table if it is complete and none stands, else read the latest.
+    """Gather a stage: read its latest table, or publish one if the stage is complete without one.
 
     Args:
-        view: of the run; is brought up to date.
-        name: of the stage.
-        partial: accept that items are pending; they have no row, and nothing is published.
+        view: the view of the run; it is brought up to date.
+        name: name of the stage.
+        partial: accept pending items; they have no row, and no table is published with them.
 
     Raises:
         NotCompleteError: items are pending, and ``partial`` is not set.
-        OSError: a journal cannot be read, and neither a table stands nor is ``partial`` set.
+        OSError: a journal cannot be read, no table is published, and ``partial`` is not set.
     """
     stage = view.stages[name]
     while True:
@@ -85,11 +85,11 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
             if not stage.complete:
                 raise _incomplete(stage, late)
         found = _compute(view.paths, stage)
-        # What binds rests on every journal: one that is not read may hold the row that wins.
+        # A published table must rest on every journal: an unread one may hold the winning line.
         if not stage.complete or view.unreadable or stage.log.hidden:
             return Table(_strip(stage, found), published=False)
         try:
-            # Ours stands: to read it back would take as long again, and twice the memory.
+            # Our table was added. Reading it back would take as long again, and twice the memory.
             if stage.log.add_table(_encode(stage, found)):
                 return Table(_strip(stage, found), published=True)
         except OSError as error:
@@ -99,15 +99,17 @@ def gather(view: RunView, name: str, *, partial: bool = False) -> Table:
 
 
 def _catch_up(view: RunView, stage: StageView) -> list[str]:
-    """Wait for the end of journals that workers told of before a mount shows it, where it matters;
-    the workers of whom something is missing still."""
+    """While items are pending, wait for journal lines that this mount does not show yet.
+
+    Returns the workers that reported lines which are still missing.
+    """
     until = time.monotonic() + _CATCH_UP_S
     late: list[str] = []
     while not stage.complete:
         told = view.told_sizes()
         if not view.behind(told):
             return []
-        view.poll()  # what they wrote since our last reading is no old copy
+        view.poll()  # lines written since our last reading do not make it an old copy
         late = view.behind(told)
         if not late or time.monotonic() >= until:
             return late
@@ -132,7 +134,7 @@ def _incomplete(stage: StageView, late: list[str]) -> NotCompleteError:
 
 
 def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
-    """What belongs to each place, in the order in which the items were given."""
+    """The rows, or items, in the order in which the items were given."""
 
     def given(place: Place) -> Place:
         order = stage.log.segments[place[0]].order
@@ -142,7 +144,7 @@ def _strip(stage: StageView, rows: dict[Place, Row]) -> list[Row]:
 
 
 def _compute(paths: RunPaths, stage: StageView) -> dict[Place, Row]:
-    """Rows by R8 and R11, except those that an earlier table binds."""
+    """Rows by R8 and R11; rows of an earlier table stay, except failed ones that were retried."""
     reader = _LineReader(paths)
     rows = {
         (entry, position): row
@@ -164,7 +166,7 @@ def unit_rows(
 ) -> Iterator[tuple[int, Row]]:
     """Provisional (position, row) of the finished items of some units of a segment, by R8 and R11.
 
-    ``names`` are those of the units.
+    ``entry`` is the log entry of the segment, ``names`` are the names of the units.
     """
     reader = _LineReader(view.paths)
     segment = stage.log.segments[entry]
@@ -175,7 +177,7 @@ def unit_rows(
 def _unit_rows(
     reader: _LineReader, stage: StageView, segment: Segment, state: UnitState
 ) -> Iterator[tuple[int, Row]]:
-    # One array, because to parse many short texts one by one takes longer and shares no key.
+    # One array: parsing many short texts one by one takes longer and shares no keys.
     items = json.loads(b"[%s]" % b",".join(segment.lines(state.unit)))
     if state.clean is not None:
         worker, found = state.clean
@@ -197,7 +199,7 @@ def _unit_rows(
 def _row(
     reader: _LineReader, item: dict[str, Any], history: History, kind: ItemState, floor: int
 ) -> Row | None:
-    """None where a power loss took the line; then a table binds the row."""
+    """An item's row; None if a power loss took its line, when only a table has the row."""
     attempts = history.attempts(floor)
     ref = history.done if kind is ItemState.DONE else history.last_failure(floor)
     if ref is None:

@@ -1,6 +1,6 @@
-"""How a run stands, for people: one line of text, a piece of HTML, and either of them kept current.
+"""Show a run's status to people: as one line of text or as HTML, once or kept up to date.
 
-Every value that comes from a run is escaped: an error message may hold anything.
+Every value that comes from a run is escaped, because an error message may contain anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def status_line(status: Status) -> str:
 
 
 def status_html(status: Status) -> str:
-    """A bar for each stage, the workers' pace, and why nothing moves, as HTML without scripts."""
+    """HTML without scripts: a progress bar per stage, the pace, and why there is no progress."""
     rows = [
         f"<tr><td>{html.escape(name)}</td>"
         f'<td><progress max="{max(1, counts.total)}" value="{counts.done + counts.failed}">'
@@ -67,7 +67,7 @@ def _pace(status: Status) -> list[str]:
 
 
 class StatusDisplay:
-    """Shows a status again and again: in place in a notebook, line by line on stdout elsewhere."""
+    """Shows a changing status: in place in a notebook, line by line on stdout elsewhere."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -75,7 +75,7 @@ class StatusDisplay:
         self._reason = ""
 
     def show(self, status: Status) -> None:
-        """Show it, unless nothing changed."""
+        """Show the status, unless nothing changed."""
         before = (self._line, self._reason)
         self._line, self._reason = status_line(status), status.reason
         if (self._line, self._reason) == before:

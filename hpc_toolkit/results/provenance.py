@@ -1,4 +1,4 @@
-"""What a run was made with: code, commit, Python, packages."""
+"""Provenance of a run: hash of the code, git commit, Python and packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
-    """What code, from which commit, with which packages."""
+    """Versions of hpctk, Python and packages, the git commit, and a hash of each stage's code."""
     from datetime import UTC, datetime
     from importlib import metadata
 
@@ -31,7 +31,7 @@ def collect_provenance(stages: tuple[StageSpec, ...]) -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The commit checked out here, with ``+`` if files were changed; read without git's help."""
+    """The commit that is checked out here, read from ``.git`` without running git."""
     for directory in (Path.cwd(), *Path.cwd().parents):
         head = directory / ".git" / "HEAD"
         if not head.is_file():

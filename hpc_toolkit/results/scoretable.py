@@ -2,17 +2,17 @@
 
 The columns are those of decision 0022:
 
-* ``size`` (parameters, such as ``410m`` or ``1.4b``; of a word without a digit, such as ``base``,
-  the number is not known), ``revision`` (``step512``, or ``main``, which counts as step 143000,
-  Pythia's last) and ``layer`` name an arm. The largest layer of a size is its last. A column
-  ``family`` keeps models of equal size apart, and a column ``step`` says the step of a revision
-  that does not name one; an empty cell of it means not known.
-* ``s_<task>`` is the score on a task, higher is better; at least one, and no gaps.
-* ``t_<task>`` is how many seconds that took, ``e_<task>`` the score's standard error: each for all
-  tasks or for none.
-* ``m_<metric>`` is what else is known of an arm; empty or ``nan`` where it is not.
+* ``size``, ``revision`` and ``layer`` name an arm. ``size`` is a number of parameters, such as
+  ``410m`` or ``1.4b``, or a word without digits, such as ``base``, if it is unknown. ``revision``
+  is ``step512``, or ``main``, which counts as step 143000, Pythia's last. The largest layer of a
+  model is its last. ``family`` distinguishes models of equal size. A column ``step`` replaces the
+  step that ``revision`` names; an empty cell means unknown.
+* ``s_<task>`` is the score on a task, higher is better; at least one column, and no gaps.
+* ``t_<task>`` is the duration of that evaluation in seconds, ``e_<task>`` the score's standard
+  error: each for all tasks or for none.
+* ``m_<metric>`` is another metric of an arm; empty or ``nan`` if it is unknown.
 
-Other columns are not looked at.
+Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _ENDINGS = (".csv", ".csv.gz", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The cells of a file, and how to name one."""
+    """The cells of a file, and their names in messages."""
 
     path: Path
     columns: dict[str, list[object]]
     lines: list[str]
-    """How each row is called in messages."""
+    """Name of each row in messages."""
 
     def fault(self, row: int, name: str, problem: str, hint: str) -> ConfigError:
         """The error to raise for one cell."""
@@ -64,14 +64,14 @@ class _Cells:
         return ConfigError(f"{where}: {cell!r} {problem}", hint=hint)
 
     def text(self, row: int, name: str) -> str:
-        """A cell as text; "" where it is empty or the column is not there."""
+        """A cell as text; "" if it is empty or the column is missing."""
         cell = self.columns[name][row] if name in self.columns else None
         if cell is None or (isinstance(cell, float) and math.isnan(cell)):
             return ""
         return str(cell).strip()
 
     def number(self, row: int, name: str, *, low: float = -LARGEST, gaps: bool = False) -> float:
-        """A cell as a number of ``low`` to LARGEST; NaN for a gap where that is allowed."""
+        """A cell as a number from ``low`` to LARGEST; NaN if it is empty and ``gaps`` is set."""
         text = self.text(row, name)
         try:
             number = float(text) if text else math.nan
@@ -102,10 +102,10 @@ class _Cells:
 
 
 def read_score_table(path: Path) -> ScoreTable:
-    """The table of a ``.csv``, ``.csv.gz`` or ``.parquet`` file; the arms keep the file's order.
+    """Read a ``.csv``, ``.csv.gz`` or ``.parquet`` file; the arms keep the file's order.
 
     Raises:
-        ConfigError: the file cannot be read as such a table; the message names line and column.
+        ConfigError: the file is not a valid score table; the message names line and column.
     """
     if not path.name.endswith(_ENDINGS):
         message = f"{path}: not a table of scores"
@@ -211,7 +211,7 @@ def _arms(cells: _Cells) -> ArmTable:
 
 
 def _size(cells: _Cells, row: int) -> float | None:
-    """The parameters of a row's model; None where its size is a word."""
+    """The number of parameters of a row's model; None if its size is a word."""
     text = cells.text(row, "size")
     if text and not re.search("[0-9]", text):
         return None
@@ -224,7 +224,7 @@ def _size(cells: _Cells, row: int) -> float | None:
 
 
 def _step(cells: _Cells, row: int) -> int | None:
-    """The training step of a row; None where its column says that it is not known."""
+    """The training step of a row; None if its ``step`` cell is empty."""
     if "step" in cells.columns:
         number = cells.number(row, "step", low=0.0, gaps=True)
         return None if math.isnan(number) else int(number)

@@ -1,4 +1,4 @@
-"""How a run stands, from its files alone: writes nothing, takes no lock, asks no Slurm."""
+"""The status of a run, read from its files alone: no writes, no locks, no calls to Slurm."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class StageCounts:
 
     total: int = 0
     pending: int = 0
-    """Waiting, leased ones not counted."""
+    """Pending items that are not leased."""
     leased: int = 0
-    """Without a result, in a unit that a living worker holds."""
+    """Pending items in a unit that a living worker holds."""
     done: int = 0
     failed: int = 0
     retried: int = 0
@@ -49,12 +49,12 @@ class StageCounts:
     duplicates: int = 0
     """Results beyond the one that counts."""
     sealed: bool = False
-    """Whether no items can be added any more."""
+    """Whether no more items can be added."""
 
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """Workers by what is known of them."""
+    """Number of workers by state."""
 
     alive: int = 0
     finished: int = 0
@@ -63,39 +63,37 @@ class WorkerCounts:
 
 @dataclass(slots=True, kw_only=True)
 class Status:
-    """A run at one moment."""
+    """The status of a run at one moment."""
 
     run: str
     """Path of the run as it was given."""
     stages: dict[str, StageCounts]
     workers: WorkerCounts
     rate_per_s: float
-    """Items done per second by the workers that live, over their last passes."""
+    """Items done per second by living workers, over their last unit runs."""
     eta_s: float | None
-    """Seconds until all known items are done at this rate; None if nothing moves."""
+    """Seconds until all known items are done; None if nothing is left or ``rate_per_s`` is 0."""
     complete: bool
     """Every stage is sealed and no item is pending."""
     deaths: int
     """Generations whose worker or executor died."""
     published: bool
-    """Whether the latest table of the last stage binds its rows."""
+    """Whether the last stage has a table that no retry has followed."""
     reason: str
-    """Why nothing moves; "" if something does, or all is done."""
+    """Why there is no progress; "" if there is some, or all is done."""
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """The most frequent errors of failed and retried items: ``error``, ``items``, how many they
-    are, and ``example``, one of them."""
+    """Most frequent errors of items without a result: ``error``, ``items`` (count), ``example``."""
     warnings: list[str] = field(default_factory=list)
-    """Sick hosts; damage that was found and skipped."""
+    """Log entries that cannot be read yet, sick hosts, and damage that was skipped."""
     draining: int = 0
     """Living workers that were asked to leave."""
     old_copies: int = 0
-    """Journals of which this host shows less than their workers told of: some of their results may
-    count as pending."""
+    """Journals shorter on this host than their workers reported: results may count as pending."""
     places: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of each living worker that told it: ``host``, and the ``cpus``, ``gpus`` and ``memory_bytes``
-    that it had at its start."""
+    """For each living worker that reported it: ``host``, and the ``cpus``, ``gpus`` and
+    ``memory_bytes`` that it had at its start."""
     doctor: str = ""
-    """What 'hpctk doctor' said of the directory; "" if nothing is kept, or all was fine."""
+    """What 'hpctk doctor' reported about the directory; "" without a report, or if all was fine."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as ``hpctk status --json`` prints them."""
@@ -103,16 +101,16 @@ class Status:
 
 
 def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = False) -> Status:
-    """Read everything that is new and sum it up.
+    """Read everything that is new and summarize it.
 
     Args:
-        view: of the run; is brought up to date.
-        clock: tells how long ago workers of other hosts gave a sign.
+        view: the view of the run; it is brought up to date.
+        clock: measures the time since the last heartbeat of workers of other hosts.
         given: the run's path as messages name it.
-        campaign: whether conduct fills the run's stages, and no ``add``.
+        campaign: whether a coordinator adds the run's items, instead of ``add``.
     """
     view.poll_claims()
-    # Before the journals: what a worker tells of is there then, or this host shows an old copy.
+    # Before the journals: if they lack lines that a worker reports here, they are old copies.
     workers, alive, draining, seen = _workers(view, clock)
     told = {worker: presence.journal for worker, presence in seen.items()}
     view.poll()
@@ -148,13 +146,15 @@ def read_status(view: RunView, clock: Clock, *, given: str, campaign: bool = Fal
 
 
 def living_workers(view: RunView, clock: Clock) -> set[str]:
-    """Workers that have not left and do not seem dead; a guess for people, decides nothing."""
+    """Workers that have not left and do not seem dead; a guess that no rule of the queue uses."""
     return _workers(view, clock)[1]
 
 
 def reachable_workers(view: RunView, clock: Clock) -> set[str]:
-    """Workers that a request may reach: all that neither left nor are gone from this host. What
-    other hosts' clocks say of their last heartbeat decides nothing."""
+    """Workers that a request may reach: all but those that have left or died on this host.
+
+    Workers of other hosts count even if they seem dead, because their clocks may be wrong.
+    """
     names = living_workers(view, clock)
     place = (host_name(), boot_id())
     for path in view.paths.workers.glob("*.json"):
@@ -173,17 +173,17 @@ def held_elsewhere(
     watch_s: float = WATCH_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Unfinished items in units that living workers outside Slurm's ``job`` hold.
+    """Number of unfinished items in units that living workers outside Slurm's ``job`` hold.
 
-    A worker counts once its heartbeat was seen to change, by this process's own clock: what other
-    hosts' clocks say of the last one decides nothing. This takes up to one and a half heartbeat
-    intervals. Where such workers hold only a part of what is left, none is watched or counted.
+    A worker counts once this process sees its heartbeat change; the clocks of other hosts are not
+    used. This takes up to one and a half heartbeat intervals. If such workers hold only a part of
+    the items that are left, the result is 0 at once.
 
     Args:
-        view, clock: of this process; the view is not read again.
-        job: None outside Slurm; then all workers are others.
+        view, clock: of this process; the view's journals are not read again.
+        job: None outside Slurm; then every worker counts as outside.
         watch_s: longest watch in seconds; 0 counts no worker.
-        pause: waits for a number of seconds.
+        pause: sleeps for a number of seconds.
     """
     stages = view.stages.values()
     first: dict[str, Presence] = {}
@@ -213,13 +213,13 @@ def held_elsewhere(
 def _workers(
     view: RunView, clock: Clock
 ) -> tuple[WorkerCounts, set[str], int, dict[str, Presence]]:
-    """Counts, who lives, how many of them were asked to leave, and what each said last."""
+    """Counts, names of living workers, how many of these drain, and each worker's presence."""
     seen: dict[str, Presence] = {}
     counts = WorkerCounts()
     alive: set[str] = set()
     draining = 0
     place = (host_name(), boot_id())
-    # Of a worker that was silent more than once there are several.
+    # A worker that was silent more than once has several notices.
     _, given = ControlReader(view.paths).poll()
     notices = {(one.worker, one.heartbeat) for one in given if one.final}
     for path in sorted(view.paths.workers.glob("*.json")):
@@ -295,10 +295,10 @@ def _reason(
     campaign: str,
     late: list[str],
 ) -> str:
-    """``campaign`` is the run's path where it is one, else ""."""
+    """Why there is no progress; ``campaign`` is a campaign's path, "" for a plain list."""
     if view.complete:
         return ""
-    # What follows from counts that may be too low is said as such.
+    # Old copies of journals make counts too low, so the message says that it may be wrong.
     unless = f"{not_shown(late)}; look again in a minute, else " if late else ""
     for stage in view.stages.values():
         reason = pause_reason(stage)
@@ -360,13 +360,13 @@ def _error(view: RunView, ref: Ref) -> str:
 
 
 def _hidden(view: RunView) -> list[str]:
-    """Log entries that cannot be read yet; nothing behind them exists for anybody."""
+    """Warnings of log entries that cannot be read yet; no reader sees the entries after them."""
     logs = [stage.log for stage in view.stages.values() if stage.log.hidden]
     return [f"{log.waits_for}; 'hpctk doctor' tells whether it is lost" for log in logs]
 
 
 def _sick(view: RunView) -> list[str]:
-    """What was said of sick hosts, the last of each worker or host alone."""
+    """Reasons of the notices about sick hosts, only the last one of each host or worker."""
     control = ControlReader(view.paths)
     control.poll()
     told = sorted(control.sick, key=lambda notice: (notice.sure, notice.at))
@@ -380,7 +380,7 @@ def _sick(view: RunView) -> list[str]:
 
 
 def _warnings(view: RunView, alive: set[str]) -> list[str]:
-    # A pass of one journal may have to be read for the sake of another.
+    # Reading one journal may need lines of another, so the error may name that other file.
     unreadable = {
         error.filename or view.paths.journal(worker): error
         for worker, error in view.unreadable.items()
@@ -395,6 +395,6 @@ def _warnings(view: RunView, alive: set[str]) -> list[str]:
             f"{path}: damaged line at byte {offset} is skipped" for offset in reader.bad_lines
         ]
         torn = reader.torn_bytes
-        if torn and worker not in alive:  # it may be in the middle of its line
+        if torn and worker not in alive:  # a living worker may still be writing it
             found.append(f"{path}: torn last line ({torn} bytes, no newline) is skipped")
     return found

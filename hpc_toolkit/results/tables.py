@@ -1,4 +1,4 @@
-"""Rows to a file: JSON lines, CSV, npz or Parquet, by the file's ending."""
+"""Write rows to a file: JSON lines, CSV, npz or Parquet, chosen by the file's suffix."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 OWN = ("state", "error", "attempts", "seconds", "worker")
-"""Columns of a table that tell of a row, in this order: those of its item stand before them, those
-of its value behind."""
+"""Columns that describe a row, in this order, between the columns of its item and of its value."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "item": (dict,),
@@ -35,7 +34,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def row_fault(row: object) -> str:
-    """What of a gathered row is not as it should be: "it has no 'state'"; "" if all of it is."""
+    """What is wrong with a gathered row, such as "it has no 'state'"; "" if it is valid."""
     if not isinstance(row, dict):
         return "it is not a JSON object"
     for key, kinds in _KINDS.items():
@@ -54,7 +53,7 @@ def check_rows(rows: list[Row]) -> None:
     """Refuse rows of a damaged table.
 
     Raises:
-        RunError: one is not as it should be.
+        RunError: a row is not valid.
     """
     for number, row in enumerate(rows):
         if fault := row_fault(row):
@@ -64,34 +63,34 @@ def check_rows(rows: list[Row]) -> None:
 
 
 def json_lines(rows: list[Row]) -> Iterator[bytes]:
-    """One JSON object a line."""
-    # Made once: ``json.dumps`` with options makes one for each row.
+    """Encode each row as one line of JSON."""
+    # Made once: ``json.dumps`` with options makes an encoder for each row.
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     for row in rows:
         yield encode(row).encode() + b"\n"
 
 
 def write_table(path: Path, rows: list[Row]) -> None:
-    """Write rows in the format of the file's ending; the file is replaced whole.
+    """Write rows in the format of the file's suffix; the file is replaced atomically.
 
-    CSV, npz and Parquet have a column per key: first those of the items as they are, then
-    :data:`OWN`, then those of the values behind ``value.``. Where an item of any row has a key of
-    one of the latter names, ``hpctk.`` stands before it in all rows. What is neither a number nor a
-    text is JSON. An npz holds one array per column, float64 (NaN where a row lacks it) or text; it
+    CSV, npz and Parquet have a column per key: first the items' keys, then :data:`OWN`, then the
+    values' keys with the prefix ``value.``. A column of the last two kinds gets the prefix
+    ``hpctk.`` if any item has a key of the same name. Values that are neither numbers nor text are
+    written as JSON. An npz holds one array per column, float64 (NaN if a row lacks it) or text; it
     is read without pickle.
 
     Raises:
-        ConfigError: an unknown ending, or what the format needs is not installed.
+        ConfigError: the suffix is unknown, or a package that the format needs is not installed.
     """
     writer = writer_for(path)
     replace_file(path, writer(rows))
 
 
 def writer_for(path: Path) -> Callable[[list[Row]], Iterator[bytes]]:
-    """What writes the format of a file's ending.
+    """The writer for a file's suffix.
 
     Raises:
-        ConfigError: an unknown ending.
+        ConfigError: the suffix is unknown.
     """
     writer = _WRITERS.get(path.suffix)
     if writer is None:
@@ -120,7 +119,7 @@ def _columns(rows: list[Row]) -> dict[str, list[Any]]:
 
 
 def _beside(name: str, keys: Container[str]) -> str:
-    """A column's name that is none of the items' keys."""
+    """A column's name, prefixed until it differs from all of the items' keys."""
     while name in keys:
         name = f"hpctk.{name}"
     return name
@@ -137,7 +136,7 @@ def _csv(rows: list[Row]) -> Iterator[bytes]:
 
 
 def _is_float(value: Any) -> bool:
-    """Whether a float holds this number; an integer may be too large."""
+    """Whether a value is a finite number that fits into a float; an integer may be too large."""
     try:
         return isinstance(value, int | float) and math.isfinite(float(value))
     except OverflowError:
@@ -154,7 +153,7 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
         else:
             arrays[name] = np.array(["" if value is None else str(value) for value in values])
     buffer = io.BytesIO()
-    # np.savez takes names as keyword arguments, so that a column could not be called "file".
+    # np.savez takes names as keyword arguments, so a column could not be called "file".
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -163,11 +162,11 @@ def _npz(rows: list[Row]) -> Iterator[bytes]:
 
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:
-    """The columns of a Parquet file by name; None where a cell is empty.
+    """The columns of a Parquet file by name; an empty cell is None.
 
     Raises:
         ConfigError: pyarrow is not installed.
-        OSError, ValueError: the file is not there, or no Parquet file.
+        OSError, ValueError: the file is missing, or not a Parquet file.
     """
     try:
         import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The Python interface of a run; the command line does what it does through this class."""
+"""The Python interface of a run, which the command line uses as well."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.worker import WorkerOptions
 
 MAX_WORKERS = 1024
-"""Most workers that one pool starts; more on one machine is a mistake."""
+"""Largest number of workers in one pool; more on one machine is a mistake."""
 
 
 class Run:
@@ -55,7 +55,7 @@ class Run:
 
     @classmethod
     def open(cls, root: str | Path) -> Run:
-        """Open an existing run for reading; what executes or adds checks its trust as well.
+        """Open an existing run; methods that execute or change it also check that it is trusted.
 
         Raises:
             RunError: not a run, damaged, or of a newer format.
@@ -77,22 +77,22 @@ class Run:
         max_failures: str | None = None,
         open_end: bool = False,
     ) -> Run:
-        """Make a run of one list of items; nothing of it is there if this fails.
+        """Create a run from one list of items; a failure leaves nothing behind.
 
         Args:
             root: the directory, which must not exist.
             items: JSON objects, no two equal.
             workload: ``module:name`` of a function or class; the current directory is importable.
-            command: a shell command with ``{key}`` placeholders; exactly one of it and
-            ``workload``. options: keyword arguments of a class workload.
+            command: a shell command with ``{key}`` placeholders, instead of ``workload``.
+            options: keyword arguments of a class workload.
             group_by: key of the items whose value is their group.
             max_attempts: failures after which an item is failed.
             timeout_s: seconds that one item may take.
-            max_failures: pause beyond so many failed items, ``N`` or ``P%``.
+            max_failures: pause the run if more items than this fail, ``N`` or ``P%``.
             open_end: leave the run open for more items; otherwise it is sealed.
 
         Raises:
-            ItemsError, ConfigError, WorkloadError, RunError: and nothing was made.
+            ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
         stage = StageSpec(
             name="items",
@@ -120,7 +120,7 @@ class Run:
 
         Raises:
             ItemsError: a duplicate, an empty list, or a missing group key.
-            RunError: the stage is sealed, or conduct fills it.
+            RunError: the stage is sealed, or belongs to a campaign.
         """
         self._refuse_campaign()
         self._trust()
@@ -142,10 +142,10 @@ class Run:
                 return
 
     def seal(self) -> None:
-        """Say of every stage that no more items will come.
+        """Seal every stage: no more items can be added.
 
         Raises:
-            RunError: the run is a campaign, which conduct seals.
+            RunError: the run is a campaign, which its coordinator seals.
         """
         self._refuse_campaign()
         self._trust()
@@ -165,10 +165,11 @@ class Run:
     ) -> int:
         """Work here until nothing is left; the exit code (see :mod:`hpc_toolkit.worker.worker`).
 
-        With ``workers`` None this process is the one worker, and takes its share of the node's GPUs
-        inside an srun step (:func:`hpc_toolkit.system.gpus.rank_environment`). Otherwise so many
-        are started, and replaced when they are killed; in a process with threads, such as a
-        notebook, from a fresh interpreter. Each is bound to its ``shares`` of this machine.
+        If ``workers`` is None, this process is the only worker; inside an srun step it takes its
+        share of the node's GPUs (:func:`hpc_toolkit.system.gpus.rank_environment`). Otherwise a
+        pool starts ``workers`` processes, binds each to its ``shares`` of this machine, and
+        replaces those that are killed; if this process has threads, as in a notebook, the pool
+        runs in a fresh interpreter.
 
         Raises:
             HpcToolkitError: the run is paused, its code cannot be loaded, or its disk is full.
@@ -191,7 +192,7 @@ class Run:
         return pool.run(on_tick)
 
     def status(self) -> Status:
-        """How the run stands now; reads only."""
+        """Read the run's current status; writes nothing."""
         from hpc_toolkit.results.status import read_status
 
         campaign = self.manifest.campaign is not None
@@ -211,7 +212,7 @@ class Run:
         return self.table(stage=stage, partial=partial).rows
 
     def table(self, *, stage: str | None = None, partial: bool = False) -> Table:
-        """Like :meth:`results`, and whether the rows bind."""
+        """Like :meth:`results`, and whether the rows are published."""
         from hpc_toolkit.results.gather import gather
 
         name = self.manifest.stage(stage).name if stage else self.manifest.stages[-1].name
@@ -219,9 +220,9 @@ class Run:
             return gather(self.view, name, partial=partial)
 
     def retry(self, *, match: str = "") -> int:
-        """Give failed items a full budget again; how many.
+        """Give failed items a full budget of attempts again; return how many.
 
-        Items that failed and are still pending are lifted as well, so that a paused run can go on.
+        This includes pending items that have failed so far, so that a paused run can go on.
 
         Args:
             match: only items whose JSON or last error contains this text.
@@ -235,10 +236,10 @@ class Run:
             )
 
     def drain(self) -> int:
-        """Ask the workers of now to finish their item and leave; how many were asked.
+        """Ask running workers to exit after their current item; return how many were asked.
 
-        It cannot be taken back, and workers that start later are not affected (rule R16). Workers
-        of other hosts are asked as well when they seem dead: their clocks may be wrong.
+        A request cannot be withdrawn, and workers that start later are not affected (rule R16).
+        Workers of other hosts are asked even if they seem dead: their clocks may be wrong.
         """
         from hpc_toolkit.results.status import reachable_workers
 
@@ -250,13 +251,13 @@ class Run:
 
     @property
     def view(self) -> RunView:
-        """What this process has read of the run; kept, so that reading again costs little."""
+        """This process's view of the run, kept so that reading again costs little."""
         if self._view is None:
             self._view = RunView(self.paths, self.manifest)
         return self._view
 
     def _refuse_campaign(self) -> None:
-        # A seal cannot be taken back: conduct could add nothing any more.
+        # A seal cannot be undone: the coordinator could add no more items.
         if self.manifest.campaign is not None:
             message = f"{self.root} is a campaign: conduct adds its items and seals its stages"
             hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk run CAMPAIGN.toml' goes on"
@@ -270,7 +271,7 @@ class Run:
 
 @contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Say what the filesystem refused; a log entry is there whole or not at all."""
+    """Report what the filesystem refused; a log entry is written completely or not at all."""
     try:
         yield
     except NotADirectoryError as error:
@@ -295,7 +296,7 @@ def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[.
 
 
 def check_stage(stage: StageSpec) -> None:
-    """Refuse a stage that cannot work, by importing its code.
+    """Refuse a stage that cannot work; this imports its code.
 
     Raises:
         ConfigError, WorkloadError: what is wrong.
@@ -307,7 +308,7 @@ def check_stage(stage: StageSpec) -> None:
         message = "a run needs either a workload or a command"
         raise ConfigError(message, hint="--workload MODULE:NAME or --command '... {key} ...'")
     if work.command is not None and not work.command.strip():
-        # A shell ends an empty command with success, so every item would seem done.
+        # A shell succeeds on an empty command, so every item would seem done.
         message = "the command is empty"
         raise ConfigError(message, hint="such as --command './measure --seed {seed}'")
     if stage.max_attempts < 1:
@@ -322,7 +323,7 @@ def check_stage(stage: StageSpec) -> None:
 
 
 def check_placeholders(items: list[Item], command: str | None) -> None:
-    """Refuse items that lack what a command takes from them.
+    """Refuse items that lack a key that the command needs.
 
     Raises:
         ItemsError: names the first item, counted from 0, and the key.
@@ -345,17 +346,17 @@ def create_run(
     sealed: bool,
     fill: Callable[[RunPaths], None] | None = None,
 ) -> Run:
-    """Make a run directory whole, or not at all.
+    """Create a run directory completely, or not at all.
 
     Args:
         root: the directory, which must not exist.
-        manifest: what the run is.
-        items: the first items of each stage that has any; they are checked already.
-        sealed: whether every stage is closed for more.
-        fill: adds to the directory before it gets its name, when nobody else knows it.
+        manifest: the contents of run.json.
+        items: the initial items by stage, already checked.
+        sealed: whether to seal every stage.
+        fill: adds files before the directory gets its name, while no other process knows it.
 
     Raises:
-        RunError: the directory exists, or the filesystem does not keep what a run needs.
+        RunError: the directory exists or cannot be made, or its filesystem has no symlinks.
     """
     exists = RunError(
         f"{root} exists",
@@ -383,12 +384,12 @@ def create_run(
         if fill is not None:
             fill(paths)
         files.write_new(paths.manifest, [manifest.to_bytes()])
-        # Whatever the umask: a run that everybody can write is refused.
+        # Whatever the umask: a run that everybody can write to would be refused.
         paths.manifest.chmod(paths.manifest.stat().st_mode & ~stat.S_IWOTH)
         files.publish_directory(staging, root)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and root.exists():
-            raise exists from error  # somebody was faster
+            raise exists from error  # another process was faster
         message = f"cannot make {root}: {error.strerror}"
         failure = RunError(message, hint="check the path, its permissions and the free space")
         if error.errno in PASSING:

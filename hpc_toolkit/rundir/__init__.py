@@ -1,1 +1,1 @@
-"""The run directory: the on-disk format, and the only code that makes or syncs names in it."""
+"""The run directory: its on-disk format, and the only code that creates or syncs names in it."""

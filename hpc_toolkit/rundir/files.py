@@ -1,7 +1,6 @@
-"""The only place where files of a run are created, replaced, read and synced.
+"""Create, replace, read and sync the files of a run.
 
-Every function states what a reader on another node may see in between, and what a crash leaves
-behind.
+Docstrings state what a reader on another node may see in between, and what a crash leaves behind.
 """
 
 from __future__ import annotations
@@ -18,44 +17,44 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-# Filesystems whose metadata is local to this kernel: polling them often costs nobody else anything.
+# Filesystems whose metadata is local to this kernel: frequent polling costs other hosts nothing.
 _LOCAL_FILESYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs"}
 )
 
 SIZES = 64
-"""Sizes that a rewritten file goes through: more than rewrites fit in a tick of a server's clock
-(10 ms), since each is a round trip."""
+"""Number of sizes that a rewritten file cycles through.
+
+Each rewrite is a round trip, so fewer of them fit into a tick of a server's clock (10 ms).
+"""
 
 _TICKS_S = 0.02
-"""More than a tick of a server's clock."""
+"""Longer than a tick of a server's clock."""
 
 _TRIES = 5
 
 
 def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
-    """Create ``path`` as a symlink whose target is its content; return the target that is there
-    now.
+    """Create the symlink ``path``, whose target is its content; return the target that it has now.
 
-    Exclusive and atomic with its content: of all processes on all nodes one creates the name, and
-    everybody, the loser included, gets the winner's target. The caller won iff the returned target
-    is its own (a target that names its creator makes a reply lost on the network harmless).
+    Creation is exclusive, and atomic with the content. Of all processes on all nodes, one creates
+    the name, and all of them get the winner's target. The caller won iff the returned target is its
+    own. If targets name their creator, a reply that is lost on the network does no harm.
 
     Args:
-        twin: a symlink with this target that the caller created before. The new name is then
-            another one of that symlink, where the filesystem gives one: a name costs a fraction of
-            what an inode costs. For filesystems of this kernel alone, since link(2) fails on others
-            now and then.
+        twin: a symlink with this target that the caller created before. If possible, ``path``
+            becomes a hard link to it, which costs a fraction of a new inode. Use it only on
+            filesystems of this kernel, because link(2) sometimes fails on others.
 
     Raises:
-        FileNotFoundError: the name is refused as taken, and stays invisible.
+        FileNotFoundError: the filesystem reports the name as taken, but it stays invisible.
     """
     for _ in range(_TRIES):
         try:
             if twin is None or not _linked(twin, path):
                 os.symlink(target, path)
         except FileExistsError:
-            # GlusterFS may refuse a name to all that race for it, and take it back: nobody has it.
+            # GlusterFS may refuse a name to all processes that race for it, so that none has it.
             with contextlib.suppress(FileNotFoundError):
                 return read_name(path)
         else:
@@ -64,7 +63,7 @@ def create_name(path: Path, target: str, *, twin: Path | None = None) -> str:
 
 
 def _linked(twin: Path, path: Path) -> bool:
-    """Give a symlink another name; False where that cannot be.
+    """Hard-link the symlink ``twin`` as ``path``; False if that is not possible.
 
     Raises:
         FileExistsError: the name is taken.
@@ -74,7 +73,7 @@ def _linked(twin: Path, path: Path) -> bool:
     except FileExistsError:
         raise
     except OSError:
-        # It has as many names as the filesystem allows, or is gone, or links are refused.
+        # The twin has the maximum of links or is gone, or the filesystem refuses hard links.
         return False
     return True
 
@@ -83,7 +82,7 @@ def read_name(path: Path, *, tries: int = 50) -> str:
     """Return the target of a symlink that is known to exist.
 
     Raises:
-        FileNotFoundError: it stays invisible.
+        FileNotFoundError: the symlink stays invisible.
     """
     import time
 
@@ -110,24 +109,25 @@ def sync_directory(path: Path) -> None:
 
 
 def show_names(path: Path) -> None:
-    """Change a directory's time after names were made in it; does nothing on a local filesystem.
+    """Update a directory's time after names were created in it; no-op on a local filesystem.
 
-    NFSv3 knows a changed directory by its time alone. A client that looked between two names made
-    within one tick of the server would not find the second one, not even by a listing.
+    NFSv3 clients detect a changed directory only by its time. If two names are created within one
+    tick of the server's clock, a client that looked in between never finds the second name, not
+    even by listing the directory.
     """
     import time
 
     if not is_local(path):
         time.sleep(_TICKS_S)
-        with contextlib.suppress(OSError):  # the names are there all the same
+        with contextlib.suppress(OSError):  # the names exist even if this fails
             os.utime(path)
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``, going on after short writes.
+    """Write all of ``data``, continuing after short writes.
 
     Raises:
-        OSError: after which an unknown part of the data is in the file.
+        OSError: an unknown part of the data is in the file.
     """
     view = memoryview(data)
     while view:
@@ -135,9 +135,9 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_new(path: Path, chunks: Iterable[bytes]) -> None:
-    """Create an immutable file: whole and synced, with its name, when this returns.
+    """Create an immutable file; its contents and its name are on disk when this returns.
 
-    Nobody may know the name before. On an error nothing is left.
+    No reader may know the name before. On an error no file is left.
 
     Raises:
         FileExistsError: the name is taken.
@@ -155,7 +155,7 @@ def write_new(path: Path, chunks: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def _synced(fd: int) -> Iterator[None]:
-    """Have what the block writes to a file on disk, and the file closed."""
+    """Sync the file after the block; close it even if the block or the sync fails."""
     try:
         yield
         os.fsync(fd)
@@ -172,10 +172,10 @@ def replace_file(path: Path, chunks: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """Write what is too large to be held in memory; the file takes its place when the block ends.
+    """Replace a file by data too large for memory; the new file appears when the block ends.
 
-    A reader sees all of the old bytes or all of the new ones, as with `replace_file`. A block that
-    raises changes nothing; a killed one leaves a file ``.<name>.<random>.tmp``.
+    As with `replace_file`, a reader sees all of the old bytes or all of the new ones. If the block
+    raises, nothing changes; a killed process leaves a file ``.<name>.<random>.tmp``.
     """
     with _replacing(path) as fd, open(fd, "wb", closefd=False) as file:
         yield file
@@ -183,8 +183,8 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[int]:
-    """Open a file that takes the place of ``path``, whole and synced, when the block ends."""
-    # A name of its own: writers that share a temporary file publish a mix of both.
+    """Open a temporary file that replaces ``path``, complete and synced, when the block ends."""
+    # A unique name: two writers that share a temporary file would publish a mix.
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -198,17 +198,17 @@ def _replacing(path: Path) -> Iterator[int]:
 
 
 def publish_directory(staging: Path, final: Path) -> None:
-    """Give a directory that is made whole its name, which is on disk when this returns.
+    """Rename a complete directory to its final name, which is on disk when this returns.
 
     Raises:
-        OSError: the name belongs to a file or to a directory that is not empty; nothing is changed.
+        OSError: ``final`` is a file or a directory that is not empty; nothing is changed.
     """
     staging.rename(final)
     sync_directory(final.parent)
 
 
 def move_file(path: Path, to: Path) -> None:
-    """Give a file another name on the same filesystem; both changes are on disk when this returns.
+    """Rename a file within one filesystem; both directories are synced when this returns.
 
     Raises:
         FileExistsError: the new name is taken.
@@ -221,11 +221,11 @@ def move_file(path: Path, to: Path) -> None:
 
 
 def read_fresh(path: Path) -> bytes:
-    """Read a small file after a fresh ``open``; b"" if it is not there.
+    """Read a small file after a fresh ``open``; b"" if it does not exist.
 
-    An ``open`` makes a network filesystem compare its copy with the server's file, by size and
-    times. NFSv3 has no more than these, and a server's clock may tick every 10 ms only. So a change
-    is sure to be seen if it changed the size, as `write_at` and `rewrite` do. A mount with
+    An ``open`` makes a network filesystem compare its cached copy with the server's file. NFSv3
+    compares only size and times, and a server's clock may tick only every 10 ms. So a change is
+    certain to be seen only if it changes the size, as `write_at` and `rewrite` do. A mount with
     ``nocto`` does not compare, and may return an old copy for as long as it caches attributes.
     """
     try:
@@ -239,10 +239,10 @@ def read_fresh(path: Path) -> bytes:
 
 
 def write_at(path: Path, data: bytes, at: int) -> None:
-    """Write at an offset of a small file whose size is its message; the file never shrinks.
+    """Write at an offset of a small file whose size is the information; the file never shrinks.
 
-    Of several writers the one that writes furthest wins, whatever the order. Bytes before the
-    offset that nobody wrote are zeros.
+    The highest offset written determines the size, in whatever order writers write. Bytes before
+    it that nobody wrote are zeros.
     """
     fd = open_or_create(path, os.O_WRONLY)
     try:
@@ -263,13 +263,13 @@ def write_in_place(path: Path, data: bytes) -> None:
 def rewrite(fd: int, data: bytes, *, sync: bool = False) -> None:
     """Replace the content of a small file by ``data`` and newlines, so that its size changes.
 
-    For one line of a fixed length, written by one process at a time. A reader takes the first line,
-    which is there at any time, and may be a mix of two rewrites: it must carry its own check.
+    ``data`` is one line of a fixed length, and only one process may write at a time. Readers use
+    the first line, which always exists. It may be a mix of two rewrites, so it needs a checksum.
 
     Raises:
-        OSError: some, all or nothing of it was written.
+        OSError: none, some or all of the data was written.
     """
-    # An fstat would have an NFS client send what was written before.
+    # An fstat would make an NFS client send earlier writes to the server.
     more = os.lseek(fd, 0, os.SEEK_END) - len(data) + 1
     if more > SIZES:
         os.ftruncate(fd, len(data))
@@ -280,9 +280,9 @@ def rewrite(fd: int, data: bytes, *, sync: bool = False) -> None:
 
 
 def open_or_create(path: Path | str, flags: int) -> int:
-    """Open a file that others may create at the same moment; the descriptor.
+    """Open a file that other processes may create at the same moment; return the descriptor.
 
-    MooseFS tells all but one of them that the file exists, though nobody asked for O_EXCL.
+    MooseFS reports to all but one of them that the file exists, although O_EXCL is not set.
     """
     try:
         return os.open(path, flags | os.O_CREAT, 0o666)
@@ -291,10 +291,10 @@ def open_or_create(path: Path | str, flags: int) -> int:
 
 
 def list_names(path: Path) -> list[str]:
-    """Names in a directory; none if the directory is not there. May be a minute old on NFS.
+    """Names in a directory; none if it does not exist. May be a minute old on NFS.
 
     Raises:
-        RunError: there is a file in its place.
+        RunError: a file is in the place of the directory.
     """
     try:
         return os.listdir(path)
@@ -305,7 +305,7 @@ def list_names(path: Path) -> list[str]:
 
 
 def misplaced(error: NotADirectoryError) -> RunError:
-    """What to raise where a file is in the place of a directory of a run."""
+    """The error for a file that is in the place of a run's directory."""
     from pathlib import Path
 
     named = Path(str(error.filename2 or error.filename))
@@ -315,7 +315,7 @@ def misplaced(error: NotADirectoryError) -> RunError:
 
 
 def missing_directory(error: OSError) -> Path | None:
-    """The directory whose absence an error tells of; None for any other error."""
+    """The missing directory that caused ``error``; None for any other error."""
     from pathlib import Path
 
     named = error.filename2 or error.filename
@@ -328,8 +328,8 @@ def missing_directory(error: OSError) -> Path | None:
 def is_local(path: Path) -> bool:
     """Whether the filesystem below ``path`` is known to belong to this kernel alone.
 
-    HPCTK_FILESYSTEM says ``local`` or ``shared`` where the kernel's word misleads: a disk of this
-    machine that others mount, or a test.
+    HPCTK_FILESYSTEM, ``local`` or ``shared``, overrides the filesystem type, for tests and for a
+    local disk that other hosts mount.
     """
     said = os.environ.get("HPCTK_FILESYSTEM")
     if said in {"local", "shared"}:
@@ -355,7 +355,7 @@ def symlink_refusal(directory: Path) -> str:
     """Why symlinks cannot be created in ``directory``; "" if they can.
 
     Raises:
-        OSError: that cannot be told now, such as on a full disk.
+        OSError: the answer is unknown for now, for example because the disk is full.
     """
     probe = directory / f".probe-{os.urandom(8).hex()}"
     try:

@@ -1,9 +1,9 @@
-"""The journal of one worker: JSON lines with a check at the end, appended by that worker alone.
+"""The journal of one worker: JSON lines with a checksum, appended by that worker alone.
 
-A line is plain strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines
-of one pass over a unit are contiguous and end with a ``release`` line that carries their counts
-and the CRC-32 of all their bytes. A reader that finds that sum right knows the whole pass without
-parsing it; otherwise it parses line by line. Both ways count the same lines.
+A line is strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines of
+one pass over a unit are contiguous and end with a ``release`` line, which carries their counts and
+the CRC-32 of all their bytes. If that sum is right, a reader accepts the pass without parsing its
+lines; otherwise it parses line by line. Both ways count the same lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def encode_line(record: dict[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """The record of one line without its newline; None if the line is torn or damaged."""
+    """Parse one line without its newline; None if the line is torn or damaged."""
     body, tail = line[:-_CRC_LENGTH], line[-_CRC_LENGTH:]
     if tail != b',"crc":"%08x"}' % crc32(body):
         return None
@@ -49,7 +49,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
 
 
 class JournalWriter:
-    """Appends to one journal; after an error nothing may be appended any more (rule R4)."""
+    """Appends to one journal; after an error nothing more may be appended (rule R4)."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -61,16 +61,16 @@ class JournalWriter:
 
     @property
     def synced(self) -> int:
-        """Bytes that no power loss can take."""
+        """Bytes that survive a power loss."""
         return self._synced
 
     @property
     def dirty(self) -> bool:
-        """Whether a power loss could still take something."""
+        """Whether a power loss could still lose appended bytes."""
         return self._synced != self.size
 
     def append(self, data: bytes) -> None:
-        """Append whole lines; they survive this process, but not yet a power loss."""
+        """Append complete lines; they survive this process, but not yet a power loss."""
         write_all(self._fd, data)
         self.size += len(data)
 
@@ -78,14 +78,14 @@ class JournalWriter:
         """Commit everything appended so far.
 
         Raises:
-            OSError: what was not synced must be taken for lost; a second call would prove nothing.
+            OSError: treat unsynced bytes as lost; a second call that succeeds proves nothing.
         """
         if self.dirty:
             os.fdatasync(self._fd)
             self._synced = self.size
 
     def reader(self) -> JournalReader:
-        """A reader of this journal that asks the filesystem for no name."""
+        """A reader of this journal that uses the open descriptor, not the path."""
         return JournalReader(self._path, self._fd)
 
     def close(self) -> None:
@@ -94,18 +94,18 @@ class JournalWriter:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One valid line and where it stands."""
+    """One valid line and its position."""
 
     record: dict[str, Any]
     start: int
     """Byte offset in the journal."""
     end: int
-    """Byte offset behind the newline."""
+    """Byte offset after the newline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """All lines that one worker wrote in one pass over a unit, proven by one sum."""
+    """All lines that one worker wrote in one pass over a unit, verified by one checksum."""
 
     release: dict[str, Any]
     start: int
@@ -114,20 +114,20 @@ class Pass:
 
 
 class JournalReader:
-    """Reads a journal as it grows, from any process; never blocks and never writes.
+    """Reads a journal as it grows, from any process; takes no lock and never writes.
 
     Args:
-        path: of the journal.
-        fd: a descriptor that is open on it; without one it is opened for every reading.
+        path: path of the journal.
+        fd: an open descriptor of the journal; without one, each :meth:`poll` opens it.
     """
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
         self._fd = fd
         self.bad_lines: list[int] = []
-        """Byte offsets of complete lines that do not check out."""
+        """Byte offsets of complete lines that fail the check."""
         self.torn_bytes = 0
-        """Bytes behind the last newline that was read: a line being written, or cut by a crash."""
+        """Bytes read after the last newline: a line being written, or cut off by a crash."""
         self._offset = 0
 
     @property
@@ -136,7 +136,7 @@ class JournalReader:
         return self._offset + self.torn_bytes
 
     def open(self) -> int:
-        """A new descriptor of the journal.
+        """Open the journal for reading; return the descriptor.
 
         Raises:
             OSError: it cannot be opened.
@@ -144,15 +144,15 @@ class JournalReader:
         return os.open(self.path, os.O_RDONLY)
 
     def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | Pass]:
-        """What was added since the last call, in order; a torn last line is left for later.
+        """Yield lines and passes added since the last call, in order; a torn last line has to wait.
 
-        What the caller failed to take in is given again by the next call.
+        If the caller fails to handle one of them, the next call yields it again.
 
         Args:
-            open_file: opens the journal for reading, where ``open`` may take too long.
+            open_file: replaces :meth:`open`, for callers that limit how long opening may take.
 
         Raises:
-            OSError: the journal cannot be read (now).
+            OSError: the journal cannot be read now.
         """
         try:
             fd = (open_file or self.open)() if self._fd is None else self._fd
@@ -193,23 +193,25 @@ class JournalReader:
             record = decode_line(data[start:end])
             if record is not None:
                 yield Line(record, base + start, base + end + 1)
-            elif end > start:  # an empty line closes a torn one and is no damage of its own
+            elif end > start:  # an empty line ends a torn line and is not damaged itself
                 self.bad_lines.append(base + start)
             start = end + 1
             self._offset = base + start
 
 
 def _last_release(data: bytes) -> int:
-    """Where the last whole release line ends; 0 without one. A pass that is cut there would have to
-    be read line by line."""
+    """End of the last complete release line; 0 if there is none.
+
+    A chunk that ends there cuts no pass in two; such a pass would be read line by line.
+    """
     at = data.rfind(b"\n" + _RELEASE, 0, data.rfind(b"\n"))
     return data.index(b"\n", at + 1) + 1 if at >= 0 else 0
 
 
 def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], int, int]]:
-    """Release lines, the last one first: (record, first byte, byte behind the newline).
+    """Release lines, the last one first: (record, first byte, byte after the newline).
 
-    Where a pass begins, the one before it ends; so little of the data is looked at.
+    The search jumps from each release line to the start of its pass, so it scans little data.
     """
     found = []
     while stop > 0:
@@ -234,7 +236,7 @@ def _read(path: Path, start: int, end: int) -> bytes:
 
 
 def read_pass(path: Path, found: Pass) -> list[dict[str, Any]]:
-    """The records of a pass, parsed at once where its sum is still right."""
+    """The records of a pass, parsed in one call if its checksum is still right."""
     data = _read(path, found.start, found.end)
     if data and crc32(data) == int(found.release["sum"], 16):
         with suppress(ValueError):
@@ -244,7 +246,7 @@ def read_pass(path: Path, found: Pass) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path, start: int, end: int) -> Iterator[Line]:
-    """The valid lines of a byte range whose ends are line borders."""
+    """The valid lines of a byte range that begins and ends at line boundaries."""
     data = _read(path, start, end)
     for raw in data.split(b"\n")[:-1]:
         record = decode_line(raw)

@@ -1,4 +1,4 @@
-"""Where everything of a run lies on disk, and what run.json says (format 1, see runs/README.md)."""
+"""Paths of the files of a run, and the contents of run.json (format 1, see runs/README.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StagePaths:
         return self.root / "head"
 
     def entry(self, number: int) -> Path:
-        """The name of log entry ``number``, counted from 1."""
+        """Path of log entry ``number``, counted from 1."""
         return self.log / f"{number:06d}"
 
     def make(self) -> None:
@@ -74,7 +74,7 @@ class RunPaths:
 
     @property
     def campaign(self) -> Path:
-        """A campaign's settings after an update; absent before."""
+        """A campaign's settings after an update; absent until then."""
         return self.root / "campaign.json"
 
     @property
@@ -95,17 +95,17 @@ class RunPaths:
 
     @property
     def jobs(self) -> Path:
-        """What was submitted for this run; absent where nothing was."""
+        """Scripts and records of submitted jobs; absent if no job was submitted."""
         return self.root / "jobs"
 
     @property
     def doctor(self) -> Path:
-        """What 'hpctk doctor' proved of the filesystem; absent before."""
+        """What 'hpctk doctor' proved about the filesystem; absent until then."""
         return self.root / "doctor.json"
 
     @property
     def repaired(self) -> Path:
-        """What 'hpctk doctor --repair' took away; absent before."""
+        """Files that 'hpctk doctor --repair' moved away; absent until then."""
         return self.root / "repaired"
 
     @property
@@ -132,7 +132,7 @@ class RunPaths:
         return self.logs / f"{name}.log"
 
     def monitor_log(self, host: str, pid: int) -> Path:
-        """What the monitor of one process sampled on its host."""
+        """Samples that the monitor of one process took on its host."""
         return self.logs / f"monitor-{host.replace('/', '-')}-{pid}.jsonl"
 
     def make(self, stages: list[str]) -> None:
@@ -145,7 +145,7 @@ class RunPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """Which code runs the items of a stage."""
+    """The code that runs the items of a stage."""
 
     function: str | None = None
     """``module:name`` of a function or a class; exactly one of this and ``command`` is given."""
@@ -164,21 +164,21 @@ class StageSpec:
     name: str
     """Name of the stage; a plain list has the one stage ``items``."""
     workload: WorkloadSpec
-    """The code."""
+    """The code that runs the items."""
     group_by: str | None = None
-    """Key of the items whose value is their group; None: every item stands alone."""
+    """Item key whose value is the item's group; None: items have no groups."""
     max_attempts: int = 3
-    """An item that failed in this many generations is failed."""
+    """An item that failed in this many generations is failed for good."""
     timeout_s: float | None = None
     """Seconds that one item may take; None: no limit."""
     max_failures: str | None = None
     """Pause when more items than this failed: a count, or ``N%`` of all; None: the default rule."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that is no directory's below the run.
+        """Reject a name that is not valid as a directory of the run.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the name is not valid.
         """
         if not _STAGE_NAME.fullmatch(self.name):
             message = f"{self.name!r} is no name of a stage: letters, digits, '_' and '-'"
@@ -187,16 +187,16 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a run is; written once when it is made."""
+    """The definition of a run, written once when the run is created."""
 
     run: str
-    """Name of the run: the directory's name when it was made."""
+    """Name of the run: the directory's name when the run was created."""
     stages: tuple[StageSpec, ...]
     """In the order in which workers prefer them."""
     campaign: dict[str, Any] | None = None
     """The campaign's settings; None for a plain list."""
     provenance: dict[str, Any] = field(default_factory=dict)
-    """What made it: code hash, git commit, Python, packages, time."""
+    """Origin of the run: code hash, git commit, Python, packages, time."""
 
     def stage(self, name: str) -> StageSpec:
         for stage in self.stages:
@@ -206,7 +206,7 @@ class Manifest:
         raise RunError(message, hint=near_miss(name, [stage.name for stage in self.stages]))
 
     def to_bytes(self) -> bytes:
-        """The content of run.json."""
+        """Encode the manifest as the contents of run.json."""
         record = {
             "format": FORMAT,
             "run": self.run,
@@ -234,7 +234,7 @@ def read_manifest(root: Path) -> Manifest:
     """Read ``root/run.json``.
 
     Raises:
-        RunError: not a run, damaged, or of a newer format.
+        RunError: ``root`` is not a run, or run.json is unreadable, damaged or too new.
     """
     path = root / "run.json"
     try:
@@ -278,10 +278,10 @@ def _expect(value: Any, *kinds: type | None) -> Any:
 
 
 def parse_manifest(record: dict[str, Any]) -> Manifest:
-    """The manifest whose JSON this is.
+    """Build a manifest from the JSON object in run.json.
 
     Raises:
-        KeyError, TypeError, AttributeError, ValueError: it is that of none.
+        KeyError, TypeError, AttributeError, ValueError: the object is not a manifest.
     """
     stages = tuple(
         StageSpec(
@@ -308,10 +308,10 @@ def parse_manifest(record: dict[str, Any]) -> Manifest:
 
 
 def check_trust(root: Path) -> str:
-    """Refuse a run whose workload somebody else could have named; return a warning or "".
+    """Reject a run whose workload another user could have set; return a warning or "".
 
     Raises:
-        RunError: others can write here, or neither this user nor root owns it.
+        RunError: everybody can write to the run, or its owner is neither this user nor root.
     """
     for path in (root, root / "run.json"):
         info = path.stat()
@@ -329,10 +329,10 @@ def check_trust(root: Path) -> str:
 
 
 def find_run(given: str | None, environ: dict[str, str] | None = None) -> Path:
-    """The run that a command means: the argument, else $HPCTK_RUN, else the only one below ./runs.
+    """The run for a command: the argument, else $HPCTK_RUN, else the only run below ./runs.
 
     Raises:
-        ConfigError: none of these names one run.
+        ConfigError: neither is given, and ./runs does not have exactly one run.
     """
     named = given or (os.environ if environ is None else environ).get("HPCTK_RUN")
     if named:

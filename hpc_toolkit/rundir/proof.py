@@ -1,4 +1,4 @@
-"""What a paired examination proved of a run's filesystem, kept in the run for its workers."""
+"""What a doctor examination by two hosts proved about a run's filesystem, stored for workers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _MAX_LEAST_LEASE_S = 3600.0
-"""No examination measures for so long; a lease beyond it would have no death be seen."""
+"""Longer than any examination measures; a longer lease would keep deaths from being seen."""
 
 
 def write_proof(path: Path, record: dict[str, Any]) -> None:
-    """Keep what was found; a reader sees the old record or the new one.
+    """Store the result of an examination; a reader sees the old record or the new one.
 
     Args:
-        path: of the record.
-        record: with ``sides`` as :meth:`hpc_toolkit.doctor.sides.Side.to_json` has them, and
+        path: path of the record.
+        record: has ``sides`` as :meth:`hpc_toolkit.doctor.sides.Side.to_json` returns them, and
             ``locks_proven``.
 
     Raises:
-        OSError: it could not be written; an older record stays.
+        OSError: the record could not be written; an older record stays.
     """
     files.replace_file(path, [json.dumps({"format": _FORMAT, **record}, indent=2).encode() + b"\n"])
 
 
 def read_proof(path: Path) -> dict[str, Any] | None:
-    """The record; None if there is none that can be read."""
+    """Read the record; None if there is no readable record."""
     try:
         record = json.loads(files.read_fresh(path))
     except (OSError, RecursionError, ValueError):
@@ -44,21 +44,21 @@ def read_proof(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What may be believed of a run's filesystem, as it is mounted here."""
+    """Proven properties of a run's filesystem, as this host mounts it."""
 
     locks: bool = False
-    """Whether a free lock of another host's worker tells of its death (rule R6)."""
+    """Whether a free lock proves that a worker on another host is dead (rule R6)."""
     least_lease_s: float = 0.0
-    """Twice the longest time for which a change was not seen: a shorter silence says nothing."""
+    """Twice the longest delay of a change; silence shorter than this proves nothing."""
     said: str = ""
-    """The verdict on the directory, in a few words; "" if all of it was fine and proved nothing."""
+    """Summary for people; "" if there was no problem and locks are not proven."""
 
 
 def believed(paths: RunPaths) -> Proof:
-    """What an examination by two hosts left.
+    """Read the proof that applies to a run as this host mounts it.
 
-    Nothing on any other filesystem than the one that was examined: a run may have been copied
-    since. Nothing of locks where this host mounts it with locks of its own.
+    A record from another filesystem is ignored, because the run may have been copied since. Proven
+    locks do not count if this host's mount keeps locks local.
     """
     record = read_proof(paths.doctor)
     if record is None:

@@ -1,1 +1,1 @@
-"""Models and texts: metrics and workloads."""
+"""Representation metrics, and workloads that run models on texts."""

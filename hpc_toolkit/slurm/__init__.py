@@ -1,1 +1,1 @@
-"""Slurm's programs: questions out, records in."""
+"""Slurm: its programs and their output, the facts of a site, and job scripts."""

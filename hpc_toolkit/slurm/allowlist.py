@@ -1,7 +1,7 @@
-"""What each value of a job script may hold: a list of what is accepted, never of what is not.
+"""Allow-lists for the values of a job script: a value is accepted only if its pattern matches.
 
-Every value ends up in a file that a scheduler and a shell read. No value may hold a character that
-does not print: a newline in a job name would be a directive of its own.
+A scheduler and a shell read the script. No value may hold a non-printable character: a newline in
+a job name would start a directive of its own.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
 _WORDS = f"{_WORD}(,{_WORD}){{0,31}}"
 _FEATURES = r"[A-Za-z0-9_\[(][A-Za-z0-9_.&|,*:=()\[\]-]{0,255}"
 _HOSTS = r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,4095}"
-# What may follow a percent sign that Slurm replaces: a width, and a letter.
+# What follows a percent sign that Slurm replaces: an optional width and a letter.
 _FILLED = "[0-9]*[A-Za-z%]"
-# Slurm takes a backslash as "fill in nothing" and drops it.
+# Slurm reads a backslash as "replace no % symbols" and drops it.
 _LOG = r"(?!~/|-$)(?:[^\\%]|%(?![0-9]*[A-Za-z%])|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
 _LOG_WANTED = "a path with sbatch's %x, %j, %u, ... and without backslashes; %% is a percent sign"
 _LICENSE = r"[A-Za-z0-9_][\w.+-]{0,127}(@[\w.-]{1,64})?(:[0-9]{1,9})?"
@@ -49,7 +49,7 @@ _OURS = (
     *("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "HPCTK_RUN_DIR"),
     *("HPCTK_STAGED", "hpctk_"),
 )
-# What bash owns cannot be exported as asked, or changes what the script does (bash(1)).
+# Variables of bash itself: an export of them fails, or changes what the script does (bash(1)).
 _OF_BASH = ("BASH", "COMP_", "EPOCH", "OPT")
 _SHELL_VARIABLES = frozenset(
     {"ENV", "IFS", "SHELLOPTS", "PS4", "UID", "EUID", "PPID", "GROUPS", "RANDOM", "SRANDOM", "_"}
@@ -82,7 +82,7 @@ COUNTS = {
     "nproc_per_node": (1, 4096),
     "rank_restarts": (0, 1000),
 }
-"""Lowest and highest number of a field; the highest is above every machine that Slurm runs."""
+"""Lowest and highest accepted number of each field; no cluster needs more than the highest."""
 
 PATTERNS = {
     "job_name": (
@@ -119,7 +119,7 @@ PATTERNS = {
         "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node asks for GPUs",
     ),
     "gres_flags": (
-        # The second pair came with 23.11.
+        # Slurm has the second pair since 23.11.
         _some_of(
             *("disable-binding", "enforce-binding"),
             *("multiple-tasks-per-sharing", "one-task-per-sharing"),
@@ -171,14 +171,14 @@ PATTERNS = {
         "compute_bound, memory_bound, multithread or nomultithread",
     ),
 }
-"""The whole-value pattern of a field, and what to write instead."""
+"""The pattern that the complete value of a field must match, and the hint if it does not."""
 
 _LOGS = {"output", "error"}
 _PATHS = _LOGS | {"chdir", "run", "python", "run_dir", "stage_dir"}
 
 
 def refusal(where: str, value: object, wanted: str) -> RenderError:
-    """The error for a value that may not go into a script."""
+    """Build the error for a value that may not go into a script; ``wanted`` is its hint."""
     shown = repr(value)
     if len(shown) > _SHOWN_CHARS:
         shown = f"{shown[:_SHOWN_CHARS]}... ({len(shown)} characters)"
@@ -186,26 +186,29 @@ def refusal(where: str, value: object, wanted: str) -> RenderError:
 
 
 def matches(value: object, pattern: str) -> TypeGuard[str]:
-    """Whether ``value`` is text that prints, and ``pattern`` matches the whole of it."""
+    """Return whether ``value`` is printable text that ``pattern`` matches completely."""
     return isinstance(value, str) and value.isprintable() and bool(re.fullmatch(pattern, value))
 
 
 def check_match(value: object, pattern: str, wanted: str, where: str) -> None:
-    """Raise RenderError unless ``value`` prints and matches; ``wanted`` says what to write."""
+    """Raise RenderError unless ``value`` is printable and matches; ``wanted`` is the hint."""
     if not matches(value, pattern):
         raise refusal(where, value, wanted)
 
 
 def check_count(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` is a whole number in the range of ``field``."""
+    """Raise RenderError unless ``value`` is an integer in the range of ``field``."""
     lowest, highest = COUNTS[field]
-    # type(), not isinstance(): True is no count.
+    # Not isinstance(): a bool is an int, but not a count.
     if type(value) is not int or not lowest <= value <= highest:
         raise refusal(where, value, f"a whole number from {lowest} to {highest}")
 
 
 def check_text(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` prints and matches the pattern of ``field``."""
+    """Raise RenderError unless ``value`` is printable and matches the pattern of ``field``.
+
+    The names in a path must also be short enough, and a log must not be ``.`` or ``..``.
+    """
     check_match(value, *PATTERNS[field], where)
     if field in _PATHS:
         check_names(str(value), where)
@@ -214,10 +217,10 @@ def check_text(value: object, field: str, where: str) -> None:
 
 
 def check_names(path: str, where: str) -> None:
-    """Raise RenderError if a name in ``path`` is longer than any filesystem takes."""
+    """Raise RenderError if a name in ``path`` is longer than any filesystem allows."""
     for name in path.split("/"):
         if len(name.encode()) > _NAME_MAX:
-            # Slurm would fail the job without a log.
+            # With such a log path Slurm fails the job and leaves no log.
             raise refusal(where, path, f"names of at most {_NAME_MAX} bytes")
 
 
@@ -227,12 +230,12 @@ def check_module(name: object, where: str) -> None:
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable of this name may hold what others must not read."""
+    """Return whether the name of a variable suggests a secret, such as ``HF_TOKEN``."""
     return bool(_SECRET.search(name))
 
 
 def check_variable(name: str, value: str, where: str) -> None:
-    """Raise RenderError for a variable that is not the user's to set, or that holds a secret."""
+    """Raise RenderError for a variable that users may not set, or that looks like a secret."""
     check_match(name, _VARIABLE, "NAME=VALUE with a name of letters, digits and '_'", where)
     if name.startswith(_OURS + _OF_BASH) or name in _SHELL_VARIABLES:
         raise refusal(where, name, "a name that neither Slurm, the shell nor this script sets")
@@ -243,10 +246,10 @@ def check_variable(name: str, value: str, where: str) -> None:
 
 
 def setup_words(line: object, where: str) -> list[str]:
-    """The words of a setup line, which is one command without expansions. Raises RenderError.
+    """Split a setup line, which is one command without expansions, into words.
 
-    Expansions are refused rather than quoted away: ``source $HOME/env.sh`` with a literal dollar
-    would fail on the node, hours later.
+    Expansions are refused rather than quoted: ``source $HOME/env.sh`` with a literal dollar would
+    fail on the node, hours later. Raises RenderError.
     """
     wanted = "one command of plain words; what needs $ ; | or ~ goes into a file: 'source /path'"
     check_match(line, _SETUP, wanted, where)
@@ -257,6 +260,6 @@ def setup_words(line: object, where: str) -> list[str]:
     if not words or words[0][:1] in {"", "-"} or words[0] in _SHELL_KEYWORDS:
         raise refusal(where, line, wanted)
     if "=" in words[0]:
-        # It would be an assignment in the script's own shell.
+        # The script's shell would read it as an assignment.
         raise refusal(where, line, f"a command; --env {words[0]} sets a variable")
     return words

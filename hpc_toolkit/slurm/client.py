@@ -1,6 +1,6 @@
-"""The only client of Slurm's programs: argument lists out, records in.
+"""Client of Slurm's programs, the only one outside ``lab/``: argument lists in, records out.
 
-Whatever Slurm does not say, or not in time, is unknown: nothing here takes silence for a failure.
+A missing or late answer means "unknown", never that a job failed.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ASK_S = 5.0
-"""Seconds after which a question goes without an answer."""
+"""Seconds that a query of Slurm may take."""
 SUBMIT_S = 120.0
-"""Seconds that sbatch may take; it tries again by itself while the controller is busy."""
+"""Seconds that sbatch may take; it retries by itself while the controller is busy."""
 
 _DAY_S = 86400.0
 _LEAST_S = 0.05
 _AT_ONCE = 1000
-"""Ids in one command: the kernel takes 128 KiB in one argument (execve(2))."""
+"""Job ids in one command: the kernel limits one argument to 128 KiB (execve(2))."""
 
 _KEPT = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 _OF_A_JOB = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI"),
     *("HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "HPCTK_HOST"),
 )
-# What would change the columns, the order or the rows of an answer.
+# Prefixes of variables that change the columns, the order or the rows of Slurm's output.
 _OF_A_QUESTION = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_", "SLURM_BITSTR_LEN")
-# Causes that Slurm's words for a refusal leave out.
+# Causes that Slurm's own error messages leave out.
 _REFUSALS = {
     "Job dependency problem": "Slurm 23.02 and newer refuse to wait for a job that ended more than"
     " MinJobAge seconds ago or does not exist: correct --dependency, or leave it out"
@@ -56,29 +56,29 @@ _REFUSALS = {
 
 
 class SlurmError(HpcToolkitError):
-    """A program of Slurm is missing, did not answer in time, or refused."""
+    """A Slurm program is missing, did not answer in time, or refused."""
 
 
 class SlurmUnsureError(SlurmError):
-    """A program of Slurm may have done what it was asked to do: once more could be twice."""
+    """A Slurm program may have done its work: running it again could do the work twice."""
 
 
 class SlurmSilentError(SlurmUnsureError):
-    """A program of Slurm did not answer in time."""
+    """A Slurm program did not answer in time."""
 
     exit_code = 75
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a program said."""
+    """The exit code and the output of a program."""
 
     code: int
     """Exit code; negative for a signal."""
     stdout: str
     stderr: str
     raw: bytes = b""
-    """stdout before it was decoded: Slurm's columns are so many bytes wide."""
+    """stdout before decoding: the widths of Slurm's columns are in bytes."""
 
 
 def run(
@@ -88,22 +88,22 @@ def run(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Finished:
-    """Run one program of Slurm to its end.
+    """Run one Slurm program to its end.
 
-    It answers in the C locale and with times in epoch seconds, unless ``environ`` is given, which
-    it then gets as it is: sbatch passes all of it on to the job.
+    By default it runs in the C locale and prints times in epoch seconds. A given ``environ`` is
+    passed on unchanged, because sbatch hands all of it to the job.
 
     Raises:
-        SlurmSilentError: it did not finish within ``timeout_s`` seconds; it is then killed, with
-            all that it started.
-        SlurmError: it cannot be started.
+        SlurmSilentError: the program did not finish within ``timeout_s`` seconds; its process
+            group was killed.
+        SlurmError: the program cannot be started.
     """
     given = _asking() if environ is None else dict(environ)
-    # Files, not pipes: sites wrap these programs, and what a wrapper leaves behind would keep a
-    # pipe open after the program said all that it had to say.
+    # Files, not pipes: sites wrap these programs, and a process that a wrapper leaves behind would
+    # keep a pipe open after the program has ended.
     with _scratch("stdout") as out, _scratch("stderr") as err:
         try:
-            # A group of its own, so that nothing of it is left where it must be killed.
+            # In a process group of its own, so that a kill reaches all its children.
             child = subprocess.Popen(
                 list(argv),
                 stdin=subprocess.DEVNULL,
@@ -133,12 +133,13 @@ def run(
 
 
 def _scratch(name: str) -> BinaryIO:
-    # In memory: a full disk must not keep anybody from asking.
+    # In memory, so that queries work on a full disk.
     return os.fdopen(os.memfd_create(name), "w+b")
 
 
 def _written(file: BinaryIO) -> bytes:
-    # What was left behind may still write, at the place that both share.
+    # pread: a process that a wrapper left behind may still write at the file offset, which both
+    # share.
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
@@ -154,10 +155,10 @@ def _asking() -> dict[str, str]:
 
 
 def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
-    """The stdout of a program that must succeed.
+    """Run a program that must succeed and return its stdout.
 
     Raises:
-        SlurmError: with what was run and what it said.
+        SlurmError: the program failed; the error has its stderr and the command.
     """
     done = run(argv, timeout_s=timeout_s)
     if done.code:
@@ -166,7 +167,7 @@ def ask(argv: Sequence[str], *, timeout_s: float = ASK_S) -> str:
 
 
 def failure(argv: Sequence[str], done: Finished) -> SlurmError:
-    """The error for a program that failed: its words, and the command."""
+    """Build the error for a program that failed, from its stderr and the command."""
     import shlex
 
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -179,12 +180,12 @@ def failure(argv: Sequence[str], done: Finished) -> SlurmError:
 def squeue(
     ids: Iterable[str], *, cluster: str = "", timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
-    """The jobs that the queue still knows, by the ids asked for; one call for each thousand.
+    """Return the jobs that the queue still knows, by requested id; one call per 1000 ids.
 
-    Slurm forgets a job some minutes after its end (MinJobAge); an id that is gone has no entry.
+    Slurm forgets a job some minutes after its end (MinJobAge); its id then has no entry.
 
     Raises:
-        SlurmError: no answer.
+        SlurmError: squeue failed or did not answer.
     """
     until = time.monotonic() + timeout_s
     columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
@@ -193,7 +194,7 @@ def squeue(
     for some in _pieces(_checked(ids)):
         asked = [*argv, f"--jobs={_bases(some)}", f"--Format={columns}"]
         done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
-        # Where one id is asked for and gone, that is an error; of several the others are listed.
+        # squeue fails if its only id is unknown; of several ids it lists those that it knows.
         if done.code and "Invalid job id" not in done.stderr:
             raise failure(asked, done)
         found |= by_id(parse_squeue(done.raw), some)
@@ -203,23 +204,24 @@ def squeue(
 def sacct(
     ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
-    """The jobs that the accounting knows, by the ids asked for; one call for each thousand.
+    """Return the jobs that the accounting knows, by requested id; one call per 1000 ids.
 
-    It may lag by seconds behind the queue. None are known where the site keeps no accounting.
+    The accounting may lag behind the queue by seconds. Without accounting the result is empty.
 
     Args:
-        ids: of jobs.
-        cluster: "" for this one.
-        since: epoch seconds of the earliest submission: jobs that ended a day or more before it
-            are others of the same id; None: 30 days ago.
+        ids: job ids.
+        cluster: name of the cluster; "" for the local one.
+        since: epoch seconds of the earliest submission. Jobs that ended a day or more before it
+            are older jobs with reused ids. None: 30 days ago.
         timeout_s: how long to wait, in seconds.
 
     Raises:
-        SlurmError: no answer.
+        SlurmError: sacct failed or did not answer.
     """
     until = time.monotonic() + timeout_s
     argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
-    # Without a start some versions look at today only; from 1970 on, a large site's takes minutes.
+    # By default some versions search today only; a search from 1970 on takes minutes at large
+    # sites.
     start = "now-30days"
     if since is not None:
         start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(0.0, since - _DAY_S)))
@@ -237,12 +239,10 @@ def sacct(
 def job_states(
     ids: Iterable[str], *, cluster: str = "", since: float | None = None, timeout_s: float = ASK_S
 ) -> dict[str, JobRecord]:
-    """One record for every id: of the queue, else of the accounting, else ``unknown``.
+    """Return one record for every id: from the queue, else the accounting, else ``unknown``.
 
-    ``since`` as for :func:`sacct`.
-
-    Never raises for what Slurm does or is not, and takes ``timeout_s`` seconds at most. The
-    ``reason`` of an unknown job says why.
+    ``since`` is that of :func:`sacct`. A missing, failing or silent Slurm raises nothing: the
+    ``reason`` of an unknown job says what happened. Takes at most ``timeout_s`` seconds.
     """
     until = time.monotonic() + timeout_s
     wanted = list(dict.fromkeys(ids))
@@ -271,7 +271,7 @@ def job_states(
 def sbatch_argv(
     script: Path, arguments: Sequence[str] = (), *, options: Sequence[str] = ()
 ) -> list[str]:
-    """The command that submits ``script``, an absolute path, with its arguments."""
+    """Return the command that submits ``script``, an absolute path, with its arguments."""
     return ["sbatch", "--parsable", *options, str(script), *arguments]
 
 
@@ -284,7 +284,7 @@ class Accepted:
     cluster: str
     """The cluster that sbatch named, or ""."""
     said: tuple[str, ...] = ()
-    """What sbatch and the site's filters wrote to stderr, a line each."""
+    """Non-empty lines that sbatch and the site's filters wrote to stderr."""
 
 
 def sbatch(
@@ -293,16 +293,16 @@ def sbatch(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Accepted:
-    """Submit by a command of :func:`sbatch_argv`.
+    """Submit a job with a command of :func:`sbatch_argv`.
 
     Args:
         argv: the command.
-        environ: what sbatch passes on to the job; by default :func:`clean_environment`.
-        cwd: the directory of submission; by default this one.
+        environ: variables that sbatch passes on to the job; by default :func:`clean_environment`.
+        cwd: the directory of submission; by default the current one.
 
     Raises:
-        SlurmUnsureError: sbatch did not answer, or not as it should: the job may be queued.
-        SlurmError: it was refused.
+        SlurmUnsureError: sbatch did not answer, or printed no usable answer: the job may be queued.
+        SlurmError: sbatch refused the job.
     """
     given = clean_environment() if environ is None else environ
     try:
@@ -325,12 +325,13 @@ def sbatch(
 
 
 def start_estimate(argv: Sequence[str]) -> str:
-    """When and where a job of a command of :func:`sbatch_argv` would start: ``to start at ...``.
+    """Return when and where Slurm would start a job: ``to start at ...``, or "".
 
-    By ``sbatch --test-only``, which checks resources, not the script, and submits nothing.
+    Runs a command of :func:`sbatch_argv` with ``--test-only``, which checks resources, not the
+    script, and submits nothing.
 
     Raises:
-        SlurmError: no answer, or Slurm would refuse the job.
+        SlurmError: sbatch did not answer, or Slurm would refuse the job.
     """
     tested = [argv[0], "--test-only", *argv[1:]]
     done = run(tested, timeout_s=ASK_S, environ=clean_environment())
@@ -342,20 +343,20 @@ def start_estimate(argv: Sequence[str]) -> str:
 
 
 def scancel(ids: Sequence[str], *, cluster: str = "", timeout_s: float = 30.0) -> None:
-    """Cancel jobs; one call for each thousand.
+    """Cancel jobs; one call per 1000 ids.
 
     Raises:
-        SlurmError: no answer, or one of them could not be cancelled.
+        SlurmError: scancel did not answer, or could not cancel a job.
     """
     for some in _pieces(_checked(ids)):
         ask(["scancel", *_on(cluster), *some], timeout_s=timeout_s)
 
 
 def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a new job: what describes the job around this process is left out.
+    """Return the environment for a new job, without the variables of an enclosing job.
 
     A job submitted from inside a job would inherit its memory options, CPU masks and step; srun
-    then refuses to start, or pins all ranks to a few CPUs. Outside a job nothing is left out.
+    then refuses to start, or pins all ranks to a few CPUs. Outside a job nothing is removed.
     """
     if "SLURM_JOB_ID" not in environ:
         return dict(environ)
@@ -367,7 +368,7 @@ def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]
 
 
 def overriding_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables by which sbatch overrides the script's directives, sorted; see sbatch(1)."""
+    """Return the variables that make sbatch override the script's directives, sorted; sbatch(1)."""
     return sorted(name for name in clean_environment(environ) if name.startswith("SBATCH_"))
 
 

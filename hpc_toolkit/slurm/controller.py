@@ -1,4 +1,4 @@
-"""What scontrol is asked about nodes, jobs and limits, and what it is told."""
+"""Query nodes, jobs and limits with scontrol and squeue, and shrink running jobs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, NodeRecord]:
-    """One record for every name; ``unknown`` for nodes of which Slurm says nothing. Never raises.
+    """Return one record for every name; ``unknown`` for nodes that Slurm does not list.
 
-    ``names`` are single names, not lists in brackets.
+    ``names`` are single names, not lists in brackets. A failing Slurm raises nothing.
     """
     wanted = [name for name in dict.fromkeys(names) if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name)]
     found: dict[str, NodeRecord] = {}
     if wanted:
         argv = ["scontrol", "--oneliner", "show", "node", ",".join(wanted)]
         try:
-            # A name that does not exist is an error, and the others are listed all the same.
+            # scontrol fails if one name does not exist, but still lists the others.
             found = parse_nodes(run(argv, timeout_s=timeout_s).stdout)
         except SlurmError:
             found = {}
@@ -32,10 +32,12 @@ def node_states(names: Iterable[str], *, timeout_s: float = ASK_S) -> dict[str, 
 
 
 def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
-    """The names in a list such as ``n[1-3,5]``; no controller is asked.
+    """Expand a host list such as ``n[1-3,5]``; [] for text with other characters.
+
+    Runs scontrol, which asks no controller for this.
 
     Raises:
-        SlurmError: it is no list, or scontrol is missing.
+        SlurmError: scontrol is missing, or cannot read the list.
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
         return []
@@ -43,13 +45,13 @@ def host_names(nodes: str, *, timeout_s: float = ASK_S) -> list[str]:
 
 
 def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str, str]]:
-    """What the controller knows of a job, one mapping for each element of an array.
+    """Return the fields of ``scontrol show job``, one mapping per job or array element.
 
-    Values that hold spaces are cut at the first one, but for those of ``StdOut``, ``StdErr`` and
-    ``WorkDir``.
+    A value ends at its first space, except those of ``StdOut``, ``StdErr``, ``WorkDir`` and
+    ``Command``.
 
     Raises:
-        SlurmError: no answer, or the job is gone.
+        SlurmError: scontrol did not answer, or the job is gone.
     """
     checked = wanted if job_id(wanted) else "0"
     text = ask(["scontrol", "show", "job", checked], timeout_s=timeout_s)
@@ -65,28 +67,28 @@ def scontrol_show_job(wanted: str, *, timeout_s: float = ASK_S) -> list[dict[str
 
 
 def job_nodes(job: str, *, timeout_s: float = ASK_S) -> list[str]:
-    """The nodes that a job has now, without those that it has lost; [] for one without nodes.
+    """Return the nodes that a job has now, without lost ones; [] for a job without nodes.
 
-    ``job`` is a raw id: that of an array's element, not of the array.
+    ``job`` is a raw id: for an array the id of one element, not of the array.
 
     Raises:
-        SlurmError: no answer, or the job is gone.
+        SlurmError: squeue did not answer, or the job is gone.
     """
     argv = ["squeue", "--noheader", f"--jobs={job}", "--format=%A %N"]
-    # The raw id of an array's last element is also the array's, and lists every element.
+    # An array's last element has the id of the array as its raw id, so squeue lists all elements.
     rows = [line.split() for line in ask(argv, timeout_s=timeout_s).splitlines()]
     listed = next((row[1] for row in rows if row[0] == job and len(row) > 1), "")
     return host_names(listed, timeout_s=timeout_s)
 
 
 def set_nodes(job: str, nodes: Sequence[str], *, timeout_s: float = SUBMIT_S) -> None:
-    """Have Slurm take all other nodes from a running job (scontrol(1), NodeList).
+    """Shrink a running job to ``nodes`` (scontrol(1), NodeList).
 
     Raises:
-        SlurmError: no answer, or it refuses.
+        SlurmError: Slurm did not answer, or refused.
     """
     argv = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(nodes)}"]
-    # scontrol leaves scripts for resetting a shell's variables where it is called.
+    # scontrol writes scripts that reset a shell's variables into its working directory.
     with tempfile.TemporaryDirectory() as elsewhere:
         done = run(argv, timeout_s=timeout_s, cwd=Path(elsewhere))
     if done.code:
@@ -94,10 +96,10 @@ def set_nodes(job: str, nodes: Sequence[str], *, timeout_s: float = SUBMIT_S) ->
 
 
 def max_array_size(*, timeout_s: float = ASK_S) -> int | None:
-    """Slurm's MaxArraySize: the highest index of an array is one less; None if it does not say.
+    """Return Slurm's MaxArraySize, one more than the highest array index; None if not shown.
 
     Raises:
-        SlurmError: no answer.
+        SlurmError: scontrol failed or did not answer.
     """
     text = ask(["scontrol", "show", "config"], timeout_s=timeout_s)
     match = re.search(r"^MaxArraySize\s*=\s*([0-9]+)", text, re.MULTILINE)

@@ -1,7 +1,6 @@
-"""What may surround the program of a job script: modules, conda, containers, commands, variables.
+"""Check what surrounds a script's program: modules, conda, containers, commands, variables.
 
-Every value is checked against what is accepted, and never against what is not; the script quotes
-it all the same.
+Every value must match an allow-list; the script quotes it nevertheless.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from hpc_toolkit.slurm.allowlist import (
 )
 
 USERS = ".users"
-"""The directory beside staged files that tells how many ranks still use them."""
+"""Directory beside staged files with one entry per task that still uses them."""
 
 _PATH_MAX = 4096
 _PATH = f"/.{{1,{_PATH_MAX - 1}}}"
-# PATH separates its parts by colons.
+# No colon, which separates the directories of PATH.
 _PROGRAMS = f"/[^:]{{1,{_PATH_MAX - 1}}}"
 _CONDA = f"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,127}}|{_PROGRAMS}"
 _IMAGE = f"[^-].{{0,{_PATH_MAX - 1}}}"
@@ -47,7 +46,7 @@ def check_environment(
     command: tuple[str, ...] = (),
     where: str = "",
 ) -> None:
-    """Raise RenderError unless these may go into a script; ``where`` is a prefix for the error."""
+    """Raise RenderError unless all values may go into a script; errors begin with ``where``."""
     for module in modules:
         check_module(module, f"{where}--module")
     for option, lines in (
@@ -78,7 +77,7 @@ def check_bind(value: object, where: str) -> None:
 
 
 def check_staged(paths: tuple[str, ...], where: str) -> None:
-    """Raise RenderError unless ``paths`` can lie side by side in one directory."""
+    """Raise RenderError unless ``paths`` can be copied into one directory: no equal names."""
     names: set[str] = set()
     for path in paths:
         check_match(path, f"[^-].{{0,{_PATH_MAX - 1}}}", "a path; ./-x for one called -x", where)
@@ -93,7 +92,7 @@ def check_staged(paths: tuple[str, ...], where: str) -> None:
 
 
 def check_directory(value: object, where: str) -> None:
-    """Raise RenderError unless ``value`` is an absolute path on one line."""
+    """Raise RenderError unless ``value`` is an absolute path of printable characters."""
     check_match(value, _PATH, "an absolute path", where)
 
 
@@ -110,7 +109,7 @@ def _check_conda(conda: str | None, venv: str | None, where: str) -> None:
 
 def _check_command(words: tuple[str, ...], where: str) -> None:
     option = f"{where}the program after --"
-    # Which templates start a module is told elsewhere.
+    # render.kinds refuses a module for templates that cannot start one.
     module = words[0] == "-m" and len(words) > 1 and _MODULE.fullmatch(words[1]) is not None
     if not module and (not words[0] or words[0].startswith("-")):
         raise refusal(option, words[0], "a program and its arguments")

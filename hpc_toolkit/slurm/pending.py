@@ -1,4 +1,4 @@
-"""Why a job waits: Slurm's words for it (squeue(1), JOB REASON CODES) with what can be done."""
+"""Explain why a job waits: Slurm's reasons (squeue(1), JOB REASON CODES) and their remedies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _STATES = {
 
 
 def why_waiting(record: JobRecord) -> str:
-    """One sentence with a remedy where there is one; Slurm's own word where that is not known."""
+    """Return a sentence on why a job waits, with a remedy if there is one.
+
+    For a reason that is not listed above, the sentence quotes Slurm's word.
+    """
     word = record.reason.partition(",")[0].strip("()")
     if record.state in _STATES and word not in ("JobHeldAdmin", "JobHoldMaxRequeue"):
         sentence = _STATES[record.state]
@@ -66,7 +69,7 @@ def why_waiting(record: JobRecord) -> str:
 
 
 def is_stuck(record: JobRecord) -> bool:
-    """Whether nothing but a person can let this job start."""
+    """Return whether this waiting job can start only after a person acts."""
     word = record.reason.partition(",")[0]
     return record.waiting and (
         record.state in _STATES or word.startswith(("JobHeld", "JobHold", *_HOPELESS))

@@ -1,7 +1,7 @@
-"""What Slurm's programs print, as records: text in, values out, nothing is run.
+"""Parse the output of Slurm's programs into records. Runs no program.
 
-The states are those of squeue(1) and sacct(1), JOB STATE CODES; a state that this version does not
-know is kept as it is and is neither ended, waiting nor running.
+The states are those of squeue(1) and sacct(1), JOB STATE CODES. A state that this version does not
+know is kept; such a job is neither ended, waiting nor running.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 UNKNOWN = "unknown"
-"""The state of a job of which Slurm said nothing; it is no failure."""
+"""The state of a job that Slurm said nothing about; not a failure."""
 
 NODE_FAILURES = frozenset({"NODE_FAIL", "BOOT_FAIL"})
-"""States of jobs that a node's failure ended."""
+"""States of jobs that ended because a node failed."""
 
 _ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
@@ -31,7 +31,7 @@ _ON_NODES = {
     *("STAGE_OUT", "STOPPED", "SUSPENDED", "UPDATE_DB", "EXPEDITING"),
 }
 
-# What has the most life in it speaks for a whole array.
+# An array has the first of these states that one of its elements is in.
 _LIVELIEST = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "PENDING")
 
 SQUEUE_FIELDS = (
@@ -51,70 +51,70 @@ SQUEUE_FIELDS = (
     ("UserName", 64),
     ("Cluster", 64),
 )
-"""Columns of ``squeue --Format`` and their widths in bytes; squeue cuts what is longer."""
+"""Columns of ``squeue --Format`` and their widths in bytes; squeue truncates longer values."""
 _TELL_WHEN_CUT = {"Reason", "Name"}
 
 SACCT_FIELDS = (
     *("JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "Partition"),
     *("NodeList", "User", "Cluster", "JobName"),
 )
-"""Columns of ``sacct --parsable2``; the name is last, since it may hold the delimiter."""
+"""Columns of ``sacct --parsable2``; the name is last because it may contain the delimiter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job as Slurm sees it; of an array asked for as a whole, its liveliest element."""
+    """One job as Slurm sees it; for the id of an array, its most active element."""
 
     id: str
-    """The id that was asked for: ``123``, or ``123_4`` for element 4 of an array."""
+    """The requested id: ``123``, or ``123_4`` for element 4 of an array."""
     state: str
-    """One of Slurm's words such as ``PENDING``, or ``unknown``."""
+    """Slurm's state, such as ``PENDING``, or ``unknown``."""
     reason: str = ""
-    """Slurm's word for why it waits or ended; of an unknown job why nothing is known."""
+    """Slurm's reason why the job waits or ended; for an unknown job, why nothing is known."""
     nodes: str = ""
-    """Its nodes in Slurm's notation ``n[1-4]``; "" where it has none or the list is too long."""
+    """Its nodes in Slurm's notation ``n[1-4]``; "" if it has none or the list is too long."""
     restarts: int | None = None
-    """How often it was requeued; None where Slurm did not say."""
+    """How often the job was requeued; None if Slurm did not say."""
     partition: str = ""
     """Its partition."""
     submitted: float | None = None
     """Epoch seconds of the submission, or of the last requeue."""
     start: float | None = None
-    """Epoch seconds when it started; of a waiting job when Slurm expects it to; None if unknown."""
+    """Epoch seconds of the start, expected by Slurm if the job waits; None if unknown."""
     end: float | None = None
-    """Epoch seconds when it ended, or will at its time limit; None if unknown."""
+    """Epoch seconds of the end, or of the time limit while it runs; None if unknown."""
     exit_code: int | None = None
-    """Of an ended job: exit code of its script, or 128 and the signal's number."""
+    """Exit code of an ended job's script, or 128 plus the number of the signal that ended it."""
     name: str = ""
-    """The job's name; of one of 256 bytes or more its beginning."""
+    """The job's name; only its beginning if it has 256 bytes or more."""
     user: str = ""
-    """Login name of its user; "" where Slurm did not say."""
+    """Login name of its user; "" if Slurm did not say."""
     cluster: str = ""
-    """The cluster that gave the answer; "" where it did not say."""
+    """The cluster that answered; "" if it did not say."""
     array: str = ""
-    """Id of the array that it belongs to; "" for a job of its own."""
+    """Id of the array that it is an element of; "" for other jobs."""
     raw: str = ""
     """SLURM_JOB_ID inside the job; differs from ``id`` in arrays."""
     raws: tuple[str, ...] = ()
-    """The raw ids of its elements that Slurm still lists, of an array asked for as a whole."""
+    """For the id of an array: the raw ids of the elements that Slurm still lists."""
     lost: tuple[JobRecord, ...] = ()
-    """Its earlier runs that a node's failure ended, as far as the accounting was asked."""
+    """Earlier runs of the job that a node's failure ended; known from the accounting only."""
     elements: tuple[tuple[str, int], ...] = ()
-    """How many elements are in which state, of an array asked for as a whole."""
+    """For the id of an array: each state and the number of elements in it."""
 
     @property
     def ended(self) -> bool:
-        """Whether no process of it runs any more and none will."""
+        """Whether the job is over, and no process of it will start again."""
         return self.state in _ENDED
 
     @property
     def waiting(self) -> bool:
-        """Whether it is in the queue and has no nodes."""
+        """Whether the job is in the queue and has no nodes."""
         return self.state in _WAITING
 
     @property
     def running(self) -> bool:
-        """Whether it holds nodes."""
+        """Whether the job holds nodes."""
         return self.state in _ON_NODES
 
 
@@ -129,22 +129,23 @@ class NodeRecord:
     flags: frozenset[str] = frozenset()
     """Flags such as ``DRAIN``, ``NOT_RESPONDING``, ``FAIL``, ``REBOOT_ISSUED``."""
     reason: str = ""
-    """What an administrator or Slurm wrote about it."""
+    """The reason that an administrator or Slurm gave for its state."""
 
     @property
     def failed(self) -> bool:
-        """Whether Slurm takes it for broken: down, failing or not responding."""
+        """Whether Slurm considers the node broken: down, failing or not responding."""
         return self.state == "DOWN" or bool(self.flags & {"FAIL", "FAILING", "NOT_RESPONDING"})
 
 
 def job_id(text: str) -> bool:
-    """Whether ``text`` is a job's id, of an array's element or a part of a hetjob included."""
+    """Return whether ``text`` is the id of a job, an array element or a hetjob component."""
     return re.fullmatch(r"[1-9][0-9]{0,18}([_+][0-9]{1,9})?", text) is not None
 
 
 def parse_state(text: str) -> str:
-    """The one word of a state: sacct writes ``CANCELLED by 1000``, and ``OUT_OF_ME+`` when short
-    of room.
+    """Return a state as one word; ``unknown`` for empty text.
+
+    sacct writes ``CANCELLED by 1000``, and ``OUT_OF_ME+`` in a narrow column.
     """
     word = text.strip().partition(" ")[0].upper()
     if word.endswith("+"):
@@ -154,9 +155,10 @@ def parse_state(text: str) -> str:
 
 
 def parse_squeue(text: bytes) -> list[JobRecord]:
-    """Rows of ``squeue --noheader --array --Format=...`` with SQUEUE_FIELDS; others are skipped.
+    """Parse ``squeue --noheader --array --Format=...`` with SQUEUE_FIELDS; skip other lines.
 
-    They are cut as bytes, as squeue pads them: a name that is no ASCII would shift the columns.
+    Columns are split by bytes, because squeue pads by bytes: counted in characters, the columns
+    after a non-ASCII name would shift.
     """
     found = []
     for line in text.split(b"\n"):
@@ -164,7 +166,7 @@ def parse_squeue(text: bytes) -> list[JobRecord]:
         for name, width in SQUEUE_FIELDS:
             cell = line[at : at + width].rstrip()
             whole = len(cell) < width or name in _TELL_WHEN_CUT
-            # A letter that was cut in the middle is none.
+            # Drop a multi-byte character that squeue cut in two.
             errors = "replace" if len(cell) < width else "ignore"
             row[name] = cell.decode("utf-8", errors).strip() if whole else ""
             at += width
@@ -195,9 +197,9 @@ def _squeue_record(row: dict[str, str]) -> JobRecord:
 
 
 def parse_sacct(text: str) -> list[JobRecord]:
-    """Rows of ``sacct --parsable2 --duplicates`` with SACCT_FIELDS; the last run of each job.
+    """Parse ``sacct --parsable2 --duplicates`` with SACCT_FIELDS into the last run of each job.
 
-    ``restarts`` is how many earlier runs of the same job the accounting has kept.
+    ``restarts`` counts the earlier runs of the job that the accounting has kept.
     """
     runs: dict[str, list[JobRecord]] = {}
     for line in text.splitlines():
@@ -233,14 +235,15 @@ def _sacct_record(row: dict[str, str]) -> JobRecord:
 
 
 def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]:
-    """The record of each id of which there is a row; an id may be a job's, an array's, a raw one.
+    """Map ids to their records; an id may be that of a job, an array or an element, or a raw id.
 
-    The raw id of an array's last element is the array's own id, and means the array.
+    Ids without a row have no entry. An array's last element has the array's id as its raw id; that
+    id means the array.
     """
     found = list(rows)
     records = {}
     for wanted in ids:
-        # A part of a hetjob stands and falls with its whole.
+        # The components of a hetjob start and end together.
         base = wanted.partition("+")[0]
         whole = [row for row in found if row.array == base]
         mine = whole or [row for row in found if base in (row.id, row.raw)]
@@ -260,19 +263,19 @@ def by_id(rows: Iterable[JobRecord], ids: Iterable[str]) -> dict[str, JobRecord]
 
 def _liveliness(row: JobRecord) -> tuple[int, int]:
     order = _LIVELIEST.index(row.state) if row.state in _LIVELIEST else len(_LIVELIEST)
-    # Of ended elements one that did not end well tells more.
+    # Among ended elements prefer one that did not complete.
     return order + row.ended, row.state == "COMPLETED"
 
 
 def parse_nodes(text: str) -> dict[str, NodeRecord]:
-    """Lines of ``scontrol --oneliner show node``."""
+    """Parse ``scontrol --oneliner show node`` into records by node name."""
     found = {}
     for line in text.splitlines():
         name = re.match(r"NodeName=(\S+)", line)
         state = re.search(r" State=(\S+)", line)
         if name and state:
             reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?\s*(?: Comment=.*)?$", line)
-            # An old way to say "not responding" is an asterisk.
+            # Older versions of Slurm mark a node that does not respond with an asterisk.
             word, *flags = state[1].replace("*", "+NOT_RESPONDING").split("+")
             found[name[1]] = NodeRecord(
                 name=name[1],
@@ -284,9 +287,9 @@ def parse_nodes(text: str) -> dict[str, NodeRecord]:
 
 
 def parse_job_id(text: str) -> tuple[str, str] | None:
-    """(job id, cluster or "") of what ``sbatch --parsable`` printed; None if there is none.
+    """Return (job id, cluster or "") from the output of ``sbatch --parsable``, or None.
 
-    Sites wrap sbatch in scripts that print more; the last line of the right form counts.
+    Sites wrap sbatch in scripts that print more, so the last line of the right form counts.
     """
     lines = [line.strip() for line in text.splitlines()]
     found = [line for line in lines if re.fullmatch(r"[1-9][0-9]*(;[^\s;]+)?", line)]
@@ -295,12 +298,12 @@ def parse_job_id(text: str) -> tuple[str, str] | None:
 
 
 def parse_time(text: str) -> float | None:
-    """Epoch seconds of a time printed under ``SLURM_TIME_FORMAT=%s``; None for N/A and the like."""
+    """Parse a time of ``SLURM_TIME_FORMAT=%s``: epoch seconds; None for N/A and similar words."""
     return float(text) if re.fullmatch(r"[1-9][0-9]{0,11}", text) else None
 
 
 def parse_exit(text: str) -> int | None:
-    """The exit code in ``code:signal`` (sacct) or in the status of wait(2) (squeue)."""
+    """Parse ``code:signal`` (sacct) or a status of wait(2) (squeue) into an exit code, or None."""
     if match := re.fullmatch(r"([0-9]{1,5}):([0-9]{1,3})", text):
         return 128 + int(match[2]) if int(match[2]) else int(match[1])
     if not re.fullmatch(r"[0-9]{1,6}", text):

@@ -1,1 +1,1 @@
-"""Jobs of a run: submitted, noted, followed, cancelled."""
+"""Slurm jobs of a run: submit, record, follow and cancel them."""

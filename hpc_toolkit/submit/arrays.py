@@ -1,4 +1,4 @@
-"""Job arrays in sbatch's notation, and their split where Slurm takes no index so high."""
+"""Split job arrays, in sbatch's notation, whose indices are too high for Slurm."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MOST_CHUNKS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One array of those that an array is split into."""
+    """One of the arrays that an array is split into."""
 
     array: str
-    """Its indices in sbatch's notation, each less by ``offset``."""
+    """Its indices in sbatch's notation, each reduced by ``offset``."""
     offset: int
-    """What must be added to get the index that was asked for."""
+    """Number to add to an index to get the one that was requested."""
 
 
 def split_array(array: Array, limit: int) -> list[Chunk]:
-    """The arrays to submit so that no index reaches ``limit``; one, as it is, if none does.
+    """Split an array so that no index reaches ``limit``; it stays as it is if none does.
 
     Args:
-        array: the indices; how many may run at once holds for each of the arrays.
+        array: the indices; its limit of elements that run at once holds for each of the arrays.
         limit: Slurm's MaxArraySize.
 
     Raises:
-        RenderError: far too many arrays, or a ``limit`` of none.
+        RenderError: it would take too many arrays, or ``limit`` is below 1.
     """
     if limit < 1:
         message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"

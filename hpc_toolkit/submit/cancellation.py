@@ -1,4 +1,4 @@
-"""Taking a run's jobs back from Slurm, and no others."""
+"""Cancel a run's Slurm jobs, and no others."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job in the queue with the id of one of a run."""
+    """A job in the queue that has the id of one of the run's jobs."""
 
     record: JobRecord
-    """As Slurm sees it."""
+    """Slurm's record of it."""
     cluster: str
     """Its cluster, or ""."""
     foreign: str = ""
-    """Why it may be somebody else's, and is not cancelled; "" for the run's own."""
+    """Why it may not be the run's, and is not cancelled; "" for the run's own."""
 
 
 def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> list[QueuedJob]:
-    """The run's jobs that are still in the queue, as :func:`queued_jobs` tells.
+    """The run's jobs that are still in the queue, as :func:`queued_jobs` returns them.
 
     Args:
         paths: of the run.
@@ -47,16 +47,16 @@ def cancelable_jobs(paths: RunPaths, *, only: Iterable[str] | None = None) -> li
             known = ", ".join(job.id for job in jobs[-10:]) or "none is known"
             message = f"--job {one}: no job of {paths.root}"
             raise ConfigError(message, hint=f"its jobs: {known}")
-    # Workers name the elements of an array, of which many are no question of their own.
+    # Workers name the elements of an array, perhaps many; to ask for the array is enough.
     arrays = {job.id for job in jobs if job.submitted and job.submitted.array is not None}
     outside = [job for job in jobs if job.id.partition("_")[0] not in arrays - {job.id}]
     return queued_jobs([job for job in jobs if job.id in wanted] if wanted else outside)
 
 
 def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
-    """Those of the jobs that are still in the queue; one question for each cluster.
+    """The jobs that are still in the queue; one query for each cluster.
 
-    What differs from what is known of a job is somebody else's, and so is what Slurm does not name.
+    A job that differs from what is known of it, or that Slurm does not name, counts as foreign.
 
     Raises:
         SlurmError: Slurm does not answer.
@@ -68,13 +68,13 @@ def queued_jobs(jobs: Iterable[KnownJob]) -> list[QueuedJob]:
         for one, record in squeue(mine, cluster=cluster).items():
             if record.waiting or record.running:
                 found.append(QueuedJob(record, cluster, _foreign(mine[one], record)))
-    # An element of an array that is cancelled as a whole.
+    # Leave out the elements of an array that is cancelled as a whole.
     whole = {job.record.id for job in found if not job.foreign}
     return [job for job in found if job.record.array not in whole - {job.record.id}]
 
 
 def _foreign(job: KnownJob, record: JobRecord) -> str:
-    """Why this may be another job than the one that was known; "" for the run's own."""
+    """Why this may not be the job that is known; "" for the run's own."""
     if other := job.contradicts(record, user=own_login()):
         return other
     missing = ""
@@ -86,7 +86,7 @@ def _foreign(job: KnownJob, record: JobRecord) -> str:
 
 
 def cancel_jobs(jobs: Iterable[QueuedJob]) -> None:
-    """Cancel those that are the run's own; one call for each cluster.
+    """Cancel the jobs that are the run's own; one call for each cluster.
 
     Raises:
         SlurmError: one of them could not be cancelled.

@@ -1,7 +1,7 @@
-"""Nodes that failed for a run not long ago: the next submission leaves them out.
+"""Nodes that failed for a run within a day: the next submission excludes them.
 
-A node that comes back after a failure often fails again, and Slurm gives it out at once. So it does
-with one on which everything fails that other nodes finish.
+A node that returns after a failure often fails again, and Slurm allocates it at once. The same is
+true of a sick node, on which items fail that other nodes finish.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.records import JobRecord
 
 MOST = 4
-"""Never more nodes than this are left out; where more failed, the cause is elsewhere."""
+"""Most nodes that are excluded; if more failed, the cause is elsewhere."""
 _RECENT_S = 86400.0
 
 Failure = tuple[float, str]
-"""When a node failed, in epoch seconds, and the words for it."""
+"""(Epoch seconds at which a node failed, description of the failure)."""
 
 
 def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
-    """The nodes to leave out, latest first, each with the reason.
+    """The nodes to exclude, latest failure first, each with the reason.
 
     Args:
-        view: of the run, up to date.
-        records: of the run's jobs, as Slurm tells.
+        view: the view of the run, up to date.
+        records: Slurm's records of the run's jobs.
     """
     found: dict[str, Failure] = {}
     sources = (_of_deaths(view), _of_requeues(view, records), _of_jobs(records), _of_sick(view))
@@ -46,7 +46,7 @@ def failed_nodes(view: RunView, records: list[JobRecord]) -> dict[str, str]:
 
 
 def _deaths(view: RunView, explained: str) -> Iterator[tuple[str, Presence | None, str]]:
-    """Host, last word and name of the workers whose death was so explained."""
+    """Host, presence and name of the workers whose death has this explanation."""
     for stage in view.stages.values():
         for unit in stage.state.units.values():
             for death in unit.deaths.values():
@@ -55,7 +55,7 @@ def _deaths(view: RunView, explained: str) -> Iterator[tuple[str, Presence | Non
 
 
 def _of_deaths(view: RunView) -> Iterator[tuple[str, Failure]]:
-    """Hosts of workers whose death a node failure explains."""
+    """Hosts of workers that died of a node failure."""
     for host, presence, worker in _deaths(view, "node failure"):
         at = presence.at if presence is not None else 0.0
         job = f" of job {presence.job}" if presence is not None and presence.job else ""
@@ -63,7 +63,7 @@ def _of_deaths(view: RunView) -> Iterator[tuple[str, Failure]]:
 
 
 def _of_sick(view: RunView) -> Iterator[tuple[str, Failure]]:
-    """Hosts that workers of a Slurm job left because everything failed there alone."""
+    """Hosts that workers of a Slurm job left because items failed there and not elsewhere."""
     control = ControlReader(view.paths)
     control.poll()
     for notice in control.sick:
@@ -76,7 +76,7 @@ def _of_sick(view: RunView) -> Iterator[tuple[str, Failure]]:
 def _of_requeues(view: RunView, records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
     """Nodes that are down now and had workers of a job's earlier start.
 
-    Slurm requeues the job of a node that failed, and the queue then tells of the next start alone.
+    Slurm requeues the job of a failed node, and the queue then shows only the next start.
     """
     from hpc_toolkit.slurm.controller import node_states
 
@@ -93,7 +93,7 @@ def _of_requeues(view: RunView, records: list[JobRecord]) -> Iterator[tuple[str,
 
 
 def _of_jobs(records: list[JobRecord]) -> Iterator[tuple[str, Failure]]:
-    """Nodes of jobs that a node's failure ended: of several nodes those that still are down."""
+    """Nodes of jobs that a node failure ended; of several nodes, those that are still down."""
     from hpc_toolkit.slurm.client import SlurmError
     from hpc_toolkit.slurm.controller import host_names, node_states
     from hpc_toolkit.slurm.records import NODE_FAILURES

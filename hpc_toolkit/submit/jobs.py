@@ -1,6 +1,6 @@
-"""The Slurm jobs of a run: what was submitted for it, and how these jobs stand.
+"""The Slurm jobs of a run: records of what was submitted, and the jobs' states.
 
-The records are annotations below the run; no decision about items rests on them.
+The records are annotations in the run directory; no decision about items depends on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 ASKED_AGAIN_S = 30.0
-"""How long an answer of Slurm is shown before it is asked again."""
+"""Seconds for which an answer of Slurm is used before Slurm is asked again."""
 _CONTRADICTED = "another job has this id, or it was renamed"
 _MOST_ASKED = 50
 _SETTLED_S = 300.0
@@ -37,32 +37,32 @@ class SubmittedJob:
     """One job as it was submitted; the content of ``jobs/<job>.json``."""
 
     job: str
-    """Its id; of an array that of the whole."""
+    """Its id; for an array, the id of the array."""
     cluster: str = ""
-    """The cluster that sbatch named; "" for the only one."""
+    """The cluster that sbatch named; "" if it named none."""
     name: str = ""
     """Its name."""
     array: str | None = None
-    """What was asked for with ``--array``."""
+    """Its value of ``--array``."""
     script: str = ""
-    """The script as it was sent, relative to the run."""
+    """The submitted copy of its script, relative to the run."""
     argv: tuple[str, ...] = ()
     """The command that submitted it."""
     cwd: str = ""
-    """The directory of submission."""
+    """The job's directory."""
     log: str = ""
     """Its log in sbatch's notation, relative to ``cwd``."""
     excluded: tuple[str, ...] = ()
-    """Nodes that had failed for this run and were left out."""
+    """Nodes that were excluded because they had failed for this run."""
     submitted: float = 0.0
     """Epoch seconds, for display."""
     by: str = ""
-    """Login name of who submitted it."""
+    """Login name of the user who submitted it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """A job of which the run's own files tell."""
+    """A job that the run's own files name."""
 
     id: str
     """Its id."""
@@ -73,16 +73,16 @@ class KnownJob:
     submitted: SubmittedJob | None
     """How it was submitted; None for a job that only its workers name."""
     name: str = ""
-    """Its name; "" if nothing tells it."""
+    """Its name; "" if unknown."""
     place: str = ""
-    """The cluster on which its workers were; "" if nothing tells it."""
+    """The cluster on which its workers ran; "" if unknown."""
 
     def contradicts(self, record: JobRecord, *, user: str = "") -> str:
-        """Why ``record`` tells of another job with the same id; "" if nothing speaks for that.
+        """Why ``record`` is of another job with the same id; "" if nothing indicates that.
 
-        A cluster that was set up afresh gives the same ids again, and so does another cluster that
-        shares the file system. ``user`` is whose job it must be where no submission was noted. A
-        job that was renamed cannot be told from another's: nothing else says that an id is ours.
+        A reinstalled cluster gives the same ids again, and so does another cluster that shares the
+        filesystem. ``user`` must own the job if no submission was recorded. A renamed job cannot
+        be told from a foreign one, because nothing else shows that an id is ours.
         """
         user = (self.submitted.by if self.submitted else "") or user
         if self.place and record.cluster not in ("", self.place):
@@ -95,15 +95,15 @@ class KnownJob:
 
     @property
     def by_hand(self) -> str:
-        """The words that tell how its user cancels it without hpctk."""
+        """A phrase that says how its user can cancel it without hpctk."""
         on = f"--clusters={self.cluster} " if self.cluster else ""
         return f"'scancel {on}{self.id}' takes it"
 
 
 def own_login() -> str:
-    """The login name of this process's user as Slurm prints it; the number of one without a name.
+    """The login name of this process's user as Slurm prints it; the uid if there is no name.
 
-    No variable of the environment decides it: they stay when the user changes.
+    Environment variables are not used, because they stay when the user changes.
     """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -112,14 +112,14 @@ def own_login() -> str:
 
 
 def script_copy(paths: RunPaths, name: str, script: str) -> Path:
-    """Where the copy of a script belongs; equal scripts have one."""
+    """Path of the run's copy of a script; equal scripts share one."""
     from hpc_toolkit.slurm.render.file import sha256
 
     return paths.jobs / f"{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}-{sha256(script)[:12]}.sbatch"
 
 
 def keep_script(paths: RunPaths, name: str, script: str) -> Path:
-    """Copy a script into the run, whole, before it is submitted; the copy's path."""
+    """Copy a script atomically into the run before it is submitted; return the copy's path."""
     path = script_copy(paths, name, script)
     paths.jobs.mkdir(exist_ok=True)
     if files.read_fresh(path) != script.encode():
@@ -128,22 +128,22 @@ def keep_script(paths: RunPaths, name: str, script: str) -> Path:
 
 
 def record_job(paths: RunPaths, job: SubmittedJob) -> None:
-    """Note a job that Slurm has taken.
+    """Record a job that Slurm has accepted.
 
     Raises:
-        OSError: nothing is noted; the job is in the queue all the same.
+        OSError: nothing is recorded; the job is in the queue anyway.
     """
     data = (json.dumps({"format": FORMAT, **asdict(job)}) + "\n").encode()
     paths.jobs.mkdir(exist_ok=True)
     try:
         files.write_new(paths.jobs / f"{job.job}.json", [data])
     except FileExistsError:
-        # A cluster that was set up afresh counts from the start again.
+        # A reinstalled cluster counts job ids from the start again.
         files.write_new(paths.jobs / f"{job.job}-{os.urandom(2).hex()}.json", [data])
 
 
 def read_jobs(paths: RunPaths) -> list[SubmittedJob]:
-    """What was submitted for this run, oldest first; what cannot be read is left out."""
+    """Jobs that were submitted for this run, oldest first; unreadable records are skipped."""
     found = []
     for name in files.list_names(paths.jobs):
         if name.endswith(".json") and not name.startswith("."):
@@ -189,7 +189,7 @@ def known_jobs(paths: RunPaths) -> list[KnownJob]:
 
 
 class JobStates:
-    """How the jobs of a run stand, as often as one may ask."""
+    """States of a run's jobs; Slurm is asked at most once in 30 s."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -198,12 +198,12 @@ class JobStates:
         self._asked = float("-inf")
 
     def read(self, *, timeout_s: float = 5.0, ask: bool = True) -> list[JobRecord]:
-        """One record for every job, oldest first; at most one question each 30 s.
+        """One record for every job, oldest first; asks Slurm at most once in 30 s.
 
-        Never raises for what Slurm does or is not, and takes ``timeout_s`` seconds at most; a job
-        of which it says nothing is ``unknown``. Jobs that ended some time ago are not asked
-        for again, nor are elements of an array that was submitted; of very many jobs only the
-        newest, those that were submitted first.
+        Never raises because of Slurm, and takes ``timeout_s`` seconds at most; a job without an
+        answer is ``unknown``. Slurm is not asked again about jobs that ended more than 300 s ago,
+        nor about elements of a submitted array. Of more than 50 other jobs only the newest are
+        asked for, and submitted jobs go before jobs that only workers name.
         """
         now = time.monotonic()
         if now - self._asked < ASKED_AGAIN_S:
@@ -216,7 +216,7 @@ class JobStates:
             answers |= self._ask(open_jobs, named, now + timeout_s)
         self._ended |= {key: record for key, record in answers.items() if _settled(record)}
         why = "only the newest jobs are asked for" if ask else "Slurm was not asked"
-        # Workers of an array name its elements, which the array's own record sums up.
+        # Workers of an array name its elements; the array's own record covers these.
         arrays = {job.id for job in jobs if job.submitted is not None}
         elements = _elements(answers)
         self._records = []
@@ -234,7 +234,7 @@ class JobStates:
     def _ask(
         self, open_jobs: list[KnownJob], named: dict[str, float], until: float
     ) -> dict[tuple[str, str], JobRecord]:
-        """Slurm's words: submitted jobs first, since an array's tell of its elements."""
+        """Ask Slurm: submitted jobs first, because the record of an array covers its elements."""
         first = [job for job in open_jobs if job.submitted][-_MOST_ASKED:]
         found = _ask(first, until)
         elements = _elements(self._ended | found)
@@ -249,7 +249,7 @@ def _elements(records: dict[tuple[str, str], JobRecord]) -> set[str]:
 
 
 def _arrays(jobs: list[KnownJob]) -> dict[str, float]:
-    """The names of the arrays that were submitted, each with its first submission."""
+    """The names of submitted arrays, each with the time of its first submission."""
     found: dict[str, float] = {}
     for job in jobs:
         if job.submitted is not None and job.submitted.array is not None and job.name:
@@ -258,12 +258,12 @@ def _arrays(jobs: list[KnownJob]) -> dict[str, float]:
 
 
 def _like_an_element(job: KnownJob, arrays: dict[str, float]) -> bool:
-    """Whether it may belong to an array that Slurm does not list whole any more."""
+    """Whether a job may belong to an array that Slurm no longer lists completely."""
     return job.submitted is None and job.since >= arrays.get(job.name, float("inf"))
 
 
 def _settled(record: JobRecord) -> bool:
-    # A job that a node took with it is shown as ended for a moment before it is requeued.
+    # A job whose node failed is shown as ended for a moment before it is requeued.
     return record.ended and record.end is not None and time.time() - record.end > _SETTLED_S
 
 
@@ -282,10 +282,10 @@ def _ask(jobs: list[KnownJob], until: float) -> dict[tuple[str, str], JobRecord]
 
 
 def log_files(paths: RunPaths, wanted: str) -> list[Path]:
-    """The logs of a job that exist, by its record, else by what Slurm knows of it; sorted.
+    """The existing logs of a job, by its record, or else by what Slurm knows of it; sorted.
 
     Raises:
-        SlurmError: the job has no record here, and Slurm cannot be asked or has forgotten it.
+        SlurmError: the job has no record here, and Slurm does not answer or has forgotten it.
     """
     from pathlib import Path
 
@@ -300,7 +300,7 @@ def log_files(paths: RunPaths, wanted: str) -> list[Path]:
 
 
 def _expand(cwd: Path, job: SubmittedJob, wanted: str) -> set[Path]:
-    """Files that fit the pattern; what only Slurm could fill in may be anything."""
+    """Files that match the log's pattern; a field that only Slurm knows matches anything."""
     import glob
 
     _, _, element = wanted.partition("_")

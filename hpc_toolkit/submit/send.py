@@ -1,7 +1,7 @@
-"""From a submission to jobs in Slurm's queue: what is checked before, and what is kept of it.
+"""Check a submission, send it to Slurm, and record its jobs.
 
-The run keeps a copy of the script, and that copy is what sbatch gets. A crash between sbatch and
-the job's record loses the record alone: the job's workers name their job themselves.
+The run keeps a copy of the script, and sbatch gets that copy. A crash between sbatch and the job's
+record loses only the record: the job's workers name their job themselves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
 
 
 def check_directory(cluster: Cluster, directory: Path) -> None:
-    """Refuse to submit from where the site takes no jobs.
+    """Refuse to submit from a directory from which the site takes no jobs.
 
     Raises:
         ConfigError: names the fact and where it is written.
@@ -66,11 +66,11 @@ def check_directory(cluster: Cluster, directory: Path) -> None:
 
 
 def without_failed_nodes(submission: Submission, *, exclude: str | None = None) -> Submission:
-    """The submission without the nodes that failed for its run within a day, and why in its notes.
+    """Exclude the nodes that failed for the run within a day; the notes say why.
 
     Args:
-        submission: for a run that was just read.
-        exclude: what the script leaves out already, which sbatch would forget.
+        submission: its run was just read.
+        exclude: nodes that the script excludes already; the new option would override them.
     """
     run = submission.run
     if run is None:
@@ -90,14 +90,14 @@ def without_failed_nodes(submission: Submission, *, exclude: str | None = None) 
 
 
 def send(submission: Submission) -> Iterator[SubmittedJob]:
-    """Submit, and yield each job when Slurm has taken it; what was yielded is in the queue.
+    """Submit, and yield each job when Slurm has accepted it; a yielded job is in the queue.
 
-    Where Slurm takes the job only with the nodes that failed, they are not left out. That, and what
-    sbatch says beside the ids, goes to stderr.
+    If Slurm accepts a job only without the exclusion of failed nodes, they are not excluded. That,
+    and sbatch's output beside the ids, goes to stderr.
 
     Raises:
-        HpcToolkitError: sbatch refused, the run cannot keep the script, the logs have no place, or
-            an edited script is in the way; nothing more is submitted then.
+        HpcToolkitError: sbatch refused, the script or the log directory cannot be written, or an
+            edited script is in the way; nothing more is submitted then.
     """
     _make_log_directory(submission)
     before = ""
@@ -157,14 +157,14 @@ def _send_one(submission: Submission, script: Script, before: str) -> SubmittedJ
         try:
             record_job(run.paths, job)
         except OSError as error:
-            # It is in the queue and will work; to fail now would hide its id.
+            # The job is in the queue and will run; to fail now would hide its id.
             sys.stderr.write(f"warning: job {job.job} is not noted in {run.paths.jobs}: {error}\n")
     sys.stderr.writelines(f"{printable(line)}\n" for line in accepted.said)
     return job
 
 
 def _write(submission: Submission, script: Script) -> None:
-    """Put the script where sbatch gets it."""
+    """Write the script to the path that sbatch gets."""
     if submission.run is None:
         if not script.path.exists() or script.path.read_text(encoding="utf-8") != script.text:
             write_script(script.path, script.text)

@@ -1,4 +1,4 @@
-"""Why nothing moves in a run, as far as its jobs tell."""
+"""Why a run makes no progress, as far as its jobs show."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def lacks_workers(now: Status) -> bool:
-    """Whether nothing moves because no worker is alive."""
+    """Whether there is no progress because no worker is alive."""
     return now.reason.startswith("no worker is alive")
 
 
 def why(now: Status, jobs: Sequence[JobRecord]) -> str:
-    """Why nothing moves, where the only hope is a job: what that waits for, and what helps."""
+    """Why there is no progress; without workers, what a job of the run waits for and what helps."""
     if not lacks_workers(now):
         return now.reason
     alive = [job for job in jobs if job.running]
@@ -32,6 +32,6 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
         return now.reason
     from hpc_toolkit.slurm.pending import is_stuck, why_waiting
 
-    # One that may start by itself is the better hope.
+    # Prefer a job that may start without help.
     job = min(waiting, key=is_stuck)
     return f"no worker is alive, and job {job.id} waits: {why_waiting(job)}"

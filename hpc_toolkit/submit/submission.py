@@ -1,4 +1,4 @@
-"""What is to be sent to Slurm, made from a request or from a script; nothing is sent yet."""
+"""Prepare a submission from a request or a script; nothing is sent to Slurm here."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class Script:
     """One script to submit."""
 
     text: str
-    """All of it."""
+    """The complete script."""
     path: Path
-    """Where it lies, or is written to where no run keeps a copy; absolute."""
+    """Its absolute path; the script is written there if no run keeps a copy."""
     array: str | None = None
-    """What it asks for with ``--array``."""
+    """Its value of ``--array``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What is to be sent."""
+    """Scripts to submit, and how."""
 
     name: str
     """The jobs' name."""
     scripts: tuple[Script, ...]
-    """Several where an array was split."""
+    """Several if an array was split."""
     log: str
     """The log in sbatch's notation, relative to ``cwd``."""
     cwd: Path
@@ -64,16 +64,16 @@ class Submission:
     options: tuple[str, ...] = ()
     """Options of sbatch; they override the scripts' directives."""
     excluded: tuple[str, ...] = ()
-    """Nodes that are left out since they failed; ``options`` says so to sbatch."""
+    """Nodes that are excluded because they failed; ``options`` excludes them."""
     copies: int = 1
     """How often each script is submitted."""
     chain: bool = False
     """Whether each job starts when the one before it has ended, however it ended."""
     notes: tuple[str, ...] = ()
-    """What the user should know, a line each."""
+    """Notes to the user, one line each."""
 
     def place(self, script: Script) -> Path:
-        """The file that sbatch gets."""
+        """Path of the file that sbatch gets."""
         if self.run is None:
             return script.path
         return script_copy(self.run.paths, self.name, script.text).absolute()
@@ -81,8 +81,8 @@ class Submission:
     def argv(self, script: Script, before: str = "") -> list[str]:
         """The command that submits ``script`` as the next one after job ``before``."""
         chained = [f"--dependency=afterany:{before}"] if self.chain and before else []
-        # Else SBATCH_JOB_NAME would name it, or the file: the copy below the run. A job of another
-        # name than the one that is noted counts as somebody else's.
+        # Otherwise SBATCH_JOB_NAME, or the name of the run's copy, would name the job. A job
+        # whose name differs from the recorded one does not count as the run's own.
         options = [f"--job-name={self.name}", *self.options, *chained]
         return sbatch_argv(self.place(script), self.arguments, options=options)
 
@@ -90,10 +90,10 @@ class Submission:
 def of_request(
     spec: ScriptSpec, cluster: Cluster, template: str, *, run: Run | None, cwd: Path
 ) -> Submission:
-    """One job of a request, or an array, or several where it has more elements than Slurm takes.
+    """A submission of a request: a job or an array, or several if an index is too high for Slurm.
 
     Raises:
-        RenderError: the cluster cannot give it.
+        RenderError: the cluster cannot provide it.
     """
     from hpc_toolkit.slurm.render.script import render_script
 
@@ -130,7 +130,7 @@ def of_request(
 
 
 def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:
-    """A training script that is not where its job looks for it; it may be made until then."""
+    """A note if the training script does not exist; it may be created before the job starts."""
     if template not in TRAININGS or spec.container or spec.command[0] == "-m":
         return []
     path = folder / spec.command[0]
@@ -138,7 +138,7 @@ def _missing(spec: ScriptSpec, template: str, folder: Path) -> list[str]:
 
 
 def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submission:
-    """A script as it is; ``run`` becomes its argument, absolute where the script sets ``chdir``."""
+    """A submission of a script as it is; its argument is ``run``, absolute if it sets ``chdir``."""
     found = script_options(text)
     root = ""
     if run is not None:
@@ -151,17 +151,17 @@ def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submissio
         log=found.get("output", plain),
         cwd=cwd / found.get("chdir", ""),
         run=run,
-        # A word ":" would begin another job of a heterogeneous one.
+        # To sbatch, a word ":" begins the next component of a heterogeneous job.
         arguments=(f"./{root}" if root == ":" else root,) if root else (),
     )
 
 
 def script_options(script: str) -> dict[str, str]:
-    """The options of the ``#SBATCH`` lines by their long names; those with a value only."""
+    """Options of the ``#SBATCH`` lines by long name; only those that have a value are reliable."""
     found: dict[str, str] = {}
     for line in script.splitlines():
         if line.strip() and not line.startswith("#"):
-            break  # sbatch looks no further
+            break  # sbatch stops at the first command
         if not line.startswith("#SBATCH"):
             continue
         try:

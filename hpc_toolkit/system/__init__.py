@@ -1,1 +1,1 @@
-"""What every other room may need: processes, clocks, ranks, the shares of a machine."""
+"""Code that any other package may use: processes, clocks, ranks, shares of a machine."""

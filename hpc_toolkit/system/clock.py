@@ -1,7 +1,7 @@
-"""Time as the program sees it, so that tests can move it.
+"""Clocks that tests can replace.
 
-Wall-clock time is written for people and never decides anything between two hosts; every decision
-rests on the monotonic clock of the process that decides.
+Wall-clock time is for display and never decides anything between two hosts. Every decision uses
+the monotonic clock of the process that decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the queue asks of time."""
+    """The clocks that the queue reads."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; shared by all processes of one host."""

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use, as the variables say that schedulers and CUDA share."""
+"""The GPUs that a process may use, from the environment variables of CUDA, ROCm and Slurm."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def visible_gpus() -> list[str]:
 
 
 def share_of_gpus(gpus: list[str], rank: int, ranks: int) -> list[str]:
-    """The part of a node's ``gpus`` for its rank number ``rank`` of ``ranks``.
+    """The GPUs of rank number ``rank``, one of ``ranks`` ranks of a node that has ``gpus``.
 
-    Equal parts in order; what does not divide is left over, and where there are more ranks than
-    GPUs they take turns.
+    Each rank gets an equal number in order, and a remainder stays unused. If there are more ranks
+    than GPUs, each rank gets one GPU and ranks share them in turn.
     """
     each = len(gpus) // ranks
     return gpus[rank * each : (rank + 1) * each] if each else gpus[rank % len(gpus) :][:1]
 
 
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a queue worker that srun started must change so that its GPUs are its own.
+    """Environment changes that give a queue worker started by srun GPUs of its own.
 
-    ``--gpus-per-node`` shows every rank all GPUs of its node, and code that takes the first one
-    would have them all on one. Nothing changes for a rank that is alone on its node or sees one
-    GPU. Ranks of one training must see each other's GPUs: this is not for them.
+    ``--gpus-per-node`` shows every rank all GPUs of its node, so code that takes the first GPU
+    would put all ranks on it. Nothing changes for a rank that is alone on its node or sees one
+    GPU. Do not use this for ranks of one training, which must see each other's GPUs.
     """
     ranks = _ranks_here(environ)
     rank = environ.get("SLURM_LOCALID", "")
     for name in (CUDA, ROCR):
         gpus = [gpu for gpu in environ.get(name, "").split(",") if gpu]
         if gpus:
-            # Who sees fewer than the node has was given its own by Slurm.
+            # A rank that sees fewer GPUs than the node has got its own from Slurm.
             all_of_them = len(gpus) >= int(environ.get("SLURM_GPUS_ON_NODE", "0") or 0)
             mine = ranks > 1 and len(gpus) > 1 and rank.isdigit() and all_of_them
             return {name: ",".join(share_of_gpus(gpus, int(rank), ranks))} if mine else {}
@@ -56,7 +56,7 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ranks_here(environ: Mapping[str, str]) -> int:
-    """Ranks of this step on this node, from ``4(x8),2``; 1 where that is not known."""
+    """Number of ranks of this step on this node, from ``4(x8),2``; 1 if unknown."""
     counts: list[int] = []
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):

@@ -1,4 +1,4 @@
-"""Out of memory, CUDA's or the host's: told apart, and answered by the workload."""
+"""Detect when CUDA or the host is out of memory, and let the workload use less."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import traceback
 from typing import Any
 
 TRIES = 8
-"""How often in a row one item is run again after its workload made it smaller."""
+"""Maximum number of reruns of one item after its workload reduced its memory use."""
 
 
 _OF_THE_HOST = "DefaultCPUAllocator: "
-"""With it torch begins to say, by a plain RuntimeError, that it got no memory of the host."""
+"""Text in the plain RuntimeError that torch raises when the host is out of memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: ``MemoryError``, or torch's errors, known by a name and a text."""
+    """Whether memory ran out: a ``MemoryError``, or a torch error, recognised by name or text."""
     names = {known.__name__ for known in type(error).__mro__}
     if isinstance(error, MemoryError) or "OutOfMemoryError" in names:
         return True
@@ -23,25 +23,25 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Shrinking:
-    """Asks one workload for less, a bounded number of times for each item."""
+    """Asks one workload to use less memory, a limited number of times for each item."""
 
     def __init__(self, workload: object) -> None:
         self._on_oom = getattr(workload, "on_oom", None)
         self._index = -1
         self._tries = 0
         self.context: Any = None
-        """With what to run the items again, after an :meth:`ask` that gave None."""
+        """The context to run the items again with, after :meth:`ask` returned None."""
 
     def ask(
         self, error: BaseException, context: Any, items: list[dict[str, Any]], index: int
     ) -> BaseException | None:
-        """What to report as the failure, or None if the items should be run again, smaller.
+        """Return the failure to report, or None to run the items again with less memory.
 
         Args:
-            error: what ended the items.
-            context: theirs; None where it was being loaded.
-            items: those that were taken and have no result, at least one.
-            index: of the first of them in the pass; each item has its own number of tries.
+            error: the exception that ended the items.
+            context: the loaded context; None while it was being loaded.
+            items: at least one item; all were taken and none has a result.
+            index: position of the first item in the pass; each position has its own tries.
         """
         if index != self._index:
             self._index, self._tries = index, 0
@@ -63,7 +63,7 @@ class Shrinking:
 
 
 def _free_frames(error: BaseException) -> None:
-    """Drop the local variables of the calls that failed: they hold the memory that is missing."""
+    """Clear the local variables of the failed calls, which keep the missing memory in use."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:

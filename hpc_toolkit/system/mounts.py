@@ -1,4 +1,4 @@
-"""How a directory is mounted here."""
+"""How a directory is mounted on this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 NFS = ("nfs", "nfs4")
 LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "nobrl"}
-"""Options by which locks do not reach beyond a host."""
+"""Mount options under which locks do not reach other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,36 +22,36 @@ class Mount:
     """One line of /proc/self/mountinfo (proc(5))."""
 
     point: str
-    """Where it is mounted; "" if unknown."""
+    """Mount point; "" if unknown."""
     kind: str
     """The kernel's name for the type of filesystem, or "unknown"."""
     source: str
     """The server's export, or the device."""
     options: tuple[str, ...]
-    """Of the mount and of the filesystem."""
+    """Options of the mount and of the filesystem."""
 
     @property
     def locks_are_local(self) -> bool:
-        """Whether its options say that locks do not reach beyond this host."""
+        """Whether the mount options say that locks do not reach other hosts."""
         return not LOCAL_LOCKS.isdisjoint(self.options)
 
 
 def mount_of(directory: Path) -> Mount:
-    """The mount that holds ``directory``, links followed."""
+    """The mount that holds ``directory``, after following symlinks."""
     real = os.path.realpath(directory)
     best = Mount("", "unknown", "", ())
     with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
         for line in lines:
             mount = parse_mount(line)
             inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")
-            # Of two mounts on one directory the later one covers the first.
+            # Of two mounts on one directory, the later one hides the earlier one.
             if inside and len(mount.point) >= len(best.point):
                 best = mount
     return best
 
 
 def parse_mount(line: str) -> Mount:
-    """Read one line of mountinfo."""
+    """Parse one line of mountinfo."""
     left, _, right = line.partition(" - ")
     fields = left.split()
     kind, source, options = [*right.split(), ""][:3]
@@ -60,5 +60,5 @@ def parse_mount(line: str) -> Mount:
 
 
 def _plain(text: str) -> str:
-    """Spaces and the like are written as octal numbers."""
+    """Decode the octal escapes that mountinfo writes for spaces and similar characters."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,5 +1,7 @@
-"""What one option of a command is. Tables of them say a command's options once, for the command
-line and for what else must know them."""
+"""Descriptions of command options.
+
+A table lists a command's options once, for the command line and for other code that needs them.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +12,34 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """One option, as people write it; with dashes its name is what follows the two of them."""
+    """One option of a command."""
 
     name: str
-    """The parameter's name; after a slash that of its negation."""
+    """The parameter's name, optionally followed by a slash and the name of its negation."""
     help: str
     """One line for people."""
     metavar: str = "TEXT"
-    """What the value is called. "N" and "PORT" are whole numbers, "NUMBER", "SECONDS" and "MS" any;
-    with "" the option has no value."""
+    """Name of the value in the help; "" for an option without a value.
+
+    "N", "[=N]" and "PORT" are whole numbers; "NUMBER", "SECONDS" and "MS" are any numbers.
+    """
     repeated: bool = False
     """Whether it may be given more than once."""
     without: str | None = None
-    """The value that the bare option stands for; None where a value is needed. As in sbatch, the
-    value then follows an equals sign."""
+    """The value that the bare option stands for; None if the option needs a value.
+
+    As in sbatch, a value of such an option must follow an equals sign.
+    """
     short: str = ""
     """Its one-letter spelling."""
     default: Any = None
-    """Its value where it is not given; the help shows it, unless it is None."""
+    """The value if the option is not given; the help shows it unless it is None."""
     hidden: bool = False
     """Whether the help leaves it out."""
     variable: str | None = None
-    """The environment variable that gives it as well."""
+    """An environment variable that also sets the option."""
     complete: Callable[[str], list[str]] | None = None
-    """What a word that begins so may become."""
+    """Returns shell completions of an incomplete word."""
 
     @property
     def spelling(self) -> str:
@@ -42,7 +48,7 @@ class Option(NamedTuple):
 
 
 Panels = dict[str, tuple[Option, ...]]
-"""A table of options, by the panel of the help that shows them."""
+"""A table of options, grouped by the panel of the help that shows them."""
 
 
 def flag(name: str, help_text: str, *, short: str = "") -> Option:
@@ -51,20 +57,20 @@ def flag(name: str, help_text: str, *, short: str = "") -> Option:
 
 
 def many(name: str, help_text: str, metavar: str = "TEXT") -> Option:
-    """An option that may be given more than once, and says so."""
+    """An option that may be given more than once; its help says so."""
     return Option(name, f"{help_text}; may be repeated.", metavar, repeated=True)
 
 
 def spelled(name: str) -> str:
-    """The option whose parameter is called so."""
+    """The long spelling of the option whose parameter is ``name``."""
     return f"--{name.partition('/')[0].replace('_', '-')}"
 
 
 def by_name(panels: Panels) -> dict[str, Option]:
-    """Every option by the name of its parameter."""
+    """All options by parameter name."""
     return {one.name.partition("/")[0]: one for group in panels.values() for one in group}
 
 
 def only_given(values: dict[str, Any]) -> dict[str, Any]:
-    """Those of a command's values that were given; an option with a default always is."""
+    """The values of a command that were given; an option with a default always has one."""
     return {name: value for name, value in values.items() if value not in (None, (), [])}

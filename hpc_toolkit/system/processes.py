@@ -1,4 +1,4 @@
-"""What processes need of the kernel: to die with their parent, and to wait for one another."""
+"""Kernel features for processes: to die with a parent, and to wait for other processes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def die_with_parent(sig: int = signal.SIGKILL) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process group, if any of it is left."""
+    """Kill a process group; do nothing if it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def readable(*fds: int, timeout_s: float | None = None) -> set[int]:
-    """Those of the descriptors that can be read, or are at their end; empty after ``timeout_s``.
+    """Wait for descriptors that are readable or at end of file; empty after ``timeout_s``.
 
     A timeout is rounded up to milliseconds; None waits for ever.
     """
-    # select(2) takes no descriptor above 1023, which a notebook's process may have.
+    # A notebook's process may have descriptors above 1023, which select(2) does not accept.
     waiting = select.poll()
     for fd in fds:
         waiting.register(fd, select.POLLIN)
@@ -49,10 +49,11 @@ def readable(*fds: int, timeout_s: float | None = None) -> set[int]:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[Callable[[], None]]:
-    """Hold back Ctrl-C, which inside Popen would lose the child that it has just started.
+    """Delay Ctrl-C, which inside Popen would lose the child that Popen has just started.
 
-    Yields what lets go, at the latest done at the end: if one came, KeyboardInterrupt is raised
-    there. Outside the main thread, which alone gets them, nothing is held.
+    Yields a function that ends the delay; it is also called at the end of the block. If Ctrl-C was
+    pressed, that call raises KeyboardInterrupt. Only the main thread receives Ctrl-C, so nothing is
+    delayed in other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -72,12 +73,12 @@ def interrupts_held() -> Iterator[Callable[[], None]]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose parents end, so that none of them is lost."""
+    """Become the parent of descendants whose own parent ends, so that none is lost."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs, from /proc (proc(5)); without zombies."""
+    """Process ids of all descendants of a process, from /proc (proc(5)); without zombies."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Times and sizes as people and Slurm write them: text in, plain numbers out, and back."""
+"""Parse and format times and sizes in the notations of people and of Slurm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_WALLTIME_S = 2**31 - 1
 """Slurm counts a time limit in a signed 32-bit number of seconds (src/common/parse_time.c)."""
 
 MAX_SIZE_BYTES = 2**63 - 1
-"""What a file offset can hold."""
+"""The largest file offset."""
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -20,7 +20,7 @@ DAY_S = 86400
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
-# At most 12 digits: far above every limit below, and int() never meets a text of megabytes.
+# 12 digits are far above every limit below, and keep int() from parsing megabytes of text.
 _INT = "[0-9]{1,12}"
 _DAYS = re.compile(rf"({_INT})-({_INT})(?::({_INT}))?(?::({_INT}))?")
 _CLOCK = re.compile(rf"({_INT})(?::({_INT}))?(?::({_INT}))?")
@@ -37,9 +37,9 @@ _MEM_HINT = "write a whole number with K, M, G or T (powers of 1024; M if left o
 
 
 def parse_walltime(text: str, *, where: str = "time") -> int:
-    """The seconds of a Slurm time limit; a bare number is minutes, as sbatch(1) has it.
+    """Parse a Slurm time limit into seconds; a bare number is minutes, as in sbatch(1).
 
-    ``where`` names the option or the file and key that held ``text``.
+    ``where`` is the source of ``text`` for error messages: an option, or a file and key.
     Raises ConfigError, also for zero and for words such as ``UNLIMITED``.
     """
     if match := _DAYS.fullmatch(text):
@@ -76,7 +76,7 @@ def format_walltime(seconds: int) -> str:
 
 
 def parse_duration(text: str, *, where: str = "duration", zero: bool = False) -> float:
-    """The seconds of a duration as this toolkit's own options write it; a bare number is seconds.
+    """Parse a duration of hpctk's own options into seconds; a bare number is seconds.
 
     Parts may follow each other ("1h 30min"). ``zero`` allows 0. Raises ConfigError.
     """
@@ -115,7 +115,7 @@ def format_duration(seconds: float) -> str:
         return "unknown"
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
-    # Rounded before it is compared, or 59.97 prints as "60.0 s".
+    # Round before comparing, or 59.97 would print as "60.0 s".
     if round(seconds, 3) < 1:
         text = f"{round(seconds * 1000)} ms"
     elif round(seconds, 1) < MINUTE_S:
@@ -131,7 +131,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_size(text: str, *, where: str = "size") -> int:
-    """Bytes of a size; K, M, G, T, P with or without B or iB are powers of 1024, as in Slurm.
+    """Parse a size into bytes; K, M, G, T, P (also with B or iB) are powers of 1024, as in Slurm.
 
     A fraction of a byte is dropped. Raises ConfigError, also for zero.
     """
@@ -148,9 +148,9 @@ def parse_size(text: str, *, where: str = "size") -> int:
 
 
 def parse_mem_mib(text: str, *, where: str = "mem", zero: bool = False) -> int:
-    """MiB of an sbatch memory request; a bare number is MiB and K is rounded up, as in Slurm.
+    """Parse an sbatch memory request into MiB; a bare number is MiB, K is rounded up, as in Slurm.
 
-    ``zero`` allows 0, which asks for all memory of a node. Raises ConfigError.
+    ``zero`` allows 0, which requests all memory of a node. Raises ConfigError.
     """
     match = _MEM.fullmatch(text)
     if not match:
@@ -165,7 +165,7 @@ def parse_mem_mib(text: str, *, where: str = "mem", zero: bool = False) -> int:
 
 
 def format_mem(mib: int) -> str:
-    """``mib`` as sbatch writes it, in the largest unit that loses nothing: "480G", "1536M"."""
+    """Write ``mib`` for sbatch, in the largest unit that is exact: "480G", "1536M"."""
     for unit, factor in (("T", 2**20), ("G", 2**10)):
         if mib and mib % factor == 0:
             return f"{mib // factor}{unit}"

@@ -1,4 +1,4 @@
-"""Who this process is: host, boot, Slurm job and rank, read from the environment."""
+"""Identity of this process: host, boot, Slurm job and rank, read from the environment."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ _LONGEST_NAME = 386
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """The place of one process in a job, in torch.distributed's words."""
+    """Job and rank of one process, in torch.distributed's terms."""
 
     rank: int = 0
-    """Number of the process in the whole job, from 0 (SLURM_PROCID, RANK)."""
+    """Number of the process in the job, from 0 (SLURM_PROCID, RANK)."""
     local_rank: int = 0
     """Number of the process on its node, from 0 (SLURM_LOCALID, LOCAL_RANK)."""
     world_size: int = 1
     """Number of processes of the job (SLURM_NTASKS, WORLD_SIZE)."""
     job_id: str | None = None
-    """The Slurm job, ``ARRAY_INDEX`` for an element of an array; None outside Slurm."""
+    """Slurm job id, ``ARRAY_INDEX`` for an array task; None outside Slurm."""
     job_name: str = ""
-    """Its name, as far as :func:`noted_name` keeps it."""
+    """The job's name, cut by :func:`noted_name`."""
     cluster: str = ""
-    """The name of its Slurm (SLURM_CLUSTER_NAME)."""
+    """Name of the job's Slurm cluster (SLURM_CLUSTER_NAME)."""
     restart: int = 0
-    """How often Slurm started this job before (SLURM_RESTART_COUNT, unset at first)."""
+    """How often Slurm restarted this job (SLURM_RESTART_COUNT, unset at first)."""
     in_step: bool = False
-    """Whether srun started this process; it is then one rank, not a pool of them."""
+    """Whether srun started this process; it is then one rank, not a pool of ranks."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RankInfo:
-        """Read srun's variables, else torchrun's, else a single process.
+        """Read srun's variables, else torchrun's, else assume a single process.
 
         ``SLURM_PROCID`` is also set in a batch script outside any step, where it means nothing;
-        only ``SLURM_STEP_ID`` tells that srun started this process.
+        only ``SLURM_STEP_ID`` shows that srun started this process.
         """
         job_id = environ.get("SLURM_JOB_ID")
         array, index = (environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
         if job_id is not None and array is not None and index is not None:
-            # The last element's own id is that of the whole array.
+            # The last array task's own job id equals the array's job id.
             job_id = f"{array}_{index}"
         in_step = environ.get("SLURM_STEP_ID", "").isdigit()
         names = (
@@ -67,7 +67,7 @@ class RankInfo:
 
 
 def noted_name(name: str) -> str:
-    """As much of a job's name as a worker notes in its file, which has a fixed length."""
+    """Cut a job's name to what fits into a worker's file, whose first line has a fixed length."""
     name = name[:64]
     while len(json.dumps(name)) > _LONGEST_NAME:
         name = name[:-1]
@@ -81,14 +81,14 @@ def _number(text: str | None) -> int | None:
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
     """This host's name: HPCTK_HOST, else Slurm's name of the node, else the kernel's.
 
-    Two processes of one host name and one boot id share a kernel, so that a lock between them can
-    be trusted; HPCTK_HOST lets one machine stand for several.
+    Two processes with the same host name and boot id share a kernel, so locks between them can be
+    trusted. HPCTK_HOST lets one machine act as several hosts.
     """
     return environ.get("HPCTK_HOST") or environ.get("SLURMD_NODENAME") or os.uname().nodename
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; "" where there is none."""
+    """The kernel's id of this boot; "" if it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -98,7 +98,7 @@ def boot_id() -> str:
 def process_ticks(pid: int) -> int:
     """When a process of this host started, in clock ticks since the boot; 0 if it is gone.
 
-    Field 22 of /proc/PID/stat (proc(5)); a process that waits to be reaped counts as gone.
+    Field 22 of /proc/PID/stat (proc(5)); a zombie counts as gone.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

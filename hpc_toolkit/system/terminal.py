@@ -1,13 +1,13 @@
-"""Text on its way to a terminal, which obeys what it cannot show."""
+"""Make text safe for a terminal, which would execute escape sequences."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with escapes in place of what does not print.
+    """Return ``text`` on one line, with unprintable characters escaped.
 
-    Names of runs, items and errors come from files that others may have written: an escape
-    sequence among them would set the title, clear the screen or hide what follows.
+    Names of runs, items and errors come from files that others may have written. An escape
+    sequence in them could set the title, clear the screen or hide the text that follows.
     """
     if text.isprintable():
         return text
@@ -15,5 +15,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text that may have several lines."""
+    """Like :func:`printable` for text with several lines."""
     return "\n".join(printable(line) for line in text.split("\n"))

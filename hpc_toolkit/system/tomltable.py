@@ -1,6 +1,6 @@
-"""Turn a TOML table into the fields of a dataclass: one converter per key; errors name the key.
+"""Convert a TOML table into the fields of a dataclass: one converter per key; errors name the key.
 
-A converter takes the value and where it stood ("clusters/lab.toml: nodes") and raises ConfigError.
+A converter takes the value and its source ("clusters/lab.toml: nodes") and raises ConfigError.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Key = tuple[str, "Callable[[Any, str], Any]"]
-"""The field that a key sets, and the converter of its value."""
+"""The field that a key sets, and the converter of the value."""
 
 MAX_COUNT = 2**20
-"""No count of a cluster's hardware comes near; a larger one is a slip."""
+"""Far above any count of cluster hardware; a larger number is a mistake."""
 
 _SHOWN_CHARS = 200
 
@@ -28,10 +28,10 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str, Any]:
-    """The fields that ``table`` sets, converted; ``file`` is what errors call it.
+    """Convert the values of ``table``; return the fields that it sets. Errors name ``file``.
 
-    A key without a converter is a ConfigError that names the nearest one: a slip must not become a
-    default.
+    An unknown key raises a ConfigError that suggests the closest known key: a typo must not
+    silently select a default.
     """
     for key in table:
         if key not in keys:
@@ -45,7 +45,7 @@ def convert(table: dict[str, Any], keys: dict[str, Key], file: str) -> dict[str,
 
 
 def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[HpcToolkitError]:
-    """Every error that ``convert`` would raise, one for each wrong key."""
+    """Every error that :func:`convert` would raise, one for each wrong key."""
     found = []
     for key, value in table.items():
         try:
@@ -56,11 +56,11 @@ def problems(table: dict[str, Any], keys: dict[str, Key], file: str) -> list[Hpc
 
 
 def wrong(where: str, value: object, wanted: str) -> ConfigError:
-    """The error for a value that is not what was wanted."""
+    """The error for a value that is not ``wanted``."""
     try:
         shown = repr(value)
     except ValueError:
-        # Python writes no number of more than 4,300 digits.
+        # Python refuses to print an integer of more than 4,300 digits.
         shown = "a number of thousands of digits"
     shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
     return ConfigError(f"{where}: {shown} is not {wanted}", hint=f"write {wanted}")
@@ -112,19 +112,19 @@ def count_or_zero(value: object, where: str) -> int:
 
 
 def _number(value: object, lowest: int, where: str) -> int:
-    # type(), not isinstance(): true is no count.
+    # type() instead of isinstance(), which would accept true as a count.
     if type(value) is int and lowest <= value <= MAX_COUNT:
         return value
     raise wrong(where, value, f"a whole number from {lowest} to {MAX_COUNT}")
 
 
 def mem(value: object, where: str) -> int:
-    """MiB of a memory size as Slurm writes it."""
+    """A memory size in Slurm's notation, in MiB."""
     return parse_mem_mib(text(value, where), where=where)
 
 
 def walltime(value: object, where: str) -> int:
-    """Seconds of a time limit as Slurm writes it."""
+    """A time limit in Slurm's notation, in seconds."""
     return parse_walltime(text(value, where), where=where)
 
 
@@ -136,7 +136,7 @@ def texts(value: object, where: str) -> tuple[str, ...]:
 
 
 def pairs(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    """A table of printable lines, in its order."""
+    """A table of printable lines, in the order of the file."""
     if isinstance(value, dict):
         return tuple(
             (text(key, where), text(entry, f"{where}.{key}")) for key, entry in value.items()

@@ -1,1 +1,1 @@
-"""Ranks that train together: started, measured, compared."""
+"""Ranks that train together: start them, measure them, compare their scaling."""

@@ -1,1 +1,1 @@
-"""The worker process, its executor, and what watches over them."""
+"""The worker process, its executor, and checks on silent workers and failing hosts."""

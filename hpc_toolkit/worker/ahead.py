@@ -1,4 +1,4 @@
-"""A workload's ``prefetch`` beside its work: in one thread, for one group at a time."""
+"""Prefetch: call a workload's ``prefetch`` in one thread, for one group at a time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def prefetch_of(workload: object) -> Callable[[Any], object] | None:
-    """Its method ``prefetch``; None where there is none."""
+    """The workload's ``prefetch`` method; None if it has none."""
     found = getattr(workload, "prefetch", None)
     return found if callable(found) else None
 
 
 class Ahead:
-    """Calls ``prefetch`` for the group that was named last, and nobody waits for it.
+    """Calls ``prefetch`` for the group that was named last; nothing waits for it.
 
-    The thread is a daemon: neither the end of a pass nor that of the process waits for a call that
-    takes long or never returns. What it raises is a line in the log.
+    The thread is a daemon: neither the end of a request nor the end of the process waits for a call
+    that takes long or never returns. An exception becomes a line in the log.
     """
 
     def __init__(self) -> None:
@@ -29,20 +29,24 @@ class Ahead:
         self._open = self._runs = False
 
     def open(self) -> None:
-        """Begin to call: when a group was loaded, since two threads that import torch and the like
-        for the first time may find modules half made."""
+        """Allow calls; to be called once a group is loaded.
+
+        Two threads that import torch or the like for the first time may find a half-initialized
+        module.
+        """
         with self._lock:
             self._open = True
             self._start()
 
     def name(self, workload: object, group: Any, *, loads: Any = None) -> None:
-        """Have a group prefetched as soon as the call before has returned, instead of one that was
-        named and not begun.
+        """Name the group to prefetch once the running call has returned.
+
+        It replaces a group that was named and not begun.
 
         Args:
-            workload: nothing is done where it has no ``prefetch``.
-            group: None if nobody knows which comes next.
-            loads: the group that is loaded now, for which it is too late.
+            workload: nothing is done if it has no ``prefetch``.
+            group: None if the next group is not known.
+            loads: the group that is being loaded now, for which a prefetch is too late.
         """
         prefetch = prefetch_of(workload)
         if prefetch is None:
@@ -60,7 +64,7 @@ class Ahead:
         self._runs = True
         try:
             threading.Thread(target=self._call, name="prefetch", daemon=True).start()
-        except RuntimeError as error:  # no thread can be had now
+        except RuntimeError as error:  # no thread can be started now
             self._runs = False
             (_, group), self._next = self._next, None
             _warn(group, error)

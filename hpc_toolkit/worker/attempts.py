@@ -1,4 +1,4 @@
-"""What an executor says of each item: the beginning of a journal line, or why there is no value."""
+"""Messages from an executor to its worker: one per item, and some about loading and the end."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from hpc_toolkit.system.memory import is_out_of_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Messages to the worker: one line each, its first byte says what it is.
+# Messages to the worker: one line each; the first byte is the kind.
 DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
-LOADING, LOADED = b"l", b"L"  # a context is being loaded, or was: the item's clock starts again
-END = b"e"  # the pass is over; the rest says why: "" (all items), "stopped", "interrupted"
-FAILING = "failing"  # the end of a pass in which too many items failed in a row: ask again
-PREFETCHES = b"a"  # of a workload that was loaded: the rest is "yes" if it can prefetch, or ""
+LOADING, LOADED = b"l", b"L"  # a load began, or ended: the item's clock starts again
+END = b"e"  # the request is over; the rest says why: "" (all items), "stopped", "interrupted"
+FAILING = "failing"  # reason of END: many items failed in a row; the worker may send the rest again
+PREFETCHES = b"a"  # a workload was loaded; the rest is "yes" if it can prefetch, or ""
 BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 
 STREAK = 8
-"""After so many failures in a row an executor runs nothing before its worker has looked at them."""
+"""Failures in a row after which an executor stops until its worker has looked at them."""
 
 _TRACEBACK = 4000
 
 
 class Report:
-    """Turns results of one pass into messages."""
+    """Turns the results of one request into messages."""
 
     def __init__(self, request: dict[str, Any], send: Callable[[bytes, bytes], None]) -> None:
         unit = json.dumps(f"{request['stage']}/{request['unit']}")
@@ -53,7 +53,7 @@ class Report:
         self._since = time.monotonic()
 
     def result(self, value: Any) -> float:
-        """Report a result; the seconds that it took."""
+        """Report a result; return the seconds that the item took."""
         try:
             text = _strict_json(value)
         except (TypeError, ValueError) as error:
@@ -62,7 +62,7 @@ class Report:
         return self._report(DONE, "done", f'"value":{text}')
 
     def failure(self, error: BaseException) -> float:
-        """Report why the next item has no result; the seconds that it took."""
+        """Report why the next item has no result; return the seconds that it took."""
         permanent = isinstance(error, PermanentError)
         fields = json.dumps(
             {
@@ -91,7 +91,7 @@ class Report:
         return seconds
 
     def _logged(self) -> str:
-        """The range of the worker's log that this item wrote."""
+        """The field with the byte range of the worker's log that this item wrote; "" if none."""
         sys.stdout.flush()
         start, self._log_end = self._log_end, _log_size()
         return f',"log":[{start},{self._log_end}]' if self._log_end > start else ""
@@ -108,10 +108,10 @@ def _message(error: BaseException) -> str:
 
 
 def _strict_json(value: Any) -> str:
-    """Strict JSON of a result.
+    """Encode a result as strict JSON.
 
     Raises:
-        TypeError, ValueError: names the path of what is not JSON.
+        TypeError, ValueError: names the path of the value that is not JSON.
     """
     if type(value) is not dict:
         message = f"a result must be a dict, not {type(value).__name__}"
@@ -126,7 +126,7 @@ def _strict_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Scalars of numpy and torch as Python's."""
+    """Convert a numpy or torch scalar to a Python scalar."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     message = f"{type(value).__name__} is not JSON"
@@ -137,7 +137,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plai
 
 
 def _find_problem(value: Any, path: str) -> str | None:
-    """Where in a value something is not JSON, and what it is; None if all of it is."""
+    """Describe the first part of a value that is not JSON; None if all of it is."""
     if isinstance(value, dict | list | tuple):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         places = (

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 _TAIL = 2000
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS_APART_S = 2.0
-"""Slurm signals the processes of a step one after the other; all have theirs after so long."""
+"""Seconds until all processes of a step have a signal: Slurm signals one after the other."""
 
 
-# What opens a place in which a quoted word is not one, and what closes it again.
+# What opens and what closes a shell context in which a quoted value is not one word.
 _OPENING = re.compile(r"""\\.?|['"`]|\(\(|<<<|<<|\$$|(?:^|(?<=\s))\#""", re.DOTALL)
 _CLOSING = {
     "'": re.compile("'"),
@@ -33,7 +33,7 @@ _CLOSING = {
     "`": re.compile(r"\\.|`", re.DOTALL),
     "((": re.compile(r"\)\)"),
     "#": re.compile("\n"),
-    "<<": re.compile(r"(?!)"),  # the end of a here-document is not looked for
+    "<<": re.compile(r"(?!)"),  # the end of a here-document is not searched for
 }
 _PLACES = {
     "'": "inside quotes",
@@ -48,15 +48,15 @@ _PLACES = {
 
 
 class CommandInterruptedError(Exception):
-    """A signal from outside ended the command; that is no failure of its item."""
+    """A signal from outside ended the command; its item has not failed."""
 
 
 def placeholders(command: str) -> list[str]:
-    """The keys that a command takes from its item.
+    """The item keys that a command uses.
 
     Raises:
-        WorkloadError: a placeholder is not a plain ``{key}``, or stands where the shell would not
-            take its quoted value for one word, and might run it.
+        WorkloadError: a placeholder is not a plain ``{key}``, or is in a context where the shell
+            would not read its quoted value as one word and might execute it.
     """
     keys: list[str] = []
     place = ""
@@ -66,7 +66,7 @@ def placeholders(command: str) -> list[str]:
         message = f"command {command!r}: {error}"
         raise WorkloadError(message, hint="write {{ and }} for braces of the shell") from error
     for text, key, spec, conversion in parts:
-        # Only at the very beginning does a text begin a word.
+        # Text after a placeholder continues a word, so "#" at its start begins no comment.
         place = _place(f"x{text}" if keys else text, place)
         if key is None:
             continue
@@ -84,7 +84,7 @@ def placeholders(command: str) -> list[str]:
 
 
 def _place(text: str, place: str) -> str:
-    """What opened the place at the end of ``text`` that began in ``place``; "" outside of all."""
+    """The shell context at the end of ``text``, which began in context ``place``; "" for none."""
     at = 0
     while found := (_CLOSING[place] if place else _OPENING).search(text, at):
         at, mark = found.end(), found[0]
@@ -96,7 +96,7 @@ def _place(text: str, place: str) -> str:
 
 
 def fill(command: str, item: dict[str, Any]) -> str:
-    """The command for one item; every value is one word of the shell, whatever it contains.
+    """Fill in the command for one item; every value becomes exactly one shell word.
 
     Raises:
         PermanentError: the item lacks a key.
@@ -117,8 +117,8 @@ def fill(command: str, item: dict[str, Any]) -> str:
 class CommandWorkload:
     """Runs a command per item; the value is the last line of its output if that is a JSON object.
 
-    The output goes to the worker's log. A command that a signal ended while its worker was told to
-    stop is no failure of the item.
+    The output goes to the worker's log. An item does not fail if a signal ended its command while
+    the worker was told to stop.
     """
 
     def __init__(self, command: str) -> None:
@@ -127,7 +127,7 @@ class CommandWorkload:
         self._told_to_stop = False
 
     def note_signal(self) -> None:
-        """The worker's processes were signalled from outside, this command's among them."""
+        """Note that the worker's processes, this command's among them, got an outside signal."""
         self._told_to_stop = True
 
     def load(self, group: Any) -> None:
@@ -168,7 +168,7 @@ class CommandWorkload:
         return value if isinstance(value, dict) else {"exit_code": code}
 
     def _was_told_to_stop(self, code: int) -> bool:
-        """A command that was signalled may end before the signal has reached this process."""
+        """Whether a stop signal ended the command; this process may get that signal later."""
         number = -code if code < 0 else code - 128
         if number <= 0:
             return False
@@ -179,7 +179,7 @@ class CommandWorkload:
 
 
 def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What a process writes until it ends; children left behind may hold the pipe open."""
+    """Yield a process's output until it ends; its children may hold the pipe open longer."""
     assert process.stdout is not None
     out = process.stdout.fileno()
     ended = os.pidfd_open(process.pid)

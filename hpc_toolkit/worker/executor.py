@@ -1,8 +1,8 @@
 """The executor: a child process that holds the loaded context and runs the user's code.
 
-It knows nothing of claims or journals. It takes passes over a pipe, runs the items in order, and
-writes one message per result; its worker journals them. Whatever happens to it, a segfault, the
-OOM killer, a call that never returns, happens to it alone.
+It knows nothing about claims or journals. It reads requests from a pipe, runs their items in
+order, and writes one message per result; its worker journals them. A segfault, the OOM killer
+or a call that never returns affects this process alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """The worker's handle on its child."""
+    """The worker's handle on its executor process."""
 
     def __init__(self, stages: dict[str, StageSpec], log_path: Path) -> None:
         self._stop = mmap.mmap(-1, 1)
@@ -49,43 +49,43 @@ class Executor:
         self.pid = os.fork()
         if self.pid == 0:
             _become_child(stages, log_path, (request_read, result_write), self._stop)
-        # Both sides set it, so that it is set before either goes on.
+        # Parent and child both set the group, so that it is set before either continues.
         with suppress(OSError):
             os.setpgid(self.pid, self.pid)
         os.close(request_read)
         os.close(result_write)
         os.set_blocking(self.results, False)
-        # Children of the user's code may hold the pipe open, so its end says nothing of the
-        # child's.
+        # Children of the user's code may hold the pipe open, so only the pidfd shows that the
+        # executor has ended.
         self.ended = os.pidfd_open(self.pid)
 
     def start(self, request: dict[str, Any], lines: list[bytes]) -> None:
-        """Begin a pass over the items whose JSON is given.
+        """Send a request; ``lines`` are its items as JSON.
 
         Raises:
             BrokenPipeError: the child is gone.
         """
         self._stop[0] = 0
-        # One array, because to parse many short texts one by one takes six times as long.
+        # One array: parsing many short texts one by one takes six times as long.
         body = b"[%s]" % b",".join(lines)
         header = json.dumps({**request, "size": len(body)}).encode() + b"\n"
         write_all(self._requests, header + body)
 
     def stop(self) -> None:
-        """Ask it to end the pass before the next item."""
+        """Ask the child to end the request before the next item."""
         self._stop[0] = 1
 
     def end(self) -> str:
-        """Kill it with all its children; how it ended. Its last messages can still be read."""
+        """Kill the child and its children; return how it ended. Its messages stay readable."""
         kill_group(self.pid)
         _, status = os.waitpid(self.pid, 0)
-        # Commands of a child that died first are left in its group.
+        # If the child had died before, its commands are still in its process group.
         kill_group(self.pid)
         code = os.waitstatus_to_exitcode(status)
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def close(self) -> None:
-        """Forget an ended child."""
+        """Close the descriptors of an ended child."""
         for fd in (self._requests, self.results, self.ended):
             os.close(fd)
         self._stop.close()
@@ -94,7 +94,7 @@ class Executor:
 def _become_child(
     stages: dict[str, StageSpec], log_path: Path, pipes: tuple[int, int], stop: mmap.mmap
 ) -> None:
-    """Never returns."""
+    """Serve requests in the forked child; never returns."""
     code = 70
     try:
         parent = os.getppid()
@@ -105,9 +105,9 @@ def _become_child(
             os._exit(0)
         requests, results = _arrange_descriptors(log_path, pipes)
         _leave_guard()
-        # Forked workers would otherwise all draw the same numbers.
+        # Otherwise all forked executors would draw the same random numbers.
         random.seed()
-        # What is inherited is kept to the end: to look through it again and again would copy it.
+        # Inherited objects stay to the end; garbage collection would copy their shared pages.
         gc.freeze()
         limit_memory()
         _Child(stages, requests, results, stop).serve()
@@ -122,16 +122,16 @@ def _become_child(
 
 def _take_signals() -> None:
     signal.set_wakeup_fd(-1)
-    # Slurm signals every process of a step; what happens next is the worker's decision. Handlers
-    # and not SIG_IGN, which commands would inherit.
+    # Slurm signals every process of a step, and the worker decides what follows. Handlers are
+    # used because commands would inherit SIG_IGN.
     for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, _note_signal)
 
 
 def _leave_guard() -> None:
-    """Leave a process that ends this group when the executor is gone, whoever ended it.
+    """Start a guard process that kills this process group when the executor ends for any reason.
 
-    The kernel ends a child with its parent, but not the children of that child.
+    The kernel ends the executor with its worker, but not the executor's own children.
     """
     executor = os.pidfd_open(os.getpid())
     between = os.fork()
@@ -139,7 +139,7 @@ def _leave_guard() -> None:
         os.close(executor)
         os.waitpid(between, 0)
         return
-    # A grandchild, so that user code that waits for all of its children does not wait for it.
+    # A grandchild: user code that waits for all of its children must not wait for the guard.
     if os.fork() == 0:
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(sig, signal.SIG_IGN)
@@ -162,7 +162,7 @@ def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, i
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     null = os.open(os.devnull, os.O_RDONLY)
     kept = [os.dup(fd) for fd in (null, log, log, *pipes)]
-    # The worker's lock must not live on in this process, nor in the children of the user's code.
+    # The worker's lock must not stay open in this process or in children of the user's code.
     high = max(kept) + 1
     moved = [os.dup2(fd, high + index, inheritable=False) for index, fd in enumerate(kept)]
     for target, fd in enumerate(moved):
@@ -174,7 +174,7 @@ def _arrange_descriptors(log_path: Path, pipes: tuple[int, int]) -> tuple[int, i
 
 
 class _LogFile(io.FileIO):
-    """What a full disk does not take is lost: that is no failure of the item that printed it."""
+    """Drops output that a full disk refuses, so that the item that printed it does not fail."""
 
     def write(self, data: Any) -> int:
         try:
@@ -184,13 +184,13 @@ class _LogFile(io.FileIO):
 
 
 def _text_stream(fd: int) -> TextIO:
-    """The log as text, written line by line, so that a crash loses nothing that was printed."""
+    """The log as text, written line by line, so that a crash loses no printed line."""
     file = io.BufferedWriter(_LogFile(fd, "w", closefd=False))
     return io.TextIOWrapper(file, "utf-8", "backslashreplace", line_buffering=True)
 
 
 class _Feed:
-    """Hands out the items of a pass one at a time, until told to stop."""
+    """Hands out the items of a request one at a time, until a stop is requested."""
 
     def __init__(self, items: list[dict[str, Any]], pace: _Pace) -> None:
         self._items = items
@@ -208,7 +208,7 @@ class _Feed:
 
 
 class _Pace:
-    """Whether another item may be begun: nobody said stop, and it would still end in time."""
+    """Decides whether another item may start: no stop was requested and it would end in time."""
 
     def __init__(self, stop: mmap.mmap, deadline: float | None, expected_s: float) -> None:
         self._stop = stop
@@ -226,7 +226,7 @@ class _Pace:
 
 
 class _Child:
-    """The executor's own side."""
+    """The executor's own side of the pipes."""
 
     def __init__(
         self, stages: dict[str, StageSpec], requests: int, results: int, stop: mmap.mmap
@@ -261,7 +261,7 @@ class _Child:
             for span in _spans(items, spec.group_by):
                 if pace.over or report.failing:
                     break
-                # Before the load, which may be most of what is done for a group.
+                # Before the load, which may be most of a group's work.
                 loads, following = _groups(items, span, spec.group_by, request)
                 self._ahead.name(workload, following, loads=loads)
                 if self._load(spec, workload, items, report, span):
@@ -290,7 +290,7 @@ class _Child:
         report: Report,
         span: range,
     ) -> bool:
-        """Have the context of the span's group; otherwise fail its items and say False."""
+        """Load the context of the span's group; on failure, fail its items and return False."""
         group = items[span.start][spec.group_by] if spec.group_by is not None else None
         key = (spec.name, json.dumps(group, sort_keys=True))
         if self._loaded == key:
@@ -320,7 +320,7 @@ class _Child:
                 failure = error
             if failure is None:
                 return None
-            # Outside the handler, which holds what the failed call holds.
+            # Outside the except block, which keeps the failed call's memory alive.
             failure = shrinking.ask(failure, None, items, 0)
             if failure is not None:
                 return failure
@@ -359,7 +359,7 @@ class _Child:
     def _follow(
         self, workload: Workload, feed: _Feed, span: range, report: Report, pace: _Pace
     ) -> BaseException | None:
-        """Report results until the workload has no more or raises; what it raised."""
+        """Report results until the workload has no more or raises; return the exception."""
         try:
             for value in workload.run(self._context, feed):
                 pace.took(report.result(value))
@@ -375,8 +375,11 @@ class _Child:
 def _groups(
     items: list[dict[str, Any]], span: range, group_by: str | None, request: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """The group of a span, and the one to load after it: the next one's, else what the worker means
-    to claim. None for no group, where nobody knows, and where nothing is to be prefetched."""
+    """The group of a span, and the group to prefetch.
+
+    The group to prefetch is the next span's, else the one that the worker intends to claim next.
+    None: no group, an unknown one, or a prefetch that is not wanted.
+    """
     if group_by is None:
         return None, None
     if not request.get("prefetch", True):
@@ -387,7 +390,7 @@ def _groups(
 
 
 def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:
-    """Ranges of items of one group."""
+    """Yield ranges of consecutive items of the same group."""
     start = 0
     for index in range(1, len(items) + 1):
         last = index == len(items)

@@ -1,4 +1,4 @@
-"""From what run.json says to an object that runs items."""
+"""Import and construct the workload that run.json names."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ _imported: dict[str, tuple[int, int] | None] = {}
 
 
 class Workload(Protocol):
-    """What an executor runs.
+    """The interface of a workload, whose items an executor runs.
 
-    It may have ``prefetch(group)`` besides: a hint, called from another thread while a group is
-    loaded and its items run, for the group that is likely to be loaded next, one call at a time. It
-    should bring nearer what :meth:`load` reads, and nothing into the memory of a GPU. No
-    :meth:`load` waits for it or has to follow it, nothing waits for its end, and what it raises is
-    a line in the log.
+    ``prefetch(group)`` is optional: a hint for the group that is likely to be loaded next, called
+    from another thread, one call at a time, while a group is loaded and its items run. It should
+    bring closer what :meth:`load` reads, but put nothing into GPU memory. A :meth:`load` of that
+    group need not follow, and nothing waits for the call. An exception becomes a line in the log.
 
-    It may have ``on_oom(context, items)`` besides, to go on where CUDA or the host ran out of
-    memory: True or another context to run ``items`` again, smaller; False to fail the first of
-    them. ``context`` is None where :meth:`load` ran out.
+    ``on_oom(context, items)`` is optional: it is called when CUDA or the host ran out of memory.
+    It returns True or another context to run ``items`` again, smaller, or False to fail the first
+    of them. ``context`` is None if :meth:`load` ran out of memory.
     """
 
     def load(self, group: Any) -> Any:
@@ -50,7 +49,7 @@ class Workload(Protocol):
 
 
 class FunctionWorkload:
-    """A plain function of one item."""
+    """A workload that calls a plain function for each item."""
 
     def __init__(self, function: Callable[[Item], dict[str, Any]]) -> None:
         self._function = function
@@ -131,9 +130,9 @@ def _import(name: object, path: tuple[str, ...]) -> Any:
 
 
 def _current(name: str, path: tuple[str, ...]) -> ModuleType:
-    """Import a module; once more if its file in ``path`` was written since it was imported.
+    """Import a module, again if its file in ``path`` was written since the last import.
 
-    A notebook's cell writes a file again and again, and its process imports it once.
+    A notebook cell may write a file many times, but Python imports it once per process.
     """
     importlib.invalidate_caches()
     before = sys.modules.get(name)
@@ -150,7 +149,7 @@ def _current(name: str, path: tuple[str, ...]) -> ModuleType:
 
 
 def _stamp(file: str) -> tuple[int, int] | None:
-    """What Python tells versions of a file apart by; None where it is gone."""
+    """Mtime and size, by which Python tells versions of a file apart; None if it is gone."""
     try:
         found = os.stat(file)
     except OSError:
@@ -159,21 +158,21 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _compiled(module: ModuleType) -> tuple[int, int] | None:
-    """The stamp of the file that a module was compiled from; None where it was not kept."""
+    """The stamp of the file that a module was compiled from; None if it was not kept."""
     try:
         with open(getattr(module, "__cached__", None) or "", "rb") as file:
             header = file.read(16)
     except OSError:
         return None
-    # Flags other than 0: a hash of the source stands there instead; see PEP 552.
+    # Flags other than 0: the header has a hash of the source instead; see PEP 552.
     flags, changed, size = struct.unpack("<4x3I", header.ljust(16, b"\1"))
     return None if flags else (changed, size)
 
 
 def code_file(spec: WorkloadSpec) -> Path | None:
-    """The file of the module that a workload names; None for a command or where there is no file.
+    """The file of the module that a workload names; None for a command or without a file.
 
-    It is found without being imported: an import runs the code, and may start threads.
+    It is found without an import, which would run the code and might start threads.
     """
     from importlib.machinery import PathFinder
     from pathlib import Path
@@ -183,7 +182,7 @@ def code_file(spec: WorkloadSpec) -> Path | None:
     path: Any = [*spec.path, *sys.path]
     found = None
     for part in spec.function.partition(":")[0].split("."):
-        # By its whole name, a namespace package inside another asks for the other's import.
+        # Part by part: by its full name, a nested namespace package would import its parent.
         found = PathFinder.find_spec(part, path)
         if found is None:
             return None
@@ -192,7 +191,7 @@ def code_file(spec: WorkloadSpec) -> Path | None:
 
 
 def code_hash(spec: WorkloadSpec) -> str | None:
-    """SHA-256 of the file that defines a workload; None where there is none."""
+    """SHA-256 of the file that defines a workload; None if there is no file."""
     path = code_file(spec)
     if path is None:
         return None

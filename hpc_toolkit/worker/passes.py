@@ -1,4 +1,7 @@
-"""One pass over a unit: the worker's side of the executor, and what it journals (R4, R5, R15)."""
+"""Unit runs: send a unit's items to the executor and journal what happens (R4, R5, R15).
+
+The code calls a unit run a pass.
+"""
 
 from __future__ import annotations
 
@@ -37,59 +40,59 @@ _READ = 1 << 18
 
 
 class Outcome(Enum):
-    """How a pass ended."""
+    """How a unit run ended."""
 
     COMPLETE = auto()
     STOPPED = auto()
     """The worker was told to stop, or time is up; the rest of the unit was given back."""
     OVERTAKEN = auto()
-    """Somebody took the next generation; nothing more was written."""
+    """Another worker took the next generation; nothing more was written."""
     HELD = auto()
-    """This host may be the reason that so much failed; the rest of the unit was given back."""
+    """This host may be the cause of the failures; the rest of the unit was given back."""
     DIED = auto()
     """The executor died; the rest of the unit was given back."""
 
 
 @dataclass(slots=True)
 class PassControl:
-    """What the worker wants of a running pass; its ``tick`` changes it."""
+    """The worker's orders to a running unit run; its ``tick`` changes them."""
 
     stop: bool = False
     """Start no further item."""
     abort: bool = False
-    """End the item that runs, without an attempt."""
+    """End the running item without counting an attempt."""
     hold: bool = False
-    """Start no further item until others have tried those that failed here."""
+    """Start no further item until other hosts have tried the items that failed here."""
     streak: int = 0
-    """Failures since the last result, by their weights (:mod:`hpc_toolkit.queue.streaks`)."""
+    """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.streaks`)."""
     streak_limit: int = wire.STREAK
-    """Length of the streak at which it is looked at."""
+    """Weight at which ``on_streak`` is called."""
     deadline: float | None = None
     """Monotonic time after which no item should run."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The executor's messages of one request."""
+    """The executor's messages for one request."""
 
     lines: PassLines
     """Where results are written."""
     rest: bytes = b""
     weight: int = 1
-    """Of a failure in the streak."""
+    """What one failure adds to the streak."""
     index: int = 0
-    """Results so far."""
+    """Items reported so far, done or failed."""
     since: float = 0.0
-    """When the item that runs now began, as far as the worker can tell."""
+    """Monotonic time at which the running item began, as far as the worker can tell."""
     loading: bool = False
     end: str | None = None
     broken: str | None = None
     ready: list[bytes] = field(default_factory=list)
-    """Journal lines that were taken in and not yet written."""
+    """Journal lines that were received and not yet written."""
 
 
 class PassRunner:
-    """Runs passes with one executor, which it keeps warm and replaces when it dies."""
+    """Executes unit runs with one executor, which it keeps warm and replaces when it dies."""
 
     def __init__(
         self,
@@ -120,21 +123,21 @@ class PassRunner:
         self._overtaken = False
         self.control = PassControl()
         self.on_streak: Callable[[], object] = lambda: None
-        """Called when so much failed in a row that this host may be the reason."""
+        """Called when many items failed in a row, and before an item's last attempt."""
         self.ahead: Callable[[Assignment], str | None] = lambda _assignment: None
-        """Called for the group to prefetch while a unit runs, by workloads that can or may."""
+        """Returns the group to prefetch while a unit runs, for workloads that can prefetch."""
         self.tally = Tally()
-        """Of the pass that runs, or ran last."""
+        """Counts of the current unit run, or of the last one."""
         self.loaded: tuple[str, str | None] = ("", None)
-        """Stage and group of the context at hand."""
+        """Stage and group of the context that the executor holds."""
         self._prefetches: dict[str, bool] = {}
-        """Stage -> whether its workload has ``prefetch``, as an executor said."""
+        """Stage -> whether its workload has ``prefetch``, as an executor reported."""
         self._told: set[tuple[str, str]] = set()
-        """Stages and groups that the executor was told to prefetch."""
+        """(Stage, group) pairs that the executor was told to prefetch."""
         self._killing: set[tuple[str, str]] = set()
-        """Those whose prefetch may have killed an executor."""
+        """(Stage, group) pairs whose prefetch may have killed an executor."""
         self._lost_in = ("", "")
-        """Stage and unit in which an executor died last: within a unit it prefetches untold."""
+        """Stage and unit in which an executor last died; the next one must not prefetch there."""
 
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
@@ -198,7 +201,7 @@ class PassRunner:
                 self._executor = Executor(self._stages, self._log_path)
                 self._told = set()
             request = self._request(assignment, left, weight) | self._hint(assignment)
-            with suppress(BrokenPipeError):  # it died between two passes; to follow it tells that
+            with suppress(BrokenPipeError):  # it died between two requests; _follow reports it
                 self._executor.start(request, [items[i - unit.first] for i in left])
             how = self._follow(assignment, stream)
             left = left[stream.index :]
@@ -238,7 +241,7 @@ class PassRunner:
         return self.control.hold and not (self.control.stop or self.control.abort)
 
     def _look_at_streak(self) -> None:
-        """After every so many failures in a row, more and more seldom while nothing is wrong."""
+        """Call ``on_streak`` at the streak's limit; without a hold the next limit is double."""
         streak = self.control.streak
         if streak >= self.control.streak_limit:
             self.on_streak()
@@ -247,8 +250,11 @@ class PassRunner:
             )
 
     def _hint(self, assignment: Assignment) -> dict[str, Any]:
-        """The group to prefetch: once, and only to an executor that can or may be able to. Nothing
-        where one died, so that the items are not blamed for a prefetch again."""
+        """The request's field about prefetching: a group, once per group and executor, or nothing.
+
+        No prefetch in a unit in which an executor died: if the prefetch killed it, the next items
+        would be blamed as well.
+        """
         stage = assignment.stage.paths.name
         if self._lost_in == (stage, assignment.unit.name):
             return {"prefetch": False}
@@ -272,7 +278,7 @@ class PassRunner:
         }
 
     def _follow(self, assignment: Assignment, stream: _Stream) -> str:
-        """Journal what the executor says until the request is over; how it ended, or ""."""
+        """Journal the executor's messages until the request ends; how it ended, or ""."""
         executor = self._executor
         assert executor is not None
         limit = assignment.stage.spec.timeout_s
@@ -289,7 +295,7 @@ class PassRunner:
             if limit is not None and not stream.loading and now - stream.since > limit:
                 return self._end(executor, stream, "timeout")
             if stream.index - before > 1:
-                # Many quick results: let them gather instead of waking up for each.
+                # Many quick results: let them accumulate instead of waking up for each.
                 select.select([], [], [], _BATCH_S)
                 continue
             ready = readable(
@@ -304,7 +310,7 @@ class PassRunner:
                 os.read(self._wake_fd, 4096)
 
     def _patience(self, stream: _Stream, limit: float | None) -> float:
-        """Seconds until something must be done although nothing was said."""
+        """Seconds until the worker must act even if the executor sends nothing."""
         now = self._clock.monotonic()
         longest = _SYNC_S if self._journal.dirty else _LOOK_S
         if self.control.stop:
@@ -327,7 +333,7 @@ class PassRunner:
             executor.stop()
 
     def _end(self, executor: Executor, stream: _Stream, why: str) -> str:
-        """End the executor; results that it had handed over still count."""
+        """End the executor; results that it had already sent still count."""
         before = stream.index
         how = executor.end()
         while self._read(executor, stream):
@@ -336,11 +342,11 @@ class PassRunner:
         self._executor = None
         self.loaded = ("", None)
         if why == "timeout" and stream.index > before:
-            return "again"  # the result came in the last moment; the rest is asked for anew
+            return "again"  # the result came just in time; the rest is requested again
         return why or how
 
     def _read(self, executor: Executor, stream: _Stream) -> bool:
-        """Take in and journal what the executor said; whether it said anything."""
+        """Read and journal the executor's new messages; return whether there were any."""
         try:
             data = os.read(executor.results, _READ)
         except BlockingIOError:

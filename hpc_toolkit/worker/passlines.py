@@ -1,4 +1,4 @@
-"""What one pass over a unit writes into the journal: attempts, deaths, release (R4, R5, R15)."""
+"""The journal lines of one unit run: attempts, deaths, release (R4, R5, R15)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """What one pass did."""
+    """Counts of one unit run."""
 
     done: int = 0
     failed: int = 0
     permanent: int = 0
     deaths: int = 0
     seconds: float = 0.0
-    """Time of the executor, loading included."""
+    """Seconds from the start of the unit run to its release, loading included."""
 
     @property
     def lines(self) -> int:
@@ -32,7 +32,7 @@ class Tally:
 
 
 class PassLines:
-    """The lines of one pass, in the journal of the worker that makes it."""
+    """Writes the lines of one unit run into its worker's journal."""
 
     def __init__(self, journal: JournalWriter, clock: Clock, assignment: Assignment) -> None:
         self._journal = journal
@@ -45,18 +45,18 @@ class PassLines:
 
     @property
     def stage(self) -> str:
-        """Name of the pass's stage."""
+        """Name of the unit's stage."""
         return self._assignment.stage.paths.name
 
     def append(self, data: bytes) -> None:
-        """Write whole lines of this pass."""
+        """Write complete lines of this unit run."""
         self._journal.append(data)
         self._written.append(data)
 
     def owner_died(self, order: list[int]) -> None:
-        """Say that the owner of the generation before died with the items ``order`` still to run.
+        """Record that the previous generation's owner died with the items ``order`` still to run.
 
-        The line stands before the pass, whose sum does not cover it.
+        The line precedes the unit run, whose ``sum`` does not cover it.
         """
         assert self._assignment.died is not None
         owner, verdict = self._assignment.died
@@ -73,7 +73,7 @@ class PassLines:
         self._start = self._journal.size
 
     def executor_died(self, left: list[int], how: str, *, worker: str, host: str) -> None:
-        """Say that our own executor died with the items ``left`` still to run."""
+        """Record that this worker's executor died with the items ``left`` still to run."""
         self.tally.deaths += 1
         self.append(
             self._death_line(
@@ -94,7 +94,7 @@ class PassLines:
                 "unit": self._assignment.name,
                 "generation": generation,
                 "item": left[0],
-                # Several killers of one unit are never the only pending one.
+                # Of several killers in one unit, none is ever the only pending item.
                 "alone": len(left) == 1 or all(item in suspects for item in left),
                 "at": round(self._clock.wall(), 3),
                 **facts,
@@ -102,7 +102,7 @@ class PassLines:
         )
 
     def killer(self, item: int, deaths: int, last: Death | None = None) -> None:
-        """Fail an item for good because it killed too often."""
+        """Fail an item permanently because it killed its worker or executor too often."""
         self.tally.permanent += 1
         error = f"killed its worker {deaths} times"
         if last is not None:
@@ -130,7 +130,7 @@ class PassLines:
         )
 
     def release(self) -> None:
-        """Give the unit back, after all lines of the pass (rule R5)."""
+        """Give the unit back, after all lines of the unit run (rule R5)."""
         self.tally.seconds = self._clock.monotonic() - self._began
         self._journal.append(
             encode_line(

@@ -1,4 +1,4 @@
-"""Local workers: as many processes as asked for, each replaced when it is killed."""
+"""A pool of local worker processes, each replaced when it is killed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _BARREN_LIVES = 5
-"""A worker that was killed so often in a row without finishing an item is not started again."""
+"""A worker killed this often in a row without finishing an item is not started again."""
 
 
 class Pool:
-    """Starts workers by fork and follows them; the parent runs no item and claims nothing.
+    """Forks workers and watches them; the parent runs no item and claims nothing.
 
     Raises:
-        ConfigError: this machine has less than the workers' ``shares``.
+        ConfigError: this machine has fewer resources than the workers' ``shares`` need.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Pool:
         self._error_read, self._error_write = os.pipe()
 
     def run(self, on_tick: Callable[[], None] | None = None) -> int:
-        """Work until every worker left; the exit code (see :mod:`hpc_toolkit.worker.worker`).
+        """Run until every worker has exited; the exit code (see :mod:`hpc_toolkit.worker.worker`).
 
         Args:
             on_tick: called a few times a second, to show progress.
 
         Raises:
-            HpcToolkitError: the first that a worker met.
+            HpcToolkitError: the first error that a worker reported.
         """
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write, self._error_read):
@@ -108,7 +108,7 @@ class Pool:
     def _start(self, slot: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal waits until the worker can be told, and there until its own handlers stand.
+        # Signals wait until the parent knows the new pid and the child has its own handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, DRAIN_SIGNALS)
         if not self._draining:
             parent = os.getpid()
@@ -119,10 +119,10 @@ class Pool:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, DRAIN_SIGNALS)
 
     def _become_worker(self, slot: int, parent: int) -> None:
-        """Never returns."""
+        """Run a worker in the forked child; never returns."""
         code = 70
         try:
-            # A group of its own: a terminal's ^C reaches the parent alone, which passes it on once.
+            # Its own process group: a terminal's ^C reaches the parent, which forwards it once.
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,11 +132,11 @@ class Pool:
             place = self._places[slot]
             os.environ.update(local_environment(slot, self._workers) | place.environment())
             bind(place)
-            # What is inherited is kept to the end: looking through it for garbage would copy it.
+            # Inherited objects stay to the end; garbage collection would copy their shared pages.
             gc.freeze()
             code = start_worker(self._paths, self._manifest, self._options, SystemClock())
         except HpcToolkitError as error:
-            # Short enough for one write, which is not mixed with another worker's.
+            # Short enough for one write, so that it does not mix with another worker's report.
             texts = {"message": error.message[:700], "hint": error.hint[:200]}
             report = json.dumps({**texts, "code": error.exit_code}, ensure_ascii=False)
             os.write(self._error_write, report.encode(errors="replace") + b"\n")
@@ -191,7 +191,7 @@ def work_elsewhere(
 ) -> int:
     """Start a pool from a fresh interpreter, because forking a process with threads is unsafe.
 
-    What is wrong is printed by that process. Signals are passed on where handlers can be set.
+    That process prints its own errors. Signals are forwarded if handlers can be set.
     """
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
     argv += ["--lease", str(options.lease_s), "--grace", str(options.grace_s)]
@@ -200,7 +200,7 @@ def work_elsewhere(
     if options.deadline is not None:
         argv += ["--deadline", f"@{options.deadline}"]
     argv += shares.to_options() if shares else []
-    # A group of its own: a terminal's ^C reaches this process alone, which passes it on once.
+    # Its own process group: a terminal's ^C reaches only this process, which forwards it once.
     process = subprocess.Popen(argv, process_group=0)
     handlers: dict[signal.Signals, Any] = {}
     with suppress(ValueError):  # not in the main thread
@@ -220,7 +220,7 @@ def work_elsewhere(
 
 
 def local_environment(slot: int, workers: int) -> dict[str, str]:
-    """Variables of local worker ``slot``: its rank, its GPU, its share of the cores."""
+    """Environment of local worker ``slot``: its rank, its GPU, its share of the cores."""
     found = {"RANK": str(slot), "LOCAL_RANK": str(slot), "WORLD_SIZE": str(workers)}
     gpus = visible_gpus()
     if gpus:

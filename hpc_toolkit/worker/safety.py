@@ -1,4 +1,4 @@
-"""When a run should stop by itself: too many failures, or nothing but failures."""
+"""When a run should pause itself: too many failures, or nothing but failures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.view import StageView
 
 FIRST_ITEMS = 20
-"""A run whose first so many distinct items all fail is paused."""
+"""A run is paused if this many distinct items fail before any is done."""
 
 
 def parse_max_failures(text: str) -> tuple[float, bool]:
-    """``N`` or ``P%`` as (number, whether it is a share of all items in percent).
+    """Parse ``N`` or ``P%`` into (number, whether it is a percentage of all items).
 
     Raises:
-        ConfigError: neither.
+        ConfigError: it is neither.
     """
     number, percent = text.removesuffix("%"), text.endswith("%")
     try:
@@ -33,7 +33,7 @@ def parse_max_failures(text: str) -> tuple[float, bool]:
 
 
 def pause_reason(stage: StageView) -> str:
-    """Why a stage should be paused, as far as this view's journals tell; "" if it should go on."""
+    """Why a stage should be paused, by the journals read so far; "" if it should go on."""
     done, hurt, failed, total = _count(stage)
     limit = stage.spec.max_failures
     if limit is None:

@@ -1,10 +1,10 @@
-"""A sick host: everything fails on it that other hosts finish, and fast, so that it eats the queue.
+"""Host health: detect a host on which items fail that other hosts finish.
 
-It is told by the matrix host x item of the journals. Where so much failed in a row, the worker
-gives its unit back and claims nothing (it *holds*), and workers of other hosts are asked to try
-those items. If they finish them, the host is sick and its workers leave; if they fail there too,
-the items are at fault, and the host goes on. No rule of the queue knows of this: it decides what
-this worker claims, and no item's state.
+Items fail fast on such a sick host, so it would drain the queue. The evidence is the host x item
+matrix of the journals. After many failures in a row, a worker gives its unit back and claims
+nothing (it *holds*), and asks workers of other hosts to try the failed items. If they finish the
+items, the host is sick and its workers exit. If the items fail there too, the items are at fault
+and the host goes on. All this decides only what a worker claims, never the state of an item.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from hpc_toolkit.worker.passes import PassControl
 
 ENOUGH_AGAIN = 2
-"""Items that prove it where the host was sick within a day."""
+"""Items finished elsewhere that prove a host sick if it was sick within the last day."""
 HOLD_S = 300.0
-"""Longest wait for others; then the worker runs as many items again as made it wait."""
+"""Longest hold in seconds; then the worker goes on until as much has failed again."""
 _MOST = 32
-"""Other workers that one looks at: where hundreds fail, each reading all would stop the rest."""
+"""Other workers whose journals one reads: if hundreds read all of them, the rest would stall."""
 _RECENT_S = 86400.0
 _STARTING_S = 60.0
-"""Workers of one host start at about the same time; what failed there long before is past."""
+"""Workers of one host start within this time; earlier failures on the host do not count."""
 _TWO = 2
 
 
 class Health(Enum):
-    """What the matrix says of a host, or of one worker."""
+    """The health of a host, or of one worker, according to the matrix."""
 
     WELL = auto()
     SUSPECT = auto()
-    """So much failed in a row, and others may yet try it."""
+    """Many items failed in a row, and workers elsewhere may still try them."""
     SICK = auto()
-    """Others finished what failed here."""
+    """Workers elsewhere finished the items that failed here."""
 
 
 def judge(
@@ -59,34 +59,34 @@ def judge(
     limit: int = STREAK,
     enough: int = STREAK,
 ) -> Health:
-    """Whether a place is sick.
+    """Judge whether a host, or one worker, is sick.
 
     Args:
         streak: the items that failed there since its last result, with their weights.
-        opinions: what became of them elsewhere.
-        others: whether a worker elsewhere lives that does not fail itself.
-        limit: weight of a streak at which it is looked into.
-        enough: items finished elsewhere that prove it.
+        opinions: the outcome of each of these items elsewhere.
+        others: whether a living worker elsewhere does not fail itself.
+        limit: weight of a streak that makes the host a suspect.
+        enough: number of items finished elsewhere that prove the host sick.
     """
     if sum(opinions[key] is Opinion.DONE for key in streak) >= enough:
         return Health.SICK
     waiting = any(opinions[key] is Opinion.OPEN for key in streak)
-    # What failed elsewhere as well speaks for the place.
+    # Items that also failed elsewhere do not count against the host.
     weight = sum(w for key, w in streak.items() if opinions[key] in (Opinion.DONE, Opinion.OPEN))
     return Health.SUSPECT if others and waiting and weight >= limit else Health.WELL
 
 
 def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
-    """Whether a host may wait for another: never both for each other.
+    """Whether host ``here`` may wait for host ``there``; two hosts never wait for each other.
 
     Args:
-        here, there: how many items failed in a row on either, and its name.
+        here, there: the number of items that failed in a row on each host, and its name.
     """
     return there < here and there[0] < STREAK
 
 
 class HostWatch:
-    """One worker's eye on its own host; steers the worker by its :class:`PassControl`."""
+    """One worker's check of its own host; steers the worker through :class:`PassControl`."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class HostWatch:
         self._check_at = float("-inf")
 
     def holds(self, every_s: float) -> bool:
-        """Whether nothing may be claimed now; looks again every so many seconds."""
+        """Whether nothing may be claimed now; checks again every ``every_s`` seconds."""
         return self._control.hold and self.glance(every_s)
 
     def glance(self, every_s: float) -> bool:
-        """:meth:`check`, where the last items failed and so many seconds have passed."""
+        """Like :meth:`check`, but only after failures and at most every ``every_s`` seconds."""
         if not self._control.hold and self._control.streak < _TWO:
             return False
         if self._clock.monotonic() < self._check_at:
@@ -127,7 +127,7 @@ class HostWatch:
         return self.check(every_s)
 
     def check(self, every_s: float = 0.0) -> bool:
-        """Look at the journals; whether this worker must hold, or leave."""
+        """Read the journals; return whether this worker must hold or exit."""
         self._check_at = self._clock.monotonic() + every_s
         self.read()
         self._control.hold = False
@@ -148,8 +148,11 @@ class HostWatch:
         return self._control.hold
 
     def read(self) -> None:
-        """Read what is new: all journals, or among many workers those of this host, of some others
-        at random, and of all who had what failed here."""
+        """Read new journal lines.
+
+        Among many workers, read only those of this host, of a random sample of others, and of all
+        that had claimed the units with the items that failed here.
+        """
         names = self._liveness.names()
         if len(names) <= _MOST:
             self._looked = names
@@ -167,7 +170,7 @@ class HostWatch:
                 self._view.poll_journal(stage.owner(key.unit, generation))
 
     def _choose(self, names: list[str]) -> list[str]:
-        """Those of this host, and some others: the same ones until they are gone."""
+        """Workers of this host, and a random sample of others, kept until they are gone."""
         here = host_part(self._own.worker)
         mates = [name for name in names if host_part(name) == here]
         left = {name for name in names if not self._liveness.is_final(name)}.difference(mates)
@@ -178,7 +181,7 @@ class HostWatch:
         return mates + self._sample
 
     def take(self, notices: list[SickNotice]) -> bool:
-        """Take in what is new of a list that grows; whether another host asks for an opinion."""
+        """Process the new notices of a growing list; whether another host asks for an opinion."""
         new, self._noticed = notices[self._noticed :], len(notices)
         asked = False
         for notice in new:
@@ -186,7 +189,7 @@ class HostWatch:
                 asked |= not notice.sure
                 continue
             self._check_at = float("-inf")
-            # Its clock and ours are one host's.
+            # The notice's time is from this host's own clock.
             if notice.sure and notice.whole and self._clock.wall() - notice.at < _RECENT_S:
                 self._enough = ENOUGH_AGAIN
                 self._limit = min(self._limit, ENOUGH_AGAIN)
@@ -194,11 +197,11 @@ class HostWatch:
         return asked
 
     def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
-        """Of the host, or of this worker alone; and the streak."""
+        """The health and the streak of the host (``whole``), or of this worker alone."""
         here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
         streak = self._matrix.streak(here, self._own.started - _STARTING_S)
         if whole is self._waited_for[0] and not self._waited_for[1] <= streak.keys():
-            # A result came since.
+            # A waited-for item left the streak: a result came since.
             self._waited_for, self._limit = (True, set()), self._enough
         opinions = {key: self._matrix.opinion(key, here) for key in streak}
         others = sum(streak.values()) >= self._limit and self._others(len(streak))
@@ -213,7 +216,7 @@ class HostWatch:
             self._tell(f"{asked}; other hosts are asked to try them", whole=whole, sure=False)
         if now < self._held_until:
             return True
-        # Nobody had an opinion: they may be busy for hours, and this host may be well.
+        # No other host tried the items: all may be busy for hours, and this host may be well.
         self._held_until = None
         self._waited_for = (whole, set(streak))
         self._limit = sum(streak.values()) + self._enough
@@ -248,7 +251,7 @@ class HostWatch:
         return not hosts - {self._own.host, ""}
 
     def _others(self, items: int) -> bool:
-        """Whether a host that fails less has living workers, who may try these items."""
+        """Whether a host that fails less has living workers that may try these items."""
         living: dict[str, set[str]] = {}
         for worker in self._looked:
             host = self._matrix.host_of(worker)

@@ -1,9 +1,9 @@
-"""Asks Slurm about workers that fell silent, so that their units are not kept for a whole lease.
+"""Slurm liveness: ask Slurm about silent workers, so that units need not wait for the lease.
 
-``python -m hpc_toolkit.worker.witness RUN WORKER:HEARTBEAT...`` asks once and writes what it
-learned as a notice for all workers; a worker starts it as a child, because Slurm may take minutes
-to answer and the heartbeat must not wait. Slurm's silence proves nothing: then the lease decides
-(rule R6).
+``python -m hpc_toolkit.worker.witness RUN WORKER:HEARTBEAT...`` asks once and writes the answer
+as a notice for all workers. A worker starts it as a child process, because Slurm may take minutes
+to answer and the heartbeat must not wait. No answer proves nothing; then the lease decides (rule
+R6).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIRST_S, _LONGEST_S = 30.0, 600.0
 _PATIENCE_S = 60.0
 _LEAVING_S = 2.0
 
-# Slurm's words for what ended or stopped a job, and ours; all others explain nothing.
+# Slurm's job states that explain an end or a stop, and our words for them.
 _EXPLAINED = {
     "PREEMPTED": "preemption",
     "TIMEOUT": "time limit",
@@ -55,7 +55,7 @@ _TELLING = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"} | _EXPLAINED.keys()
 def judge(
     silent: list[Presence], jobs: Mapping[str, JobRecord], nodes: Mapping[str, NodeRecord]
 ) -> list[DeathNotice]:
-    """What Slurm's words about jobs and nodes say of silent workers; nothing where it is unsure."""
+    """Derive death notices for silent workers from Slurm's records; none if these are unclear."""
     found = []
     for presence in silent:
         job = jobs.get(presence.job or "")
@@ -77,7 +77,7 @@ def judge(
 
 
 class Witness:
-    """A worker's side: starts the question when it is due, and never waits for the answer."""
+    """The worker's side: starts the child when a query is due, and never waits for its answer."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
@@ -88,7 +88,7 @@ class Witness:
         self._child: subprocess.Popen[bytes] | None = None
 
     def ask(self, silent: list[Presence]) -> None:
-        """Have Slurm asked about these workers, ever more seldom while it says nothing."""
+        """Query Slurm about these workers, less and less often while the same ones stay silent."""
         if self._child is not None and self._child.poll() is None:
             return
         now = self._clock.monotonic()
@@ -99,9 +99,9 @@ class Witness:
         self._about = frozenset(workers)
         self._asked_s = _FIRST_S if new else min(_LONGEST_S, 2 * self._asked_s)
         self._ask_at = now + self._asked_s
-        # The heartbeat tells whether a worker was still silent when Slurm answered.
+        # The heartbeat shows whether a worker was still silent when Slurm answered.
         words = [f"{presence.worker}:{presence.heartbeat}" for presence in silent]
-        # A machine that can start no process now costs a question, not this worker.
+        # If no process can be started now, skip the query instead of failing this worker.
         with suppress(OSError, subprocess.SubprocessError):
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "hpc_toolkit.worker.witness", str(self._root), *words],
@@ -112,10 +112,10 @@ class Witness:
             )
 
     def close(self) -> None:
-        """Stop asking."""
+        """End the child process if it still runs."""
         if self._child is None or self._child.poll() is not None:
             return
-        self._child.terminate()  # it ends what it started, which SIGKILL would leave behind
+        self._child.terminate()  # it ends its own children, which SIGKILL would leave running
         try:
             self._child.wait(_LEAVING_S)
         except subprocess.TimeoutExpired:
@@ -128,9 +128,9 @@ def _end_with_parent() -> None:
 
 
 def _leave(*_: object) -> None:
-    """End with the program that does not answer, also if it has just been started.
+    """Kill the Slurm program that does not answer, then exit.
 
-    As an exception alone it would pass through the client, which knows a program only later.
+    An exception alone could leave the client before it knows the program that it has just started.
     """
     started = Path(f"/proc/self/task/{os.getpid()}/children")
     for pid in started.read_text().split() if started.exists() else []:
@@ -139,8 +139,8 @@ def _leave(*_: object) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even where it says nothing."""
-    # Workers import this module as well, and only start it.
+    """Ask Slurm once about workers, given as ``NAME:HEARTBEAT``; 0 even without an answer."""
+    # Imported here, because workers import this module too but do not call main.
     from hpc_toolkit.slurm.client import job_states
     from hpc_toolkit.slurm.controller import node_states
 
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
     silent = []
     for name, _, heartbeat in (word.rpartition(":") for word in arguments[1:]):
         presence = read_presence(paths.worker(name))
-        # Only its own Slurm can be asked here, and others give the same numbers to their jobs.
+        # Only this cluster's Slurm can be asked here, and other clusters use the same job ids.
         if presence is None or presence.cluster != cluster:
             continue
         if presence.job and presence.state != FINISHED:

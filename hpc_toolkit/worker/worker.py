@@ -1,8 +1,7 @@
-"""The worker: one rank's supervising process. It claims, journals, beats and leaves; it runs no
-user code.
+"""The worker: one rank's supervising process, which claims units, journals and sends heartbeats.
 
-Exit codes: 0 every stage is sealed and has no pending item; 75 items are left (time is up, a
-drain, a full disk); 1 the run is paused or its code cannot be loaded.
+It runs no user code. Exit codes: 0, every stage is sealed and has no pending item; 75, items are
+left (time is up, a drain, a full disk); 1, the run is paused or its code cannot be loaded.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ EXIT_COMPLETE = 0
 EXIT_LEFT = 75
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""Ask a worker to finish its item and leave."""
+"""Signals that ask a worker to finish its item and exit."""
 
 _UPDATE_S = 1.0
 _HOLD_POLL_S = 0.2
@@ -56,20 +55,20 @@ _HOLD_POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What one worker is told at its start."""
+    """Settings of one worker, fixed at its start."""
 
     lease_s: float = DEFAULT_LEASE_S
-    """Silence, in seconds, after which another worker counts as dead where locks prove nothing."""
+    """Seconds of silence after which a worker counts as dead; locks or Slurm may tell sooner."""
     deadline: float | None = None
-    """Epoch seconds at which this worker must be gone; None: no limit."""
+    """Epoch seconds by which this worker must have exited; None: no limit."""
     idle_exit_s: float | None = None
-    """Leave after so many seconds without work; None: wait for ever."""
+    """Exit after this many seconds without work; None: wait indefinitely."""
     grace_s: float = 25.0
-    """Seconds that the running item may still take when a signal asks the worker to leave."""
+    """Seconds that the running item may still take after a signal or a request to drain."""
 
 
 class Worker:
-    """One worker of a run; lives for one call of :meth:`run`."""
+    """One worker of a run; an instance serves one call of :meth:`run`."""
 
     def __init__(
         self, paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock
@@ -83,7 +82,7 @@ class Worker:
         self._lock = FileLock(
             paths.worker_lock(self.name), timeout=60, fallback_to_soft=False, thread_local=False
         )
-        # Held until this process ends, however it ends: a free lock is how others see that.
+        # Held until this process ends, however it ends: others see the end by the free lock.
         with suppress(OSError, NotImplementedError):
             self._lock.acquire()
         workers = len(files.list_names(paths.workers)) // 2
@@ -96,7 +95,7 @@ class Worker:
             Presence.here(self.name, rank, interval_s=self._beat_s, at=clock.wall()),
         )
         self._journal = JournalWriter(paths.journal(self.name))
-        # An executor that could not create it would die, and its item be suspected.
+        # If an executor failed to create its log, it would die and its item become a suspect.
         paths.worker_log(self.name).touch()
         for directory in (paths.workers, paths.journals):
             files.sync_directory(directory)
@@ -159,7 +158,7 @@ class Worker:
         return self._clock.monotonic() + self._options.deadline - self._clock.wall()
 
     def run(self) -> int:
-        """Work until the run is complete or something says stop; the exit code."""
+        """Work until the run is complete or a stop is requested; return the exit code."""
         self._install_signals()
         try:
             code = self._main()
@@ -167,7 +166,7 @@ class Worker:
             self._leave("the workload cannot be loaded")
             raise
         except OSError as error:
-            # What was not synced is lost and will be run again; nothing more may be written.
+            # Items whose results were not synced run again; nothing more may be written.
             self._passes.close()
             with suppress(OSError):
                 self._presence.update(state=DRAINING, note=f"gave up: {error}"[:200])
@@ -176,8 +175,9 @@ class Worker:
         return code
 
     def let_go(self) -> None:
-        """Give the lock back. A process that ends with its lock waits for the file server, 90 s if
-        an NFSv3 server has just started; on NFS a process ends at once while a thread waits."""
+        """Release the lock: a process that exits with it held waits for the file server."""
+        # That takes 90 s if an NFSv3 server has just started. The release runs in a thread:
+        # on NFS, a thread that waits does not delay the end of the process.
         with suppress(OSError):
             self._view.probes.look(LOCK, self.name, self._lock.release)
 
@@ -194,7 +194,7 @@ class Worker:
         grace_s = self._options.grace_s
         deadline = self._passes.control.deadline
         if number == signal.SIGUSR1 and deadline is not None:
-            # A warning, minutes before the end: the running item has until then.
+            # SIGUSR1 warns minutes before the deadline: the running item has until then.
             grace_s = max(grace_s, deadline - self._clock.monotonic())
         self._drain(f"got {signal.Signals(number).name}", grace_s)
         if self._signals > 1 and number == signal.SIGINT:
@@ -222,7 +222,7 @@ class Worker:
             self._wait()
 
     def _tell_complete(self) -> None:
-        """Spare the others who wait the reading of every journal; a hint, which may be lost."""
+        """Note completion in ``head``: a hint that saves waiting workers reading all journals."""
         with suppress(OSError):
             for stage in self._view.stages.values():
                 stage.log.tell_complete()
@@ -250,7 +250,7 @@ class Worker:
             assignment = self._picker.again(assignment) if died else None
 
     def _judge_failures(self, failed: int) -> None:
-        """End the pass, and then the worker, if so much failed that the run should pause."""
+        """Stop the unit run, and then the worker, if failures are a reason to pause the run."""
         self._judged = failed
         if self._host_watch.glance(self._pacing.judge_s):
             return
@@ -261,7 +261,7 @@ class Worker:
             return
         self._host_watch.read()
         reason = pause_reason(stage)
-        # What failed on this host alone is no reason while others may finish it.
+        # Failures on this host alone are not a reason while other hosts may finish the items.
         if reason and (stage.spec.max_failures is not None or not self._host_watch.check()):
             self._pause = self._reason = f"paused: {reason}"
             self._passes.control.stop = True
@@ -279,7 +279,7 @@ class Worker:
             os.read(self._wake_fd, 4096)
 
     def _tick(self) -> None:
-        """What must be done from time to time, whatever the executor does."""
+        """Do the periodic work: deadline, failures, heartbeat, requests, other workers."""
         now = self._clock.monotonic()
         if now >= self._drain_by:
             self._passes.control.abort = True
@@ -289,7 +289,7 @@ class Worker:
         failed = self._passes.tally.failed
         due = now >= self._judge_at or failed - self._judged >= FIRST_ITEMS
         if failed > self._judged and due:
-            # A unit may be long: what fails must not go on until its end.
+            # A unit may take long: a run that should pause must not wait for its end.
             self._judge_failures(failed)
         due = now - self._beat_at >= self._beat_s
         if due or (now >= self._update_at and self._progress() != self._shown()):
@@ -314,7 +314,7 @@ class Worker:
 
     def _beat(self, now: float, *, sync: bool) -> None:
         if sync:
-            self._beat_at = now  # progress in between may reach other hosts 30 s late
+            self._beat_at = now  # unsynced updates may reach other hosts 30 s late
         self._update_at = now + _UPDATE_S
         done, failed, deaths, journal, stopping = self._progress()
         self._presence.update(
@@ -338,7 +338,7 @@ class Worker:
         self._chooser.died_nearby |= self._host_watch.take(self._control.sick)
 
     def _leave(self, reason: str) -> None:
-        """Everything of ours is written and released: say so, and be gone."""
+        """End the executor, sync the journal, and report in the presence file that we finished."""
         self._passes.close()
         self._witness.close()
         with suppress(OSError):
@@ -353,7 +353,7 @@ class Worker:
 
 
 def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
-    """What is known of the filesystem, and a lease that ends no sooner than a heartbeat is seen."""
+    """What doctor proved about the filesystem, and a lease no shorter than it measured."""
     proof = believed(paths)
     if lease_s < proof.least_lease_s:
         least, why = f"{proof.least_lease_s:g} s", "changes show late here, as doctor measured"
@@ -362,7 +362,7 @@ def _believed(paths: RunPaths, lease_s: float) -> tuple[Proof, float]:
 
 
 def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, clock: Clock) -> int:
-    """Be one worker of a run until there is nothing left to do; the exit code.
+    """Run one worker until nothing is left to do; return the exit code.
 
     Raises:
         HpcToolkitError: the run is paused, its code cannot be loaded, or it cannot be written to.
@@ -378,7 +378,7 @@ def start_worker(paths: RunPaths, manifest: Manifest, options: WorkerOptions, cl
 
 
 def unwritable(paths: RunPaths, error: OSError) -> RunError:
-    """Why a worker cannot go on; a full disk may be emptied, permissions stay as they are."""
+    """The error of a worker that cannot write; exit code 75 unless permissions forbid it."""
     if isinstance(error, NotADirectoryError):
         return files.misplaced(error)
     message = f"a worker cannot write to {paths.root}: {error.strerror}"
@@ -397,4 +397,4 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
 
 
 class PausedError(HpcToolkitError):
-    """The run stopped itself because too much of it failed."""
+    """The run paused itself because too many items failed."""

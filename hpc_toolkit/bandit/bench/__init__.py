@@ -1,1 +1,1 @@
-"""Policies compared by searches on scores that are known already."""
+"""Compare policies by replaying searches on known scores."""

@@ -1,4 +1,4 @@
-"""Policies compared by many searches on recorded scores."""
+"""Compare policies by many searches on recorded scores."""
 
 from __future__ import annotations
 
@@ -21,47 +21,46 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.bench.walltime import Order
 
 FORMAT = 1
-"""Of the report; a program that reads it may rely on the keys of this number."""
+"""Version of the report; its keys stay the same under one version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is compared, and by how many searches."""
+    """The policies to compare, and the searches to compare them by."""
 
     entrants: Sequence[Entrant]
     """The policies."""
 
     asks: Asks = field(default_factory=lambda: Asks("rounds", 1))
-    """How many pulls at once. A policy that asks for tasks in parts asks for whole rungs instead.
-    """
+    """How many pulls at once. A policy that asks for tasks in parts asks for complete rungs."""
 
     pulls: int | None = 60
-    """A search ends after so many pulls of whole arms; None: when the policy has finished."""
+    """Pulls on all tasks after which a search ends; None: when the policy has finished."""
 
     until: float | None = None
-    """A search ends when it knows an arm of this share of the best, above 0 and at most 1; there
-    are no curves then, and the share is one of the goals."""
+    """A search ends when it knows an arm with this share of the best mean, above 0 and at most 1.
+    There are no curves then, and the share is one of the goals."""
 
     seeds: int = 10
-    """Searches of each policy on each table."""
+    """Number of searches of each policy on each table."""
 
     subtables: int = 0
-    """Random parts of the table to search on instead of the whole."""
+    """Number of random parts of the table to search on; 0: search on the table itself."""
 
     share: float = 0.5
-    """How many of the arms a part has."""
+    """Share of the arms that a part has."""
 
     tasks: int | None = None
-    """How many tasks a part has; None: all."""
+    """Number of tasks that a part has; None: all."""
 
     first: int = 0
     """The first seed of searches and parts."""
 
     gpus: tuple[int, ...] = (1, 32)
-    """For how many GPUs the wall-clock is simulated, where the table has durations."""
+    """Numbers of GPUs for which wall-clock time is simulated, if the table has durations."""
 
     order: Order = "longest"
-    """Which of the evaluations that may begin goes first; see ``walltime.finish_times``."""
+    """Which evaluation begins first on a free GPU; see ``walltime.finish_times``."""
 
     def __post_init__(self) -> None:
         counts = {"seeds": self.seeds, "pulls": self.pulls, "tasks": self.tasks}
@@ -78,7 +77,7 @@ class Plan:
             raise ConfigError(message, hint="give 0 or more")
 
     def tables(self, table: ScoreTable) -> list[ScoreTable]:
-        """What is searched. Raises ConfigError for parts that cannot be drawn."""
+        """Return the tables to search on. Raises ConfigError for parts that cannot be drawn."""
         if not self.subtables:
             return [table]
         tasks = self.tasks or len(table.tasks.names)
@@ -89,7 +88,7 @@ class Plan:
 def run_bench(
     table: ScoreTable, plan: Plan, on_search: Callable[[Entrant, int, int], None] | None = None
 ) -> dict[str, Any]:
-    """Search, and sum up: the last of :func:`reports`, with all policies."""
+    """Run all searches and return the last of :func:`reports`, which has all policies."""
     *_, last = reports(table, plan, on_search)
     return last
 
@@ -97,13 +96,13 @@ def run_bench(
 def reports(
     table: ScoreTable, plan: Plan, on_search: Callable[[Entrant, int, int], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Search, and sum up after each policy: what ``json.dumps`` writes as strict JSON.
+    """Run the searches and yield a report after each policy, ready for strict JSON.
 
-    Each report has one policy more than the one before; ``left_out`` names those that it lacks.
-    None holds a score, an arm or a task of the table. ``on_search`` is called before every search
-    with its policy, its number and how many there are. Raises ConfigError, before any search, for
-    a table whose best mean is not positive, since the goals are shares of it, and for options and
-    tables that a policy cannot be made with.
+    Each report has one policy more than the report before; ``left_out`` names the missing ones. No
+    report has a score, an arm or a task of the table. ``on_search`` is called before every search
+    with its policy, its number and the number of searches. Raises ConfigError, before any search,
+    for a table whose best mean is not positive, since the goals are shares of it, and for options
+    and tables that a policy rejects.
     """
     tables = plan.tables(table)
     if min(float(one.means.max()) for one in tables) <= 0:
@@ -120,7 +119,7 @@ def reports(
 
 
 def _head(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
-    """What a report says of the comparison."""
+    """Return the part of a report that describes the comparison."""
     return {
         "format": FORMAT,
         "arms": len(tables[0].arms.arms),
@@ -142,9 +141,9 @@ def searches(
     plan: Plan,
     on_search: Callable[[Entrant, int, int], None] | None = None,
 ) -> Iterator[tuple[int, Trace]]:
-    """Every search of one policy, with the number of its table.
+    """Run every search of one policy, and yield it with the number of its table.
 
-    On table t the seeds are those from ``first + t * seeds`` on, the same for all policies.
+    On table t the seeds begin at ``first + t * seeds``; they are the same for all policies.
     """
     for place, table in enumerate(tables):
         goal = math.inf if plan.until is None else goal_of(table, plan.until)
@@ -159,7 +158,7 @@ def searches(
 
 
 def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
-    """What evaluating everything takes: medians over tables."""
+    """Return the cost of evaluating everything, as medians over tables."""
     found: dict[str, Any] = {"evaluations": float(np.median([t.evaluations for t in tables]))}
     if timed(tables[0]):
         total = [float(table.seconds.sum()) for table in tables if table.seconds is not None]
@@ -172,7 +171,7 @@ def _exhaustive(tables: Sequence[ScoreTable], plan: Plan) -> dict[str, Any]:
 
 
 def _all_at_once(table: ScoreTable, gpus: int) -> float:
-    """No schedule is faster: nobody idle, and nothing shorter than its longest evaluation."""
+    """Return a lower bound: no GPU is idle, or the longest evaluation takes all the time."""
     assert table.seconds is not None
     return max(float(table.seconds.sum()) / gpus, float(table.seconds.max()))
 

@@ -1,4 +1,4 @@
-"""Policies as a user names them for a comparison: ``gp-ucb:initial=8:features=all``."""
+"""Parse policies for a comparison from user input such as ``gp-ucb:initial=8:features=all``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
 
 ADAPTERS = {"optuna-tpe": "optuna"}
-"""Policies that need a package which is not everywhere."""
+"""Policies that need an optional package, with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,21 @@ class Entrant:
     """One policy with its options."""
 
     label: str
-    """As the user wrote it."""
+    """The policy and its options as the user wrote them."""
 
     name: str
-    """As the registry knows it."""
+    """The name of the policy in the registry."""
 
     options: dict[str, Any]
-    """The options that were given."""
+    """The options that the user gave."""
 
     @classmethod
     def parse(cls, text: str) -> Entrant:
-        """From ``NAME`` or ``NAME:OPTION=VALUE:OPTION=VALUE``.
+        """Parse ``NAME`` or ``NAME:OPTION=VALUE:OPTION=VALUE``.
 
         A value is a whole number, a number, ``true``, ``false`` or a word. Raises ConfigError for
-        an unknown policy and for an option without a value; ``make`` for an unknown option.
+        an unknown policy and for an option without a value; ``make`` raises it for an unknown
+        option.
         """
         name, *words = text.strip().split(":")
         known = [*RULES, *TASK_RULES]
@@ -58,26 +59,26 @@ class Entrant:
 
     @property
     def in_parts(self) -> bool:
-        """Whether it asks for an arm's tasks in parts."""
+        """Whether the policy asks for an arm's tasks in parts."""
         return self.name in TASK_RULES
 
     def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
-        """The policy for a search on a table.
+        """Create the policy for a search on a table.
 
-        One that decides in rounds has the options of :func:`registry.round_options`.
+        A policy that decides in rounds gets the options of :func:`registry.round_options`.
         """
         in_rounds = asks.kind == "rounds"
         options = round_options(self.name, self.options, asks.size) if in_rounds else self.options
-        # Columns that nobody asked for would change the distances between groups.
+        # Metrics that the policy does not use would change the distances between groups.
         measured = options.get("features", "geometry") != "geometry"
         arms = table.measured_arms if measured else table.arms
         return make_policy(self.name, arms, seed, tasks=table.tasks, **options)
 
 
 def entrants(text: str) -> list[Entrant]:
-    """The policies of a list with commas; ``all`` is every one that is installed.
+    """Parse a comma-separated list of policies; ``all`` means every installed policy.
 
-    Raises ConfigError for an unknown policy and one that is named twice.
+    Raises ConfigError for an unknown policy and for a policy that is named twice.
     """
     words: list[str] = []
     for word in text.split(","):

@@ -1,4 +1,4 @@
-"""What came of the searches of one policy, in numbers that JSON can hold."""
+"""Summarise the searches of one policy in numbers that JSON can hold."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.bench.walltime import Order
 
 GOALS = (0.98, 0.99, 0.995, 1.0)
-"""Shares of the table's best mean that a search is timed to; 1 is its best arm."""
+"""Shares of the table's best mean to which searches are timed; 1 is the best arm."""
 
 EXACT_AFTER = (25, 50, 100)
-"""Pulls after which it is asked how many searches know the best arm."""
+"""Pulls after which to count the searches that know the best arm."""
 
 GRID = 60
-"""Points of a curve over costs."""
+"""Number of points of a curve over a cost."""
 
 
 def goals(until: float | None) -> list[float]:
-    """The shares that searches are timed to, ascending: up to that at which they end, and it."""
+    """Return the shares to which searches are timed, ascending, up to and including ``until``."""
     return sorted(GOALS if until is None else {*(one for one in GOALS if one < until), until})
 
 
 def goal_key(share: float) -> str:
-    """How a report calls a goal."""
-    # More digits than people write, so that no two goals have one name.
+    """Return the key of a goal in a report."""
+    # More digits than users write, so that different goals have different keys.
     return f"{share:.12g}"
 
 
 def goal_of(table: ScoreTable, share: float) -> float:
-    """The mean that an arm must have to be this share of the table's best."""
-    # The best arm must reach its own mean.
+    """Return the mean that an arm must have to be this share of the table's best."""
+    # The factor keeps rounding from putting the goal above the best arm's own mean.
     return share * float(table.means.max()) * (1.0 - 1e-12)
 
 
@@ -55,14 +55,14 @@ def summary(
     until: float | None = None,
     whole: bool = True,
 ) -> dict[str, Any]:
-    """How much searches spent to reach the goals, and how they ended.
+    """Summarise how much searches spent to reach the goals, and how they ended.
 
     Args:
         traces: the searches of one policy.
-        clusters: which table each of them ran on.
-        gpus: for how many GPUs to simulate the wall-clock.
-        order: which evaluation begins first there.
-        until: the share of the best mean at which they were ended: no curves then.
+        clusters: for each search, the number of its table.
+        gpus: the numbers of GPUs for which to simulate wall-clock time.
+        order: which evaluation begins first in that simulation.
+        until: the share of the best mean at which the searches ended; no curves then.
         whole: whether every pull was of an arm on all tasks; else pulls are not counted.
     """
     costs = _costs(traces, gpus, order, whole=whole)
@@ -96,7 +96,7 @@ def timed(table: ScoreTable) -> bool:
 def _costs(
     traces: Sequence[Trace], gpus: Sequence[int], order: Order, *, whole: bool
 ) -> dict[str, list[NDArray[np.float64]]]:
-    """What each search had spent when each of its pulls was told, by the name of the cost."""
+    """Return, by the name of the cost, what each search had spent when each pull was told."""
     costs = {"evaluations": [trace.evaluations for trace in traces]}
     if whole:
         costs = {"pulls": [np.arange(1.0, len(t.arms) + 1.0) for t in traces], **costs}
@@ -107,8 +107,10 @@ def _costs(
 
 
 def reached_at(trace: Trace, share: float) -> float:
-    """The pull, from 1, after which the arm called best has this share of the table's best for
-    good; infinity if it never has. One that goes by few tasks may leave a good arm again.
+    """Return the pull, from 1, after which the recommended arm always has this share of the best.
+
+    It is infinity if there is no such pull. A policy that compares arms on few tasks may leave a
+    good arm again.
     """
     lasting = np.minimum.accumulate(np.nan_to_num(trace.known, nan=-np.inf)[::-1])[::-1]
     return first_at(lasting, goal_of(trace.table, share))
@@ -117,7 +119,7 @@ def reached_at(trace: Trace, share: float) -> float:
 def _to_goal(
     traces: Sequence[Trace], costs: Sequence[NDArray[np.float64]], share: float
 ) -> list[float]:
-    """What each search spent to know an arm of this share of the best."""
+    """Return what each search spent to know an arm with this share of the best."""
     found = []
     for trace, spent in zip(traces, costs, strict=True):
         place = reached_at(trace, share)
@@ -126,7 +128,7 @@ def _to_goal(
 
 
 def _ended(traces: Sequence[Trace], clusters: Sequence[int]) -> dict[str, Any]:
-    """How the searches ended, as shares of all evaluations and of the exhaustive GPU time."""
+    """Summarise how the searches ended, with costs as shares of those of an exhaustive search."""
     last = [float(t.known[-1]) if len(t.known) else math.nan for t in traces]
     best = [float(t.table.means.max()) for t in traces]
     pairs = list(zip(traces, last, best, strict=True))
@@ -153,7 +155,10 @@ def _last(values: NDArray[np.float64]) -> float:
 
 
 def _exact_after(traces: Sequence[Trace]) -> dict[str, float]:
-    """Share of the searches that know the best arm after so many pulls, as far as they went."""
+    """Return the share of searches that know the best arm after each of ``EXACT_AFTER`` pulls.
+
+    Numbers of pulls that no search made are left out.
+    """
     found = {}
     longest = max(len(trace.arms) for trace in traces)
     for pulls in EXACT_AFTER:
@@ -170,9 +175,9 @@ def _curves(
     clusters: Sequence[int],
     costs: dict[str, list[NDArray[np.float64]]],
 ) -> dict[str, Any]:
-    """Mean simple regret over each cost, with its band; over pulls the cumulative one as well.
+    """Return mean simple regret over each cost, with its band, and cumulative regret over pulls.
 
-    Before anything is known the regret is that of an arm drawn at random.
+    Before a search knows an arm, its regret is the mean regret of a random arm.
     """
     curves: dict[str, Any] = {}
     for name, columns in costs.items():
@@ -203,7 +208,7 @@ def _regret(
 
 
 def _cumulative(traces: Sequence[Trace], length: int) -> NDArray[np.float64]:
-    """Mean over searches of the summed regrets of the arms pulled; a search that ended adds 0."""
+    """Return the mean over searches of the summed regrets of pulled arms; ended searches add 0."""
     rows = np.zeros((len(traces), length))
     for row, trace in zip(rows, traces, strict=True):
         pulled = trace.table.means[list(trace.arms)]
@@ -212,12 +217,12 @@ def _cumulative(traces: Sequence[Trace], length: int) -> NDArray[np.float64]:
 
 
 def _speedup(trace: Trace, gpus: int, order: Order) -> float:
-    """How many times as fast as on one GPU the same pulls are."""
+    """Return the speedup of the same pulls over one GPU."""
     return _last(trace.gpu_s) / max(_last(trace.wall_s(gpus, order)), 1e-300)
 
 
 def spread_json(found: Spread) -> dict[str, float | None]:
-    """Null where a search in the middle never got there."""
+    """Convert a spread to JSON, with None for infinity: too few searches reached the goal."""
     numbers = {
         "median": found.median,
         "p90": found.p90,

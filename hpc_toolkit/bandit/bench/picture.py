@@ -1,4 +1,4 @@
-"""Curves of a comparison of policies as SVG, written by hand: equal numbers give equal bytes."""
+"""Draw the curves of a comparison of policies as SVG; equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ COLOURS = (
     *("#2a6f97", "#c1440e", "#3a7d44", "#7b4b94", "#b8860b", "#d1495b"),
     *("#1b998b", "#6c757d", "#5f0f40", "#0b6e4f", "#8d6a9f", "#495057"),
 )
-"""Of the policies in their order; after the last one they begin again."""
+"""Colours of the policies, in order; used again from the first if there are more policies."""
 
 FLOOR = 1e-4
-"""Regret is drawn on a logarithmic axis; what is below this is drawn there."""
+"""Lowest regret on the logarithmic axis; lower values are drawn at this height."""
 
 _WIDTH, _HEIGHT = 380, 230
 _GAP_X, _GAP_Y = 90, 90
@@ -30,10 +30,10 @@ _LEFT, _TOP = 60, 50
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """One pair of axes; where it stands, and what they span."""
+    """One pair of axes: its position in the picture, and the ranges of the axes."""
 
     name: str
-    """The cost of its curves."""
+    """The cost over which its curves are drawn."""
     left: float
     top: float
     x: tuple[float, float]
@@ -41,7 +41,7 @@ class _Panel:
     x_log: bool
 
     def at(self, x: float, y: float) -> Point:
-        """Where a point is drawn; outside the axes on their edge."""
+        """Return where to draw a point; a point outside the axes is drawn on their edge."""
         across = self._share(x, self.x, log=self.x_log)
         up = self._share(y, self.y, log=True)
         return self.left + _WIDTH * across, self.top + _HEIGHT * (1.0 - up)
@@ -56,16 +56,16 @@ class _Panel:
 
 
 def regret_svg(report: dict[str, Any]) -> str:
-    """Mean simple regret of each policy against each cost, with its bootstrap band.
+    """Draw the mean simple regret of each policy against each cost, with its bootstrap band.
 
-    ``report`` is that of ``bench.run_bench``. Raises ConfigError for one without curves.
+    ``report`` is the result of ``run_bench``. Raises ConfigError for a report without curves.
     """
     policies = [one for one in report["policies"] if "curves" in one]
     if not policies:
         message = "a comparison that ends at a goal has no curves to draw"
         raise ConfigError(message, hint="leave out --until, or write .json or .csv")
     costs = list(dict.fromkeys(cost for one in policies for cost in one["curves"]))
-    # Of several numbers of GPUs the last one is drawn.
+    # Of several numbers of GPUs, draw only the last.
     walls = [cost for cost in costs if cost.startswith("wall_s_")]
     costs = [cost for cost in costs if cost not in walls[:-1]]
     panels = [_panel(cost, place, policies) for place, cost in enumerate(costs)]
@@ -131,7 +131,7 @@ def _axes(panel: _Panel) -> Iterator[str]:
 
 
 def axis_words(cost: str) -> str:
-    """What an axis counts."""
+    """Return the label of the axis of a cost."""
     if cost.startswith("wall_s_"):
         return f"seconds on {cost.removeprefix('wall_s_')} GPUs"
     return {"evaluations": "task evaluations", "gpu_s": "GPU seconds"}.get(cost, cost)

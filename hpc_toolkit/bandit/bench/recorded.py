@@ -1,4 +1,4 @@
-"""Scores that are known already: every arm on every evaluation task, to replay searches on."""
+"""Recorded scores of every arm on every evaluation task, to replay searches on."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 LARGEST = 1e100
-"""Of a number in a table: sums and squares of larger ones may overflow."""
+"""The largest number in a table: sums and squares of larger numbers may overflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreTable:
     """All arms with their scores on all tasks.
 
-    Raises ConfigError for no task, arrays of another shape than (arms, tasks), a score that is not
-    finite or beyond LARGEST, and durations or standard errors that are that or negative.
+    Raises ConfigError for an empty task set, for arrays whose shape is not (arms, tasks), for a
+    number that is not finite or beyond LARGEST, and for negative durations or standard errors.
     """
 
     arms: ArmTable
@@ -45,13 +45,13 @@ class ScoreTable:
     """Shape (n_arms, n_tasks), finite; higher is better."""
 
     seconds: NDArray[np.float64] | None = None
-    """Shape (n_arms, n_tasks): how long each evaluation took on one GPU; None: not known."""
+    """Shape (n_arms, n_tasks): seconds of each evaluation on one GPU; None: not known."""
 
     stderrs: NDArray[np.float64] | None = None
     """Shape (n_arms, n_tasks): standard errors of the scores; None: not known."""
 
     metrics: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Shape (n_arms,) each: what is known of an arm beside its scores; NaN where it is not."""
+    """Further measurements of the arms by name, shape (n_arms,) each; NaN: not known."""
 
     def __post_init__(self) -> None:
         shape = (len(self.arms.arms), len(self.tasks.names))
@@ -67,7 +67,7 @@ class ScoreTable:
 
     @cached_property
     def means(self) -> NDArray[np.float64]:
-        """Shape (n_arms,): each arm's mean over all tasks, which is what a search is judged by."""
+        """Shape (n_arms,): each arm's mean over all tasks, by which searches are judged."""
         return np.asarray(self.scores.mean(axis=1))
 
     @cached_property
@@ -81,11 +81,11 @@ class ScoreTable:
 
     @property
     def evaluations(self) -> int:
-        """How many (arm, task) pairs there are: what an exhaustive search evaluates."""
+        """The number of (arm, task) pairs, all of which an exhaustive search evaluates."""
         return int(self.scores.size)
 
     def part(self, arms: Sequence[int], tasks: Sequence[int]) -> ScoreTable:
-        """The table of some arms and tasks alone, in the order given; features stay as they are."""
+        """Return the table of only some arms and tasks, in the given order; features are kept."""
         kept = ArmTable(tuple(self.arms.arms[i] for i in arms), self.arms.feature_names)
         cut = np.ix_(arms, tasks)
         return ScoreTable(
@@ -98,10 +98,10 @@ class ScoreTable:
         )
 
     def drawn(self, seed: int, *, share: float, tasks: int) -> ScoreTable:
-        """A random part: ``share`` of the arms, rounded down, and ``tasks`` tasks.
+        """Return a random part: ``share`` of the arms, rounded down, and ``tasks`` tasks.
 
-        Drawn without replacement, and in the order of this table. Raises ConfigError for a part
-        that would be empty or larger than the table.
+        They are drawn without replacement and keep the order of this table. Raises ConfigError for
+        a part that would be empty or larger than the table.
         """
         if not math.isfinite(share):
             message = f"a part of {share} of the arms"
@@ -120,7 +120,7 @@ class ScoreTable:
         return self.part([int(i) for i in rows], [int(j) for j in columns])
 
     def observation(self, arm: int, tasks: Iterable[int]) -> Observation:
-        """What an evaluation of an arm on some tasks would have told."""
+        """Return the observation that an evaluation of an arm on some tasks would have given."""
         chosen = list(tasks)
 
         def told(numbers: NDArray[np.float64] | None) -> dict[str, float]:

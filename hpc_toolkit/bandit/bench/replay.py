@@ -1,4 +1,4 @@
-"""A search on recorded scores: what a policy would have asked, and known when."""
+"""Replay a search on recorded scores: what a policy asks for, and what it knows when."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """How many pulls are under way at once, and when the policy decides."""
+    """How many pulls run at once, and when the policy decides."""
 
     kind: Literal["rounds", "window"]
-    """``rounds``: ask for so many, tell them all, ask again. ``window``: whenever the oldest pull
-    that is under way has ended, tell it and ask for one more."""
+    """``rounds``: ask for ``size`` pulls, tell them all, ask again. ``window``: whenever the oldest
+    running pull has ended, tell it and ask for one more."""
 
     size: int
-    """How many at once; 1 is one at a time."""
+    """Number of pulls at once."""
 
     @classmethod
     def parse(cls, text: str) -> Asks:
-        """From ``one``, ``rounds:N`` or ``window:N``. Raises ConfigError for anything else."""
+        """Parse ``one``, ``rounds:N`` or ``window:N``. Raises ConfigError for any other text."""
         if text == "one":
             return cls("rounds", 1)
         match = re.fullmatch(r"(rounds|window):([1-9][0-9]{0,5})", text)
@@ -51,10 +51,10 @@ class Asks:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One search. A pull's number is its place in the order of asks, which is that of tells too."""
+    """One search. Pulls are numbered in the order in which they were asked for and told."""
 
     table: ScoreTable
-    """What it ran on."""
+    """The table on which the search ran."""
 
     arms: tuple[int, ...]
     """The arm of each pull."""
@@ -63,14 +63,14 @@ class Trace:
     """The tasks of each pull."""
 
     told_before: tuple[int, ...]
-    """How many results had been told when each pull was asked."""
+    """For each pull, the number of results told before it was asked for."""
 
     known: NDArray[np.float64]
-    """Shape (n_pulls,): the table's mean of the arm that the policy calls best once this pull is
-    told; NaN while it names none."""
+    """Shape (n_pulls,): the table's mean of the arm that the policy recommends once this pull is
+    told; NaN while it recommends none."""
 
     finished: bool
-    """Whether the policy had nothing more to ask."""
+    """Whether the policy had nothing more to ask for."""
 
     @property
     def whole(self) -> bool:
@@ -79,20 +79,20 @@ class Trace:
 
     @cached_property
     def evaluations(self) -> NDArray[np.float64]:
-        """Shape (n_pulls,): evaluations made when this pull has ended."""
+        """Shape (n_pulls,): number of evaluations in this and all earlier pulls."""
         return np.cumsum([float(len(tasks)) for tasks in self.tasks])
 
     @cached_property
     def gpu_s(self) -> NDArray[np.float64]:
-        """Shape (n_pulls,): seconds of one GPU for this and all pulls before.
+        """Shape (n_pulls,): GPU seconds of this and all earlier pulls.
 
-        Raises ConfigError where the table has no durations.
+        Raises ConfigError if the table has no durations.
         """
         return np.cumsum([math.fsum(seconds) for seconds in self.durations])
 
     @cached_property
     def durations(self) -> list[list[float]]:
-        """Of the evaluations of each pull. Raises ConfigError where the table has none."""
+        """Seconds of each evaluation, by pull. Raises ConfigError if the table has no durations."""
         if self.table.seconds is None:
             message = "the table of scores has no durations"
             raise ConfigError(message, hint="give a column t_<task> with seconds for every task")
@@ -100,9 +100,9 @@ class Trace:
         return [self.table.seconds[arm, list(tasks)].tolist() for arm, tasks in pulls]
 
     def wall_s(self, gpus: int, order: Order = "longest") -> NDArray[np.float64]:
-        """Shape (n_pulls,): when each pull can be told, in seconds from the start.
+        """Return shape (n_pulls,): when each pull can be told, in seconds from the start.
 
-        ``order`` says which evaluation begins first; see ``walltime.finish_times``.
+        ``order`` chooses the evaluation that begins first; see ``walltime.finish_times``.
         """
         ends = finish_times(self.durations, self.told_before, gpus, order=order)
         return np.asarray(np.maximum.accumulate(ends))
@@ -116,14 +116,14 @@ def replay(
     pulls: int | None = None,
     until: float = math.inf,
 ) -> Trace:
-    """Let a policy search, and tell it what the table says.
+    """Let a policy search, and tell it the scores of the table.
 
     Args:
-        table: the scores; its arms are those that the policy was made with.
-        policy: told nothing yet.
+        table: the scores; the policy was made with the arms of this table.
+        policy: a policy without any results.
         asks: how many pulls at once.
-        pulls: end after so many; None: when the policy has nothing more to ask.
-        until: end once the arm called best has this mean, or a higher one, in the table.
+        pulls: end after this many pulls; None: when the policy has nothing more to ask for.
+        until: end once the recommended arm has at least this mean in the table.
     """
     search = _Search(table, policy)
     limit = math.inf if pulls is None else pulls
@@ -169,14 +169,14 @@ class _Search:
             self._whole = self._whole and len(tasks) == len(self._table.tasks.names)
 
     def tell(self, n: int) -> None:
-        """Tell the oldest ``n`` pulls that wait, or all, and note what is known then."""
+        """Tell the policy the oldest ``n`` pulls in flight, and record the value known then."""
         n = min(n, len(self.waiting))
         for place in range(n):
             number = self.waiting.popleft()
             arm = self.arms[number]
             self._policy.tell(self._table.observation(arm, self.tasks[number]))
             if self._whole:
-                # The best mean of whole arms: what the policy would say, but much quicker.
+                # The best mean is what ``policy.best`` would recommend, but is much faster.
                 self.value = float(np.fmax(self.value, self._table.means[arm]))
             elif place == n - 1:
                 self.value = self._recommended()
@@ -193,7 +193,7 @@ class _Search:
         return Pull(arm, tuple(names[task] for task in self.tasks[number]))
 
     def _read(self, proposal: Proposal) -> tuple[int, tuple[int, ...]]:
-        """Arm and tasks of a proposal, which may leave the tasks out."""
+        """Return the indices of a proposal's arm and tasks; without tasks, of all not yet asked."""
         arm = self._table.arms.index(proposal.arm)
         asked = self._asked.setdefault(arm, set())
         if proposal.tasks:

@@ -1,4 +1,4 @@
-"""A comparison of policies as text: for people, and as CSV."""
+"""Print a comparison of policies as a text table or as CSV."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GOAL = 0.99
-"""The share of the best mean that the table for people is about."""
+"""The share of the best mean that the text table shows."""
 
 
 def as_csv(report: dict[str, Any]) -> str:
-    """One line for each policy, goal and cost; an empty cell where a search never got there."""
+    """Return one line per policy, goal and cost; a cell is empty if searches missed the goal."""
     columns = ("median", "p90", "low", "high", "reached")
     lines = [",".join(("policy", "goal", "cost", *columns))]
     for one in report["policies"]:
@@ -26,15 +26,14 @@ def as_csv(report: dict[str, Any]) -> str:
 
 
 def as_lines(report: dict[str, Any], duration: Callable[[float], str]) -> list[str]:
-    """A table for people: what each policy needs to know an arm of 99 % of the best, or of the
-    share at which the searches ended.
+    """Return a text table of what each policy spends to know an arm with 99 % of the best mean.
 
-    Each cell is the median and, behind a slash, what nine of ten searches need. ``duration``
-    writes seconds.
+    If the searches ended at a lower share, the table is about that share. Each cell is the median
+    and, after a slash, what nine of ten searches need. ``duration`` formats seconds.
     """
     key = goal_key(GOAL if report["until"] is None else min(GOAL, report["until"]))
     costs = dict.fromkeys(cost for one in report["policies"] for cost in one["to_goal"][key])
-    # On one GPU nobody waits: that is the GPU time.
+    # Wall-clock time on one GPU is the GPU time.
     costs.pop("wall_s_1", None)
     head = [
         f"to {100 * float(key):g}% of the best",

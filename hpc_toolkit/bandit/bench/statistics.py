@@ -1,4 +1,4 @@
-"""What many replayed searches have in common: medians, rates, mean curves, and their bands."""
+"""Statistics over many replayed searches: medians, rates, mean curves, and their bands."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RESAMPLES = 2_000
-"""Bootstrap resamples of a band."""
+"""Number of bootstrap resamples of a band."""
 
 COVERAGE = 0.95
-"""What a band is meant to cover."""
+"""Nominal coverage of a band."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a number differs between searches. Infinite where a search never got there."""
+    """How a cost varies between searches. Infinity means that a search did not reach the goal."""
 
     median: float
     """Half of the searches need no more."""
 
     p90: float
-    """Nine of ten searches need no more: the lowest of the numbers with that property."""
+    """Nine of ten searches need no more: the lowest number with that property."""
 
     low: float
     """Lower end of the median's bootstrap band."""
@@ -40,14 +40,14 @@ class Spread:
     """Upper end of the median's bootstrap band."""
 
     reached: float
-    """The share of the searches that got there, 0 to 1."""
+    """The share of the searches that reached the goal, 0 to 1."""
 
 
 def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -> Spread:
-    """Median, ninth decile and the median's bootstrap band of a number that each search has.
+    """Return median, ninth decile and the median's bootstrap band of one number per search.
 
-    Infinity says that a search never got there, and orders above every number. ``clusters``: see
-    :func:`draws`. The band is of the lower median, which is one of the numbers.
+    Infinity means that a search did not reach the goal, and sorts above every number. For
+    ``clusters`` see :func:`draws`. The band is of the lower median, which is one of the numbers.
     """
     numbers = np.asarray(values, dtype=np.float64)
     member, counts = draws(clusters, seed=seed)
@@ -67,9 +67,9 @@ def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -
 def mean_band(
     values: NDArray[np.float64], clusters: Sequence[int], *, seed: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Mean over searches and its bootstrap band, shape (n_columns,) each: mean, low, high.
+    """Return the mean over searches and its bootstrap band: mean, low, high, each (n_columns,).
 
-    ``values`` has shape (n_searches, n_columns); ``clusters``: see :func:`draws`.
+    ``values`` has shape (n_searches, n_columns). For ``clusters`` see :func:`draws`.
     """
     member, counts = draws(clusters, seed=seed)
     sums = np.zeros((counts.shape[1], values.shape[1]))
@@ -80,13 +80,13 @@ def mean_band(
 
 
 def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What the bootstrap (Efron 1979) draws: clusters, with replacement and as they are.
+    """Draw the resamples of a bootstrap (Efron 1979) over clusters, with replacement.
 
-    ``clusters`` names the table that each search ran on: searches on one table resemble each
-    other. Where all ran on one, the searches themselves are drawn: the band then speaks of other
-    seeds on this table, and not of other tables.
+    ``clusters`` has the table of each search, because searches on one table resemble each other. If
+    all searches ran on one table, the searches themselves are drawn; the band then covers other
+    seeds on this table, and not other tables.
 
-    Returns which member each search belongs to, shape (n_searches,), and how often each resample
+    Returns the member that each search belongs to, shape (n_searches,), and how often each resample
     draws each member, shape (RESAMPLES, n_members). Raises ConfigError without any search.
     """
     if not len(clusters):
@@ -102,7 +102,7 @@ def draws(clusters: Sequence[int], *, seed: int = 0) -> tuple[NDArray[np.int64],
 
 
 def first_at(values: NDArray[np.float64], goal: float) -> float:
-    """The place, from 1, of the first value of at least ``goal``; infinity if there is none."""
+    """Return the position, from 1, of the first value of at least ``goal``; infinity if none."""
     reached = values >= goal
     return float(np.argmax(reached)) + 1.0 if reached.any() else math.inf
 
@@ -113,25 +113,25 @@ def at_costs(
     grid: NDArray[np.float64],
     before: float,
 ) -> NDArray[np.float64]:
-    """What is known after spending each cost of a grid; shape of ``grid``.
+    """Return the value known after spending each cost of a grid, in the shape of ``grid``.
 
-    ``values[k]`` is known from ``costs[k]`` on, which never falls; ``before`` holds before the
-    first. At equal costs the last value counts.
+    ``values[k]`` is known from ``costs[k]`` on; ``costs`` never falls. ``before`` is the value
+    before the first cost. At equal costs the last value counts.
     """
     place = np.searchsorted(costs, grid, side="right")
     return np.concatenate([[before], values])[place]
 
 
 def _ends(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The ends of the percentile band over resamples, shape (n_columns,) each."""
+    """Return the ends of the percentile band over resamples, shape (n_columns,) each."""
     tail = (1.0 - COVERAGE) / 2.0
-    # Of the drawn numbers themselves: between infinities nothing can be interpolated.
+    # Without interpolation, which is undefined between infinities.
     low, high = np.quantile(drawn, [tail, 1.0 - tail], axis=0, method="inverted_cdf")
     return low, high
 
 
 def _median(numbers: NDArray[np.float64]) -> float:
-    """The median; infinite if one of the two middle numbers is."""
+    """Return the median; infinite if either of the two middle numbers is."""
     ordered = np.sort(numbers)
     below, above = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return float(below) if below == above else float((below + above) / 2.0)

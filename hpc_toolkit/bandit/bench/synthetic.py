@@ -1,4 +1,4 @@
-"""Made-up scores over (model size, training step, layer), for tests and benchmarks."""
+"""Synthetic scores over (model size, training step, layer), for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -24,49 +24,50 @@ NOISE_STDERR = 0.002
 """Standard error of a score: about that of a mean over 32 text embedding tasks."""
 
 RIPPLE = 0.004
-"""Standard deviation of what a trained layer has of its own, at every step."""
+"""Standard deviation of each layer's own offset once trained, the same at every step."""
 
 SIZES, BLOCKS = (70e6, 160e6, 410e6), (6, 12, 24)
 """Models of :func:`score_table`: parameters and blocks of three Pythia sizes."""
 
 STEPS = (1, 128, 512, 2000, 8000, 32000, 143000)
-"""Training steps of its checkpoints."""
+"""Training steps of the checkpoints of :func:`score_table`."""
 
 SECOND, OWN = 0.046, 0.047
 """Variance over arms that tasks do not share, as parts of the variance they share. In MTEB scores
-of 175 layers of Pythia-410m on 32 tasks, the first component holds 91.5 % of it, the second 4.2 %.
+of 175 layers of Pythia-410m on 32 tasks, the first component explains 91.5 % of the variance, the
+second 4.2 %. The constants below come from the same scores.
 """
 
 ROUGH = 0.0037
-"""The part of ``OWN`` that differs from layer to layer without a pattern: of a trained checkpoint
-a task's score departs from its neighbours by 0.006, beside what all tasks share. The rest bends
-slowly with depth and training.
+"""The part of ``OWN`` that varies from layer to layer without a pattern. For a trained checkpoint,
+a task's score differs from neighbouring layers by 0.006, apart from what all tasks share. The rest
+of ``OWN`` changes slowly with depth and training.
 """
 
 LOADING = 0.47
-"""Standard deviation over tasks of how much a task moves when their mean does, seen there."""
+"""Standard deviation over tasks of how much a task's score moves with the mean over tasks."""
 
 TASK_SECONDS = 2_800.0
-"""Sum of the tasks' durations at 0.57 of the largest model's blocks, seen there."""
+"""Sum of the tasks' durations in seconds at 0.57 of the largest model's blocks."""
 
 TASK_SPREAD, TASK_FLOOR, ARM_SPREAD = 1.75, 2.8, 0.27
-"""Of the durations: standard deviation of their logarithm over tasks, seconds that each takes at
-least, and standard deviation of the logarithm of one around its task's. So the longest task takes
-a third of the sum, and the cheapest five a hundredth, as seen there."""
+"""Durations: standard deviation of their logarithm over tasks, minimum seconds of a task, and
+standard deviation of an arm's logarithm around its task's. As measured, the longest task then takes
+a third of the sum, and the cheapest five together a hundredth."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surface:
-    """Arms and the score that an evaluation of each would give."""
+    """Arms, and the score that evaluating each arm gives."""
 
     table: ArmTable
     """One arm per (size, step, layer), with geometry features; a group is a (size, step)."""
 
     scores: NDArray[np.float64]
-    """Shape (n_arms,): noise included, fixed per arm."""
+    """Shape (n_arms,): scores with noise, which is fixed per arm."""
 
     truth: NDArray[np.float64]
-    """Shape (n_arms,): without noise."""
+    """Shape (n_arms,): scores without noise."""
 
     stderr: float
     """Standard error of every score."""
@@ -75,13 +76,14 @@ class Surface:
 def surface(
     seed: int, sizes: Sequence[float], steps: Sequence[int], layers: Sequence[int]
 ) -> Surface:
-    """Scores shaped like those of language models probed layer by layer.
+    """Generate scores shaped like the scores of language models probed layer by layer.
 
-    Early in training the embeddings (layer 0) are best and scores fall with depth; late, the best
-    layer lies at 0.7 to 0.8 of the depth, a few hundredths above the last (Skean et al. 2025,
-    arXiv 2502.02013). ``layers[i]`` is the number of blocks of ``sizes[i]``, which gives
-    ``layers[i] + 1`` arms per step. Larger models score higher. The numbers mean nothing else.
-    Raises ConfigError for empty lists, unequal lengths, or values that geometry refuses.
+    Early in training the embeddings (layer 0) are best and scores fall with depth. Late in
+    training the best layer is at 0.7 to 0.8 of the depth, a few hundredths above the last layer
+    (Skean et al. 2025, arXiv 2502.02013). ``layers[i]`` is the number of blocks of ``sizes[i]``,
+    which gives ``layers[i] + 1`` arms per step. Larger models score higher. Nothing else about the
+    numbers is realistic. Raises ConfigError for empty lists, unequal lengths, or values that
+    ``geometry_features`` rejects.
     """
     if not sizes or not steps or len(sizes) != len(layers):
         message = f"{len(sizes)} sizes, {len(layers)} numbers of layers, {len(steps)} steps"
@@ -105,15 +107,14 @@ def surface(
 
 
 def score_table(seed: int, tasks: int = 32) -> ScoreTable:
-    """Scores of three models on evaluation tasks, with durations: 315 arms, made up.
+    """Generate synthetic scores and durations of three models on evaluation tasks: 315 arms.
 
-    The mean over tasks is a :func:`surface` and noise; each task follows it with a loading of its
-    own, a second component that depends on depth, slow bends of its own, which cancel over the
-    tasks, and noise. Standard errors are larger than that noise: what an error comes from, such as
-    the texts that were drawn, is common to all arms. Calibrated
-    by what the constants above say of real scores; a model of other size, width or kind has other
-    numbers, and nothing here says so. Durations grow with the blocks that an arm passes: the last
-    of the largest model takes 4.3 times as long as its embeddings.
+    The mean over tasks is a :func:`surface` plus noise. Each task follows it with its own loading,
+    a second component that depends on depth, and slow bends, which cancel over the tasks, plus
+    noise. Standard errors are larger than that noise, because sources of error such as the choice
+    of texts are common to all arms. The constants above calibrate the table; models of another
+    size, width or kind have other numbers. Durations grow with the blocks that an arm passes: the
+    last layer of the largest model takes 4.3 times as long as its embeddings.
     Raises ConfigError for fewer than 2 tasks.
     """
     if tasks < 2:
@@ -151,7 +152,7 @@ def score_table(seed: int, tasks: int = 32) -> ScoreTable:
 def _cancelling(
     rng: np.random.Generator, shape: NDArray[np.float64], tasks: int, variance: float
 ) -> NDArray[np.float64]:
-    """Shape (n_arms, tasks): a shape over arms in every task, with weights that sum to 0."""
+    """Return shape (n_arms, tasks): ``shape`` for every task, with task weights that sum to 0."""
     weights = rng.standard_normal(tasks)
     weights -= weights.mean()
     weights *= np.sqrt(variance) / weights.std()
@@ -159,7 +160,7 @@ def _cancelling(
 
 
 def _seconds(rng: np.random.Generator, table: ArmTable, tasks: int) -> NDArray[np.float64]:
-    """Shape (n_arms, tasks): durations on one GPU."""
+    """Return shape (n_arms, tasks): durations in seconds on one GPU."""
     ranks = (np.arange(tasks) + 0.5) / tasks
     quantiles = np.array([NormalDist(0.0, TASK_SPREAD).inv_cdf(float(rank)) for rank in ranks])
     typical = rng.permutation(np.exp(quantiles))
@@ -174,7 +175,7 @@ def _seconds(rng: np.random.Generator, table: ArmTable, tasks: int) -> NDArray[n
 def _scores_of(
     step: int, blocks: int, peak: float, gain: float, ripple: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Shape (blocks + 1,): one checkpoint's scores by layer."""
+    """Return shape (blocks + 1,): one checkpoint's scores by layer."""
     depth = np.arange(blocks + 1) / blocks
     early = 0.425 - 0.15 * -np.expm1(-depth / 0.08) - 0.03 * depth
     below = 1.0 - ((peak - depth) / peak) ** 2
@@ -186,5 +187,5 @@ def _scores_of(
 
 
 def _ramp(step: int, *, middle: float, width: float) -> float:
-    """From 0 to 1 over log(1 + step), one half at ``middle``."""
+    """Rise from 0 to 1 over log(1 + step), with one half at ``middle``."""
     return float(1.0 / (1.0 + np.exp((middle - np.log1p(step)) / width)))

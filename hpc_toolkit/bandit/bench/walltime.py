@@ -1,4 +1,4 @@
-"""How long the pulls of a search take on several GPUs, from the duration of every evaluation."""
+"""Simulate how long the pulls of a search take on several GPUs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def finish_times(
     *,
     order: Order = "pull",
 ) -> NDArray[np.float64]:
-    """When the last evaluation of each pull ends, in seconds from the start; shape (n_pulls,).
+    """Return when the last evaluation of each pull ends, in seconds; shape (n_pulls,).
 
-    A simulation of events. A GPU takes one evaluation at a time, the next that may begin at once;
-    deciding, loading models and claiming cost nothing, so this is a lower bound of what a run
-    takes with this order. A pull without an evaluation ends when it may begin.
+    This is an event simulation. Each GPU runs one evaluation at a time and starts the next ready
+    one at once. Deciding, loading models and claiming cost nothing, so the result is a lower bound
+    for a run with this order. A pull without evaluations ends when it may begin.
 
     Args:
-        durations: of the evaluations of each pull, in the order in which pulls were asked.
-        told_before: for each pull, how many results had to be told before it was asked. Results
-            are told in the order of asks, so it begins once so many first pulls have ended.
-        gpus: how many; at least 1.
-        order: which evaluation goes first. ``pull``: those of the earlier pull, its longest
-            first; ``longest``: the longest of all that may begin.
+        durations: seconds of the evaluations of each pull, pulls in the order of asks.
+        told_before: for each pull, how many results had to be told before it was asked for.
+            Results are told in the order of asks, so it begins when that many first pulls ended.
+        gpus: the number of GPUs; at least 1.
+        order: which evaluation begins first. ``pull``: the evaluations of the earlier pull, its
+            longest first; ``longest``: the longest of all that may begin.
 
     Raises ConfigError for no GPU, lists of unequal length, a negative or unknown duration, and a
     pull that waits for itself or a later one.
@@ -58,7 +58,7 @@ def finish_times(
 
 
 class _Pulls:
-    """Which evaluations may begin."""
+    """The evaluations that may begin."""
 
     def __init__(
         self, durations: Sequence[Sequence[float]], told_before: Sequence[int], order: Order
@@ -72,7 +72,7 @@ class _Pulls:
         self._asked = self._told = 0
 
     def ask(self, now: float) -> None:
-        """Tell what has ended and ask for what waited for that, until nothing more can be."""
+        """Tell ended pulls and ask for pulls that waited for them, until neither is possible."""
         while True:
             pull = self._asked
             if pull < len(self.left) and self._told_before[pull] <= self._told:
@@ -87,7 +87,7 @@ class _Pulls:
                 return
 
     def next(self) -> tuple[int, float]:
-        """The evaluation that begins now: its pull and how long it takes."""
+        """Remove the evaluation that begins now, and return its pull and its duration."""
         *_, pull, seconds = heapq.heappop(self.ready)
         return pull, seconds
 
@@ -103,7 +103,7 @@ def _check(durations: Sequence[Sequence[float]], told_before: Sequence[int], gpu
         if not 0 <= told <= pull:
             message = f"pull {pull} waits for {told} results"
             raise ConfigError(message, hint=f"0 to {pull}: those of the pulls before it")
-        # Written so that NaN is refused too.
+        # Written so that NaN is rejected too.
         if not all(0 <= one < np.inf for one in seconds):
             message = f"pull {pull}: durations {list(seconds)!r}"
             raise ConfigError(message, hint="give seconds, 0 or more")

@@ -1,1 +1,1 @@
-"""A Gaussian process over the features of arms: its fit, its kernels, draws from it."""
+"""A Gaussian process over the features of arms: its kernels, its fit, and draws from it."""

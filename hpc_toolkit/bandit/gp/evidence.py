@@ -1,4 +1,4 @@
-"""Which kernel and noise the observations speak for, by their marginal likelihood."""
+"""Choose the kernel and noise of a Gaussian process by marginal likelihood."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     _Axis = Callable[[Hyperparameters], list[Hyperparameters]]
 
 LENGTH_SCALES = (0.2, 0.4, 0.8, 1.5, 3.0, 6.0)
-"""Tried for all columns together, in standard deviations of a feature."""
+"""Candidates for one length scale of all columns, in standard deviations of a feature."""
 
 OWN_LENGTH_SCALES = (*LENGTH_SCALES, math.inf)
-"""Tried for a column alone; with infinity it says nothing."""
+"""Candidates for the length scale of a single column; infinity ignores the column."""
 
 NOISES = (1e-4, 1e-3, 1e-2)
-"""Tried: variance of the noise, in units of the prior's variance."""
+"""Candidates for the variance of the noise, in units of the prior's variance."""
 
 SLOPES = (0.01, 0.1, 1.0)
-"""Tried where there is a linear mean: the prior variance of a slope."""
+"""Candidates for the prior variance of a slope, if there is a linear mean."""
 
 LIKELIHOOD_DECIMALS = 9
 """Log likelihoods that agree to this many decimals are a tie."""
 
 SWEEPS = 5
-"""How often at most the columns' own length scales are gone through."""
+"""The most rounds of optimising each column's own length scale."""
 
 
 def log_marginal_likelihoods(
     x: NDArray[np.float64], y: NDArray[np.float64], tried: Sequence[Hyperparameters]
 ) -> NDArray[np.float64]:
-    """log p(y | x) for each of ``tried``, with ``x`` of shape (n, d) and ``y`` of shape (n,)."""
+    """Return log p(y | x) for each of ``tried``; ``x`` has shape (n, d) and ``y`` shape (n,)."""
     kernels = {hyper.kernel: hyper.kernel.between(x, x) for hyper in tried}
     stack = np.array([kernels[hyper.kernel] for hyper in tried])
     factors = _factors(stack, [hyper.noise for hyper in tried])
@@ -62,13 +62,14 @@ def fit(
     own_scales: bool = False,
     linear: bool = False,
 ) -> Hyperparameters:
-    """The hyperparameters of the highest marginal likelihood on a grid; ties go to the first.
+    """Return the hyperparameters with the highest marginal likelihood on a grid.
 
-    ``smooth`` are the columns of the Matern part, all where it is left out. First one length
-    scale for all of them; with ``own_scales`` then each column's in turn, the noise and the slope,
-    as long as the likelihood rises: a local maximum of the grid. ``linear`` adds a linear mean
-    over all columns. Time per try as for a posterior: 18 tries, or 54 with ``linear``, and with
-    ``own_scales`` up to 5 times (7 a column, and 6) more.
+    Ties go to the first. ``smooth`` are the columns of the Matern part, by default all. The first
+    step chooses one length scale for all of them. With ``own_scales``, further steps choose each
+    column's own scale, the slope and the noise in turn while the likelihood rises, up to a local
+    maximum of the grid. ``linear`` adds a linear mean over all columns. A try takes as long as a
+    posterior: 18 tries, or 54 with ``linear``, and with ``own_scales`` up to 5 times (7 per
+    column, and 6) more.
     """
     columns = x.shape[1]
     used = range(columns) if smooth is None else smooth
@@ -95,7 +96,7 @@ def _scales(scale: float, used: Sequence[int], columns: int) -> tuple[float, ...
 
 
 def _axes(used: Sequence[int], slopes: Sequence[float]) -> list[_Axis]:
-    """The coordinates of the ascent: from where one stands to all along one of them."""
+    """Return one function per coordinate of the ascent, from a point to its variants there."""
 
     def rescaled(column: int, hyper: Hyperparameters) -> list[Hyperparameters]:
         scales = hyper.kernel.length_scales
@@ -116,12 +117,12 @@ def _axes(used: Sequence[int], slopes: Sequence[float]) -> list[_Axis]:
 
 
 def _factors(stack: NDArray[np.float64], noises: Sequence[float]) -> NDArray[np.float64]:
-    """Shape of ``stack``: the Cholesky factors of kernel matrices with noise."""
+    """Return the Cholesky factors of kernel matrices plus noise, in the shape of ``stack``."""
     noise = np.array(noises)[:, None, None] * np.eye(stack.shape[1])
     try:
         return np.asarray(np.linalg.cholesky(stack + noise), np.float64)
     except np.linalg.LinAlgError:
-        # One of them needs jitter, and the others none.
+        # At least one matrix needs jitter; factor them singly, so that only that one gets it.
         return np.array([cholesky(one, level) for one, level in zip(stack, noises, strict=True)])
 
 

@@ -1,8 +1,8 @@
-"""Gaussian process regression, for some hundred observations.
+"""Gaussian process regression, for a few hundred observations.
 
 Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), algorithm 2.1. The prior
-has mean 0 and a Matern part of variance 1, so scores are standardised before they come here. Time
-grows with the cube of the observations: 300 of them and 5,000 points take about 0.1 s.
+has mean 0 and a Matern part of variance 1, so callers standardise the scores. Time grows with the
+cube of the number of observations: 300 of them and 5,000 points take about 0.1 s.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.gp.kernels import Kernel
 
 JITTERS = (0.0, 1e-10, 1e-8, 1e-6, 1e-4)
-"""Added to the diagonal, one after the other, until the Cholesky factor exists."""
+"""Values to add to the diagonal, tried in order until the Cholesky factor exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """What ``evidence.fit`` chooses."""
+    """The hyperparameters that ``evidence.fit`` chooses."""
 
     kernel: Kernel
 
@@ -33,7 +33,7 @@ class Hyperparameters:
 
 
 def cholesky(kernel: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
-    """The lower factor of ``kernel`` plus noise, with as little jitter as it takes.
+    """Return the lower Cholesky factor of ``kernel`` plus noise, with the least jitter that works.
 
     Raises numpy.linalg.LinAlgError for a matrix that is not finite or far from positive definite.
     """
@@ -77,26 +77,26 @@ class Posterior:
         return np.sqrt(self.variance)
 
     def covariance_with(self, index: int) -> NDArray[np.float64]:
-        """Shape (len(points),): the covariance of every point with one of them."""
+        """Return shape (len(points),): the covariance of every point with one of them."""
         point = self._points[index : index + 1]
         prior = self._hyper.kernel.between(point, self._points)[0]
         return np.asarray(prior - self._rows[:, index] @ self._rows)
 
     def covariance(self, indices: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Shape (len(indices), len(indices)): among some of the points."""
+        """Return shape (len(indices), len(indices)): the covariance among some of the points."""
         points, rows = self._points[indices], self._rows[:, indices]
         return np.asarray(self._hyper.kernel.between(points, points) - rows.T @ rows)
 
     def believe(self, index: int) -> None:
         """Condition on observing ``points[index]`` at its own mean (the kriging believer).
 
-        Such an observation leaves every mean as it is and lowers the variance, for whatever value
-        will be observed (Desautels, Krause and Burdick 2014, GP-BUCB); so the order of several
-        does not matter.
+        This leaves every mean unchanged and lowers the variance, whatever value will be observed
+        (Desautels, Krause and Burdick 2014, GP-BUCB); so the order of several calls does not
+        matter.
         """
         covariance = self.covariance_with(index)
         spread = float(self.variance[index]) + self._hyper.noise
-        # Without noise, nothing is left to learn at an observed point, and 0 / 0 must stay 0.
+        # Without noise, the variance at an observed point is 0; the floor makes 0 / 0 give 0.
         row = covariance / math.sqrt(max(spread, JITTERS[1]))
         self._rows = np.vstack([self._rows, row])
         self.variance = np.maximum(self.variance - row**2, 0.0)

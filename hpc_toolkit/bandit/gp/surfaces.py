@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.gp.regression import Posterior
 
 MOST_CANDIDATES = 600
-"""Drawing jointly costs the cube of the arms."""
+"""The most arms in a joint draw, whose cost is the cube of their number."""
 
 CANDIDATE_SDS = 3.0
-"""Of more arms, those with the highest mean plus so many standard deviations are drawn."""
+"""Of more arms, those with the highest mean plus this many standard deviations are drawn."""
 
 
 class Surfaces:
-    """Joint draws over the open arms of a posterior as it is now.
+    """Joint draws over the open arms, from the state of a posterior at construction.
 
-    Of more than 600 open arms it knows the 600 with the highest bounds; the others are unlikely to
-    be the best of any surface. Building takes 0.1 s at most, a draw a millisecond.
+    Of more than 600 open arms, only the 600 with the highest bounds are drawn; the others are
+    unlikely to be the best of any surface. Construction takes at most 0.1 s, one draw 1 ms.
     """
 
     def __init__(self, posterior: Posterior, open_arms: NDArray[np.bool_]) -> None:
@@ -38,6 +38,6 @@ class Surfaces:
         self._factor = cholesky(posterior.covariance(self.arms), 0.0)
 
     def draw(self, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Shape (len(arms),): one surface."""
+        """Return shape (len(arms),): one surface."""
         normals = generator.standard_normal(len(self.arms))
         return np.asarray(self._mean + self._factor @ normals)

@@ -1,4 +1,4 @@
-"""Every rule by the name that ``make_policy`` knows it by."""
+"""The rules by their names in ``make_policy``."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ RULES: dict[str, type[Rule]] = {
         OptunaTpe,
     )
 }
-"""A new policy is a module with a rule and its entry here."""
+"""To add a policy, write a module with its rule and add the rule here."""

@@ -1,4 +1,4 @@
-"""Rules that learn nothing: what a search must beat."""
+"""Baselines that a search must beat: rules that learn nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.history import History
 
 DEPTH_NAMES = ("relative_depth", "layer")
-"""Features that tell a group's last layer, the first that a table has is used."""
+"""Features that identify a group's last layer; the first that the table has is used."""
 
 STEP_NAMES = ("log1p_step", "step")
-"""Features that tell how far a checkpoint is trained."""
+"""Features that measure how far a checkpoint is trained; the first in the table is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomOrder:
-    """All arms in an order that the seed alone decides."""
+    """All arms in a random order, which depends only on the seed."""
 
     name: ClassVar[str] = "random"
 
@@ -35,10 +35,10 @@ class RandomOrder:
 
 @dataclass(frozen=True, slots=True)
 class LastLayer:
-    """The deepest arm of each group, the most trained first, and nothing else.
+    """Propose the deepest arm of each group, the most trained first, and no other arms.
 
-    Groups that are trained equally long, or a table without a step, keep the table's order.
-    The table needs a feature that tells the depth; NaN counts as the lowest depth or step.
+    Groups with the same step, or of a table without a step feature, keep the table's order.
+    The table needs a depth feature; NaN counts as the lowest depth or step.
     """
 
     name: ClassVar[str] = "last-layer"
@@ -49,9 +49,9 @@ class LastLayer:
 
 
 def last_layers(table: ArmTable) -> list[int]:
-    """The deepest arm of each group, the most trained group first.
+    """Return the deepest arm of each group, the most trained group first.
 
-    Raises ConfigError when the table has no feature that tells the depth.
+    Raises ConfigError if the table has no depth feature.
     """
     depth = _column(table, DEPTH_NAMES)
     if depth is None:

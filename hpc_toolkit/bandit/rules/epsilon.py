@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpsilonGreedy:
-    """The group of the highest mean reward, or with probability ``epsilon`` any group.
+    """Pull the group with the highest mean reward, or with probability ``epsilon`` a random group.
 
-    To pull a group is to propose its next arm in an order that the seed decides. Groups without a
-    pull come first, in space-filling order of their mean features. It shares nothing between
-    groups: with more groups than budget it is a space-filling order and no search.
+    Pulling a group proposes its next arm, in an order drawn from the seed. Groups without a pull
+    come first, in space-filling order of their mean features. Groups share no information: with
+    more groups than budget, the rule is only a space-filling order.
     """
 
     name: ClassVar[str] = "epsilon-greedy"
 
     epsilon: float = 0.1
-    """Probability of a group drawn at random among those with free arms."""
+    """Probability of pulling a random group among the groups with free arms."""
 
     def __post_init__(self) -> None:
         hint = "a probability, from 0 to 1; 0.1 is usual"
@@ -43,7 +43,7 @@ class EpsilonGreedy:
             candidates = [i for i, lever in enumerate(levers) if lever.free]
             if not candidates:
                 break
-            # A group without a reward yet counts as the worst seen.
+            # A group without a reward yet counts as the lowest reward so far.
             means = [levers[i].mean if levers[i].rewards else lowest for i in candidates]
             mean = None
             generator = drawn(history, Stream.EPSILON, len(proposals))

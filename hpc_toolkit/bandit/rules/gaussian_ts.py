@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GaussianTs:
-    """The group of the highest mean reward, by a draw from what is believed of every mean.
+    """Pull the group with the highest mean reward, by a draw from the posterior of every mean.
 
-    Of a group with ``k`` rewards of sum ``t``, standardised over all rewards, a draw comes from
-    N(t / (k + 1), 1 / (k + 1)) (Agrawal and Goyal 2013, normal priors). To pull a group is to
-    propose its next arm in an order that the seed decides. It shares nothing between groups.
+    For a group with ``k`` rewards of sum ``t``, standardised over all rewards, the draw is from
+    N(t / (k + 1), 1 / (k + 1)) (Agrawal and Goyal 2013, normal priors). Pulling a group proposes
+    its next arm, in an order drawn from the seed. Groups share no information.
     """
 
     name: ClassVar[str] = "gaussian-ts"

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.rules.gp_search import Ask
 
 SMALLEST_SD = 1e-9
-"""In place of smaller ones: a reward that is known exactly has an improvement of 0 or more."""
+"""Replaces smaller standard deviations: an exactly known reward would divide by 0."""
 
 FAR_BELOW = -30.0
-"""Below it, erfc is about to underflow, and a series is exact to its rounding."""
+"""Below this z, erfc is about to underflow, and the series is exact to rounding."""
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
@@ -29,11 +29,10 @@ _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 def log_expected_improvement(
     mean: NDArray[np.float64], sd: NDArray[np.float64], best: float
 ) -> NDArray[np.float64]:
-    """log E[max(f - best, 0)] for f ~ N(mean, sd^2), of one shape.
+    """Return log E[max(f - best, 0)] for f ~ N(mean, sd^2); ``mean`` and ``sd`` have one shape.
 
-    The closed form (Jones, Schonlau and Welch 1998), sd (phi(z) + z Phi(z)) with
-    z = (mean - best) / sd; in logarithms, because what is far below the best differs where the
-    improvement itself is 0 in floating point.
+    The closed form is sd (phi(z) + z Phi(z)) with z = (mean - best) / sd (Jones, Schonlau and Welch
+    1998). The logarithm still ranks arms far below the best, whose improvement underflows to 0.
     """
     sd = np.maximum(sd, SMALLEST_SD)
     z = np.asarray((mean - best) / sd, dtype=np.float64)
@@ -50,18 +49,19 @@ def log_expected_improvement(
 
 @dataclass(frozen=True, slots=True)
 class GpEi(GpRule):
-    """The arm that is expected to beat the best one by most (Jones, Schonlau and Welch 1998).
+    """Propose the arm with the highest expected improvement (Jones, Schonlau and Welch 1998).
 
-    The best one is the highest posterior mean among told and pending arms, so that noise in one
-    score does not raise the bar. Pending arms count as observed at their mean (kriging believer).
+    The improvement is over the highest posterior mean among told and pending arms, so that noise in
+    one score does not raise the bar. Pending arms count as observed at their mean (kriging
+    believer).
     """
 
     name: ClassVar[str] = "gp-ei"
 
     cost_power: float = 0.0
-    """The improvement is divided by this power of the arm's expected seconds: 0 looks at pulls
-    alone, 1 at improvement per second (Snoek, Larochelle and Adams 2012). Durations are learned
-    from those told; without any, all arms cost the same."""
+    """The improvement is divided by this power of the arm's expected seconds: 0 ignores durations,
+    1 gives improvement per second (Snoek, Larochelle and Adams 2012). Expected durations are
+    learned from told ones; without any, all arms cost the same."""
 
     def __post_init__(self) -> None:
         GpRule.__post_init__(self)

@@ -1,4 +1,4 @@
-"""What the rules on a Gaussian process share: its options, its fit, one ask in progress."""
+"""Base class of the Gaussian process rules: options, fit, and the state of one ask."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KERNELS = ("iso", "ard")
 """One length scale for all features, or one for each."""
 
 MEANS = ("zero", "linear")
-"""What the reward is expected to be far from every observation."""
+"""Prior means: the expected reward far from every observation."""
 
 
 @dataclass(eq=False)
 class Ask:
-    """One ask in progress: what is known of every arm, in units of standardised rewards."""
+    """The state of one ask: the model of every arm, in units of standardised rewards."""
 
     history: History
 
@@ -46,29 +46,29 @@ class Ask:
     scale: Scale
 
     free: NDArray[np.bool_]
-    """Shape (n_arms,): neither taken nor chosen."""
+    """Shape (n_arms,): True for arms that are neither taken nor chosen."""
 
     chosen: int
     """How many arms this ask has chosen already."""
 
     def generator(self, stream: Stream) -> np.random.Generator:
-        """Random numbers for the choice that comes next."""
+        """Return the generator for the next choice."""
         return drawn(self.history, stream, self.chosen)
 
     @cached_property
     def surfaces(self) -> Surfaces:
-        """Draws over the arms that were not told, from the posterior at the first use."""
+        """Draws over the arms without results, from the posterior at the first use."""
         untold = np.ones(len(self.free), dtype=np.bool_)
         untold[[*self.history.scored, *self.history.failed]] = False
         return Surfaces(self.posterior, untold)
 
     @cached_property
     def seconds(self) -> NDArray[np.float64]:
-        """Shape (n_arms,): what each is expected to cost."""
+        """Shape (n_arms,): expected duration of each arm in seconds."""
         return arm_seconds(self.history, self.points)
 
     def known(self) -> NDArray[np.bool_]:
-        """Shape (n_arms,): told with a reward, pending, or chosen."""
+        """Return shape (n_arms,): True for arms told with a reward, pending, or chosen."""
         known = ~self.free
         known[list(self.history.failed)] = False
         return known
@@ -78,16 +78,16 @@ class Ask:
 class GpRule(Guided):
     """A rule that chooses by a Gaussian process over the arms' features.
 
-    Every arm tells something about its neighbours in feature space, so far fewer pulls than arms
-    are needed where the reward is smooth in the features. Arms without a reward tell nothing.
+    Every reward is evidence about the neighbours of its arm in feature space. So a reward that is
+    smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
     """
 
     kernel: str = "iso"
     """"iso": one length scale for all features. "ard": one for each, fitted to the rewards."""
 
     mean: str = "zero"
-    """"zero", or "linear": a linear mean over all features that the rule uses, and the process
-    over the geometry among them (over all if there is none) for what the line leaves."""
+    """"zero", or "linear": a linear mean over all features that the rule uses. The process then
+    models the rest over the geometry among them, or over all if there is none."""
 
     believes: ClassVar[bool] = True
     """Whether pending arms, and those chosen earlier in an ask, lower the uncertainty around them
@@ -123,11 +123,11 @@ class GpRule(Guided):
         return proposals
 
     def _smooth(self, history: History) -> tuple[int, ...] | None:
-        """Which of the rule's columns the process is over; None: all."""
+        """Return which of the rule's columns the process covers with a linear mean; None: all."""
         used = columns_of(history.table, self.features)
         geometry = set(columns_of(history.table, "geometry"))
         return tuple(i for i, column in enumerate(used) if column in geometry) or None
 
     @abstractmethod
     def _pick(self, ask: Ask) -> tuple[int, float]:
-        """The free arm to propose, and its acquisition in units of the reward."""
+        """Return the free arm to propose, and its acquisition in units of the reward."""

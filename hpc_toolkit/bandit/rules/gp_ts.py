@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpTs(GpRule):
-    """The best arm of a reward surface drawn from the posterior, a new one for every proposal.
+    """Propose the best arm of a reward surface drawn from the posterior, a new one per proposal.
 
-    Surfaces are drawn over all arms that were not told, or over the 600 with the highest bounds.
-    Pending arms change no surface: draws differ by themselves (Kandasamy et al. 2018).
+    Surfaces are drawn over all arms without results, or over the 600 with the highest bounds.
+    Pending arms do not change the posterior: draws differ by themselves (Kandasamy et al. 2018).
     """
 
     name: ClassVar[str] = "gp-ts"
@@ -28,7 +28,7 @@ class GpTs(GpRule):
     believes: ClassVar[bool] = False
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
-        # Whatever else is pending, so that surfaces of one position do not depend on it.
+        # Surfaces include pending arms, so that they do not depend on which arms are pending.
         surface = np.full(len(ask.free), -np.inf)
         surface[ask.surfaces.arms] = ask.surfaces.draw(ask.generator(Stream.GP_SAMPLE))
         if not ask.free[ask.surfaces.arms].any():

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpUcb(GpRule):
-    """The arm whose mean plus ``beta`` standard deviations is highest (Srinivas et al. 2010).
+    """Propose the arm with the highest mean plus ``beta`` standard deviations.
 
-    Pending arms, and those chosen earlier in the same ask, lower the uncertainty around them and
-    nothing else (kriging believer).
+    Source: Srinivas et al. 2010. Pending arms, and arms chosen earlier in the same ask, only lower
+    the uncertainty around them (kriging believer).
     """
 
     name: ClassVar[str] = "gp-ucb"

@@ -1,4 +1,4 @@
-"""What all rules that learn from features share: which features, and how a search begins."""
+"""Base class of the rules that learn from features: the features and the initial arms."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Guided(ABC):
-    """A rule that takes its first arms by their features alone, and then lets a model choose."""
+    """A rule that chooses its first arms by features alone, and then lets a model choose."""
 
     name: ClassVar[str]
 
     initial: int = 5
-    """Arms taken in space-filling order before the model decides."""
+    """Number of arms chosen in space-filling order before the model decides."""
 
     features: str = "geometry"
-    """What the model sees: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
+    """The model's features: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
 
     def __post_init__(self) -> None:
         hint = "a whole number, 1 or more; 5 is usual"
@@ -49,7 +49,7 @@ class Guided(ABC):
         return proposals
 
     def _opening(self, history: History, points: NDArray[np.float64], n: int) -> list[int]:
-        """The initial arms that are due; all ``n`` while there is no reward to learn from."""
+        """Return the initial arms that are due; all ``n`` while there is no reward."""
         if history.scored:
             n = min(n, max(0, self.initial - len(history.scored) - len(history.pending)))
         if n == 0:
@@ -61,7 +61,10 @@ class Guided(ABC):
     def _climb(
         self, history: History, points: NDArray[np.float64], opening: list[int], n: int
     ) -> list[Proposal]:
-        """``n`` arms that are neither taken nor in ``opening``, by a model; there are so many."""
+        """Choose by a model ``n`` of the arms that are neither taken nor in ``opening``.
+
+        The caller makes sure that there are at least ``n`` of these arms.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Scale:
     @classmethod
     def of(cls, rewards: NDArray[np.float64]) -> Scale:
         centre, spread = float(rewards.mean()), float(rewards.std())
-        # One reward, or equal ones: what is left are rounding errors.
+        # The spread of one reward, or of equal rewards, is rounding error.
         return cls(centre, 1.0 if spread <= 1e-12 * max(1.0, abs(centre)) else spread)
 
     def to_model(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -84,18 +87,18 @@ class Scale:
         return self.centre + self.spread * float(value)
 
     def expects(self, mean: float, sd: float) -> str:
-        """For people: what the model thinks of one arm."""
+        """Describe the model's prediction for one arm to users."""
         return f"expects {self.to_reward(mean):.4g} +- {self.spread * float(sd):.2g}"
 
 
 def free_arms(history: History, opening: list[int]) -> NDArray[np.bool_]:
-    """Shape (n_arms,): which may still be proposed."""
+    """Return shape (n_arms,): True for arms that may still be proposed."""
     free = np.ones(len(history.table.arms), dtype=np.bool_)
     free[[*history.taken, *opening]] = False
     return free
 
 
 def first_best_of(values: NDArray[np.float64], free: NDArray[np.bool_]) -> int:
-    """The lowest index of the highest value among free arms; equal to 12 decimals is equal."""
+    """Return the lowest index of the highest value, to 12 decimals, among free arms."""
     allowed = np.flatnonzero(free)
     return int(allowed[first_best(values[allowed])])

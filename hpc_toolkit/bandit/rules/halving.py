@@ -24,31 +24,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """All arms on a few cheap tasks, the best 1/``eta`` of them on more, until one is left.
+    """Evaluate all arms on a few cheap tasks, then the best 1/``eta`` on more tasks, and so on.
 
-    Sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in multi-armed
-    bandits") where a rung adds tasks: every rung may spend the same part of the budget, and takes
-    as many more tasks, from the cheapest, as that pays for; what it leaves goes to the next rung.
-    The budget is ``share`` of what all arms on all tasks would take by the expected durations.
-    Where these are those of a pilot, its evaluations are part of the budget, and all arms are
-    expected to be slower than it on all tasks as they were on those of the first rung.
-    What was told counts as it was; tasks to come are expected to take the arms that are left as
-    much longer than their expected durations as the tasks before did. No rung begins that is
-    expected to pass its part of the budget, but for the first task; what it takes in the end may.
+    This is sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in
+    multi-armed bandits") in which each rung adds tasks. Every rung gets the same part of the budget
+    and adds as many tasks, cheapest first, as that pays for; the rest goes to the next rung.
+
+    The budget is ``share`` of the expected duration of all arms on all tasks. If a pilot arm gave
+    the expected durations, its evaluations are part of the budget, and the arms' mean slowness
+    relative to the pilot on the first rung rescales the budget. Finished evaluations count with
+    their told durations; an arm's coming ones are scaled by its slowness so far. No rung is
+    expected to exceed its part of the budget, except by the first task, but it may exceed it.
+
     Arms of a rung are compared by their reward over its tasks; ties go to the lower index. An arm
-    of which more tasks failed than gave a score drops out. A task that compares nothing
-    (``paired.silent_tasks``) is the fault of no arm: it does not count, and as many more are taken
-    as can be paid for, one at least. It needs the tasks of the bandit.
+    with more failed tasks than scores drops out. A task that cannot compare the arms (see
+    ``paired.silent_tasks``) does not count, and the rung adds as many others as the budget pays
+    for. The rule needs the bandit's task set.
     """
 
     name: ClassVar[str] = "halving"
 
     eta: float = 2.0
-    """One arm of so many goes on to the next rung."""
+    """One arm in this many goes on to the next rung."""
 
     share: float = 0.05
-    """The budget, as a share of the duration of all arms on all tasks. The first rung takes a task
-    even where that is too little for one, and the last rung takes all tasks at most."""
+    """The budget, as a share of the duration of all arms on all tasks. The first rung takes one
+    task even if the budget is too small for it; the last rung takes at most all tasks."""
 
     def __post_init__(self) -> None:
         check_number(self.name, "eta", self.eta, low=1.1, hint="a number above 1.1; 2 is usual")
@@ -72,7 +73,7 @@ class Halving:
         return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
 
     def _rung(self, history: History, order: TaskOrder) -> Rung:
-        """The open rung, with the arms of it; when all are done, the last one's."""
+        """Return the open rung with its arms; if all rungs are done, the last one."""
         rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)
         sizes = self.sizes(len(rung.arms))
         for place, size in enumerate(sizes, start=1):
@@ -85,13 +86,13 @@ class Halving:
                 if until > before and not rung.reach(until):
                     return rung
                 purse.pay(rung, before)
-                # What was spent on tasks without a score compares nothing: take others instead.
+                # Tasks dropped for lack of scores compared nothing: add others if affordable.
                 if rung.done == len(order.tasks) or (rung.counted and len(rung.dropped) == dropped):
                     break
         return rung
 
     def _best(self, history: History, rung: Rung, size: int) -> NDArray[np.intp]:
-        """So many of the arms, the best over the tasks that count."""
+        """Return the ``size`` best arms over the tasks that count; all arms if none counts."""
         if not rung.counted:
             return rung.arms
         arms, tasks = rung.arms.tolist(), rung.counted
@@ -100,7 +101,7 @@ class Halving:
         return np.array(sorted(best[:size]), dtype=np.intp)
 
     def sizes(self, arms: int) -> list[int]:
-        """How many arms the rungs take: the last one at most ``eta``."""
+        """Return the number of arms of each rung; the last rung has at most ``eta``."""
         sizes = [arms]
         while sizes[-1] > self.eta:
             sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] / self.eta)))
@@ -108,7 +109,7 @@ class Halving:
 
 
 class _Purse:
-    """What the rungs may spend and have spent, in expected and told seconds."""
+    """The budget of the rungs and their spending, in expected and told seconds."""
 
     def __init__(self, history: History, order: TaskOrder, share: float) -> None:
         self._tasks, self._expected = order.tasks, order.seconds
@@ -122,28 +123,29 @@ class _Purse:
             self._prepaid = self._took(np.array([self._pilot]), 0, len(order.tasks))
 
     def affordable(self, rung: Rung, part: float) -> int:
-        """How many tasks the arms can be told on for this part of the budget; one more than is
-        done while none counts."""
+        """Return how many tasks the arms can be told on for this part of the budget; at least one
+        more than are done while no task counts.
+        """
         left = part * (self._share * self._everything - self._prepaid) - self._spent
         pace = self._pace(rung)[rung.arms]
         each = max(float(pace[rung.arms != self._pilot].sum()), 1e-9)
         spent = np.concatenate([[0.0], np.cumsum(self._expected)])
-        # What rounding adds to a sum must not cost a task.
+        # Rounding in the sums must not cost a task.
         reach = float(spent[rung.done]) + left / each * (1.0 + 1e-9)
         tasks = int(np.searchsorted(spent, reach, side="right")) - 1
         return min(max(tasks, rung.done, 1 if rung.counted else rung.done + 1), len(self._expected))
 
     def pay(self, rung: Rung, before: int) -> None:
-        """Take note of the tasks after the first ``before`` that the arms were told on."""
+        """Charge for the tasks after the first ``before`` on which the arms were told."""
         payers = rung.arms[rung.arms != self._pilot]
         self._spent += self._took(payers, before, rung.done)
         if rung.counted and not self._corrected:
-            # All arms were told on these: the pilot may be slower or quicker than they are.
+            # All arms were told on these tasks, which shows if the pilot is slower or faster.
             self._everything *= float(self._pace(rung).mean())
             self._corrected = True
 
     def _pace(self, rung: Rung) -> NDArray[np.float64]:
-        """How slow every arm was, not looking at tasks that ended at once because they failed."""
+        """Return every arm's slowness on the counted tasks; tasks that fail can end at once."""
         counted = [place for place, task in enumerate(self._tasks) if task in rung.counted]
         return slowness(self._seconds[:, counted], self._expected[counted])
 

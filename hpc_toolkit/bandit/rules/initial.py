@@ -1,4 +1,4 @@
-"""The first arms of a search, before anything is known about scores."""
+"""Choose the first arms of a search, before any score is known."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[int]:
-    """The first ``n`` of the points' indices, each as far as possible from all before it.
+    """Return the indices of ``n`` points, each as far as possible from all before it.
 
     Greedy maximin design, known as farthest-point traversal (Gonzalez 1985, "Clustering to
     minimize the maximum intercluster distance"). The seed draws the first point; equal distances
-    go to the lowest index. ``points`` has shape (n_points, n_columns); asking for more points
-    gives a longer list with the same beginning; all of them when ``n`` exceeds their number.
+    go to the lowest index. ``points`` has shape (n_points, n_columns). A larger ``n`` gives a
+    longer list with the same beginning, up to all points.
     """
     count = min(n, len(points))
     if count == 0:
@@ -29,7 +29,7 @@ def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[
     while len(order) < count:
         newest = order[-1]
         nearest = np.minimum(nearest, ((points - points[newest]) ** 2).sum(axis=1))
-        # Below every distance, also below the 0 of a point with equal features.
+        # Below every distance, even the distance 0 of a point with equal features.
         nearest[order] = -1.0
         order.append(first_best(nearest))
     return order

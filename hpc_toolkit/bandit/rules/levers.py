@@ -1,4 +1,4 @@
-"""Groups of arms as the levers of a classic bandit: to pull one is to propose its next arm."""
+"""Groups of arms as the levers of a classic bandit: pulling a lever proposes its next arm."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Lever:
     """Arms told, failed or pending."""
 
     total: float
-    """Sum of the rewards, each rescaled."""
+    """Sum of the rescaled rewards."""
 
     rewards: int
-    """How many arms have a reward."""
+    """The number of arms with a reward."""
 
     @property
     def mean(self) -> float:
@@ -44,7 +44,7 @@ class Lever:
 def levers_of(
     history: History, rescale: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 ) -> list[Lever]:
-    """One lever per group of the table, in its order; ``rescale`` is applied to all rewards."""
+    """Return one lever per group, in table order; ``rescale`` is applied to all rewards at once."""
     stream = [history.seed, Stream.WITHIN_GROUPS]
     order = np.random.default_rng(stream).permutation(len(history.table.arms))
     place = np.argsort(order)
@@ -66,7 +66,7 @@ def levers_of(
 
 
 def unpulled(history: History, levers: list[Lever]) -> list[int]:
-    """Levers without a pull, in space-filling order of their groups' mean features."""
+    """Return the levers without a pull, in space-filling order of their groups' mean features."""
     points = history.table.standardised.values
     centres = np.array(
         [points[list(group)].mean(axis=0) for group in history.table.members.values()]
@@ -76,6 +76,6 @@ def unpulled(history: History, levers: list[Lever]) -> list[int]:
 
 
 def to_unit_interval(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Lowest 0, highest 1; all 0 where they are equal."""
+    """Rescale the lowest reward to 0 and the highest to 1; all to 0 if they are equal."""
     low, high = rewards.min(), rewards.max()
     return np.asarray((rewards - low) / (high - low) if high > low else np.zeros(len(rewards)))

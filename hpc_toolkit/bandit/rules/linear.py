@@ -1,4 +1,4 @@
-"""Linear bandits whose one parameter vector is shared by all arms."""
+"""Linear bandits in which all arms share one parameter vector."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LinearRule(Guided):
     """
 
     degree: int = 2
-    """1: the features alone. 2: their squares and products as well, without which no layer in the
-    middle can be best."""
+    """1: only the features. 2: their squares and products as well, without which no middle layer
+    can be the best."""
 
     ridge: float = 1.0
-    """Precision of the prior of every parameter, in units of the noise's."""
+    """Prior precision of every parameter, in units of the noise precision."""
 
     believes: ClassVar[bool] = True
 
@@ -71,15 +71,15 @@ class LinearRule(Guided):
     def _values(
         self, terms: NDArray[np.float64], ridge: Ridge, generator: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Shape (n_arms,): what is maximised."""
+        """Return shape (n_arms,): the values to maximise."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinUcb(LinearRule):
-    """The arm of the highest x' theta + alpha sqrt(x' A^-1 x) (Li et al. 2010; Abbasi-Yadkori et
-    al. 2011), with theta shared by all arms.
+    """Propose the arm with the highest x' theta + alpha sqrt(x' A^-1 x), with theta shared by all.
 
-    Pending arms, and those chosen earlier in an ask, count in A and leave theta as it is.
+    Sources: Li et al. 2010; Abbasi-Yadkori et al. 2011. Pending arms, and arms chosen earlier in an
+    ask, count in A but leave theta unchanged.
     """
 
     name: ClassVar[str] = "linucb"
@@ -99,10 +99,10 @@ class LinUcb(LinearRule):
 
 @dataclass(frozen=True, slots=True)
 class LinTs(LinearRule):
-    """The arm that is best for a theta drawn from N(theta, width^2 A^-1) (Agrawal and Goyal 2013),
-    a new one for every proposal.
+    """Propose the best arm for a theta drawn from N(theta, width^2 A^-1), drawn for each proposal.
 
-    Pending arms change no draw: draws differ by themselves.
+    Source: Agrawal and Goyal 2013. Pending arms do not change the posterior: draws differ by
+    themselves.
     """
 
     name: ClassVar[str] = "lints"

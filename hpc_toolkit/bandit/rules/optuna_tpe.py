@@ -1,4 +1,4 @@
-"""Optuna's tree-structured Parzen estimator, asked for one of a finite number of arms."""
+"""Optuna's tree-structured Parzen estimator, applied to a finite set of arms."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 MOST_DRAWS = 8
-"""How many suggestions are drawn, when the arm nearest to each is taken."""
+"""The most suggestions to draw for a proposal while the arm nearest to each is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptunaTpe(Guided):
-    """The arm nearest to what Optuna's TPESampler suggests (Bergstra et al. 2011).
+    """Propose the arm nearest to a suggestion of Optuna's TPESampler (Bergstra et al. 2011).
 
-    Each feature with more than one value is an integer parameter: the rank of its value among
-    those that the table has. A suggestion goes to the nearest arm by ranks scaled to [0, 1]; if
-    that is taken, Optuna is asked again, and the eighth time the nearest free arm is taken. Needs
+    Each feature with more than one value is an integer parameter: the rank of a value among the
+    values in the table. A suggestion means the nearest arm by ranks scaled to [0, 1]. If that arm
+    is taken, Optuna is asked again; after eight suggestions the nearest free arm is proposed. Needs
     the extra ``optuna``.
 
-    A new study is told everything for each proposal, so that an ask depends on nothing else:
-    some milliseconds, and 0.1 ms more per arm told. Pending arms are running ones (constant
-    liar). All told arms weigh the same, since their order is not known; Optuna would forget the
-    oldest.
+    Each proposal creates a new study from the history, so that an ask depends on nothing else;
+    this takes a few milliseconds, plus 0.1 ms per told arm. Pending arms are running trials
+    (constant liar). All told arms have the same weight, since their order is not known; by default
+    Optuna would forget the oldest.
     """
 
     name: ClassVar[str] = "optuna-tpe"
@@ -61,7 +61,7 @@ class OptunaTpe(Guided):
         for chosen in range(len(opening), len(opening) + n):
             generator = drawn(history, Stream.OPTUNA, chosen)
             with _quiet():
-                # The order of what runs must not tell in how many asks it was asked.
+                # Sorted, so that the study does not depend on how arms were split into asks.
                 study = self._study(history, ranks, sorted(running), generator)
                 index, reason = _nearest_free(study, ranks, free)
             proposals.append(Proposal(history.table.ids[index], None, reason))
@@ -76,7 +76,7 @@ class OptunaTpe(Guided):
         running: Sequence[int],
         generator: np.random.Generator,
     ) -> optuna.Study:
-        """A study that was told all that is known."""
+        """Create a study with the scored arms as trials, and ``running`` as running trials."""
         import optuna
 
         space = _space(ranks)
@@ -102,7 +102,7 @@ class OptunaTpe(Guided):
 def _nearest_free(
     study: optuna.Study, ranks: NDArray[np.intp], free: NDArray[np.bool_]
 ) -> tuple[int, str]:
-    """The arm to propose, and how it was found."""
+    """Return the arm to propose, and how it was found."""
     import optuna
 
     space, most = _space(ranks), np.maximum(ranks.max(axis=0), 1)
@@ -116,13 +116,13 @@ def _nearest_free(
         if free[nearest]:
             reason = "what TPE suggests" if away[nearest] == 0.0 else "nearest to what TPE suggests"
             return nearest, reason
-        # One that failed tells the sampler nothing.
+        # The sampler learns nothing from a failed trial.
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
     return first_best_of(-away, free), "nearest to what TPE suggests"
 
 
 def _space(ranks: NDArray[np.intp]) -> dict[str, optuna.distributions.BaseDistribution]:
-    """One parameter for each column with more than one value."""
+    """Return one parameter for each column with more than one value."""
     import optuna
 
     highest = ranks.max(axis=0).tolist()
@@ -134,14 +134,14 @@ def _space(ranks: NDArray[np.intp]) -> dict[str, optuna.distributions.BaseDistri
 
 
 def _ranks(points: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Shape of ``points``: where a value stands among the different ones of its column."""
+    """Return the rank of each value among the distinct values of its column."""
     ranks = [np.unique(np.round(column, 12), return_inverse=True)[1] for column in points.T]
     return np.array(ranks, dtype=np.intp).reshape(-1, len(points)).T
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Optuna's log lines, and its warnings that an argument may change one day."""
+    """Suppress Optuna's log lines, and its warnings about arguments that may change."""
     import optuna
 
     before = optuna.logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Racing: all arms on one task after the other, and those that cannot win drop out."""
+"""Racing: evaluate all arms task by task, and drop arms that are unlikely to win."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Racing:
-    """The cheapest tasks first; after each, arms that fall too far behind the leader drop out.
+    """Evaluate the cheapest tasks first; arms that fall too far behind the leader drop out.
 
-    When all arms that are left were told on k of K tasks, with k at least ``first``, arm a drops
-    out if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``: mean and standard
-    deviation (of k - 1 degrees of freedom) of the paired differences over the k tasks, the last
-    factor because the K tasks are all that there will be (Maron and Moore 1994, "Hoeffding races",
-    with a paired bound as in Birattari et al. 2002, and the finite population correction of survey
-    sampling). The race ends with one arm, or after all tasks with the exact mean.
+    Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
+    if ``mean(leader - a) > c * sd(leader - a) / sqrt(k) * sqrt(1 - k / K)``. Mean and standard
+    deviation (with k - 1 degrees of freedom) are of the paired differences over the k tasks. The
+    last factor is the finite population correction of survey sampling, since there are only K
+    tasks. See Maron and Moore 1994, "Hoeffding races", and Birattari et al. 2002 for a paired
+    bound. The race ends with one arm, or after all tasks with the exact mean.
 
-    The tasks are no random sample, and an arm is looked at after every task, so ``c`` is no
-    quantile of a known error: larger is safer and dearer. A failed task of either of two arms
-    leaves their comparison; an arm of which more tasks failed than gave a score drops out. A task
-    that compares nothing (``paired.silent_tasks``) is the fault of no arm: it counts in neither k
-    nor K, and the next cheapest one takes its place. It needs the tasks of the bandit, and compares
-    by the mean over them alone.
+    The tasks are not a random sample, and arms are checked after every task, so ``c`` is not a
+    quantile of a known error: larger is safer and more expensive. Two arms are not compared on a
+    task that failed for either; an arm with more failed tasks than scores drops out. A task that
+    cannot compare the arms (see ``paired.silent_tasks``) counts in neither k nor K, and the next
+    cheapest task replaces it. The rule needs the bandit's task set, and compares arms only by
+    their mean over the tasks.
     """
 
     name: ClassVar[str] = "racing"
@@ -45,10 +45,10 @@ class Racing:
     """Standard errors behind the leader at which an arm drops out."""
 
     first: int = 3
-    """Tasks before any arm drops out."""
+    """Number of tasks before any arm drops out."""
 
     block: int = 1
-    """Tasks between one look and the next."""
+    """Number of tasks between one check and the next."""
 
     def __post_init__(self) -> None:
         check_number(self.name, "c", self.c, low=0, hint="a number, 0 or more; 2.5 is usual")
@@ -93,10 +93,10 @@ class Racing:
 
 
 def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray[np.intp]:
-    """The rows that are still in the race after k of ``population`` tasks.
+    """Return the rows that are still in the race after k of ``population`` tasks.
 
-    ``scores`` has shape (n_arms, k), k >= 1, NaN for a failed task. The leader is always among
-    them, unless no arm has a score for half of the tasks.
+    ``scores`` has shape (n_arms, k), k >= 1, NaN for a failed task. The leader is always included,
+    unless no arm has a score for half of the tasks.
     """
     usable = comparable(scores)
     if not usable.size:
@@ -104,11 +104,11 @@ def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray
     found = gaps(scores[usable], population)
     unknown = np.isinf(found.errors)
     bounds = c * np.where(unknown, 0.0, found.errors)
-    # Without the rounding, equal arms would part by what sums leave in the last bit.
+    # Without the rounding, the last bit of a sum would separate equal arms.
     near = unknown | (np.round(found.means - bounds, TIE_DECIMALS) <= 0.0)
     return np.asarray(usable[near], np.intp)
 
 
 def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
-    """The rows with a score of half of the tasks, or of more."""
+    """Return the rows with a score for at least half of the tasks."""
     return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])

@@ -1,4 +1,4 @@
-"""What racing and halving share: cheap tasks first, all arms that are left on the same tasks."""
+"""Shared parts of racing and halving, which evaluate all remaining arms on the same tasks."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 
 class Rung:
-    """How far a contest of arms has come, worked out from the beginning for every ask."""
+    """The state of a contest of arms, computed from the beginning for every ask."""
 
     def __init__(self, history: History, order: Sequence[int]) -> None:
         self._history = history
         self._order = tuple(order)
         self.arms: NDArray[np.intp] = np.arange(len(history.table.arms))
-        """Ascending indices of the arms that are left."""
+        """Ascending indices of the remaining arms."""
         self.done = 0
-        """All of these arms were told on the first ``done`` tasks of the order."""
+        """All remaining arms were told on the first ``done`` tasks of the order."""
         self.counted: tuple[int, ...] = ()
-        """Those of them by which arms are compared."""
+        """The tasks among these by which arms are compared."""
         self.dropped: tuple[int, ...] = ()
-        """The others: tasks that gave no scores to compare (see ``paired.silent_tasks``)."""
+        """The other tasks, which gave no scores to compare (see ``paired.silent_tasks``)."""
         self.until: int | None = None
-        """The tasks, from the first, that the arms are to be told on next; None: it is over."""
+        """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """Shape (n_arms left, n_tasks counted)."""
+        """Scores of the remaining arms on the counted tasks, shape (len(arms), len(counted))."""
         return self._history.scores[self.arms][:, self.counted]
 
     def reach(self, until: int) -> bool:
-        """Go to the first ``until`` tasks, or ask for them; False while some are not told.
+        """Advance to the first ``until`` tasks; if some are not told, request them, return False.
 
-        Which tasks count is decided once, by the arms that are left then.
+        The remaining arms at that point decide once and for all which of the new tasks count.
         """
         new = self._order[self.done : until]
         if not self._history.by_task.told[self.arms][:, new].all():
@@ -55,7 +55,7 @@ class Rung:
         return True
 
     def proposals(self, reason: str, n: int) -> list[Proposal]:
-        """The first ``n`` pulls of what is asked for; none when it is over."""
+        """Return the first ``n`` requested pulls; none when the contest is over."""
         if self.until is None:
             return []
         if self.dropped:
@@ -68,8 +68,9 @@ class Rung:
 def proposals(
     history: History, arms: Sequence[int], tasks: Sequence[int], reason: str, n: int
 ) -> list[Proposal]:
-    """The first ``n`` of the arms that were not asked for all of these tasks, with the rest of
-    them. None of them when all are told or pending."""
+    """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
+    The list is empty if all are told or pending.
+    """
     found: list[Proposal] = []
     names = history.tasks.names
     for arm in arms:
@@ -82,6 +83,6 @@ def proposals(
 
 
 def pilot_proposals(history: History, pilot: int, n: int) -> list[Proposal]:
-    """The pilot on all of its tasks that were not asked; none while it is being evaluated."""
+    """Propose the pilot on its tasks not asked for yet; nothing while it is being evaluated."""
     reason = "tells how long each task takes"
     return proposals(history, [pilot], range(len(history.tasks.names)), reason, n)

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TopTwo(GpRule):
-    """The arm that leads, or the challenger that is expected to beat it by most.
+    """Propose the leader, or the challenger with the highest expected improvement over it.
 
-    The leader has the highest posterior mean of all arms, told ones included. A coin decides
-    whether it is asked for, as long as it may be; otherwise the challenger is: the free arm of the
-    highest E[max(f_arm - f_leader, 0)], by the joint posterior of the two, so that neighbours of
-    the leader, which rise and fall with it, gain less than by ``gp-ei``. Top-two sampling (Russo
-    2016) with the improvement of Qin, Klabjan and Russo 2017 over an empirical leader (Jourdan et
-    al. 2022). Pending arms count as observed at their mean (kriging believer).
+    The leader is the arm with the highest posterior mean, told arms included. If it is free, a coin
+    decides whether to propose it; otherwise the rule proposes the challenger. This is the free arm
+    with the highest E[max(f_arm - f_leader, 0)] by the joint posterior of the two, so neighbours of
+    the leader, which rise and fall with it, gain less than by ``gp-ei``. It is top-two sampling
+    (Russo 2016) with the improvement of Qin, Klabjan and Russo 2017 over an empirical leader
+    (Jourdan et al. 2022). Pending arms count as observed at their mean (kriging believer).
     """
 
     name: ClassVar[str] = "top-two"
 
     leader: float = 0.5
-    """Probability of asking for the leader."""
+    """Probability of proposing the leader."""
 
     def __post_init__(self) -> None:
         GpRule.__post_init__(self)

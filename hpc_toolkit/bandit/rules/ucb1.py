@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Ucb1:
     """Classic UCB1 (Auer, Cesa-Bianchi and Fischer 2002) whose levers are the groups of the table.
 
-    To pull a group is to propose its next arm in an order that the seed decides. Groups without a
-    pull come first, in space-filling order of their mean features; pending arms count as pulled.
+    Pulling a group proposes its next arm, in an order drawn from the seed. Groups without a pull
+    come first, in space-filling order of their mean features; pending arms count as pulled.
     Rewards are rescaled by the lowest and highest seen, since UCB1 assumes [0, 1].
 
-    It shares nothing between groups: with more groups than budget, or with one arm per group, it
-    is a space-filling order and no search.
+    Groups share no information: with more groups than budget, or with one arm per group, the rule
+    is only a space-filling order.
     """
 
     name: ClassVar[str] = "ucb1"
@@ -51,9 +51,9 @@ class Ucb1:
 
 
 def _highest_bound(levers: list[Lever]) -> tuple[int, float | None]:
-    """The lever to pull next and its bound; None when all arms are taken.
+    """Return the lever to pull next and its bound; None as the bound when all arms are taken.
 
-    One without a reward yet counts as the worst seen.
+    A lever without a reward yet counts as the lowest reward so far.
     """
     pulls = sum(lever.pulls for lever in levers)
     bounds = [

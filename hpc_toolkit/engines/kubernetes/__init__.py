@@ -1,1 +1,1 @@
-"""Work as Kubernetes manifests, built as data."""
+"""Kubernetes manifests for runs and trainings, built as data."""

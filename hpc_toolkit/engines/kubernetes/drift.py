@@ -1,4 +1,4 @@
-"""Whether a manifest is still what would be rendered today, and in which fields it is not."""
+"""Compare a manifest with the one that would be rendered today, field by field."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MOST = 8
-"""Fields that are named; a difference of all lines shows the others."""
+"""Number of different fields to name; ``--diff`` shows all lines."""
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether ``hpctk render`` wrote the file as a manifest; False where it cannot be read."""
+    """Return whether ``hpctk render`` wrote the file as a manifest; False if it is unreadable."""
     try:
         return read_script(path).startswith(GENERATED)
     except RenderError:
@@ -29,10 +29,10 @@ def is_manifest(path: Path) -> bool:
 
 
 def embedded(path: Path) -> dict[str, Any]:
-    """The values that the manifest at ``path`` was rendered from.
+    """Return the values that the manifest at ``path`` was rendered from.
 
     Raises:
-        RenderError: it is none, or its first lines were edited.
+        RenderError: the file is not a manifest, or its first lines were edited.
     """
     return request_values(read_request(read_script(path), str(path))[1])
 
@@ -55,7 +55,7 @@ def check_manifest(path: Path) -> Drift:
 
 
 def _fields(old: str, new: str) -> list[str]:
-    """The fields in which two manifests differ."""
+    """Return the fields in which two manifests differ."""
     try:
         was, now = _flat(read_yaml(old)), _flat(read_yaml(new))
     except RenderError as error:
@@ -70,7 +70,7 @@ def _fields(old: str, new: str) -> list[str]:
 
 
 def _flat(value: Any, at: str = "") -> dict[str, str]:
-    """Each value by the way to it; members of lists by their names, where they have any."""
+    """Map the path of each value to the value; list members go by their names if they have one."""
     if isinstance(value, dict):
         inner = [(f"{at}.{key}" if at else str(key), one) for key, one in value.items()]
     elif isinstance(value, list):
@@ -81,7 +81,7 @@ def _flat(value: Any, at: str = "") -> dict[str, str]:
 
 
 def _way(at: str) -> str:
-    """``[Job train].spec`` as people read it."""
+    """Format a path for people: ``[Job train].spec`` becomes ``Job train spec``."""
     return at.removeprefix("[").replace("].", " ", 1)
 
 

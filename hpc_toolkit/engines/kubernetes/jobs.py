@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 ROLE = "pod"
-"""The one replicated Job of a JobSet; its pods are called ``<jobset>-pod-0-<number>``."""
+"""The only replicated Job of a JobSet; its pods are called ``<jobset>-pod-0-<number>``."""
 EXIT_LATER = 75
 _TOLD_TO_LEAVE = 143
-"""SIGTERM ended the program of a pod that was to leave, or of one that met with it."""
+"""Exit code after SIGTERM: the pod, or another pod of its training, was asked to leave."""
 _UNUSABLE = [1, 2]
-"""Exit codes of hpctk that trying again cannot mend: bad input, and wrong usage."""
+"""Exit codes of hpctk that a retry cannot fix: bad input, and wrong usage."""
 _REPLACED = 10
-"""How often a pod of a queue that failed is replaced."""
+"""How often a failed pod of a queue is replaced by default."""
 _STARTED_AGAIN = 3
-"""How often a JobSet starts all its pods again."""
+"""How often a JobSet starts all its pods again by default."""
 
 
 def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[dict[str, Any]]:
-    """What one Job of the manifest needs, in the order in which it is to be made.
+    """Return the objects for one Job of the manifest, in the order of their creation.
 
     Args:
         nodes: number of pods.
         name: name of the Job, or of the JobSet, and of its Service.
-        argv: what each pod runs.
+        argv: arguments of hpctk in each pod.
     """
     meets = spec.kind != "kubernetes-queue"
     meeting = _meeting(spec, name) if meets else None
@@ -49,7 +49,7 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
     head = _metadata(spec, name, labels)
     if spec.queue_name is not None:
         head["labels"][QUEUE_LABEL] = spec.queue_name
-        # Kueue sets it as well, but a Job that it missed must not start either.
+        # Kueue sets this as well, but a Job that Kueue missed must not start either.
         job = {"suspend": True, **job}
     if spec.ttl is not None:
         job = {"ttlSecondsAfterFinished": _ttl_s(spec.ttl), **job}
@@ -57,7 +57,7 @@ def objects(spec: ManifestSpec, nodes: int, name: str, argv: list[str]) -> list[
 
 
 def _meeting(spec: ManifestSpec, name: str) -> str:
-    """Host name of the first pod, within the namespace."""
+    """Return the host name of the first pod, within the namespace."""
     return f"{name}-{ROLE}-0-0.{name}" if spec.jobset else f"{name}-0.{name}"
 
 
@@ -69,14 +69,14 @@ def _metadata(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str
 
 
 def _service(spec: ManifestSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    """The Service without an address that gives each pod a host name."""
+    """Return the headless Service, which gives each pod a host name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(spec, name, labels),
         "spec": {
             "clusterIP": "None",
-            # They look for each other before any of them is ready.
+            # Pods look for each other before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": {"hpctk-job": name},
             "ports": [{"name": "meeting", "port": MASTER_PORT}],
@@ -97,7 +97,7 @@ def _job_spec(spec: ManifestSpec, nodes: int, template: dict[str, Any]) -> dict[
 
 
 def _queue_failures(spec: ManifestSpec) -> dict[str, Any]:
-    """Pods fail one by one, and the first that finds nothing left ends the Job."""
+    """Return rules by which pods fail one by one, and the first success ends the Job."""
     return {
         "backoffLimitPerIndex": _REPLACED if spec.max_restarts is None else spec.max_restarts,
         "podFailurePolicy": {
@@ -106,16 +106,16 @@ def _queue_failures(spec: ManifestSpec) -> dict[str, Any]:
                 {"action": "FailIndex", "onExitCodes": _codes("In", _UNUSABLE)},
             ]
         },
-        # A pod leaves with 0 only when the run is sealed and nothing is left for any other.
+        # A pod exits with 0 only if the run is sealed and no item is left for any pod.
         "successPolicy": {"rules": [{"succeededCount": 1}]},
     }
 
 
 def _ddp_failures() -> dict[str, Any]:
-    """One pod that failed ends all of them: the others would wait for it.
+    """Return rules by which a failed pod ends the Job, because the other pods would wait for it.
 
-    One that was lost does not: either the others stay, and its ranks join theirs again, or they
-    leave as it did, or with 75 where they met at it, and all of them are replaced.
+    A lost pod does not end the Job. Either the others stay, and the ranks of its replacement join
+    theirs; or they exit as it did, or with 75 if it was their meeting point, and all are replaced.
     """
     innocent = [EXIT_LATER, _TOLD_TO_LEAVE]
     others = _codes("NotIn", innocent)  # codespell:ignore notin
@@ -124,7 +124,7 @@ def _ddp_failures() -> dict[str, Any]:
 
 
 def _innocent(*codes: int) -> list[dict[str, Any]]:
-    """Ends of a pod that count as no failure: another takes its place."""
+    """Return rules for ends of a pod that are not failures: another pod takes its place."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": _codes("In", list(codes))},

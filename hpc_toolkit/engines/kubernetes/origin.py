@@ -1,4 +1,4 @@
-"""What a manifest was rendered from: its request as a line of JSON, and as a command."""
+"""The request that a manifest was rendered from, as a line of JSON and as a command."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpc_toolkit.errors import RenderError, near_miss
 
 
 def request_json(spec: ManifestSpec) -> str:
-    """The request on one ASCII line; equal requests give equal lines."""
+    """Return the request as JSON on one ASCII line; equal requests give equal lines."""
     return json.dumps({"kind": spec.kind} | _asked(spec), ensure_ascii=True)
 
 
 def request_values(embedded: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a line of ``request_json`` asks for, for ``ManifestSpec(**values)``.
+    """Return the fields in a decoded line of ``request_json``, for ``ManifestSpec(**values)``.
 
     Raises RenderError for a field that this version does not know.
     """
@@ -30,7 +30,7 @@ def request_values(embedded: dict[str, Any]) -> dict[str, Any]:
 
 
 def command_line(spec: ManifestSpec) -> str:
-    """The command that renders this manifest again, quoted for a shell."""
+    """Return the command that renders this manifest again, quoted for a shell."""
     argv = ["hpctk", "render", spec.kind]
     for name, value in _asked(spec).items():
         if name == "command":
@@ -47,7 +47,7 @@ def command_line(spec: ManifestSpec) -> str:
 
 
 def _asked(spec: ManifestSpec) -> dict[str, Any]:
-    """The fields that are not the default, but for the kind."""
+    """Return the fields that differ from their defaults, without the kind."""
     values = {field.name: (getattr(spec, field.name), field.default) for field in fields(spec)}
     return {
         name: value

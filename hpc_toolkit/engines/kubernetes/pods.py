@@ -1,4 +1,4 @@
-"""The pod that all Jobs of a manifest are made of, as data."""
+"""The pod template that all Jobs of a manifest share, as data."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 """The annotation, and since 1.28 the label, that holds a pod's number in its Job."""
 CONTAINER = "hpctk"
 MASTER_PORT = 29500
-"""Free in every pod, since each has an address of its own."""
+"""A free port in every pod, because each pod has its own address."""
 _MARGIN_S = 15
-"""What the launcher or the pool may take beyond the grace of its children."""
+"""Seconds that the launcher or the pool may take beyond the grace period of its children."""
 
 
 def pod_template(
     spec: ManifestSpec, labels: dict[str, str], argv: list[str], meeting: str | None = None
 ) -> dict[str, Any]:
-    """The template of pods that run ``argv``.
+    """Return the template of pods that run hpctk with ``argv``.
 
     Args:
-        labels: what the pods are found by.
-        argv: the program and its words; ``$(NAME)`` in it is a variable of the pod.
+        labels: labels by which the pods are found.
+        argv: arguments of hpctk; ``$(NAME)`` in them is a variable of the pod.
         meeting: host name of the first pod, for pods that meet there.
     """
     pod: dict[str, Any] = {
-        # A pod that is replaced has another name; a container that is restarted has not, and a
-        # worker in it would take the locks of the one before for those of its own kernel.
+        # A replacement pod has another name; a restarted container has not, and its worker would
+        # take the locks of the earlier worker for locks of its own kernel.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace_s + _MARGIN_S,
-        # A Service may bear a name that sets MASTER_PORT.
+        # Otherwise a Service with a matching name would set MASTER_PORT in the pods.
         "enableServiceLinks": False,
         "automountServiceAccountToken": spec.service_account is not None,
         "securityContext": _pod_security(spec),
@@ -54,7 +54,7 @@ def pod_template(
     container["env"] = _variables(spec, meeting)
     if resources := _resources(spec):
         container["resources"] = resources
-    # What the standard "restricted" asks for; nothing here needs more.
+    # The pod security standard "restricted" requires this; hpctk needs no more rights.
     container["securityContext"] = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -67,7 +67,7 @@ def pod_template(
 
 
 def literal(text: str) -> str:
-    """``text`` for words and values, in which Kubernetes replaces ``$(NAME)`` and ``$$``."""
+    """Escape ``text`` for words and values, where Kubernetes replaces ``$(NAME)`` and ``$$``."""
     return text.replace("$", "$$")
 
 
@@ -86,7 +86,7 @@ def _pod_security(spec: ManifestSpec) -> dict[str, Any]:
     }
     if spec.fs_group is not None:
         security["fsGroup"] = spec.fs_group
-        # Else the owner of each file on the volume would be set again at every start.
+        # Otherwise every start would set the owner of each file on the volume again.
         security["fsGroupChangePolicy"] = "OnRootMismatch"
     return security | {"seccompProfile": {"type": "RuntimeDefault"}}
 
@@ -108,7 +108,7 @@ def _placement(spec: ManifestSpec) -> dict[str, Any]:
 
 
 def _apart(labels: dict[str, str]) -> dict[str, Any]:
-    """No two pods on one node: what is measured is the way between nodes."""
+    """Return a rule against two pods on one node: communication between nodes is measured."""
     term = {
         "labelSelector": {"matchLabels": {"hpctk-job": labels["hpctk-job"]}},
         "topologyKey": "kubernetes.io/hostname",
@@ -117,8 +117,8 @@ def _apart(labels: dict[str, str]) -> dict[str, Any]:
 
 
 def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
-    # The host name is that of the Job and the number, and the same for a pod that takes another's
-    # place: a lock of the one before would be trusted where both were on one node.
+    # The pod's name is unique. The host name is not: it consists of the Job's name and a number,
+    # and a replacement on the same node would trust locks of the earlier pod.
     found = [_from_field("HPCTK_HOST", "metadata.name")]
     if meeting is not None:
         found.append(_from_field("NODE_RANK", f"metadata.annotations['{INDEX}']"))
@@ -127,11 +127,11 @@ def _variables(spec: ManifestSpec, meeting: str | None) -> list[dict[str, Any]]:
     secrets = [split_secret(text, "--env-from-secret") for text in spec.env_from_secret]
     given = {*dict(spec.env), *(name for name, _, _ in secrets)}
     if spec.cpus is not None and "OMP_NUM_THREADS" not in given:
-        # A limit is a share of time: the program sees all CPUs of the node, and would count those.
+        # A limit is a share of CPU time: the program sees and would count all CPUs of the node.
         threads = max(1, spec.cpus // spec.processes)
         found.append({"name": "OMP_NUM_THREADS", "value": str(threads)})
-    # A user without an entry in the image's /etc/passwd has the root directory as home.
-    found += [{"name": "HOME", "value": "/tmp"}] if "HOME" not in given else []  # noqa: S108 - in a pod
+    # The pod's /tmp: without an entry in the image's /etc/passwd, the home is the root directory.
+    found += [{"name": "HOME", "value": "/tmp"}] if "HOME" not in given else []  # noqa: S108
     found += [{"name": name, "value": literal(value)} for name, value in spec.env]
     for name, secret, key in secrets:
         reference = {"secretKeyRef": {"name": secret, "key": key}}
@@ -144,7 +144,7 @@ def _from_field(name: str, path: str) -> dict[str, Any]:
 
 
 def _resources(spec: ManifestSpec) -> dict[str, Any]:
-    """Equal requests and limits: such pods are the last to be evicted, and keep whole CPUs."""
+    """Return equal requests and limits: such pods are evicted last, and keep whole CPUs."""
     wanted: dict[str, str] = {}
     if spec.cpus is not None:
         wanted["cpu"] = str(spec.cpus)
@@ -168,7 +168,7 @@ def _volumes(spec: ManifestSpec) -> tuple[list[dict[str, Any]], list[dict[str, A
         volumes.append({"name": name, "persistentVolumeClaim": {"claimName": volume.claim}})
         mounts.append({"name": name, "mountPath": volume.path})
     if spec.shm_mib:
-        # NCCL and the workers of a DataLoader meet there; without it there are 64 MiB.
+        # NCCL and the workers of a DataLoader share memory there; without it there are 64 MiB.
         memory = {"medium": "Memory", "sizeLimit": _quantity(spec.shm_mib)}
         volumes.append({"name": "shm", "emptyDir": memory})
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - in a pod

@@ -1,4 +1,4 @@
-"""What a user asks of a manifest, checked field by field when it is made."""
+"""A user's request for a manifest, checked field by field when it is created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _HOST_MAX = 63
 _ROLE = "-pod-0"
-"""What JobSet puts between its own name and a pod's number."""
+"""Text that JobSet puts between its own name and a pod's number."""
 _TRAININGS: tuple[Kind, ...] = ("kubernetes-ddp", "kubernetes-scaling")
 ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "nodes": ("kubernetes-queue", "kubernetes-ddp"),
@@ -38,27 +38,27 @@ ONLY_OF: dict[str, tuple[Kind, ...]] = {
     "rank_restarts": ("kubernetes-ddp",),
     "command": _TRAININGS,
 }
-"""Fields that not all kinds have a use for."""
+"""Fields that only some kinds use."""
 _WORD = ".{0,32768}"
 _WORDS_MAX = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSpec:
-    """One manifest; None leaves a value out, so that the cluster's own default holds.
+    """One manifest; None leaves a value out, so that the cluster's default applies.
 
     Raises RenderError or ConfigError for a value that no cluster could accept, and for one that
-    the kind has no use for.
+    the kind does not use.
     """
 
     kind: Kind
-    """What the pods do."""
+    """The kind of work that the pods do."""
     image: str
-    """The image of the pods; hpctk is on its PATH, or ``python`` has it."""
+    """The image of the pods, with hpctk on its PATH or in ``python``."""
     job_name: str = ""
     """Name of the Job and of its Service; by default the kind."""
     namespace: str | None = None
-    """Where both are made; by default kubectl's current one."""
+    """Namespace of both; by default kubectl's current one."""
     nodes: int | None = None
     """Number of pods; by default 1."""
     node_counts: tuple[int, ...] = ()
@@ -66,21 +66,21 @@ class ManifestSpec:
     gpus_per_node: int = 0
     """GPUs of each pod."""
     gpu_resource: str = "nvidia.com/gpu"
-    """What the device plugin calls a GPU."""
+    """The device plugin's name for a GPU."""
     cpus: int | None = None
     """CPUs of each pod, as request and limit."""
     mem: str | None = None
     """Memory of each pod as Slurm writes it ("480G" is GiB), as request and limit."""
     shm: str | None = None
-    """Size of /dev/shm, which counts as memory of the pod; by default 2G for a training, else what
-    the runtime gives (64 MiB)."""
+    """Size of /dev/shm, which counts as memory of the pod; by default 2G for a training, else the
+    runtime's default (64 MiB)."""
     pvc: tuple[str, ...] = ()
-    """``CLAIM[:/DIR]``: volumes that many nodes can write to (ReadWriteMany), and where the pods
-    see them."""
+    """``CLAIM[:/DIR]``: volumes that many nodes can write to (ReadWriteMany), and their mount
+    points in the pods."""
     mount: str | None = None
-    """Where they see the one that does not say; by default /data."""
+    """Mount point of a volume without ``/DIR``; by default /data."""
     run: str | None = None
-    """The run's directory, or that of a training, on a volume; the first, if it is relative."""
+    """Directory of the run, or of the training; a relative path is on the first volume."""
     chdir: str | None = None
     """Directory in which the program starts; by default the image's."""
     python: str | None = None
@@ -94,19 +94,19 @@ class ManifestSpec:
     start_timeout: str = "30min"
     """How long pods that have started wait for the others, which may still pull their image."""
     backend: str | None = None
-    """nccl or gloo; by default launch chooses by the GPUs."""
+    """nccl or gloo; by default ``hpctk launch`` chooses by the GPUs."""
     rank_restarts: int | None = None
     """How often the ranks of a training start again inside their pods; by default 3."""
     max_restarts: int | None = None
     """How often a pod of a queue is replaced after a failure; how often a JobSet starts again."""
     time: str | None = None
-    """Time limit of the whole Job, as sbatch reads it."""
+    """Time limit of the complete Job, in sbatch's notation."""
     ttl: str | None = None
     """How long a finished Job is kept."""
     user: str = "1000:1000"
     """UID and GID of the program; the run must belong to that user."""
     fs_group: int | None = None
-    """Group that Kubernetes gives the volumes to."""
+    """Group that Kubernetes sets as the owner of the volumes."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables of the program."""
     env_from_secret: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class ManifestSpec:
     toleration: tuple[str, ...] = ()
     """``KEY[=VALUE][:EFFECT]``: taints that a node may have."""
     priority_class: str | None = None
-    """Which pods go first, and which may be evicted for them."""
+    """PriorityClass of the pods: which pods go first, and which may be evicted for them."""
     queue_name: str | None = None
     """LocalQueue of Kueue that admits the Job."""
     jobset: bool = False
@@ -138,7 +138,7 @@ class ManifestSpec:
 
     @property
     def name(self) -> str:
-        """Name of the Job, or what the names of all begin with."""
+        """Name of the Job, or the common prefix of all Jobs' names."""
         return self.job_name or self.kind
 
     @property
@@ -175,13 +175,13 @@ class ManifestSpec:
 
     @property
     def shm_mib(self) -> int:
-        """MiB of /dev/shm; 0 leaves it as it is."""
+        """MiB of /dev/shm; 0 leaves the runtime's default."""
         shm = self.shm or ("0" if self.kind == "kubernetes-queue" else "2G")
         return parse_mem_mib(shm, where="--shm", zero=True)
 
 
 def option(field: str) -> str:
-    """How a field is called on the command line."""
+    """Return the command-line option of a field."""
     return "--" + field.replace("_", "-")
 
 
@@ -202,7 +202,7 @@ def _check_each(spec: ManifestSpec) -> None:
 
 
 def _check_quantities(spec: ManifestSpec) -> None:
-    """Let each quantity be read; what cannot be is named by its reader."""
+    """Parse each quantity once; the parser of an invalid one raises the error."""
     for field in ("mem", "shm"):
         if (value := getattr(spec, field)) is not None:
             parse_mem_mib(value, where=option(field))
@@ -273,7 +273,7 @@ def _check_volume(spec: ManifestSpec) -> None:
     elif spec.run is None and spec.kind == "kubernetes-queue":
         msg = "kubernetes-queue: nothing says which run"
         raise RenderError(msg, hint="--run DIR, on a volume")
-    # Read once, to refuse a path outside of the volume.
+    # Computed once, to refuse a path outside the volumes.
     _ = spec.directory
 
 
@@ -288,7 +288,7 @@ def _check_program(spec: ManifestSpec) -> None:
 
 
 def _check_name(spec: ManifestSpec) -> None:
-    """A pod's host name is a label of the DNS: the Job's name, and the pod's number."""
+    """Check that a pod's host name, the Job's name and the pod's number, fits a DNS label."""
     longest = f"-{max(spec.sizes)}" if spec.kind == "kubernetes-scaling" else ""
     longest += f"{_ROLE if spec.jobset else ''}-{max(spec.sizes) - 1}"
     if len(spec.name) + len(longest) > _HOST_MAX:

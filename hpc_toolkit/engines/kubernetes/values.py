@@ -1,4 +1,4 @@
-"""What single values of a manifest may be: names, images, quantities, variables."""
+"""Check single values of a manifest: names, images, numbers, variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUBDOMAIN = rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*"
 _NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _QUALIFIED = rf"(?=[^/]{{1,63}}\Z|[^/]{{1,253}}/)({_LABEL}(\.{_LABEL})*/)?{_NAME}"
 _PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-# The grammar of the reference package of distribution, as 'docker pull' reads it.
+# The grammar of package "reference" of the project distribution, which 'docker pull' uses.
 _IMAGE = (
     r"(?=.{1,512}\Z)"
     r"(?:[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[-A-Za-z0-9]*[A-Za-z0-9])?)*"
@@ -27,7 +27,7 @@ _VALUE = ".{0,32768}"
 _KEY = "[-._A-Za-z0-9]{1,253}"
 
 PATTERNS = {
-    # The service of the same name must begin with a letter before Kubernetes 1.34.
+    # Before Kubernetes 1.34, the name of the Service, which is the same, begins with a letter.
     "job_name": ("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "a letter, then a-z, 0-9 and '-'"),
     "namespace": (_LABEL, "at most 63 of a-z, 0-9 and '-'"),
     "image": (_IMAGE, "an image such as registry.org/group/name:1.2, without spaces"),
@@ -44,7 +44,7 @@ PATTERNS = {
     "backend": ("nccl|gloo", "nccl or gloo"),
     "user": ("[1-9][0-9]{0,8}(:[1-9][0-9]{0,8})?", "UID or UID:GID, neither of them 0"),
 }
-"""The whole-value pattern of a field, and what to write instead."""
+"""The pattern that the complete value of a field must match, and the hint if it does not."""
 
 COUNTS = {
     "nodes": (1, 10_000),
@@ -55,7 +55,7 @@ COUNTS = {
     "rank_restarts": (0, 1000),
     "fs_group": (1, 2**31 - 1),
 }
-"""Lowest and highest number of a field; the first is what an Indexed Job can track in time."""
+"""Lowest and highest number of each field; an Indexed Job can track 10,000 nodes in time."""
 
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _OURS = ("SLURM", "SBATCH_", "SRUN_", "PET_", "KUBERNETES_", "JOB_COMPLETION_INDEX")
@@ -66,27 +66,27 @@ _SET = frozenset(
 
 
 def check_value(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` prints and is what ``field`` may be."""
+    """Raise RenderError unless ``value`` is printable and matches the pattern of ``field``."""
     check_match(value, *PATTERNS[field], where)
 
 
 def check_number(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` is a whole number in the range of ``field``."""
+    """Raise RenderError unless ``value`` is an integer in the range of ``field``."""
     lowest, highest = COUNTS[field]
-    # type(), not isinstance(): True is no count.
+    # Not isinstance(): a bool is an int, but not a count.
     if type(value) is not int or not lowest <= value <= highest:
         raise refusal(where, value, f"a whole number from {lowest} to {highest}")
 
 
 def check_variable(name: str, where: str) -> None:
-    """Raise RenderError unless ``name`` may be set by the user."""
+    """Raise RenderError unless users may set the variable ``name``."""
     check_match(name, _VARIABLE, "a name of letters, digits and '_'", where)
     if name.startswith(_OURS) or name in _SET:
         raise refusal(where, name, "a name that neither Kubernetes nor the manifest sets")
 
 
 def check_env(name: str, value: str, where: str) -> None:
-    """Raise RenderError for a variable that may not be set, or that holds a secret."""
+    """Raise RenderError for a variable that users may not set, or that looks like a secret."""
     check_variable(name, where)
     if looks_secret(name):
         msg = f"{where}: {name} looks like a secret, and a manifest is no place for one"
@@ -95,7 +95,7 @@ def check_env(name: str, value: str, where: str) -> None:
 
 
 def split_secret(text: str, where: str) -> tuple[str, str, str]:
-    """Variable, Secret and key of ``NAME=SECRET:KEY``. Raises RenderError."""
+    """Split ``NAME=SECRET:KEY`` into variable, Secret and key. Raises RenderError."""
     wanted = "NAME=SECRET:KEY, with the names of a Secret and of one of its keys"
     check_match(text, "[^=]+=[^:]+:.+", wanted, where)
     name, _, rest = text.partition("=")
@@ -107,7 +107,7 @@ def split_secret(text: str, where: str) -> tuple[str, str, str]:
 
 
 def split_selector(text: str, where: str) -> tuple[str, str]:
-    """Key and value of a node's label. Raises RenderError."""
+    """Split ``KEY=VALUE`` into key and value of a node's label. Raises RenderError."""
     wanted = "KEY=VALUE, as 'kubectl get nodes --show-labels' has them"
     check_match(text, "[^=]+=.*", wanted, where)
     key, _, value = text.partition("=")
@@ -117,7 +117,7 @@ def split_selector(text: str, where: str) -> tuple[str, str]:
 
 
 def split_toleration(text: str, where: str) -> dict[str, str]:
-    """A toleration from ``KEY[=VALUE][:EFFECT]``, kubectl's notation of a taint.
+    """Parse a toleration from ``KEY[=VALUE][:EFFECT]``, kubectl's notation of a taint.
 
     Raises RenderError.
     """
@@ -136,18 +136,18 @@ def split_toleration(text: str, where: str) -> dict[str, str]:
 
 
 def check_claim(name: object, where: str) -> None:
-    """Raise RenderError unless ``name`` can be that of a claim of a volume."""
+    """Raise RenderError unless ``name`` is a valid name of a PersistentVolumeClaim."""
     wanted = "the name of a PersistentVolumeClaim: a-z, 0-9, '-' and '.', or NAME:/DIR"
     check_match(name, _SUBDOMAIN, wanted, where)
 
 
 def check_secret_name(name: object, where: str) -> None:
-    """Raise RenderError unless ``name`` can be that of a Secret."""
+    """Raise RenderError unless ``name`` is a valid name of a Secret."""
     check_match(name, _SUBDOMAIN, "the name of a Secret: a-z, 0-9, '-' and '.'", where)
 
 
 def is_floating(image: str) -> bool:
-    """Whether ``image`` may be another one tomorrow."""
+    """Return whether ``image`` may change: it has no digest, and no tag or the tag latest."""
     if "@" in image:
         return False
     tag = re.search(r":([^/:]+)\Z", image)

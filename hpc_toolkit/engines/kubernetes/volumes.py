@@ -1,4 +1,4 @@
-"""Volumes of a pod: whose claims, and where the pod sees them."""
+"""Volumes of a pod: their claims and their mount points."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import check_match, check_names
 
 MOUNT = "/data"
-"""Where a volume is seen that nothing is said of."""
+"""Mount point of a volume for which the user gives none."""
 _PATH = "/[^:]{1,4095}"
 _WANTED = "an absolute path without ':'"
 _TAKEN = {"", ".", "dev", "proc", "sys", "etc"}
-"""What a directory may not begin with that is put over the image's own."""
+"""First parts of paths that no mount point may have, because it would cover the image's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Volume:
     claim: str
     """Name of its PersistentVolumeClaim."""
     path: str
-    """Where pods see it; absolute, without a slash at its end."""
+    """Its mount point in pods; absolute, without a trailing slash."""
 
 
 def volumes_of(claims: tuple[str, ...], mount: str | None) -> tuple[Volume, ...]:
-    """The volumes that ``--pvc CLAIM[:/DIR]`` and ``--mount`` ask for, in their order.
+    """Return the volumes of ``--pvc CLAIM[:/DIR]`` and ``--mount``, in their order.
 
     Raises:
-        RenderError: a name or a directory is none, or two of them meet.
+        RenderError: a name or a path is invalid or given twice, or ``--mount`` has no use.
     """
     if mount is not None:
         _check_path(mount, "--mount")
@@ -50,10 +50,10 @@ def volumes_of(claims: tuple[str, ...], mount: str | None) -> tuple[Volume, ...]
 
 
 def below(path: str, volumes: tuple[Volume, ...], where: str) -> str:
-    """``path`` in the pods: on one of the volumes; on the first, where it is relative.
+    """Return ``path`` as pods see it, on one of the volumes; a relative one is on the first.
 
     Raises:
-        RenderError: it is on none of them.
+        RenderError: the path is on none of the volumes.
     """
     whole = path if path.startswith("/") else f"{volumes[0].path}/{path}"
     plain = _plain(whole)

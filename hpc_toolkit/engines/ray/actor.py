@@ -1,7 +1,7 @@
-"""What runs inside a Ray actor: it starts one rank's process, waits for it, passes signals on.
+"""The code of a Ray actor: it starts one rank's process, waits for it and passes signals on.
 
-No ray is imported here; Ray makes an actor of the class (:mod:`hpc_toolkit.engines.ray.cluster`).
-Its methods run side by side, in threads of Ray's.
+This module does not import ray; :mod:`hpc_toolkit.engines.ray.cluster` makes an actor of the class.
+Its methods run concurrently, in Ray's threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.worker.worker import EXIT_LEFT
 
 CONCURRENCY = 3
-"""Calls at once: one waits for the end, one for the start, one tells a signal."""
+"""Concurrent calls: one waits for the end, one for the start, and one passes on a signal."""
 _STDERR = 2
 
 
@@ -34,7 +34,7 @@ class RankActor:
         self._told: list[int] = []
 
     def run(self) -> dict[str, Any]:
-        """Work until the rank's process has ended.
+        """Start the rank's process and wait until it has ended.
 
         Returns:
             Its exit ``code``, negative for a signal, and the ``error`` that it reported, or None.
@@ -54,7 +54,7 @@ class RankActor:
                     stdin=subprocess.DEVNULL,
                     stdout=_STDERR,
                     pass_fds=(write_fd,),
-                    # A terminal's ^C reaches the driver alone, which passes it on once.
+                    # A terminal's ^C must reach only the driver, which passes it on once.
                     process_group=0,
                 )
             os.close(write_fd)
@@ -69,12 +69,12 @@ class RankActor:
                 os.close(write_fd)
 
     def identity(self) -> tuple[str, int]:
-        """Host and process id of the worker, once it was started; the id is 0 if it never was."""
+        """Wait for the worker's start and return its host and PID; the PID is 0 without a start."""
         self._started.wait()
         return host_name(), self._child.pid if self._child is not None else 0
 
     def tell(self, number: int) -> None:
-        """Pass a signal on; one that comes before the start forbids it."""
+        """Pass a signal on to the worker; a signal before its start prevents the start."""
         with self._lock:
             self._told.append(number)
             if self._child is not None:
@@ -91,7 +91,7 @@ class RankActor:
 
 
 def _report(fd: int) -> dict[str, Any] | None:
-    """What the process wrote to its end of the pipe, which nobody else has open any more."""
+    """Return the error that the ended process wrote to the pipe, or None; never waits."""
     os.set_blocking(fd, False)
     with suppress(BlockingIOError, ValueError):
         found: dict[str, Any] = json.loads(os.read(fd, 4096) or b"{}")

@@ -1,4 +1,4 @@
-"""A Ray cluster as the driver has it: joined or started here, its nodes, and actors on it."""
+"""Join or start a Ray cluster, list its nodes, and create actors on it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from hpc_toolkit.engines.ray.settings import RaySettings
 
 _LONGEST_ROOT = 40
-"""Sockets lie 66 characters further down, and their paths have at most 107 bytes (unix(7))."""
+"""Paths of sockets are 66 characters longer, and have at most 107 bytes (unix(7))."""
 _HOME = "127.0.0.1"
-"""Where all of a local Ray listens."""
+"""The address on which a local Ray listens."""
 _SETTINGS = b"\x04\0\0\0\0\0"
-"""Kind, flags and stream of the frame with which both sides of HTTP/2 begin, after its length."""
+"""Type, flags and stream of the frame that both sides of HTTP/2 send first, after its length."""
 _ANSWER_S = 5.0
-"""How long a cluster may take to let us connect; Ray itself would look for two minutes."""
+"""Seconds for a connection to a cluster; Ray itself would try for two minutes."""
 _OF_DASHBOARDS = ("aiohttp_cors", "opencensus", "prometheus_client")
 
 
@@ -39,17 +39,17 @@ class RayCluster:
         self.ray = ray
 
     def nodes(self) -> list[dict[str, float]]:
-        """The resources of each living node, by Ray's names: CPU, GPU, memory in bytes."""
+        """Return the resources of each living node, by Ray's names: CPU, GPU, memory in bytes."""
         return [dict(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
 
     def actor(self, order: Order, demand: dict[str, float]) -> Any:
-        """Ask for the actor of a rank; it starts when a node has room."""
+        """Request the actor of a rank; it starts when a node has room."""
         kind = self.ray.remote(RankActor).options(
             name=None,
             num_cpus=demand.get("CPU", 0),
             num_gpus=demand.get("GPU", 0),
             memory=demand.get("memory") or None,
-            # Who dies is replaced by an actor with a name of its own: the driver counts and waits.
+            # Not Ray but the driver replaces a dead actor: it counts deaths, and waits between.
             max_restarts=0,
             max_concurrency=CONCURRENCY,
             scheduling_strategy="SPREAD",
@@ -59,7 +59,7 @@ class RayCluster:
 
 @contextmanager
 def joined(settings: RaySettings) -> Iterator[RayCluster]:
-    """Join the cluster that is meant, or start one that ends with this block.
+    """Join the cluster of ``settings``, or start one that ends with this block.
 
     Raises:
         HpcToolkitError: Ray is not installed, or does not start or answer.
@@ -76,7 +76,7 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
 
     root = "" if address else _make_root()
     try:
-        # What actors write, and Ray about them, is printed here; stdout is for data.
+        # Ray prints the output of actors, and messages about them; stdout is for data.
         with redirect_stdout(sys.stderr):
             _connect(ray, {"address": address} if address else _local(settings, root), address)
             yield RayCluster(ray)
@@ -87,7 +87,7 @@ def joined(settings: RaySettings) -> Iterator[RayCluster]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise HpcToolkitError where nobody listens, or somebody who speaks no gRPC as Ray does."""
+    """Raise HpcToolkitError if nothing listens at ``address``, or a server without gRPC."""
     host, _, port = address.rpartition(":")
     place = host.removeprefix("[").removesuffix("]"), int(port)
     try:
@@ -106,7 +106,7 @@ def _check_answers(address: str) -> None:
 
 
 def _greeting(asked: socket.socket) -> bytes:
-    """What is said to somebody who speaks HTTP/2; "" where it takes long, or is not for all."""
+    """Return the first bytes of a server's HTTP/2 answer; empty with TLS, or without an answer."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
         return b""
     try:
@@ -130,7 +130,7 @@ def _connect(ray: Any, how: dict[str, Any], address: str) -> None:
 
 
 def _local(settings: RaySettings, root: str) -> dict[str, Any]:
-    """Arguments of ray.init that start a cluster of this machine alone."""
+    """Return the arguments of ray.init that start a cluster of this machine alone."""
     return {
         "address": "local",
         "num_cpus": len(os.sched_getaffinity(0)),
@@ -140,7 +140,7 @@ def _local(settings: RaySettings, root: str) -> dict[str, Any]:
         **({"dashboard_port": settings.dashboard_port} if settings.dashboard_port else {}),
         "_metrics_export_port": settings.metrics_port,
         "_node_ip_address": _HOME,
-        # Ray opens the directory that it is given to everybody (mode 0777), but not those above.
+        # Ray opens this directory to everybody (mode 0777), but not its parent.
         "_temp_dir": f"{root}/r",
     }
 
@@ -154,7 +154,7 @@ def _check_dashboard(settings: RaySettings) -> None:
 
 
 def _make_root() -> str:
-    """A directory for Ray's sockets and logs that nobody else can read."""
+    """Create a directory for Ray's sockets and logs that no other user can read."""
     root = tempfile.mkdtemp(prefix="hpctk-ray-")
     if len(root) > _LONGEST_ROOT and os.access("/tmp", os.W_OK):  # noqa: S108 - made privately
         shutil.rmtree(root)
@@ -163,18 +163,18 @@ def _make_root() -> str:
 
 
 def _quieten(*, local: bool) -> None:
-    """What Ray reads from the environment when it is imported or started."""
+    """Set the variables that Ray reads when it is imported or started."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # One line a worker is enough: the same line of another worker says something else.
+    # Ray would drop lines that several workers print, but each worker's line has its meaning.
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     if not sys.stderr.isatty():
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     if local:
-        # Whoever speaks with Ray can run programs as its user. It listens on all interfaces, unless
-        # it may not be more than this machine; users of this machine are kept out by the token.
+        # A client of Ray can run programs as Ray's user. Ray listens on all interfaces, unless it
+        # is limited to this machine; the token keeps other users of this machine out.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # It would kill actors for the memory of others; a worker looks after its own.
+        # Ray would kill actors for the memory of other processes; a worker watches its own.
         os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")

@@ -1,4 +1,4 @@
-"""The driver of a run's actors: keeps as many as were asked for while items are left."""
+"""The driver of a run's actors: keeps the requested number running while items are left."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.2
 _BARREN_LIVES = 5
-"""A rank that died so often in a row without finishing an item is given up."""
+"""Consecutive deaths without a finished item after which a rank is given up."""
 _LONGEST_PAUSE_S = 30.0
 _TELL_AGAIN_S = 5.0
-"""A worker that is just starting does not hear a signal yet."""
+"""Seconds until a signal is repeated: a worker that is just starting does not handle it yet."""
 _START_S = 60.0
-"""Once all others have left, an actor that has not started by then is waited for no more."""
+"""Seconds for which an actor that has not started is waited for once all others have left."""
 
 
 def work_on_ray(
@@ -44,17 +44,18 @@ def work_on_ray(
     settings: RaySettings,
     on_tick: Callable[[], None] | None = None,
 ) -> int:
-    """Work on a run by actors until nothing is left; the exit code as for local workers.
+    """Work on a run by actors until nothing is left; return the exit code as for local workers.
 
     Args:
         run: the run, in a directory that all nodes of the cluster share.
-        workers: how many; None: one per GPU of the cluster, or one.
-        options: what each worker is told.
-        settings: which cluster, and what a worker gets of it.
+        workers: number of workers; None: one per GPU of the cluster, or one.
+        options: options of each worker.
+        settings: the cluster, and the resources of a worker.
         on_tick: called a few times a second, to show progress.
 
     Raises:
-        HpcToolkitError: Ray is missing, the cluster has no room for a worker, or what a worker met.
+        HpcToolkitError: Ray is missing, the cluster has no room for a worker, or a worker failed
+            with this error.
     """
     with joined(settings) as cluster:
         nodes = cluster.nodes()
@@ -76,9 +77,9 @@ class _Life:
     rank: int
     actor: Any
     identity: Any
-    """Promise of host and process id."""
+    """Ray's reference to host and PID, which are known later."""
     asked_at: float
-    """Of this host's monotonic clock."""
+    """Time of the request by this host's monotonic clock."""
     started: bool = False
 
 
@@ -110,10 +111,10 @@ class Engine:
         self._tell_again_at = math.inf
 
     def run(self, on_tick: Callable[[], None] | None = None) -> int:
-        """Work until every worker left; the exit code.
+        """Work until every worker has left; return the exit code.
 
         Raises:
-            HpcToolkitError: the first that a worker met.
+            HpcToolkitError: the first error that a worker reported.
         """
         with self._listening():
             self._due = dict.fromkeys(range(self._workers), 0.0)
@@ -134,7 +135,7 @@ class Engine:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        # Ray has handlers of its own, which end the driver.
+        # Ray's own handlers would end the driver.
         before = {
             sig: signal.signal(sig, lambda number, _: self._signals.append(number))
             for sig in DRAIN_SIGNALS
@@ -151,7 +152,7 @@ class Engine:
             numbers.append(self._told)
         for number in numbers:
             self._draining = True
-            # A second SIGINT would end the running item.
+            # Repeated as SIGTERM, because a second SIGINT would end the running item.
             self._told = signal.SIGTERM if number == signal.SIGINT else signal.Signals(number)
             self._tell_again_at = time.monotonic() + _TELL_AGAIN_S
             for life in self._lives.values():
@@ -186,7 +187,7 @@ class Engine:
         try:
             report = self._ray.get(promise)
         except self._ray.exceptions.RayError as error:
-            # Its node is lost, or somebody killed it: to the run that is a killed worker.
+            # The actor's node is lost, or the actor was killed: the same as a killed worker.
             reason = str(error).strip().partition("\n")[0]
             report = {"code": -int(signal.SIGKILL), "error": None, "reason": reason}
         code = int(report["code"])
@@ -214,7 +215,7 @@ class Engine:
         self._due[rank] = time.monotonic() + pause_s
 
     def _has_finished_items(self, life: _Life) -> bool:
-        """Whether the worker of an actor that ended had done anything; False if nobody can tell."""
+        """Return whether the worker of an ended actor had finished an item; False if unknown."""
         try:
             host, pid = self._ray.get(life.identity, timeout=0)
         except self._ray.exceptions.RayError:
@@ -226,7 +227,7 @@ class Engine:
         return False
 
     def _give_up_waiting(self) -> None:
-        """Nobody waits for room on the cluster when there is nothing left to do for it."""
+        """Stop waiting for room on the cluster if no work is left for more workers."""
         if not (self._is_over() or self._is_alone()):
             return
         self._due.clear()
@@ -241,7 +242,7 @@ class Engine:
         return late or self._draining or EXIT_COMPLETE in self._codes or self._error is not None
 
     def _is_alone(self) -> bool:
-        """Whether some left by themselves, and all that remain have not started for long."""
+        """Return whether some workers have left and no other has started for _START_S seconds."""
         long_ago = time.monotonic() - _START_S
         return bool(self._codes and not self._due) and not any(
             self._has_started(life) or life.asked_at > long_ago for life in self._lives.values()

@@ -1,11 +1,11 @@
-"""Ray on one node of a job.
+"""Run Ray on one node of a job.
 
 Called as ``python -m hpc_toolkit.engines.ray.node ray symmetric-run ... -- PROGRAM``.
 
-``ray symmetric-run`` starts Ray on every node and the program on the first. This process stands
-between it and srun's task. It tells Ray what Slurm gave the job of this node, keeps the warning of
-the time limit (SIGUSR1) for the program alone, since it would end Ray's processes, and ends what
-the job has started here, and nothing of anybody else.
+``ray symmetric-run`` starts Ray on every node and the program on the first. This process is srun's
+task and runs that command. It tells Ray the node's resources that Slurm gave to the job. It lets
+only the program get the warning of the time limit (SIGUSR1), which would end Ray's processes. It
+ends all processes that the job has started on this node, and no others.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 PROGRAM = "--program"
 _OF_RAY = "r"
-"""A directory in the job's own: Ray opens the one that it is given to everybody (mode 0777)."""
+"""Ray's directory below the job's private one: Ray opens its own to everybody (mode 0777)."""
 _HEAD = "head"
-"""A file that is there where this is the first node."""
+"""A file that exists if this is the first node."""
 _CUT_SHORT = 1
-"""srun tells the highest code of all tasks, and that of a task which was ended must not hide it."""
+"""Exit code of a task that was ended: low, because srun reports the highest code of all tasks."""
 _GRACE_S = 30.0
-"""What is told to end has so long for it; Slurm's own patience (KillWait) is as long."""
+"""Seconds that processes have to end after a signal, as long as Slurm's KillWait."""
 _LEAVING_S = 3.0
-"""So long have Ray's processes after the program has ended by itself; they keep nothing."""
+"""Seconds that Ray's processes have after the program has ended; they have nothing to save."""
 _LOOK_S = 0.05
 _SMALLEST_STORE = 80 * 2**20
 _STORE_SHARE = 0.3
-"""Of the job's memory, as Ray takes it of a machine's."""
+"""Share of the job's memory; Ray takes the same share of a machine's."""
 _MISSED = 5
-"""When so many looks in a row find no Ray on the first node, it has ended."""
+"""Consecutive looks without an answer after which Ray on the first node counts as ended."""
 _RAY = """#!/bin/sh
 case "$1 $2" in
   "stop "*) exit 0 ;;
@@ -57,7 +57,10 @@ exec {real} "$@"
 
 
 def resources(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Options of ``ray start`` for what Slurm gave the job of this node; else Ray looks itself."""
+    """Return options of ``ray start`` for the job's resources on this node.
+
+    Without a memory request in Slurm's variables, Ray determines the memory itself.
+    """
     cpus = _number(environ, "SLURM_CPUS_ON_NODE") or len(os.sched_getaffinity(0))
     gpus = _number(environ, "SLURM_GPUS_ON_NODE") or len(visible_gpus())
     options = [f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
@@ -76,7 +79,7 @@ def resources(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """``ray symmetric-run`` with this node's resources, and the program behind its own signals.
+    """Return ``ray symmetric-run`` with this node's resources; the program's signals are reset.
 
     Raises:
         ConfigError: there is no program.
@@ -93,7 +96,7 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
 
 
 def work(words: list[str]) -> int:
-    """Run the command until it has ended and nothing of it is left; the exit code for srun."""
+    """Run the command until it and its processes have ended; return the exit code for srun."""
     adopt_orphans()
     told: list[int] = []
     with _directory(os.environ) as root:
@@ -115,9 +118,9 @@ def work(words: list[str]) -> int:
 
 
 class FirstNode:
-    """The node of the program, as the others see it: when its Ray has ended, theirs must.
+    """The node of the program, as the others see it: when its Ray has ended, theirs must end too.
 
-    By themselves they would look for it for half a minute, and write a long account of that.
+    By themselves they would look for it for half a minute, and write long messages about that.
     """
 
     def __init__(self, root: Path, address: str) -> None:
@@ -128,7 +131,7 @@ class FirstNode:
         self._look_at = 0.0
 
     def is_gone(self) -> bool:
-        """Whether it answered once, and now does not; at most one look a second."""
+        """Return whether it answered once and now does not; looks at most once a second."""
         now = time.monotonic()
         if self._place is None or now < self._look_at:
             return False
@@ -150,10 +153,10 @@ class FirstNode:
 
 
 def _wait(child: int, told: list[int], first: FirstNode) -> int | None:
-    """Reap until the child has ended; a signal to end is for all, as Slurm means it.
+    """Reap processes until the child has ended; a signal goes to all descendants as SIGTERM.
 
     Returns:
-        Its code, negative for a signal; None where it was ended because the first node has.
+        The child's exit code, negative for a signal; None if the first node has ended before.
     """
     forwarded = 0
     while True:
@@ -172,7 +175,7 @@ def _wait(child: int, told: list[int], first: FirstNode) -> int | None:
 
 
 def _end_all(patience_s: float) -> None:
-    """End whatever is left of this job on this node; by force what does not in that time."""
+    """End this job's processes on this node; kill those that are left after ``patience_s``."""
     end = time.monotonic() + patience_s
     asked: set[int] = set()
     while left := descendants(os.getpid()):
@@ -189,7 +192,7 @@ def _end_all(patience_s: float) -> None:
 
 @contextmanager
 def _directory(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The job's directory for Ray's sockets and logs; nobody else can read it.
+    """Create the job's directory for Ray's sockets and logs, readable only by this user.
 
     Its name is the same on all nodes, which older versions of Ray need, and short: paths of
     sockets have at most 107 bytes (unix(7)).
@@ -209,11 +212,11 @@ def _directory(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _own_ray(root: Path) -> Path:
-    """A directory with a ``ray`` that stops nothing, and starts no dashboard on the first node.
+    """Create a directory with a ``ray`` that stops nothing, and starts no dashboard.
 
-    At its end symmetric-run calls ``ray stop``, which ends every Ray of this user on the node,
-    those of other jobs too. What this job started, this process ends. All nodes get the same
-    options from symmetric-run, and that of the dashboard is refused by all but the first.
+    At its end symmetric-run calls ``ray stop``, which ends every Ray of this user on the node, also
+    that of other jobs. This process ends what the job started. The option against a dashboard
+    cannot go to symmetric-run, which gives it to all nodes: only the first node accepts it.
     """
     if importlib.util.find_spec("ray") is None:
         message = f"no ray beside {sys.executable}"
@@ -237,10 +240,10 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def main() -> int:
-    """Run as a program; the exit code."""
+    """Run as a program; return the exit code."""
     words = sys.argv[1:]
     if words[:1] == [PROGRAM]:
-        # It decides itself what a warning means.
+        # The program itself decides what a warning means.
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

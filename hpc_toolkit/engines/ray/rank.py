@@ -1,7 +1,8 @@
 """The process of one rank: ``python -m hpc_toolkit.engines.ray.rank ORDER FD PARENT``.
 
-An actor starts it, because a worker needs the main thread for its signals and forks its executor,
-which no process with Ray's threads may do. It leaves, as a local worker does, when the actor ends.
+An actor starts it as a process of its own, because a worker needs the main thread for its signals
+and forks its executor; a process with Ray's threads must not fork. Like a local worker, it leaves
+when its parent, the actor, ends.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ _OF_TASKS = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What an actor is told of its rank; plain values, so that text carries them."""
+    """The description of a rank for its actor; plain values, which can be encoded as text."""
 
     root: str
     """Absolute path of the run."""
     cwd: str
-    """Where commands of a workload are started, as the driver's directory is."""
+    """Directory in which commands of a workload start: that of the driver."""
     rank: int
-    """From 0."""
+    """Number of the rank, from 0."""
     world_size: int
-    """Workers that were asked for."""
+    """Number of requested workers."""
     gpus: float
-    """What Ray counts for it; it names them in CUDA_VISIBLE_DEVICES."""
+    """GPUs that Ray counts for the rank; Ray names them in CUDA_VISIBLE_DEVICES."""
     memory_bytes: int
-    """What each process of its executor may allocate; 0: no limit."""
+    """Bytes that each process of its executor may allocate; 0: no limit."""
     options: dict[str, Any]
     """Fields of :class:`~hpc_toolkit.worker.worker.WorkerOptions`."""
 
@@ -54,7 +55,7 @@ class Order:
         return cls(**json.loads(text))
 
     def argv(self, report_fd: int) -> list[str]:
-        """The command of the process; ``report_fd`` is where it writes an error to."""
+        """Return the command of the process, which writes an error to ``report_fd``."""
         words = [
             "-m",
             "hpc_toolkit.engines.ray.rank",
@@ -65,9 +66,9 @@ class Order:
         return [sys.executable, *words]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The actor's environment with this rank's place in it.
+        """Return the actor's environment with the variables of this rank.
 
-        The node's Ray may have been started by a task of srun, whose rank is not this one.
+        The variables of an srun task are removed: it may have started the node's Ray.
         """
         kept = {
             name: value
@@ -81,7 +82,7 @@ class Order:
 
 
 def work(order: Order) -> int:
-    """Be the worker of this rank; the exit code (see :mod:`hpc_toolkit.worker.worker`)."""
+    """Run the worker of this rank; return its exit code (see :mod:`hpc_toolkit.worker.worker`)."""
     from hpc_toolkit.run import Run
 
     run = Run.open(order.root)
@@ -90,7 +91,7 @@ def work(order: Order) -> int:
 
 
 def main() -> int:
-    """Run as a program; what the user can act on goes to the actor, as JSON."""
+    """Run as a program; an error that the user can act on goes to the actor, as JSON."""
     order, report_fd, parent = Order.from_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     os.set_inheritable(report_fd, False)
     die_with_parent(signal.SIGTERM)
@@ -102,7 +103,7 @@ def main() -> int:
         report = {"message": error.message, "hint": error.hint, "code": error.exit_code}
         os.write(report_fd, json.dumps(report).encode()[:4096])
         return error.exit_code
-    except Exception:  # noqa: BLE001 - whatever it is, it is told apart from what a user can mend
+    except Exception:  # noqa: BLE001 - a bug, reported differently from errors of the user
         traceback.print_exc()
         sys.stderr.write("this is a bug in hpctk; please report it with the lines above\n")
         return 70

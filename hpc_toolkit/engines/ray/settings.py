@@ -1,4 +1,4 @@
-"""What a user asks of Ray: which cluster, and how much of it each worker gets."""
+"""The user's settings for Ray: the cluster, and the resources of each worker."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class RaySettings:
     """HOST:PORT of a Ray cluster; ``local`` for one that is started here; ``auto`` for the one that
     RAY_ADDRESS names, else a local one."""
     cpus_per_worker: float | None = None
-    """CPUs that Ray counts for a worker; None: one, or an equal share where there are fewer."""
+    """CPUs that Ray counts for a worker; None: one, or an equal share if there are fewer."""
     gpus_per_worker: float | None = None
-    """GPUs of a worker, whole or a fraction of one; None: one, or an equal share."""
+    """GPUs of a worker, an integer or a fraction of one; None: one, or an equal share."""
     memory_per_worker: int | None = None
     """Bytes that each process of a worker's executor may allocate; Ray counts them, too."""
     object_store_memory: int | None = None
-    """Bytes of Ray's shared memory on this machine; of a local cluster only."""
+    """Bytes of Ray's shared memory on this machine; for a local cluster only."""
     dashboard: bool = False
     """Whether a local cluster serves its dashboard, on 127.0.0.1."""
     dashboard_port: int | None = None
-    """Its port; None: Ray's own choice."""
+    """Port of the dashboard; None: Ray's own choice."""
     metrics_port: int | None = None
     """Port on which a local cluster serves its metrics for Prometheus; None: none."""
 
     def __post_init__(self) -> None:
-        """Refuse what Ray could not give.
+        """Refuse values that Ray does not support.
 
         Raises:
             ConfigError: names the option and its value.
@@ -63,10 +63,11 @@ class RaySettings:
             raise ConfigError(message, hint="add --include-dashboard")
 
     def resolve(self, environ: Mapping[str, str] = os.environ) -> str:
-        """HOST:PORT, or "" for a local cluster.
+        """Return HOST:PORT, or "" for a local cluster.
 
         Raises:
-            ConfigError: the address is none, or an option is for a cluster that runs already.
+            ConfigError: the address is invalid, an option is not possible for a running cluster,
+                or each of several tasks of a step would start a local cluster.
         """
         address = self.address
         if address == AUTO:
@@ -98,7 +99,7 @@ def _check_amount(option: str, amount: float | None) -> None:
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:
-    """Refuse a local cluster for each of the tasks that srun started at once."""
+    """Refuse a local cluster in a step with several tasks: each task would start one."""
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
     if environ.get("SLURM_STEP_ID", "").isdigit() and tasks not in ("", "1"):
         message = f"each of the {tasks} tasks of this step would start a Ray of its own"

@@ -1,4 +1,4 @@
-"""What each worker gets of the nodes of a Ray cluster, and how many find room."""
+"""Compute the share of a Ray cluster's nodes for each worker, and how many workers fit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _STEPS = 10_000
 
 
 def share(amounts: list[float], workers: int) -> float:
-    """The most that each of ``workers`` can have of a resource: 1, else a fraction of one.
+    """Return the most that each of ``workers`` can have of a resource: 1, else a fraction of one.
 
     Args:
-        amounts: what every node has of it; a worker is on one node.
-        workers: how many share it.
+        amounts: amount of the resource on each node; a worker is on one node.
+        workers: number of workers that share it.
 
     Returns:
-        0 where no node has any.
+        0 if no node has any.
     """
     whole = sum(math.floor(amount) for amount in amounts)
     if whole >= workers:
@@ -40,11 +40,11 @@ def share(amounts: list[float], workers: int) -> float:
 
 
 def room(nodes: list[dict[str, float]], demand: dict[str, float]) -> int:
-    """How many workers with this demand fit on the nodes at once; each is on one node.
+    """Return how many workers with this demand fit on the nodes at once, each on one node.
 
     Args:
         nodes: the resources of each node by Ray's names.
-        demand: those of a worker; what is 0 needs nothing.
+        demand: the resources of a worker by Ray's names; 0 for those that it does not need.
     """
     needed = {name: amount for name, amount in demand.items() if amount > 0}
     if not needed:
@@ -58,7 +58,7 @@ def room(nodes: list[dict[str, float]], demand: dict[str, float]) -> int:
 def demand_of(
     settings: RaySettings, nodes: list[dict[str, float]], workers: int
 ) -> dict[str, float]:
-    """What Ray counts for each worker, by its names."""
+    """Return the resources that Ray counts for each worker, by Ray's names."""
     cpus, gpus = settings.cpus_per_worker, settings.gpus_per_worker
     if cpus is None:
         cpus = share([node.get("CPU", 0.0) for node in nodes], workers)
@@ -68,10 +68,10 @@ def demand_of(
 
 
 def check_room(nodes: list[dict[str, float]], demand: dict[str, float], workers: int) -> None:
-    """Say how many workers must wait; refuse where none would ever start.
+    """Print a note if some workers must wait; refuse if none would ever start.
 
     Raises:
-        ConfigError: no node has what a worker needs.
+        ConfigError: no node has the resources that a worker needs.
     """
     fit = room(nodes, demand)
     if fit >= workers:

@@ -2,8 +2,8 @@
 
 The workers use the queue's own code on a run directory in memory. Nothing sleeps and nothing reads
 a clock of this machine, so a week passes in seconds and equal scenarios have equal outcomes.
-Operations on files take no time, and every change is seen at once: what a slow or stale filesystem
-costs is not simulated.
+Operations on files take no time, and every worker sees a change at once: the effects of a slow or
+stale filesystem are not simulated.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a random name is mad
 
 @dataclass(slots=True)
 class _Place:
-    """Where one worker at a time can run."""
+    """A slot of the cluster, for one worker at a time."""
 
     number: int
     worker: SimulatedWorker | None = None
     life: Iterator[float] | None = None
     turn: int = 0
-    """Wake-ups of earlier turns are void."""
+    """Number of the current wake-up; wake-ups of earlier turns are void."""
     births: int = 0
     alive_s: float = 0.0
     busy_s: float = 0.0
-    """Of workers that are gone; the one that runs not included."""
+    """Busy seconds of earlier workers, without the running one."""
 
 
 def simulate(
@@ -51,12 +51,13 @@ def simulate(
     *,
     look: tuple[int, Callable[[VirtualClock], None]] | None = None,
 ) -> Outcome:
-    """Run a scenario to its last result, or until no worker is left and none will come.
+    """Run a scenario to its last result, or until no worker is left and none will start.
 
     Args:
-        scenario: what is to be done, and what befalls the workers.
-        root: an empty directory that gets the run and keeps it; one in memory by default.
-        look: called once, as soon as so many items have a result; to read the run at that moment.
+        scenario: the work, and the kills and preemptions of workers.
+        root: an empty directory in which the run is kept; by default a temporary one in memory.
+        look: a number of items, and a function to call once as soon as that many have a result,
+            to read the run at that moment.
     """
     if root is not None:
         return _Cluster(scenario, root, look).run()
@@ -129,7 +130,7 @@ class _Cluster:
         return self._conclude()
 
     def _at(self, at_s: float, action: Callable[[], None]) -> None:
-        self._entries += 1  # what is due at one time happens in the order of its entry
+        self._entries += 1  # actions due at the same time run in the order of their entry
         heapq.heappush(self._agenda, (at_s, self._entries, action))
 
     def _start(self, place: _Place) -> None:

@@ -1,4 +1,4 @@
-"""What came of a simulated run: how long it took, and where the workers' time went."""
+"""The outcome of a simulated run: how long it took, and how the workers spent their time."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Ledger:
         self._prepared: set[tuple[str, int]] = set()
 
     def prepared(self, step: str, group: int, seconds: float) -> None:
-        """A context was loaded (``load``), or its first pass made (``forward``)."""
+        """Record that a context was loaded (``load``), or its forward pass made (``forward``)."""
         self.loads += step == "load"
         if (step, group) in self._prepared:
             self.repeated_s += seconds
         self._prepared.add((step, group))
 
     def ended(self, item: int, seconds: float) -> None:
-        """An item ran to its end."""
+        """Record that an item ran to its end."""
         self.executions += 1
         if item not in self.left:
             self.redone_s += seconds
         self.left.discard(item)
 
     def given_up(self, item: int) -> None:
-        """An item was failed for good."""
+        """Record that an item failed for good."""
         self.left.discard(item)
 
     def cut(self, seconds: float) -> None:
-        """A step was cut short after so many seconds."""
+        """Record that a step was cut short after this many seconds."""
         self.redone_s += seconds
 
 
@@ -59,11 +59,11 @@ class Outcome:
     loads: int
     """Contexts that were loaded, repeated ones included."""
     repeated_s: float
-    """Waste: loading and first passes beyond one per group."""
+    """Waste: loads and forward passes beyond one per group."""
     redone_s: float
     """Waste: items run a second time, and steps that a death or a preemption cut short."""
     dead_s: float
-    """Waste: places without a worker."""
+    """Waste: slots without a worker."""
     waiting_s: float
     """Waste: idle workers that found work again."""
     tail_s: float
@@ -71,7 +71,7 @@ class Outcome:
     deaths: int
     """Workers that were killed."""
     takeovers_s: tuple[float, ...]
-    """For every unit of a killed worker, the time until another one had it."""
+    """For every unit of a killed worker, the seconds until another worker had it."""
 
     @property
     def ratio(self) -> float:

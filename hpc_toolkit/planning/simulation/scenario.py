@@ -1,4 +1,4 @@
-"""What a simulated cluster has to do, and what befalls it."""
+"""The work of a simulated cluster, and the kills and preemptions that it goes through."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Group:
     items: int
     """Number of items, at least 1."""
     load_s: float
-    """Loading the context."""
+    """Time to load the context."""
     forward_s: float
-    """What the first item costs after each load, beside its own time."""
+    """Extra time of the first item after each load."""
     item_s: float
-    """One item."""
+    """Time of one item."""
     items_s: tuple[float, ...] = ()
-    """Each item, where they differ; ``item_s`` is not read then."""
+    """Time of each item, if they differ; ``item_s`` is then ignored."""
     kinds: tuple[str, ...] = ()
-    """What each item is, where items of one kind take about as long in every group."""
+    """Kind of each item, if items of one kind take about as long in every group."""
 
     def seconds_of(self, item: int) -> float:
-        """One of the group's items."""
+        """Return the time of one of the group's items."""
         return self.items_s[item] if self.items_s else self.item_s
 
     @property
     def seconds(self) -> float:
-        """The group done by one worker at a stretch."""
+        """Time of the group if one worker runs it without interruption."""
         items_s = sum(self.items_s) if self.items_s else self.items * self.item_s
         return self.load_s + self.forward_s + items_s
 
@@ -48,19 +48,19 @@ class Kill:
     at_s: float
     """Seconds after the start."""
     place: int
-    """Which of the cluster's places, from 0; where nobody is there, the next one in order."""
+    """Slot of the worker, from 0; if the slot is empty, the next occupied slot in order."""
     back_s: float | None = None
-    """Seconds until another worker stands there; None: not before the job starts again."""
+    """Seconds until another worker starts in the slot; None: not before the job restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """SIGTERM to all workers of the job, which starts again later."""
+    """SIGTERM to all workers of the job, which restarts later."""
 
     at_s: float
-    """Seconds after the start; without effect while the job does not run."""
+    """Seconds after the start; no effect while the job is not running."""
     requeue_s: float
-    """From the end of the last worker until all start again."""
+    """Seconds from the end of the last worker until all start again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +68,11 @@ class Scenario:
     """One simulated run. Equal scenarios have equal outcomes."""
 
     groups: tuple[Group, ...]
-    """In the order in which their items are listed."""
+    """The groups, in the order in which their items are listed."""
     workers: int
-    """Places of the cluster, each with one worker while the job runs."""
+    """Slots of the cluster, each with one worker while the job runs."""
     workers_per_host: int = 4
-    """Workers that share a kernel, and so see each other's death by a free lock."""
+    """Workers that share a kernel, and therefore see by a free lock that another has died."""
     kills: tuple[Kill, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
     lease_s: float = DEFAULT_LEASE_S
@@ -81,8 +81,8 @@ class Scenario:
     unit_size: int = MAX_UNIT
     """Most items of a unit."""
     tick_s: float = 1.0
-    """How often a worker looks around while a step runs; more makes long simulations quicker, and
-    deaths and takeovers later."""
+    """Seconds between a worker's wake-ups while a step runs. Larger values make long simulations
+    faster, but workers notice deaths and take over later."""
     seed: int = 0
     """Part of the workers' names, from which their random choices follow."""
 
@@ -106,22 +106,22 @@ class Scenario:
 
     @property
     def useful_s(self) -> float:
-        """Worker seconds that no schedule can save: each context once, each item once."""
+        """Worker seconds that any schedule needs: each context once, each item once."""
         return sum(group.seconds for group in self.groups)
 
     @property
     def bound_s(self) -> float:
-        """No schedule is faster: nothing twice, nobody idle, nobody dead."""
+        """Lower bound on the makespan: nothing runs twice, and no worker is idle or dead."""
         return self.useful_s / self.workers
 
     @property
     def kinds(self) -> list[str] | None:
-        """What each item is; None where a group does not tell."""
+        """Kind of each item; None if a group has no kinds."""
         known = all(group.kinds for group in self.groups)
         return [kind for group in self.groups for kind in group.kinds] if known else None
 
     def items(self) -> list[Item]:
-        """The items in their order."""
+        """Return the items in their order."""
         return [
             {"group": number, "item": item}
             for number, group in enumerate(self.groups)

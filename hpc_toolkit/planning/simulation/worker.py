@@ -1,4 +1,4 @@
-"""A worker on a virtual clock: the real view, verdicts, choice and journal, and no executor."""
+"""A worker on a virtual clock: the queue's own view, liveness, choice and journal, no executor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UPDATE_S = 1.0
 
 
 class VirtualClock:
-    """Time that the simulation moves."""
+    """A clock that the simulation advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all workers of one simulation share."""
+    """The data that all workers of one simulation share."""
 
     scenario: Scenario
     paths: RunPaths
@@ -60,11 +60,11 @@ class Site:
     log: StageLog
     """The stage's log, read once: segments are immutable and large."""
     places: list[tuple[int, int]]
-    """The group of each item, and which of its items it is."""
+    """For each item, its group and its index in the group."""
     killed: dict[str, float]
-    """When each killed worker died."""
+    """When each killed worker died, in seconds since the start."""
     takeovers_s: list[float]
-    """For every unit of a killed worker, the time until another one had it."""
+    """For every unit of a killed worker, the seconds until another worker had it."""
 
 
 class SiteView(RunView):
@@ -77,14 +77,15 @@ class SiteView(RunView):
         log.sealed, log.length = site.log.sealed, site.log.length
 
     def poll_journals(self) -> None:
-        """In the order of names: a directory's own order differs from one filesystem to another,
-        and sums of seconds with it in their last digit."""
+        """Poll the journals in order of names. The order of a directory depends on the filesystem,
+        and would change the last digit of sums of seconds.
+        """
         for name in sorted(files.list_names(self.paths.journals)):
             self.poll_journal(name.removesuffix(".jsonl"))
 
 
 class SimulatedWorker:
-    """One worker from its start to its end; :meth:`life` is its course."""
+    """One worker from its start to its end; :meth:`life` runs it."""
 
     def __init__(self, site: Site, name: str, *, place: int, restart: int) -> None:
         self.name = name
@@ -92,7 +93,7 @@ class SimulatedWorker:
         self._clock = site.clock
         host = f"n{place // site.scenario.workers_per_host}"
         lease_s = site.scenario.lease_s
-        # As a worker does, who cannot tell the living from the others yet.
+        # Like a real worker, which cannot tell living workers from dead ones at its start.
         workers = len(files.list_names(site.paths.workers)) // 2
         self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
         self._beat_s = min(heartbeat_interval_s(workers), lease_s / 4)
@@ -136,7 +137,7 @@ class SimulatedWorker:
         return self._step_began is not None
 
     def life(self) -> Iterator[float]:
-        """Yields when it wants to go on; ends when it leaves in good order."""
+        """Yield the times at which the worker continues; end when it exits in good order."""
         while True:
             self._tick()
             if self._stop:
@@ -154,12 +155,12 @@ class SimulatedWorker:
         self._presence.update(state=FINISHED, done=self._done, journal=self._journal.synced)
 
     def drain(self) -> None:
-        """SIGTERM."""
+        """Receive SIGTERM."""
         self._stop = True
         self._drain_by = self._clock.now + self._site.scenario.grace_s
 
     def end(self) -> None:
-        """Its process is gone, however it ended."""
+        """Clean up after the worker's process is gone, for whatever reason."""
         if self._step_began is not None:
             self._site.ledger.cut(self._clock.now - self._step_began)
             self._end_step()
@@ -211,7 +212,7 @@ class SimulatedWorker:
         return order
 
     def _attempt(self, item: int, assignment: Assignment, lines: PassLines) -> Steps:
-        """Whether the item was done; it was cut short otherwise."""
+        """Run an item; return whether it was done or else cut short."""
         number, place = self._site.places[item]
         group: Group = self._site.scenario.groups[number]
         item_s = group.seconds_of(place)
@@ -225,7 +226,7 @@ class SimulatedWorker:
             self._context = number
             if self._stop:
                 return False
-            began = self._clock.now  # as an executor does: what it loads for is timed from then on
+            began = self._clock.now  # like an executor, which times the item after loading
         first_s = 0.0 if self._forwarded else group.forward_s
         if not (yield from self._step(first_s + item_s)):
             return False
@@ -248,7 +249,7 @@ class SimulatedWorker:
         return True
 
     def _step(self, seconds: float) -> Steps:
-        """Whether the executor came to the end of a step."""
+        """Run a step; return whether the executor reached its end."""
         until, tick_s = self._clock.now + seconds, self._site.scenario.tick_s
         self._step_began = self._clock.now
         while self._clock.now < until:

@@ -1,7 +1,7 @@
-"""A run's items and results as one file, and a new run that begins from it.
+"""A run's items and results in one file, from which a new run can start.
 
-A snapshot is a copy for keeping, and for resuming elsewhere. The run itself needs none: its
-journals hold every result from the moment on that it was reported.
+A snapshot is a copy to keep, or to resume from elsewhere. The run itself does not need it: its
+journals contain every result as soon as the result is reported.
 """
 
 from hpc_toolkit.run.snapshot.file import Snapshot, read_snapshot, take_snapshot, write_snapshot

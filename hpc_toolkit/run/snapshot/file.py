@@ -1,4 +1,4 @@
-"""A snapshot: what was known of a run at one moment, and the file that holds it."""
+"""A snapshot: a run's items and results at one moment, and the file format for it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ KIND = "hpctk snapshot"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What was known of a run at one moment."""
+    """A run's items and results at one moment."""
 
     taken: str
-    """When, in ISO 8601."""
+    """Time of the snapshot, in ISO 8601."""
     hpctk: str
-    """The version that took it."""
+    """The hpctk version that took it."""
     sealed: bool
-    """Whether no items could be added any more."""
+    """Whether no more items could be added."""
     manifest: Manifest
-    """The run's own, with its provenance."""
+    """The run's manifest, with its provenance."""
     items: list[Item]
     """All items, in the order in which they were given."""
     rows: list[Row]
-    """The gathered rows of those that were done or failed, in the items' order."""
+    """The gathered rows of items that were done or failed, in the items' order."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many items there are, and how many of them in each state."""
+        """Number of items, in total and in each state."""
         states = Counter(row["state"] for row in self.rows)
         return {
             "items": len(self.items),
@@ -86,9 +86,9 @@ def _array(key: str, values: list[Any], end: bytes) -> Iterator[bytes]:
 
 
 def take_snapshot(run: Run) -> Snapshot:
-    """Read a run, also while workers are at it; every item that is shown as done is done.
+    """Take a snapshot, even while workers run; every item that it shows as done is done.
 
-    A complete run's table is published by this, as ``gather`` does.
+    This publishes the table of a complete run, as ``gather`` does.
 
     Raises:
         RunError: the run is a campaign.
@@ -119,7 +119,7 @@ def given_items(log: StageLog) -> list[Item]:
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot; a reader sees all of the old file or all of the new one.
+    """Write a snapshot; a reader sees the complete old file or the complete new one.
 
     Raises:
         OSError: it cannot be written; the old file stays.
@@ -131,7 +131,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Read what :func:`write_snapshot` wrote.
 
     Raises:
-        RunError: it is not there, no snapshot, damaged, or of a newer format.
+        RunError: the file is missing, not a snapshot, damaged, or of a newer format.
     """
     try:
         record = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Snapshots of a run that is being worked on."""
+"""Take snapshots of a run while workers run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LOOK_S = 1.0
 
 
 class Snapshots:
-    """Takes snapshots of a run while workers are at it, one for every so many results.
+    """Takes snapshots of a run while workers run, one each time ``every`` more items are done.
 
-    It looks once a second, so that of results that come faster several numbers share a snapshot.
-    What cannot be written costs the snapshot and not the work.
+    It looks once a second, so several steps share a snapshot if results come faster. If a snapshot
+    cannot be written, it is skipped and the work goes on.
 
     Args:
         run: opened by this process.
-        pattern: the file; ``{done}`` in it is replaced by the number of items that are done, so
-            that each snapshot has a file of its own.
-        every: how many more items must be done for the next one; None: none but the last.
+        pattern: path of the file; ``{done}`` in it is replaced by the number of items that are
+            done, so that each snapshot has its own file.
+        every: done items from one snapshot to the next; None: only :meth:`take` takes one.
 
     Raises:
         ConfigError: ``every`` is below 1.
@@ -50,7 +50,7 @@ class Snapshots:
         return sum(counts.done for counts in self._run.status().stages.values())
 
     def look(self) -> None:
-        """Take a snapshot if enough was done since the last one."""
+        """Take a snapshot if the number of done items has passed a multiple of ``every``."""
         now = self._clock.monotonic()
         if self._every is None or now < self._look_at:
             return
@@ -65,7 +65,7 @@ class Snapshots:
         self._done = done
 
     def take(self) -> None:
-        """Take one now."""
+        """Take a snapshot now."""
         try:
             snapshot = take_snapshot(self._run)
             done = str(snapshot.counts["done"])

@@ -1,4 +1,4 @@
-"""A new run that begins from a snapshot."""
+"""Start a new run from a snapshot."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def restore_run(
     changes: dict[str, Any] | None = None,
     open_end: bool | None = None,
 ) -> Run:
-    """Make a run of a snapshot's items, in which those that were done are done.
+    """Create a run from a snapshot's items; items that were done stay done.
 
-    What had failed is pending, with all of its attempts. The results are lines in the journal of
-    a finished worker called ``import-...``, written before anybody else knows the directory.
+    Failed items are pending, with all of their attempts. The results are lines in the journal of
+    a finished worker named ``import-...``, written before any other process knows the directory.
 
     Args:
         root: the directory, which must not exist.
-        snapshot: where to begin.
-        changes: fields of :class:`StageSpec` that are not to be those of the snapshot.
-        open_end: whether items can be added; None: as they could when the snapshot was taken.
+        snapshot: the snapshot to start from.
+        changes: fields of :class:`StageSpec` that replace those of the snapshot.
+        open_end: whether items can be added; None: as when the snapshot was taken.
 
     Raises:
-        ItemsError, ConfigError, WorkloadError, RunError: and nothing was made.
+        ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
     """
     stage = replace(snapshot.manifest.stages[0], **(changes or {}))
     check_stage(stage)
@@ -76,7 +76,7 @@ def restore_run(
 
 
 def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
-    """Write what a worker leaves that did these items, one unit after the other, and finished."""
+    """Write the files of a worker that did these items, one unit after the other, and finished."""
     done = {canonical(row["item"]): row for row in rows if row["state"] == "done"}
     if not done:
         return
@@ -118,7 +118,7 @@ def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
                     raise RunError(message, hint="'hpctk verify FILE.json' may name it") from error
                 journal.append(record)
     journal.sync()
-    # Last, as that of a worker that leaves: it says that all lines are there.
+    # Last, as when a worker exits: the presence file says that all lines are written.
     PresenceFile(paths.worker(name), replace(presence, journal=journal.size)).close()
     journal.close()
     for directory in (paths.journals, paths.workers, paths.stage(stage.name).claims):
@@ -126,7 +126,7 @@ def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
 
 
 def _pass(unit: str, found: dict[int, Row], start: int, at: float) -> bytes:
-    """The lines of one pass: a result for each position, and the release."""
+    """The journal lines of one unit run: a result for each position, and the release."""
     named = {"unit": unit, "generation": 1}
     lines = b"".join(
         encode_line(

@@ -1,6 +1,4 @@
-"""Whether results are whole: every item once, no failure, values where they should be, and the
-same again when some are computed anew.
-"""
+"""Verify results: one row per item, no failures, values in range, and equal when recomputed."""
 
 from hpc_toolkit.run.verification.checks import KINDS, Problem, Range, verify
 from hpc_toolkit.run.verification.recomputation import Recomputation

@@ -1,4 +1,4 @@
-"""What is wrong with rows: one each for every item, no failure, values where they should be."""
+"""Check rows: one for every item, no failures, and values in their ranges."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ KINDS = (
     *("missing", "unexpected", "duplicate", "failed"),
     *("out of range", "not finite", "not unique", "recomputed"),
 )
-"""What can be wrong, in the order in which it is shown."""
+"""Kinds of problems, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem with the rows."""
 
     kind: str
     """One of :data:`KINDS`."""
     what: str
-    """For people; "" where the kind says it all."""
+    """Description for people; "" if the kind says enough."""
     item: Item
-    """Whose row it is."""
+    """The item whose row, or missing row, it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Where a number of every result must be."""
+    """The range in which a number of every result must be."""
 
     name: str
-    """Key of the value; a dot leads into an object."""
+    """Key in the value; a dot leads into a nested object."""
     least: float = -math.inf
     most: float = math.inf
 
@@ -50,7 +50,7 @@ class Range:
         """Read ``mean=-1:1``; an end may be left out.
 
         Raises:
-            ConfigError: it is no range.
+            ConfigError: it is not a range.
         """
         name, equals, ends = text.partition("=")
         least, colon, most = ends.partition(":")
@@ -71,13 +71,13 @@ def verify(
     ranges: tuple[Range, ...] = (),
     unique: tuple[str, ...] = (),
 ) -> list[Problem]:
-    """What is wrong with rows.
+    """Find the problems of rows.
 
     Args:
         results: the rows.
-        items: those that must have one row each; None: not known.
+        items: the items that must have one row each; None if they are not known.
         ranges: where numbers of every result must be.
-        unique: keys, of the item or else of the value, that no two rows share.
+        unique: keys of the item, or else of the value, whose values no two rows share.
     """
     problems = list(_counted(results, items))
     for row in results.rows:
@@ -112,7 +112,7 @@ def _counted(results: Results, items: list[Item] | None) -> Iterator[Problem]:
 
 
 def _numbers(value: Any, path: str = "value") -> Iterator[tuple[str, float]]:
-    """All floats of a value, and where they are."""
+    """All floats of a value, each with its path."""
     if isinstance(value, float):
         yield path, value
     elif isinstance(value, dict):
@@ -124,7 +124,7 @@ def _numbers(value: Any, path: str = "value") -> Iterator[tuple[str, float]]:
 
 
 def _get(record: Any, name: str) -> Any:
-    """What stands under a key, or behind a path of keys with dots; None if nothing does."""
+    """The value under a key, or under a path of keys with dots; None if there is none."""
     if isinstance(record, dict) and name in record:
         return record[name]
     first, dot, rest = name.partition(".")

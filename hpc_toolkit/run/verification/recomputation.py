@@ -1,4 +1,4 @@
-"""Some results computed again, to see whether they come out the same."""
+"""Recompute some results and compare them with the recorded ones."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """Results that are computed again, here and in this process."""
+    """A check that recomputes results in this process."""
 
     count: int
-    """How many, drawn at random."""
+    """Number of results, drawn at random."""
     seed: int = 0
-    """Of the draw."""
+    """Seed of the draw."""
     tolerance: float = 1e-9
-    """How far a number may be from the recorded one, as part of the greater, or of 1 if that is
-    more."""
+    """Largest allowed difference, relative to the largest of 1 and both numbers' magnitudes."""
     ignore: tuple[str, ...] = field(default=())
-    """Keys that are not compared wherever they stand, such as times."""
+    """Keys that are not compared at any depth, such as times."""
 
     def check(self, stage: StageSpec, rows: list[Row]) -> tuple[int, list[Problem]]:
-        """How many results were computed again, and those that came out otherwise.
+        """Recompute results; return how many, and a problem for each that differs.
 
-        Nothing is recorded. The items run one by one, each as the only one of its call.
+        Nothing is recorded. The items run one by one, each in a call of its own.
 
         Raises:
             WorkloadError: the stage's code cannot be loaded.
@@ -56,7 +55,7 @@ class Recomputation:
                     context = workload.load(loaded[0])
                 value = next(iter(workload.run(context, iter([dict(item)]))))
                 now = json.loads(json.dumps(value))
-            # Code that calls sys.exit must not decide what this check says.
+            # Workload code that calls sys.exit must not end this check.
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary of users' code
                 what = f"fails now: {type(error).__name__}: {error}"
                 problems.append(Problem("recomputed", what, item))

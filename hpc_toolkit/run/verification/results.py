@@ -1,4 +1,4 @@
-"""Gathered rows, read back from a file."""
+"""Read gathered rows back from a file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Rows to be verified."""
+    """Rows to verify."""
 
     rows: list[Row]
     """With ``item``, ``state``, ``value`` and ``error`` at least."""
     key: Callable[[Item], str]
-    """Equal for an item and the item of its row."""
+    """Maps an item, and the item of its row, to the same text."""
 
 
 def read_results(path: Path) -> Results:
     """Read what ``hpctk gather`` wrote: .jsonl, .csv or .parquet.
 
     Raises:
-        ConfigError: another ending, or Parquet without pyarrow.
-        RunError: the file is not there, or holds no rows of ours.
+        ConfigError: another suffix, or Parquet without pyarrow.
+        RunError: the file is missing, or contains no gathered rows.
     """
     readers = {".jsonl": _read_lines, ".csv": _read_csv, ".parquet": _read_columns}
     if path.suffix not in readers:
@@ -57,7 +57,7 @@ def _checked(row: Row) -> Row:
 
 
 def plain_key(item: Item) -> str:
-    """Of items as they were given."""
+    """The key of an item as it was given."""
     return json.dumps(item, sort_keys=True)
 
 
@@ -83,7 +83,7 @@ def _rows(
 ) -> list[Row]:
     """Rows of a table with a column per key, as :mod:`hpc_toolkit.results.tables` writes it.
 
-    What stands before the column of the state is the items', whatever its name.
+    Columns before the ``state`` column belong to the items, whatever their names.
     """
     own = {key: _own(key, head) for key in OWN}
     state = own["state"]
@@ -104,14 +104,14 @@ def _rows(
 
 
 def _stem(name: str) -> str:
-    """A column's name as it would be if no item had such a key."""
+    """A column's name without the ``hpctk.`` prefixes that keep it apart from items' keys."""
     while name.startswith("hpctk."):
         name = name.removeprefix("hpctk.")
     return name
 
 
 def _own(key: str, head: list[str]) -> int | None:
-    """The column of what tells of a row; an item's column of that name stands before it."""
+    """The index of a column of :data:`OWN`; an item's column of that name would come before it."""
     return max((place for place, name in enumerate(head) if _stem(name) == key), default=None)
 
 
@@ -140,7 +140,7 @@ def _row(
 
 
 def _number(text: str) -> Any:
-    """What a cell of a CSV file holds, as JSON where it is some."""
+    """The value of a CSV cell: JSON or a number if it is one, else its text."""
     for read in (json.loads, float):
         try:
             return read(text)
@@ -150,12 +150,12 @@ def _number(text: str) -> Any:
 
 
 def _plain(cell: Any) -> str:
-    """Parquet gives the whole numbers of a column of floats as floats."""
+    """A cell as text; Parquet returns the whole numbers of a float column as floats."""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 
 def _flat_key(item: Item, text: Callable[[Any], str]) -> str:
-    """A table tells a missing cell and an empty one not apart, and holds lists as JSON."""
+    """The key of an item in a flat table, where empty cells are missing keys and lists are JSON."""
     cells = {
         key: text(cell) if isinstance(cell, str | int | float) else json.dumps(cell)
         for key, cell in item.items()

@@ -1,8 +1,9 @@
-"""Representation metrics: tensors in, float64 numbers out, no input or output of their own.
+"""Representation metrics: tensors in, float64 numbers out, without any I/O.
 
-Importing this package loads no torch; computing with it does. All functions take any real dtype on
-any device, compute in float64 there, and treat leading dimensions as a batch. What cannot be
-computed is a ValueError that says why; no result is NaN or infinite. No gradient flows through.
+Importing this package does not load torch; computing with it does. All functions take any real
+dtype on any device, compute in float64 on that device, and treat leading dimensions as a batch. If
+a value cannot be computed, they raise ValueError with the reason; no result is NaN or infinite.
+Gradients do not flow through.
 """
 
 from __future__ import annotations
@@ -46,23 +47,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number for one layer, by name."""
+    """A metric that gives one number for one layer."""
 
     scope: Literal["prompt", "tokens", "dataset", "views", "layers"]
-    """What the function sees. ``prompt``: the tokens of each prompt, values then averaged over
-    prompts. ``tokens``: the tokens of all prompts together. ``dataset``: one mean row a prompt.
-    ``views``: the same of several augmentations of every prompt. ``layers``: one mean row a prompt
-    of each of two layers."""
+    """The input of the function. ``prompt``: the tokens of each prompt; the values are then
+    averaged over prompts. ``tokens``: the tokens of all prompts together. ``dataset``: one mean row
+    per prompt. ``views``: one mean row for each of several augmentations of every prompt.
+    ``layers``: one mean row per prompt for each of two layers."""
 
     function: Callable[..., Tensor]
     """``(z, lengths)`` for ``prompt`` and ``tokens``, ``(z)`` for ``dataset``, ``(z)`` of shape
     ``(views, prompts, features)`` for ``views``, ``(x, y)`` for ``layers``."""
 
     about: str
-    """One line with the definition, the options chosen and the range."""
+    """One line with the definition, the chosen options and the range."""
 
     fewest: int = 1
-    """Rows it takes at least: tokens of every prompt for ``prompt``, else different prompts."""
+    """Least number of rows: tokens of every prompt for ``prompt``, else different prompts."""
 
 
 def _lidar(z: Tensor) -> Tensor:
@@ -140,7 +141,7 @@ METRICS: dict[str, Metric] = {
         "layers", linear_cka, "linear CKA of two layers' prompt means: 0..1", fewest=2
     ),
 }
-"""Every metric, by the name it has in results and tables."""
+"""Every metric, by its name in results and tables."""
 
 STANDARD = (
     "prompt_entropy",
@@ -150,5 +151,5 @@ STANDARD = (
     "anisotropy",
     "curvature",
 )
-"""What is measured where nothing is named: one pass over the prompts gives them, and they are
+"""The default metrics: one forward pass over the prompts is enough for all of them, and they are
 defined for any two prompts."""

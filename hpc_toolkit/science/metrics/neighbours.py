@@ -15,10 +15,11 @@ FEWEST_ROWS = 3
 """A row and its two neighbours."""
 
 SAME_ROW = 1e-4
-"""Rows this much nearer than neighbours usually are differ by rounding: see `two_nn`."""
+"""Share of the usual distance between neighbours below which rows differ only by rounding: see
+`two_nn`."""
 
-_CHUNK = 2**24  # distances that are held at once: 128 MiB
-_EQUAL = 1e-12  # a mean log ratio below this is rounding
+_CHUNK = 2**24  # number of distances in memory at once: 128 MiB
+_EQUAL = 1e-12  # a mean log ratio below this is rounding error
 
 
 def two_nn(
@@ -28,32 +29,33 @@ def two_nn(
     discard: float = 0.1,
     tolerance: float = SAME_ROW,
 ) -> Tensor:
-    """Intrinsic dimension by TwoNN: how fast the second neighbour recedes behind the first.
+    """Intrinsic dimension by TwoNN, from the ratio of the distances to the two nearest neighbours.
 
-    ``mu_i = r2 / r1`` of row i's two smallest distances follows ``F(mu) = 1 - mu^-dimension`` where
-    the density is locally constant. Of the ``N`` ratios in ascending order the first
-    ``k = int(N (1 - discard))`` are used.
+    If the density is locally constant, the ratio ``mu_i = r2 / r1`` of row i's two smallest
+    distances follows ``F(mu) = 1 - mu^-dimension``. Of the ``N`` ratios in ascending order the
+    first ``k = int(N (1 - discard))`` are used.
 
-    - ``mle``: ``(k - 1) / (sum_{i<=k} log mu_i + (N - k) log mu_k)``, unbiased, the discarded ones
-      counted as not smaller than the last.
+    - ``mle``: ``(k - 1) / (sum_{i<=k} log mu_i + (N - k) log mu_k)``, unbiased; each discarded
+      ratio counts as at least ``mu_k``.
     - ``linear``: slope through the origin of ``-log(1 - i/N)`` on ``log mu_i``, as in the paper.
 
-    Rows count once that are no farther apart than ``tolerance`` times the median of ``r2``: one
-    input that was computed twice differs by its last bits, and a few such pairs, whose ``mu`` is
-    1e6, would bring the dimension near 0. Of independent rows in ``D`` dimensions about
-    ``tolerance^D`` are lost to it. Where most inputs are there three times and more, ``r2`` is
-    rounding itself and nothing helps. With ``tolerance`` 0 equal rows alone count once.
+    Rows that are no farther apart than ``tolerance`` times the median of ``r2`` count once. Two
+    computations of one input differ in their last bits, and a few pairs of this sort, with ``mu``
+    near 1e6, would bring the dimension near 0. Of independent rows in ``D`` dimensions, this drops
+    about ``tolerance^D``. If most inputs occur three times or more, ``r2`` itself is rounding error
+    and no tolerance helps. With ``tolerance`` 0, only equal rows count once.
 
-    ``z`` is ``(..., n, d)``, the result ``(...)``. Range 0 upwards; below the true dimension where
-    ``n`` is small for it, by the edges of the data. Unchanged by rotation, translation, scaling and
-    by the order of rows. Costs ``n^2 d``, three times that where rows are near; distances are sums
-    of squared differences, since near neighbours vanish in ``|a|^2 + |b|^2 - 2 a b``.
+    ``z`` is ``(..., n, d)``, the result ``(...)``. Range 0 upwards; if ``n`` is small for the true
+    dimension, the edges of the data make the result too low. Unchanged by rotation, translation,
+    scaling and the order of rows. Costs ``n^2 d``, or three times that if some rows are near;
+    distances are sums of squared differences, since ``|a|^2 + |b|^2 - 2 a b`` loses near neighbours
+    to rounding.
 
     Source: Facco et al. 2017, Scientific Reports 7:12140.
 
     Raises:
-        ValueError: fewer than three different rows, neighbours that are all at equal distances,
-            an unknown method, a share that is none, or nothing left to fit.
+        ValueError: fewer than three different rows, neighbours all at equal distances, an unknown
+            method, a ``discard`` or ``tolerance`` outside 0 to 1, or too few ratios left to fit.
     """
 
     if method not in ("mle", "linear"):
@@ -72,13 +74,13 @@ def two_nn(
 
 
 def _neighbours(rows: Tensor, tolerance: float) -> Tensor:
-    """Distances ``(n, 2)`` of each different row to its two nearest others."""
+    """Distances ``(n, 2)`` of each distinct row to its two nearest others."""
     import torch
 
-    distinct = torch.unique(rows, dim=0)  # -0.0 is 0.0 there
+    distinct = torch.unique(rows, dim=0)  # treats -0.0 and 0.0 as equal
     _require_different(distinct)
     near = _two_smallest(distinct)
-    # With a tolerance of 0, still those whose difference has no square in float64.
+    # A tolerance of 0 still drops rows whose difference has a square that underflows in float64.
     same = tolerance * near[:, 1].median()
     if not bool((near[:, 0] <= same).any()):
         return near
@@ -108,7 +110,7 @@ def _dimension(near: Tensor, method: str, discard: float) -> Tensor:
     if method == "mle":
         return (kept - 1) / (used.sum() + (total - kept) * used[-1])
     part = torch.arange(1, kept + 1, dtype=logs.dtype, device=logs.device) / total
-    used, part = used[part < 1], part[part < 1]  # the last of all has 1 - F = 0
+    used, part = used[part < 1], part[part < 1]  # the last ratio of all has 1 - F = 0
     return -((-part).log1p() * used).sum() / (used * used).sum()
 
 
@@ -120,7 +122,7 @@ def _two_smallest(rows: Tensor) -> Tensor:
 
 
 def _repeated(rows: Tensor, same: Tensor) -> Tensor:
-    """Which rows ``(n,)`` are as near as ``same`` to one before them."""
+    """Boolean ``(n,)``: rows that are no farther than ``same`` from an earlier row."""
     import torch
 
     found, start = [], 0
@@ -131,7 +133,7 @@ def _repeated(rows: Tensor, same: Tensor) -> Tensor:
 
 
 def _distances(rows: Tensor) -> Iterator[Tensor]:
-    """Distances ``(m, n)`` of some rows after the others to all rows; infinite to themselves."""
+    """Yield the distances ``(m, n)`` of successive rows to all rows; infinite to themselves."""
     import torch
 
     step = max(1, _CHUNK // len(rows))

@@ -10,25 +10,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FIRST, LAST = 6, 100
-"""Published range of the fit: the eigenvalues with these numbers, counted from 1, both included."""
+"""Published range of the fit: numbers of the first and last eigenvalue, from 1, both included."""
 
 _POINTS = 3
 _EPS = 2.0**-52
 
 
 def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int = LAST) -> Tensor:
-    """Exponent ``a`` of the power law ``lambda_i = c i^-a`` through the eigenvalues' middle.
+    """Exponent ``a`` of the power law ``lambda_i = c i^-a`` through the middle eigenvalues.
 
-    The eigenvalues ``lambda_1 >= lambda_2 >= ...`` of the covariance of the rows; ``-a`` is the
+    ``lambda_1 >= lambda_2 >= ...`` are the eigenvalues of the covariance of the rows; ``-a`` is the
     slope of ``log lambda_i`` on ``log i`` for ``first <= i <= last``, by least squares with weights
-    ``1 / i``. Where there are fewer eigenvalues, the range ends at the numerical rank: singular
-    values above ``max(n, d) 2^-52`` of the largest. ``z`` is ``(..., n, d)``, the result ``(...)``.
+    ``1 / i``. If there are fewer eigenvalues, the range ends at the numerical rank: singular values
+    above ``max(n, d) 2^-52`` of the largest. ``z`` is ``(..., n, d)``, the result ``(...)``.
 
-    Range 0 (equal eigenvalues) upwards; about 1 is said to generalise best. Unchanged by scaling
-    and rotation, with ``center`` also by translation. Values of different ranges ``first`` to
-    ``last``, also those that the rank cuts, are not comparable. Costs ``n d min(n, d)``.
+    Range 0 (equal eigenvalues) upwards; a value of about 1 is said to generalise best. Unchanged by
+    scaling and rotation, with ``center`` also by translation. Values of different ranges are not
+    comparable, whether ``first`` and ``last`` or the rank cause that. Costs ``n d min(n, d)``.
 
-    Source: Agrawal et al. 2022, "alpha-ReQ", NeurIPS; range and weights are those of its authors'
+    Source: Agrawal et al. 2022, "alpha-ReQ", NeurIPS; range and weights are from the authors'
     package reptrix.
 
     Raises:
@@ -50,8 +50,8 @@ def alpha_req(z: Tensor, *, center: bool = True, first: int = FIRST, last: int =
         )
         raise ValueError(msg)
     x = number.log()
-    # Eigenvalues of the covariance, up to a factor. Logarithms of other powers of two would round
-    # differently, so the factor is the same at every scale.
+    # Eigenvalues of the covariance, relative to the largest, so that the logarithms round the same
+    # way at every scale of the input.
     y = 2 * (s / s[..., :1]).where(used, s * 0 + 1).log()
     weights = used / number
     x = x - _mean(x, weights)

@@ -1,13 +1,13 @@
 """Rows of a representation matrix: masking, centring and scaling, all in float64.
 
 A matrix is ``(..., n, d)``: ``n`` rows (tokens of a prompt, or pooled prompts) of ``d`` features.
-``lengths`` of shape ``(...)``, integers from 1 to ``n``, says how many leading rows are real. The
-others are padding: whatever they hold, they count as zeros, which add zeros to the eigenvalues of a
-Gram and change no other.
+``lengths`` of shape ``(...)``, integers from 1 to ``n``, is the number of leading rows that are
+real. The other rows are padding: whatever their values, they count as zeros, which only add zeros
+to the eigenvalues of a Gram matrix.
 
-Every metric of this package is free of the scale of its input or says how it depends on it, and
-none fails for numbers near the ends of float64: `scaled` brings a matrix to about 1 by a power of
-two, which changes no digit.
+Every metric of this package is independent of the scale of its input, or documents how it depends
+on it. No metric fails for numbers near the limits of float64: `scaled` brings a matrix to about 1
+by a power of two, which changes no digit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ZERO_ROW = 1e-12
-"""A row shorter than this, relative to the longest row, is taken as zero: it is rounding noise,
-and scaled to unit length it would become an arbitrary direction."""
+"""A row shorter than this, relative to the longest row, counts as zero: it is rounding error, and
+scaling it to unit length would give an arbitrary direction."""
 
 
 def row_mask(z: Tensor, lengths: Tensor | None) -> Tensor:
-    """Boolean ``(..., n, 1)``: which rows of ``z`` are real."""
+    """Boolean ``(..., n, 1)``: True for the real rows of ``z``."""
     import torch
 
     positions = torch.arange(z.shape[-2], device=z.device)
@@ -47,16 +47,16 @@ def masked_mean(z: Tensor, lengths: Tensor | None = None) -> Tensor:
 
 
 def scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each matrix divided by a power of two that brings it near 1, and the exponent of that.
+    """Divide each matrix by a power of two that brings it near 1; also return the exponents.
 
-    Fourth powers of the result and their sums neither overflow nor vanish, and all digits stay. The
-    exponents have shape ``(...)``. What is near 1 already, or zero, stays as it is: exponent 0.
+    Fourth powers of the result and their sums neither overflow nor underflow, and no digit changes.
+    The exponents have shape ``(...)``. A matrix near 1 or zero is unchanged, with exponent 0.
     """
     exponents = rows.abs().amax((-2, -1)).frexp().exponent
     exponents = exponents * (exponents.abs() > _NEAR)
     if not bool(exponents.any()):
         return rows, exponents
-    half = exponents // 2  # in two steps, since 2 to the power of 1074 is no float64
+    half = exponents // 2  # in two steps, since 2 to the power of 1074 is not a float64
     for part in (half, exponents - half):
         rows = rows * (-part).double().exp2()[..., None, None]
     return rows, exponents
@@ -70,7 +70,7 @@ def _all_near(norms: Tensor) -> bool:
 
 
 def unit_(rows: Tensor) -> Tensor:
-    """Each row scaled to unit length, however short, in place; zero rows stay zero."""
+    """Scale each row to unit length in place, however short it is; zero rows stay zero."""
     norms = rows.norm(dim=-1, keepdim=True)
     if not _all_near(norms):
         largest = rows.abs().amax(-1, keepdim=True)
@@ -80,10 +80,10 @@ def unit_(rows: Tensor) -> Tensor:
 
 
 def angles(a: Tensor, b: Tensor) -> Tensor:
-    """Angle of each unit row of ``a`` with that of ``b``: 0 to pi, exact to rounding everywhere.
+    """Angle between each unit row of ``a`` and the same row of ``b``: 0 to pi, exact to rounding.
 
-    The arc cosine of a rounded cosine is NaN beyond 1 and blind near 0 and pi; this form is
-    neither. With a zero row there is no angle; the value is then 0 or pi/2 and means nothing.
+    The arc cosine of a rounded cosine is NaN beyond 1 and imprecise near 0 and pi; this form has
+    neither problem. A zero row has no angle; the value is then 0 or pi/2 and meaningless.
     """
     import torch
 
@@ -98,8 +98,8 @@ def prepare_rows(
 ) -> Tensor:
     """Real rows of ``z`` in float64, optionally minus their mean and scaled to unit length.
 
-    A row that is zero, or that centring reduces to rounding noise, becomes exactly zero. Without
-    ``unit_rows`` each matrix comes out times some power of two, see `scaled`.
+    A row that is zero, or that centring reduces to rounding error, becomes exactly zero. Without
+    ``unit_rows`` each matrix may be multiplied by a power of two, see `scaled`.
 
     Raises:
         ValueError: see `real_rows`.
@@ -107,7 +107,7 @@ def prepare_rows(
     rows = real_rows(z, lengths)
     mask = row_mask(z, lengths)
     norms = rows.norm(dim=-1, keepdim=True)
-    if not _all_near(norms.amax(dim=-2)):  # also where their squares overflowed or vanished
+    if not _all_near(norms.amax(dim=-2)):  # also if their squares overflowed or underflowed
         rows, _ = scaled(rows)
         norms = rows.norm(dim=-1, keepdim=True)
     shortest = ZERO_ROW * norms.amax(dim=-2, keepdim=True)
@@ -121,19 +121,19 @@ def prepare_rows(
     if not unit_rows:
         return rows
     norms = norms.where(norms > 0, norms + 1)
-    # In place where the rows are ours by now: fresh memory costs more than the division.
+    # In place if the rows are a copy: allocating memory costs more than the division.
     prepared: Tensor = rows.div_(norms) if center else rows / norms
     return prepared
 
 
 def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> Tensor:
-    """``z`` in float64 and detached, padding as zeros, whatever it held.
+    """Return ``z`` in float64 and detached, with zeros as padding.
 
-    Not a copy where ``z`` is float64 and has no padding.
+    The result is not a copy if ``z`` is float64 and no lengths are given.
 
     Raises:
-        ValueError: no matrix of at least ``fewest`` real rows, lengths that do not fit it, complex
-            numbers, or a real row that holds NaN or an infinite value.
+        ValueError: not a matrix of at least ``fewest`` real rows, lengths that do not fit it,
+            complex numbers, or a real row with NaN or an infinite value.
     """
     if z.is_complex():
         msg = f"needs real numbers, got {z.dtype}"
@@ -145,7 +145,7 @@ def real_rows(z: Tensor, lengths: Tensor | None = None, *, fewest: int = 1) -> T
     if lengths is not None:
         _require_lengths(z, lengths, fewest)
         rows = rows.where(row_mask(z, lengths), 0.0)
-    # An infinite value or NaN is the smallest or the largest, and these cost one pass.
+    # aminmax reads the values once; it returns any NaN or infinite value as an extreme.
     if rows.numel() and not all(bool(end.isfinite()) for end in rows.aminmax()):
         msg = f"matrix of shape {tuple(z.shape)} holds NaN or infinite values"
         raise ValueError(msg)

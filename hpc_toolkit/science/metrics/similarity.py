@@ -1,4 +1,4 @@
-"""How alike two layers are: linear CKA."""
+"""Similarity of two layers: linear CKA."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """Linear centred kernel alignment of two representations of the same rows: 0 to 1.
 
-    ``||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)`` with centred columns, or the same from the
-    ``n x n`` Grams where that is cheaper. ``x`` is ``(..., n, d1)``, ``y`` is ``(..., n, d2)``, the
-    result ``(...)``. 1 for representations that differ by rotation and scale, and by nothing less.
-    Unchanged by swapping the two, and by rotating, scaling and translating each.
+    ``||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F)`` with centred columns, or the same value from the
+    ``n x n`` Gram matrices if that is cheaper. ``x`` is ``(..., n, d1)``, ``y`` is
+    ``(..., n, d2)``, the result ``(...)``. It is 1 exactly for representations that differ only by
+    rotation, scale and translation. Unchanged by swapping the two, and by rotating, scaling and
+    translating each.
 
-    The plain estimator: with ``n`` below ``d1`` and ``d2``, that of unrelated representations is
-    far above 0. Costs ``n max(d1, d2)^2``, or ``n^2 max(d1, d2)`` where ``n`` is smaller.
+    This is the plain estimator: with ``n`` below ``d1`` and ``d2``, unrelated representations have
+    values far above 0. Costs ``n max(d1, d2)^2``, or ``n^2 max(d1, d2)`` if ``n`` is smaller.
 
     Source: Kornblith et al. 2019, arXiv 1905.00414.
 

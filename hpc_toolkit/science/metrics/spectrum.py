@@ -1,8 +1,8 @@
 """Metrics of the singular value spectrum: matrix-based entropy, effective rank, RankMe.
 
-All take ``(..., n, d)`` and return float64 of shape ``(...)``. They differ in what they read:
-entropy uses the squared singular values, effective rank and RankMe the plain ones, so
-``exp(matrix_entropy(z))`` is not ``effective_rank(z)``.
+All take ``(..., n, d)`` and return float64 of shape ``(...)``. Entropy uses the squared singular
+values, but effective rank and RankMe use the plain ones, so ``exp(matrix_entropy(z))`` is not
+``effective_rank(z)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Normalization = Literal["none", "max", "log_n", "log_d", "log_n_log_d"]
-"""What an entropy is divided by: nothing, log min(n, d), log n, log d, or log n * log d."""
+"""The divisor of an entropy: 1, log min(n, d), log n, log d, or log n * log d."""
 
 _EPS = 2.0**-52
 _NEAR_SHANNON = 0.5
@@ -35,11 +35,11 @@ def matrix_entropy(
 
     ``K = Z Z^T``, ``p = eig(K) / tr K``, ``S_alpha = log(sum p^alpha) / (1 - alpha)``; order 1 is
     ``-sum p log p`` and order infinity ``-log max p``. Range 0 (all rows on one line) to
-    ``log min(n, d)``; ``normalize`` divides, and a divisor of zero (one row) gives 0.
-    The published layer metrics use ``center=True, unit_rows=True``. Rows that all vanish after
-    these pre-steps (all tokens equal) have entropy 0. Padding given by ``lengths`` has no effect.
-    Unchanged by rotation and by scaling ``z``, with ``unit_rows`` and without ``center`` by scaling
-    single rows. Costs ``min(n, d)^3 + n d min(n, d)``.
+    ``log min(n, d)``; ``normalize`` divides by one of `Normalization`, and a divisor of zero (one
+    row) gives 0. The published layer metrics use ``center=True, unit_rows=True``. If all rows are
+    zero after these steps (all tokens equal), the entropy is 0. Padding given by ``lengths`` has no
+    effect. Unchanged by rotation and by scaling ``z``; with ``unit_rows`` and without ``center``
+    also by scaling single rows. Costs ``min(n, d)^3 + n d min(n, d)``.
 
     Source: Giraldo, Rao & Principe 2014 (IEEE Trans. Inf. Theory 61); as a layer metric Skean et
     al. 2025, arXiv 2502.02013.
@@ -62,12 +62,12 @@ def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
 
     ``z`` is ``(..., n, d)``, the result ``(...)``. Range 1 to ``min(n, d)``; 0 for a zero matrix.
     Unchanged by scaling and rotating ``z``. ``center`` subtracts the mean row first. Costs
-    ``n d min(n, d)``, some ten times as much as an entropy, which needs no singular values.
+    ``n d min(n, d)``, about ten times as much as an entropy, which needs no singular values.
 
     Source: Roy & Vetterli 2007, "The effective rank", EUSIPCO.
 
     Raises:
-        ValueError: for an empty matrix or one that holds NaN.
+        ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     p = _shares(singular_values(z, center=center), 0.0)
     return effective_number(p)
@@ -76,8 +76,8 @@ def effective_rank(z: Tensor, *, center: bool = False) -> Tensor:
 def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
     """``exp(-sum p log p)`` with ``p = s / sum s + eps``, on uncentred rows.
 
-    Differs from `effective_rank` by ``eps`` alone, which is kept so that values agree with
-    published ones. It pushes ranks above 2 up a little: the range is ``1 - eps`` to
+    It differs from `effective_rank` only by ``eps``, which makes values agree with published ones.
+    ``eps`` raises ranks above 2 a little: the range is ``1 - eps`` to
     ``(k / (1 + k eps))^(1 + k eps)`` with ``k = min(n, d)``, and 0 for a zero matrix. Unchanged by
     scaling and rotating ``z``. ``z`` is ``(..., n, d)``, the result ``(...)``. Costs
     ``n d min(n, d)``.
@@ -85,7 +85,7 @@ def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
     Source: Garrido et al. 2023, "RankMe", ICML, arXiv 2210.02885.
 
     Raises:
-        ValueError: for an empty matrix or one that holds NaN.
+        ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     p = _shares(singular_values(z, center=False), 0.0)
     shifted = p + eps
@@ -95,7 +95,8 @@ def rankme(z: Tensor, *, eps: float = 1e-7) -> Tensor:
 def entropy_of(eigenvalues: Tensor, *, alpha: float = 1.0) -> Tensor:
     """Renyi entropy of eigenvalues ``(..., k)`` as shares of their sum, 0 to ``log k``, in nats.
 
-    Those that are negative by rounding count as zero, and so does what rounding of the sum hides.
+    Eigenvalues that are negative by rounding count as zero, and so do shares below the rounding
+    error of the sum.
     """
     k = eigenvalues.shape[-1]
     p = _shares(eigenvalues.clamp_min(0.0), k * _EPS)
@@ -103,12 +104,12 @@ def entropy_of(eigenvalues: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 
 def effective_number(p: Tensor) -> Tensor:
-    """``exp(-sum p log p)`` of shares ``(..., k)``: 1 to ``k``, and 0 where there are none."""
+    """``exp(-sum p log p)`` of shares ``(..., k)``: 1 to ``k``, and 0 if all shares are 0."""
     return _renyi(p, 1.0).exp().clamp(1.0, p.shape[-1]) * (p.sum(-1) > 0)
 
 
 def gram(rows: Tensor) -> Tensor:
-    """``Z Z^T`` or ``Z^T Z``, whichever is smaller: both have the same spectrum but for zeros."""
+    """``Z Z^T`` or ``Z^T Z``, whichever is smaller: their spectra are equal apart from zeros."""
     n, d = rows.shape[-2:]
     return rows @ rows.mT if n <= d else rows.mT @ rows
 
@@ -121,15 +122,15 @@ def _gram_eigenvalues(rows: Tensor) -> Tensor:
 
 
 def singular_values(z: Tensor, *, center: bool) -> Tensor:
-    """Singular values of ``(..., n, d)``, descending, times a power of two of their own.
+    """Singular values of ``(..., n, d)``, descending, up to a power of two for each matrix.
 
     Raises:
-        ValueError: for an empty matrix or one that holds NaN.
+        ValueError: an empty matrix, or a matrix with NaN or infinite values.
     """
     import torch
 
     rows = prepare_rows(z, center=center, unit_rows=False)
-    # Not the root of Gram eigenvalues: that would lose half of the digits of the small ones.
+    # Roots of Gram eigenvalues would lose half of the digits of the small singular values.
     values: Tensor = torch.linalg.svdvals(rows)
     return values
 
@@ -145,13 +146,13 @@ def _renyi(p: Tensor, alpha: float) -> Tensor:
     if alpha == 1:
         return -(p * logs).sum(-1)
     if abs(alpha - 1) < _NEAR_SHANNON:
-        # log(sum p^alpha) as it stands would lose what the division by 1 - alpha then magnifies.
+        # Plain log(sum p^alpha) loses digits, and dividing by 1 - alpha would magnify that error.
         return (p * ((alpha - 1) * logs).expm1()).sum(-1).log1p() / (1 - alpha)
     largest = p.amax(-1)
     top = largest.where(largest > 0, largest + 1).log()
     if alpha == math.inf:
         return -top
-    # The largest share is taken out, since high powers of all of them vanish.
+    # Factor out the largest share, since high powers of all shares underflow.
     powers = ((alpha * (logs - top.unsqueeze(-1))).exp() * (p > 0)).sum(-1)
     rest = powers.where(powers > 0, powers + 1).log()
     return alpha / (1 - alpha) * top + rest / (1 - alpha)

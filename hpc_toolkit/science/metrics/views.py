@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 InfoNCEVariant = Literal["simclr", "cpc"]
-"""Which rows are the negatives: see `infonce`."""
+"""The choice of negatives: see `infonce`."""
 
 
 def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
-    """Effective number of directions that tell inputs apart from their own augmentations.
+    """Effective number of directions that separate inputs, relative to their own augmentations.
 
-    ``z`` is ``(..., n, q, d)``: ``q`` views of ``n`` inputs; the result is ``(...)``. With ``m_i``
-    the mean of the views of input i and ``m`` that of all, ``Sb = mean_i (m_i - m)(m_i - m)^T``,
-    ``Sw = mean_ij (z_ij - m_i)(z_ij - m_i)^T + delta I``, and ``p`` the eigenvalues of
-    ``Sw^-1/2 Sb Sw^-1/2`` as shares of their sum: ``exp(-sum p log p)``, or without ``as_rank`` its
-    logarithm, which some published code reports.
+    ``z`` is ``(..., n, q, d)``: ``q`` views of ``n`` inputs; the result is ``(...)``. ``m_i`` is
+    the mean of the views of input i, and ``m`` the mean of all. With
+    ``Sb = mean_i (m_i - m)(m_i - m)^T``, ``Sw = mean_ij (z_ij - m_i)(z_ij - m_i)^T + delta I``, and
+    ``p`` the eigenvalues of ``Sw^-1/2 Sb Sw^-1/2`` as shares of their sum, the result is
+    ``exp(-sum p log p)``, or without ``as_rank`` its logarithm, which some published code reports.
 
-    Range 1 to ``min(n - 1, d)``; 0 where the means of all inputs are equal. Unchanged by rotation,
-    translation and the order of inputs and views, but not by scaling: ``delta`` is absolute. Where
-    ``n (q - 1) < d`` some directions have no scatter but ``delta``, which then decides. Costs
+    Range 1 to ``min(n - 1, d)``; 0 if the means of all inputs are equal. Unchanged by rotation,
+    translation and the order of inputs and views, but not by scaling: ``delta`` is absolute. If
+    ``n (q - 1) < d``, some directions have no scatter except ``delta``, which then decides. Costs
     ``n q d^2 + d^3 + n d min(n, d)``: two products and a Cholesky factor, no root of a matrix.
 
-    Source: Thilak et al. 2023, arXiv 2312.04000; ``delta`` is that of the paper.
+    Source: Thilak et al. 2023, arXiv 2312.04000, for ``delta`` as well.
 
     Raises:
-        ValueError: fewer than two inputs or views, a negative ``delta``, or one so small beside the
-            scatter that ``Sw`` is singular in float64.
+        ValueError: fewer than two inputs or views, a negative ``delta``, or a ``delta`` so small
+            relative to the scatter that ``Sw`` is singular in float64.
     """
     import torch
 
@@ -54,8 +54,8 @@ def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
     means = views.mean(-2)
     within = (views - means.unsqueeze(-2)).reshape(rows.shape)
     scatter = within.mT @ within / (n * q)
-    # In units of the scaled rows. Where delta is above 1, all is divided by it, so that nothing
-    # overflows: a factor of Sw does not change the shares. Beyond 500, either vanishes anyhow.
+    # delta in units of the scaled rows. If it is above 1, divide Sw by it against overflow: a
+    # factor of Sw does not change the shares. Beyond 2^500, scatter or delta is negligible anyway.
     half = (-exponent).clamp(-500, 500).double().exp2()
     ridge = (delta * half * half)[..., None, None]
     scatter = scatter / ridge.clamp_min(1.0) + ridge.clamp_max(1.0) * torch.eye(
@@ -67,7 +67,7 @@ def lidar(z: Tensor, *, delta: float = 1e-4, as_rank: bool = True) -> Tensor:
         raise ValueError(msg)
     between = prepare_rows(means, center=True, unit_rows=False)
     whitened = torch.linalg.solve_triangular(factor, between.mT, upper=False)
-    # The means are centred, so that one direction of inputs is rounding alone.
+    # The means are centred, so one direction of inputs is only rounding error.
     eigenvalues = torch.linalg.eigvalsh(gram(whitened.mT))[..., -min(n - 1, d) :]
     entropy = entropy_of(eigenvalues)
     if not as_rank:
@@ -84,21 +84,20 @@ def dime(
     seed: int = 0,
     center: bool = False,
 ) -> Tensor:
-    """Difference of entropies: how much more two views tell of each other than of other inputs.
+    """Difference of entropies: how much more two views tell about each other than other inputs do.
 
     ``mean_P S(K1 o P K2 P^T) - S(K1 o K2)`` with ``o`` the product of entries, ``P`` permutations
     drawn from ``seed``, ``K = U U^T`` the ``n x n`` Gram of the rows scaled to unit length, and
     ``S`` the entropy of `matrix_entropy`. ``a`` is ``(..., n, d1)``, ``b`` is ``(..., n, d2)``, the
     result ``(...)``; ``center`` subtracts each view's mean row first.
 
-    Range ``-s`` to ``s`` with ``s`` the lower one of ``S(K1)`` and ``S(K2)``, at most ``log n``;
-    near 0 for unrelated views. Unchanged by rotating each view and by scaling rows (with
-    ``center``: by scaling and translating each view), and up to the draw of ``P`` by reordering
-    inputs. A row without a direction counts for nothing. Costs ``permutations + 1`` times ``n^3``,
-    and ``n^2 d``.
+    Range ``-s`` to ``s`` with ``s`` the lower of ``S(K1)`` and ``S(K2)``, at most ``log n``; near 0
+    for unrelated views. Unchanged by rotating each view and by scaling rows (with ``center``: by
+    scaling and translating each view), and up to the draw of ``P`` by reordering inputs. A row
+    without a direction has no effect. Costs ``permutations + 1`` times ``n^3``, and ``n^2 d``.
 
-    Source: Skean et al. 2023, arXiv 2301.08164. With ``n > d`` code of the layer metrics takes the
-    ``d x d`` matrices, of which the product of entries means nothing; these are not kept.
+    Source: Skean et al. 2023, arXiv 2301.08164. For ``n > d``, published code of the layer metrics
+    uses the ``d x d`` matrices, whose product of entries is meaningless; this function does not.
 
     Raises:
         ValueError: different shapes, no permutation, a negative order, an unusable matrix.
@@ -140,19 +139,19 @@ def infonce(
     variant: InfoNCEVariant = "simclr",
     center: bool = False,
 ) -> Tensor:
-    """How hard it is to find an input's other view among those of all inputs, in nats; low is good.
+    """Contrastive loss of finding an input's other view among those of all inputs, in nats.
 
-    The mean of ``log(e^{s+} + sum e^{s-}) - s+`` with ``s`` the cosine of two rows over
-    ``temperature``, ``s+`` that of the two views of an input, and as ``s-``:
+    Low is good. The mean of ``log(e^{s+} + sum e^{s-}) - s+``, where ``s`` is the cosine of two
+    rows over ``temperature``, ``s+`` the value for the two views of an input, and ``s-``:
 
     - ``simclr``: for every row of both views, all ``2n - 2`` rows of other inputs;
     - ``cpc``: for every row of ``a``, the ``n - 1`` rows of other inputs in ``b``.
 
     ``a`` and ``b`` are ``(..., n, d)``, the result ``(...)``; ``center`` subtracts each view's mean
-    row first. Range 0 to ``log(1 + m e^{2 / temperature})`` with ``m`` negatives; ``log(1 + m)``
-    where all rows are equal. Unchanged by rotating both, by scaling rows (with ``center``: by
-    scaling and translating each view) and by reordering inputs. A row without a direction has
-    cosine 0 with all. Costs ``n^2 d``, and ``4 n^2`` (``simclr``) or ``n^2`` (``cpc``) of memory.
+    row first. Range 0 to ``log(1 + m e^{2 / temperature})`` with ``m`` negatives; ``log(1 + m)`` if
+    all rows are equal. Unchanged by rotating both, by scaling rows (with ``center``: by scaling and
+    translating each view) and by reordering inputs. A row without a direction has cosine 0 with all
+    rows. Costs ``n^2 d``, and ``4 n^2`` (``simclr``) or ``n^2`` (``cpc``) of memory.
 
     Source: van den Oord et al. 2018, arXiv 1807.03748 (``cpc``); Chen et al. 2020, arXiv 2002.05709
     (``simclr``).
@@ -186,10 +185,10 @@ def _excess(all_pairs: Tensor, positive: Tensor) -> Tensor:
 
 
 def infonce_bound(loss: Tensor, n: int, *, variant: InfoNCEVariant = "simclr") -> Tensor:
-    """Lower bound of the views' mutual information in nats, from `infonce` over ``n`` inputs.
+    """Lower bound on the views' mutual information in nats, from `infonce` over ``n`` inputs.
 
     ``log(1 + m) - loss`` with ``m`` negatives: ``log(2n - 1) - loss`` for ``simclr``, ``log n -
-    loss`` for ``cpc``. At most ``log(1 + m)``, however much the views share; negative says nothing.
+    loss`` for ``cpc``. It cannot exceed ``log(1 + m)``, and a negative value is no information.
 
     Raises:
         ValueError: fewer than two inputs, or an unknown variant.

@@ -1,7 +1,7 @@
-"""Where the layers of a model are: found by running it on a few tokens, not by its name.
+"""Locate the layers of a model by running it on a few tokens, not by its name.
 
-A model's blocks and what it does after the last of them are taken for known only where their
-outputs are the hidden states that transformers returns, number for number.
+A model's blocks and the modules after the last block count as found only if their outputs equal the
+hidden states that transformers returns, number for number.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 PROBE_TOKENS = 4
-"""Tokens of the run by which a model is examined."""
+"""Number of tokens of the run that examines a model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Anatomy:
-    """What of a model a pass over all layers has to know."""
+    """The parts of a model that a forward pass over all layers must know."""
 
     blocks: tuple[Module, ...]
-    """The blocks in order: the first takes layer 0, and their outputs are layers 1 to L, the last
-    of them before `tail`. Empty where they were not found: the model is asked for all hidden states
-    then, which keeps them all at once."""
+    """The blocks in order: the first takes layer 0, and their outputs are layers 1 to L, with layer
+    L before `tail`. Empty if they were not found; the model must then return all hidden states,
+    which keeps all of them in memory at once."""
 
     tail: tuple[Module, ...] | None
-    """What turns the last block's output into the last hidden state: mostly one norm; nothing in
-    models that norm inside their blocks. None where it was not found."""
+    """The modules that turn the last block's output into the last hidden state: mostly one norm;
+    empty for models that norm inside their blocks. None if they were not found."""
 
 
 _known: WeakKeyDictionary[Module, Anatomy] = WeakKeyDictionary()
 
 
 def anatomy(model: Module) -> Anatomy:
-    """Where the layers of ``model`` are; found once a model, by one run on `PROBE_TOKENS`.
+    """Return the layers of ``model``, found once per model by one run on `PROBE_TOKENS`.
 
-    Any encoder or decoder of transformers will do that returns ``hidden_states`` of shape
-    ``(b, t, d)`` and has its blocks in one list, each called once; of others nothing is known.
+    This works for any encoder or decoder of transformers that returns ``hidden_states`` of shape
+    ``(b, t, d)`` and has its blocks in one list, each called once; in others no blocks are found.
     """
     if model not in _known:
         _known[model] = _examine(model)
@@ -50,25 +50,25 @@ def anatomy(model: Module) -> Anatomy:
 
 
 def block_count(model: Module) -> int:
-    """Blocks of the model, as its configuration says."""
+    """Return the number of blocks in the model's configuration."""
     config: Any = model.config
     return int(config.num_hidden_layers)
 
 
 def through(tail: Sequence[Module], states: Tensor) -> Tensor:
-    """What the modules of a tail make of ``states``, one after the other."""
+    """Apply the modules of a tail to ``states``, one after another."""
     for module in tail:
         states = module(states)
     return states
 
 
 def output_of(returned: Any) -> Any:
-    """The states among what a block returned: some return a tuple that begins with them."""
+    """Return the states in a block's return value: some blocks return them first in a tuple."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The states among what a block was called with."""
+    """Return the states in a block's arguments."""
     return args[0] if args else kwargs.get("hidden_states")
 
 
@@ -80,7 +80,7 @@ class _Call:
     entered: Any
     left: Any
     seen: Any
-    """What was left, copied: a later operation may write into it."""
+    """A copy of ``left``: a later operation may write into ``left`` itself."""
 
 
 def _examine(model: Module) -> Anatomy:
@@ -140,7 +140,7 @@ def _blocks(model: Module, calls: list[_Call], states: Sequence[Tensor]) -> tupl
 
 
 def _tail(calls: list[_Call], last: Module, wanted: Tensor) -> tuple[Module, ...] | None:
-    """Follow the last block's output from module to module until it is the last hidden state."""
+    """Follow the last block's output through the modules until it equals the last hidden state."""
     at = next(index for index, call in enumerate(calls) if call.module is last)
     states, tail = calls[at].left, []
     for call in calls[at + 1 :]:
@@ -153,7 +153,7 @@ def _tail(calls: list[_Call], last: Module, wanted: Tensor) -> tuple[Module, ...
 
 
 def _same(a: Any, b: Tensor) -> bool:
-    """Equal number for number; what is not a number equals what is not one."""
+    """Return whether two tensors are equal number for number, with NaN equal to NaN."""
     import torch
 
     if not isinstance(a, torch.Tensor) or a.shape != b.shape:

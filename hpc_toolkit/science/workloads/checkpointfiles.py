@@ -1,8 +1,8 @@
-"""Which files of a checkpoint's directory are read to load it, and which lie there for others.
+"""List the files of a checkpoint's directory that loading the model reads.
 
-A trainer leaves its optimizer, its random numbers and often a second copy of the weights beside
-them: three to four times what a model is loaded from. Who copies, hashes or reads a checkpoint
-ahead asks here.
+A trainer also leaves its optimizer, its random state and often a second copy of the weights in the
+directory: three to four times the size of the files that loading reads. Code that copies, hashes or
+prefetches a checkpoint uses this list.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SETTINGS = (
     "*.spm",
     "*.tokenizer",
 )
-"""The configuration and the tokenizer, whatever its kind."""
+"""Files of the configuration and of any kind of tokenizer."""
 
 WEIGHTS = ("*.safetensors",)
 """Weights on the hub."""
 
 PICKLED_WEIGHTS = ("pytorch_model*.bin",)
-"""Weights on the hub of a revision that has none of `WEIGHTS`."""
+"""Weights on the hub of a revision without `WEIGHTS`."""
 
-# In transformers' order: the first that is there is loaded, whatever else lies beside it.
+# In transformers' order: it loads the first file that exists, whatever other files there are.
 _WHOLE_OR_INDEX = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -47,21 +47,21 @@ class CheckpointFile:
     """A file that a model or its tokenizer is loaded from."""
 
     name: str
-    """Below the checkpoint's directory; with slashes where an index names shards so."""
+    """Path relative to the checkpoint's directory; has slashes if an index names shards so."""
 
     size: int
-    """Bytes; a link's are those of what it leads to, as in the hub's cache."""
+    """Bytes; for a link, the bytes of its target, as in the hub's cache."""
 
     changed_ns: int
-    """When it was last written, by the clock of its filesystem."""
+    """Time of the last write in ns, by the clock of its filesystem."""
 
 
 def checkpoint_files(directory: Path) -> list[CheckpointFile]:
-    """The files that loading a checkpoint reads, by name.
+    """Return the files that loading a checkpoint reads, sorted by name.
 
-    Settings, the tokenizer, and the one set of weights that transformers takes; nothing else of the
-    directory, and nothing that is no regular file. Reads the index of sharded weights, and of the
-    other files nothing.
+    These are the settings, the tokenizer, and the set of weights that transformers chooses; nothing
+    else in the directory, and only regular files. Reads the index of sharded weights, but none of
+    the other files.
 
     Raises:
         PermanentError: an index of weights is damaged, or leads out of the directory.
@@ -82,7 +82,7 @@ def checkpoint_files(directory: Path) -> list[CheckpointFile]:
 
 
 def weight_names(directory: Path) -> list[str]:
-    """Names of the weights that transformers loads, whether they are there or not.
+    """Return the names of the weights that transformers loads, whether the files exist or not.
 
     Raises:
         PermanentError: the index that names them is damaged, or leads out of the directory.
@@ -94,10 +94,10 @@ def weight_names(directory: Path) -> list[str]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint.
+    """Read a JSON object of a checkpoint.
 
     Raises:
-        PermanentError: it is missing, or not one.
+        PermanentError: the file is missing, or not a JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

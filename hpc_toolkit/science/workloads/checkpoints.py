@@ -1,7 +1,7 @@
-"""From an item's ``checkpoint`` to a loaded model: a local directory or a revision on the hub.
+"""Load the model of an item's ``checkpoint``: a local directory or a revision on the hub.
 
-A checkpoint that cannot be right however often it is loaded (no weights, a half-written file, a
-revision that does not exist) raises PermanentError; a network or a disk that fails does not.
+A checkpoint that no further attempt can load (no weights, a half-written file, a revision that does
+not exist) raises PermanentError; a failing network or disk raises other errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoadedModel:
     """Turns texts into token ids."""
 
     device: torch.device
-    """Where the weights are."""
+    """Device of the weights."""
 
     name: str
     """The checkpoint as the item names it."""
@@ -50,11 +50,10 @@ class LoadedModel:
 def load_checkpoint(root: str | Path, checkpoint: str) -> LoadedModel:
     """Load ``<root>/<checkpoint>``, or ``name@revision`` from the hub or its local cache.
 
-    Its files are read through the node's cache where there is one; see `nodecache`.
+    If the node has a cache, its files are read through the cache; see `nodecache`.
 
     Raises:
-        PermanentError: naming the file that is missing, damaged or does not fit the model.
-        ConfigError: the node's cache cannot be one.
+        PermanentError: names the file or tensor that is missing, damaged or does not fit the model.
     """
     directory = locate(root, checkpoint)
     verify(directory)
@@ -63,7 +62,7 @@ def load_checkpoint(root: str | Path, checkpoint: str) -> LoadedModel:
 
 
 def locate(root: str | Path, checkpoint: str) -> Path:
-    """The directory of a checkpoint; one of the hub is downloaded unless it is in the cache."""
+    """Return the directory of a checkpoint; download it from the hub if it is not in the cache."""
     name, at, revision = checkpoint.partition("@")
     if at:
         return _download(name, revision)
@@ -76,12 +75,12 @@ def locate(root: str | Path, checkpoint: str) -> Path:
 
 
 def verify(directory: Path) -> None:
-    """Refuse a directory without configuration or weights, or whose weights are cut short.
+    """Reject a directory without configuration or weights, or with truncated weights.
 
-    Reads a few kilobytes: the header of each safetensors file says how long the file must be.
+    Reads a few kilobytes: the header of each safetensors file gives the length of the file.
 
     Raises:
-        PermanentError: naming the file.
+        PermanentError: names the file.
     """
     read_object(directory / "config.json")
     for path in (directory / name for name in weight_names(directory)):
@@ -93,7 +92,7 @@ def verify(directory: Path) -> None:
 
 
 def pick_device() -> torch.device:
-    """The accelerator of this rank: the only visible one, else the local rank's; or the CPU."""
+    """Return this rank's accelerator: the only visible one, else the local rank's; or the CPU."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -104,10 +103,10 @@ def pick_device() -> torch.device:
 
 
 def free_cached_memory() -> None:
-    """Give back what torch keeps of a GPU's memory for later."""
+    """Release the GPU memory that torch caches."""
     import torch
 
-    torch.cuda.empty_cache()  # does nothing where CUDA was not used
+    torch.cuda.empty_cache()  # does nothing if CUDA was not used
 
 
 def _verify_safetensors(path: Path) -> None:
@@ -170,7 +169,7 @@ def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
         raise PermanentError(msg) from error
     lost = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
     if lost:
-        # transformers fills these with random numbers and goes on.
+        # transformers would fill these with random numbers and continue.
         msg = f"{directory}: the weights lack {len(lost)} tensor(s), such as {lost[0]}"
         raise PermanentError(msg)
     device = pick_device()
@@ -179,7 +178,7 @@ def _load(copy: Path, directory: Path, checkpoint: str) -> LoadedModel:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no load report in the log of a worker that loads hundreds of models."""
+    """Suppress progress bars and load reports in the log of a worker that loads many models."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

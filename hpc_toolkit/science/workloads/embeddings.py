@@ -1,4 +1,4 @@
-"""Mean-pooled embeddings of texts, all layers of a text set from one forward pass."""
+"""Mean-pooled embeddings of texts; one forward pass gives all layers of a text set."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.science.workloads.onepass import FinalNorm
 
 CACHE_BYTES = 2**30
-"""Embeddings that a context keeps: the text sets used last, up to this size."""
+"""Embeddings that a context keeps in memory: the most recently used text sets, up to this size."""
 
 
 class LayerEmbeddings:
-    """Mean-pooled embeddings of named text sets, all layers of a set from one forward pass."""
+    """Mean-pooled embeddings of named text sets; one forward pass gives all layers of a set."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class LayerEmbeddings:
         self.loaded = loaded
         self.layers = layer_count(loaded)
         self.forwards = 0
-        """Passes over a text set so far."""
+        """Number of forward passes over a text set so far."""
         self._max_tokens = max_tokens
         self._batch = BatchSize(batch_size, max_batch_tokens)
         self._final_norm = final_norm
         self._kept: OrderedDict[str, list[np.ndarray]] = OrderedDict()
 
     def of(self, name: str, texts: Sequence[str], layer: int) -> np.ndarray:
-        """Float32 ``(len(texts), d)``; ``name`` stands for ``texts`` and is computed once.
+        """Return float32 ``(len(texts), d)``; ``name`` identifies ``texts`` in the cache.
 
-        The sets used last are kept up to `CACHE_BYTES`, and always the one in use. What is handed
-        out is what is kept: not to be written to.
+        The cache keeps the most recently used sets up to `CACHE_BYTES`, and always the current set.
+        The returned array is the cached one: do not write to it.
         """
         if name not in self._kept:
             self._kept[name] = self._embed(texts)
@@ -62,7 +62,7 @@ class LayerEmbeddings:
         return self._kept[name][layer]
 
     def halve(self) -> bool:
-        """Run smaller batches from now on; False where they hold one text already."""
+        """Halve the batches from now on; return False if they hold only one text already."""
         smaller = self._batch.halved()
         self._batch = smaller or self._batch
         return smaller is not None
@@ -83,9 +83,9 @@ def pooled(
     size: BatchSize,
     final_norm: FinalNorm = "raw",
 ) -> list[np.ndarray]:
-    """The mean over each text's tokens, float32 ``(len(ids), d)`` a layer, from one pass.
+    """Return the mean over each text's tokens by layer, float32 ``(len(ids), d)``, from one pass.
 
-    Texts of the same tokens have the same row, to the last bit.
+    Texts with the same tokens have the same row, to the last bit.
     """
     import numpy as np
 
@@ -103,7 +103,7 @@ def pooled(
 
 
 def mean_pool(states: Tensor, lengths: Tensor) -> Tensor:
-    """Mean over the real tokens of ``(b, t, d)``, in the dtype of the states: ``(b, d)``."""
+    """Return the mean over the real tokens of ``(b, t, d)``: ``(b, d)``, in the states' dtype."""
     import torch
 
     mask = torch.arange(states.shape[1], device=states.device) < lengths.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The metrics stage: representation metrics of every layer from one forward pass a checkpoint."""
+"""The metrics stage: representation metrics of every layer, one forward pass per checkpoint."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class LayerMetrics:
     """Workload: item ``{"checkpoint", "layer"}`` to ``{"layer", "<metric>": float, ...}``.
 
-    A metric that is not defined for a layer is None, and ``{"undefined": {"<metric>": reason}}``
-    is there as well; with none defined the item fails for good.
+    A metric that is not defined for a layer is None, and the value also has
+    ``{"undefined": {"<metric>": reason}}``. If no metric is defined, the item fails for good.
 
-    Layer 0 is the embeddings and layer L the last block *after* the final norm. The layers between
-    are before any final norm (``final_norm: raw``), as transformers returns them, or behind it
-    (``paper``), as models return them that were cut off after k blocks; so is layer 0 then.
+    Layer 0 is the embeddings and layer L the last block *after* the final norm. With
+    ``final_norm: raw``, the layers below L are before any final norm, as transformers returns
+    them. With ``paper``, they are after it, as in a model that was cut off after k blocks.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class LayerMetrics:
         """Options of the workload.
 
         Args:
-            prompts: a list of texts, or the path of a file with one a line.
-            root: the directory below which checkpoints are.
-            max_prompts: the first so many prompts are used.
+            prompts: a list of texts, or the path of a file with one text per line.
+            root: the directory that contains the checkpoints.
+            max_prompts: use only this many prompts, from the first.
             max_tokens: longer prompts are cut.
-            batch_size: prompts that go through a model together, at most.
-            max_batch_tokens: tokens that go through it together, at most, padding included.
-            metrics: names in `METRICS`; `STANDARD` by default. One that compares views costs a pass
-                over each view; one that compares layers compares each with the last.
+            batch_size: the most prompts that go through a model together.
+            max_batch_tokens: the most tokens that go through it together, padding included.
+            metrics: names in `METRICS`; `STANDARD` by default. A metric of views costs a forward
+                pass over each view; a metric of layers compares each layer with the last.
             final_norm: ``raw`` or ``paper``, see above.
-            views: augmentations of each prompt, for the metrics that compare them.
-            view_seed: which augmentations.
+            views: number of augmentations of each prompt, for the metrics that compare them.
+            view_seed: seed of the augmentations.
 
         Raises:
             ConfigError: an unknown metric or convention, no metric, or a number that is not
@@ -89,14 +89,14 @@ class LayerMetrics:
         self.loads = 0
         """Models loaded so far."""
         self.forwards = 0
-        """Passes over the prompts, or over a view of them, so far."""
+        """Number of forward passes over the prompts, or over a view of them, so far."""
 
     def prefetch(self, group: str) -> None:
-        """Bring the files of a checkpoint nearer; see `prefetch_checkpoint`."""
+        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
         prefetch_checkpoint(self._root, group)
 
     def load(self, group: str) -> MeasuredLayers:
-        """Load a checkpoint and run its passes; the model is dropped afterwards.
+        """Load a checkpoint and run its forward passes; the model is dropped afterwards.
 
         Raises:
             PermanentError: the checkpoint or the prompts cannot be used, or a metric needs more
@@ -121,15 +121,15 @@ class LayerMetrics:
     def run(
         self, context: MeasuredLayers, items: Iterable[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """One result per item, in order; no layer is measured before its item is taken."""
+        """Yield one result per item, in order; a layer is finished only when its item is taken."""
         for item in items:
             layer = require_layer(item, context.layers, context.name)
             yield {"layer": layer, **context.values(layer)}
 
     def on_oom(self, context: MeasuredLayers | None, items: list[dict[str, Any]]) -> bool:
-        """Halve the batches, for this checkpoint and those to come; False at one prompt each.
+        """Halve the batches, for this and later checkpoints; return False at one prompt each.
 
-        Sums over prompts are then taken in another order, which can change their last digits.
+        Sums over prompts are then computed in another order, which can change their last digits.
         """
         smaller = self._size.halved()
         self._size = smaller or self._size
@@ -137,7 +137,7 @@ class LayerMetrics:
         return smaller is not None if context is None else context.halve()
 
     def _require_views(self, views: int) -> int:
-        """How many views are to be made: none where no metric compares any."""
+        """Return the number of views to make: 0 if no metric compares views."""
         require_positive("views", views)
         comparing = [name for name in self._metrics if METRICS[name].scope == "views"]
         if comparing and views < 2:

@@ -1,9 +1,9 @@
-"""The metrics of all layers of one checkpoint: what one pass gathers, and what it makes of it.
+"""Compute the metrics of all layers of one checkpoint from the data of one forward pass.
 
-Memory beyond the weights and `onepass`: while a layer is looked at, some copies of its states in
-float64; from the pass on, one mean row of ``8 d`` bytes a layer, prompt and view, on the host, or
-at most about ``2 d`` rows a layer where every metric reads the singular values alone (`streams`);
-and for few prompts their states (`KEPT_BYTES`).
+Memory beyond the weights and `onepass`: while a layer is measured, some copies of its states in
+float64. From the forward pass on, one mean row of ``8 d`` bytes per layer, prompt and view on the
+host, or at most about ``2 d`` rows per layer if every metric depends only on singular values
+(`streams`). For few prompts, also their states (`KEPT_BYTES`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 2**29
 """Hidden states of all layers are kept up to this size, and each layer's metrics are computed when
-its item runs. Beyond it, what needs the tokens is computed during the pass, layer by layer."""
+its item runs. Beyond it, metrics of tokens are computed during the forward pass, layer by layer."""
 
 CENTRED = frozenset({"effective_rank", "alpha_req"})
-"""Metrics of the prompt means that depend on nothing but the singular values about the mean."""
+"""Metrics of the prompt means that depend only on the singular values about the mean."""
 
 SINGULAR = CENTRED | {"rankme"}
-"""Metrics of the prompt means that depend on nothing but singular values."""
+"""Metrics of the prompt means that depend only on singular values."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,12 @@ class _Kept:
     states: list[Tensor]
     lengths: Tensor
     times: Tensor
-    """How many of the prompts each text stands for."""
+    """Number of prompts with each text's tokens."""
 
     def halves(self) -> list[_Kept]:
-        """The same states in two batches, or in this one if it holds one text; copies nothing."""
+        """Return two batches with the same states, or this batch if it holds one text. The states
+        are not copied.
+        """
         middle = len(self.lengths) // 2
         if middle == 0:
             return [self]
@@ -57,7 +59,7 @@ class _Kept:
 
 
 class MeasuredLayers:
-    """The context of one checkpoint: its layers' states, or what the metrics need of them."""
+    """The context of one checkpoint: the states of its layers, or the data that metrics need."""
 
     def __init__(
         self,
@@ -71,11 +73,11 @@ class MeasuredLayers:
     ) -> None:
         """Run the model over the prompts, and over each of their ``views``.
 
-        Prompts of the same tokens go through it once, have the same states, and count as often as
-        they are there.
+        Prompts with the same tokens go through the model once, have the same states, and count as
+        often as they occur.
 
         Raises:
-            PermanentError: the model cannot be run on them, or a state is not finite.
+            PermanentError: the model cannot run on the prompts, or a state is not finite.
         """
         import torch
 
@@ -98,19 +100,20 @@ class MeasuredLayers:
             self._add_view(loaded, view, size, final_norm)
 
     def values(self, layer: int) -> dict[str, Any]:
-        """Every metric of a layer; computed once.
+        """Return every metric of a layer, computed once.
 
-        One that is not defined for the layer is None, and ``undefined`` says by its name why.
+        A metric that is not defined for the layer is None, and ``undefined`` has the reason by its
+        name.
 
         Raises:
-            PermanentError: none of them is defined.
+            PermanentError: no metric is defined.
         """
         if layer not in self._values:
             self._values[layer] = self._finished(layer)
         return self._values[layer]
 
     def halve(self) -> bool:
-        """Split the batches whose states are kept; False where none holds two prompts."""
+        """Split the batches whose states are kept; return False if none holds two prompts."""
         before = len(self._kept)
         self._kept = [half for batch in self._kept for half in batch.halves()]
         return len(self._kept) > before
@@ -170,7 +173,7 @@ class MeasuredLayers:
         return float(metric.function(*(one.to(self._device) for one in given)))
 
     def _complete(self, layer: int) -> _LayerSums:
-        """The sums over all batches; those over kept ones are taken now, and not kept."""
+        """Return the sums over all batches; sums over kept states are computed now, not stored."""
         if not self._kept:
             return self._sums[layer]
         sums = _LayerSums(self._metrics)
@@ -193,7 +196,7 @@ class MeasuredLayers:
 
 
 class _LayerSums:
-    """What the metrics of one layer need of the batches seen so far."""
+    """The data that the metrics of one layer need from the batches so far."""
 
     def __init__(self, metrics: Sequence[str]) -> None:
         self._per_prompt: dict[str, list[Tensor]] = {
@@ -205,7 +208,7 @@ class _LayerSums:
         self._rows: RowStream | None = RowStream(whole=not whole <= SINGULAR) if whole else None
 
     def add(self, states: Tensor, lengths: Tensor, times: Tensor) -> None:
-        """Take the states of texts, each of which stands for so many prompts."""
+        """Add the states of texts, each of which counts ``times`` times."""
         if self._rows is not None:
             self._rows.add(masked_mean(states, lengths).cpu().repeat_interleave(times, dim=0))
         times = times.to(states.device)
@@ -217,7 +220,7 @@ class _LayerSums:
             values.append(METRICS[name].function(states, lengths).repeat_interleave(times))
 
     def rows(self, *, centred: bool = False) -> Tensor:
-        """The prompts' means, or rows that stand for them; see `RowStream.rows`."""
+        """Return the prompts' means, or substitutes for them; see `RowStream.rows`."""
         assert self._rows is not None
         return self._rows.rows(centred=centred)
 

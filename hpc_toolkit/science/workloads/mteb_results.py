@@ -1,4 +1,4 @@
-"""Scores in the JSON shape of mteb's results, for its own tools to read; without mteb itself."""
+"""Write scores in the JSON format of mteb's results, for mteb's own tools; does not need mteb."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def write_results(rows: Iterable[Mapping[str, Any]], directory: Path) -> int:
-    """Write gathered rows of a tasks stage as mteb lays out its results; says how many.
+    """Write gathered rows of a tasks stage in mteb's layout of results; return their number.
 
-    ``<directory>/results/<model>/<revision>/<task>.json`` is what ``mteb.ResultCache(directory)``
-    reads. The layer is in the revision (`model_of`). Rows without a score are left out. Nothing is
-    written where one row cannot be.
+    ``mteb.ResultCache(directory)`` reads ``<directory>/results/<model>/<revision>/<task>.json``.
+    The layer is part of the revision (`model_of`). Rows without a score are left out. If one row
+    cannot be written, none is.
 
     Raises:
-        RunError: a name that would lead out of its directory, two rows of one file, or a score
-            without what a result needs.
+        RunError: a name would lead out of its directory, two rows have the same file, or a score
+            lacks a field of a result.
     """
     results: dict[Path, bytes] = {}
     items: dict[Path, Mapping[str, Any]] = {}
@@ -43,7 +43,7 @@ def write_results(rows: Iterable[Mapping[str, Any]], directory: Path) -> int:
 
 
 def _placed(row: Mapping[str, Any]) -> tuple[Path, bytes]:
-    """Where below the results a row belongs, and what is written there."""
+    """Return the path of a row below the results, and the content of its file."""
     item = row["item"]
     try:
         model, revision = model_of(item["checkpoint"], item["layer"])
@@ -60,9 +60,9 @@ def _placed(row: Mapping[str, Any]) -> tuple[Path, bytes]:
 
 
 def result_of(task: str, value: Mapping[str, Any], *, seconds: float) -> dict[str, Any]:
-    """The value of a task as mteb's ``TaskResult`` has it: mteb's own, or one of the same shape.
+    """Return the value of a task as a ``TaskResult`` of mteb: mteb's own, or one of the same shape.
 
-    A task that is not mteb's has no ``mteb_version``, and its texts no revision.
+    Tasks that are not from mteb have no ``mteb_version``, and their texts no revision.
     """
     if "mteb" in value:
         told: dict[str, Any] = value["mteb"]
@@ -86,7 +86,7 @@ def result_of(task: str, value: Mapping[str, Any], *, seconds: float) -> dict[st
 
 
 def model_of(checkpoint: str, layer: int) -> tuple[str, str]:
-    """The name and the revision of one layer of a checkpoint as a model of its own.
+    """Return the model name and the revision that identify one layer of a checkpoint in mteb.
 
     ``org/name@step1`` is ``org/name`` and ``step1-layer3``; a directory ``a/b/step1`` is
     ``local/a_b_step1`` and ``layer3``.
@@ -98,10 +98,10 @@ def model_of(checkpoint: str, layer: int) -> tuple[str, str]:
 
 
 def main_error(result: Mapping[str, Any], metric: str) -> float | None:
-    """Standard error of the mean of the main scores of a result, over mteb's repetitions.
+    """Return the standard error of a result's mean main score, over mteb's repetitions.
 
-    None where a split or subset was scored once only. It says how much mteb's own draws of
-    training texts or clusters matter, not what other texts would.
+    None if a split or subset was scored only once. It measures the effect of mteb's own draws of
+    training texts or clusters, not of other texts.
     """
     errors = []
     for entries in result["scores"].values():
@@ -116,7 +116,7 @@ def main_error(result: Mapping[str, Any], metric: str) -> float | None:
 
 
 def plain(value: Any) -> Any:
-    """The same as strict JSON: what is not finite becomes None."""
+    """Convert a value to strict JSON: numbers that are not finite become None."""
     if isinstance(value, dict):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -127,7 +127,7 @@ def plain(value: Any) -> Any:
 
 
 def _repetitions(entry: Mapping[str, Any], metric: str) -> list[float]:
-    """The main score of each repetition of one split and subset; empty where there are none."""
+    """Return the main score of each repetition of one split and subset; empty without any."""
     repeated = entry.get("scores_per_experiment")
     if isinstance(repeated, list):
         found = [one.get(metric) for one in repeated if isinstance(one, dict)]

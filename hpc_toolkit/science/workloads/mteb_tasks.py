@@ -1,7 +1,7 @@
-"""The tasks stage with tasks of mteb 2.x: any of its text tasks, of the hub or of one's own, on one
-layer of a checkpoint.
+"""The tasks stage with tasks of mteb 2.x, its own or the user's, on one layer of a checkpoint.
 
-mteb is imported when the first checkpoint is loaded, which takes seconds, and only in an executor.
+Any text task works. mteb is imported when the first checkpoint is loaded, which takes seconds, and
+only in an executor.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from hpc_toolkit.science.workloads.contentcache import SharedEmbeddings
 
 MAX_TOKENS = 512
-"""Longer texts are cut, unless the option says otherwise."""
+"""Default of the option ``max_tokens``: longer texts are cut."""
 
 
 class MtebTasks(EmbeddedTexts):
     """Workload: item ``{"checkpoint", "layer", "task"}`` to the main score of an mteb task.
 
-    ``task`` is a name that mteb knows, or ``module:Class`` of an ``AbsTask`` of one's own, looked
-    for where the run was made; the option ``own_tasks`` names the modules, since to import one is
-    to run it, and items may come from others than the one who chose the workload.
+    ``task`` is a name that mteb knows, or ``module:Class`` of the user's own ``AbsTask``, which is
+    imported from where the run was created. The module must be in the option ``own_tasks``, because
+    importing it runs its code, and items may come from other people than the workload's options.
 
     The value is ``{"score", "stderr", "n", "metric", "kind", "mteb"}``: ``score`` is the mean of
     mteb's main score over splits and subsets, ``stderr`` its standard error over mteb's own
-    repetitions (None where mteb repeats nothing), ``n`` the texts that were embedded, training
-    texts included, and ``mteb`` the result as mteb writes it.
+    repetitions (None without repetitions), ``n`` the number of embedded texts, training texts
+    included, and ``mteb`` the result as mteb writes it.
 
-    A task is made and loaded anew for each item, because mteb draws its samples from a state that
-    the task keeps: so a score does not depend on what ran before. The texts' embeddings are shared
-    by all layers of the checkpoint. Embeddings are not centred and no prompts are added.
+    Each item creates and loads its task anew, because mteb draws samples from a random state in the
+    task object; so a score does not depend on earlier items. All layers of the checkpoint share the
+    embeddings of the texts. Embeddings are not centred and no prompts are added.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class MtebTasks(EmbeddedTexts):
         Args:
             max_tokens: longer texts are cut.
             own_tasks: modules whose classes an item may name; none by default.
-            options: those of `EmbeddedTexts`.
+            options: the options of `EmbeddedTexts`.
 
         Raises:
-            ConfigError: an option that cannot be.
+            ConfigError: an option is invalid.
         """
         super().__init__(max_tokens=max_tokens, **options)
         if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
@@ -79,10 +79,10 @@ class MtebTasks(EmbeddedTexts):
     def run(
         self, context: SharedEmbeddings, items: Iterable[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """One value per item, in order.
+        """Yield one value per item, in order.
 
         Raises:
-            PermanentError: the item's task or layer does not exist, or its texts are not to be had.
+            PermanentError: the item's task or layer does not exist, or its texts are not available.
         """
         for item in items:
             layer = require_layer(item, context.layers, context.name)
@@ -90,7 +90,7 @@ class MtebTasks(EmbeddedTexts):
 
 
 class LayerEncoder:
-    """One layer of a checkpoint as mteb's ``EncoderProtocol`` wants a model."""
+    """One layer of a checkpoint as a model that implements mteb's ``EncoderProtocol``."""
 
     def __init__(self, context: SharedEmbeddings, layer: int) -> None:
         from mteb.models import ModelMeta
@@ -98,30 +98,30 @@ class LayerEncoder:
         self._context = context
         self._layer = layer
         self.encoded = 0
-        """Texts that were asked for so far."""
+        """Number of texts encoded so far."""
         name, revision = model_of(context.name, layer)
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={"name": name, "revision": revision}
         )
-        """Who this is, in mteb's results."""
+        """The model's name and revision in mteb's results."""
 
     def encode(self, inputs: Iterable[dict[str, Any]], **_: Any) -> np.ndarray:
-        """Float32 ``(n, d)`` of all texts of the batches; an empty text counts as one space.
+        """Return float32 ``(n, d)`` of all texts of the batches; an empty text counts as one space.
 
-        The rows are a copy: a task may write into them.
+        The rows are a copy, since a task may write into them.
         """
         texts = [text or " " for batch in inputs for text in batch["text"]]
         self.encoded += len(texts)
         return self._context.of(texts, self._layer).copy()
 
     def similarity(self, first: Any, second: Any) -> Any:
-        """Cosines of all pairs, ``(n, m)``."""
+        """Return the cosines of all pairs, ``(n, m)``."""
         from mteb.similarity_functions import cos_sim
 
         return cos_sim(first, second)
 
     def similarity_pairwise(self, first: Any, second: Any) -> Any:
-        """Cosines of rows with equal numbers, ``(n,)``."""
+        """Return the cosines of rows with equal indices, ``(n,)``."""
         from mteb.similarity_functions import pairwise_cos_sim
 
         return pairwise_cos_sim(first, second)
@@ -132,7 +132,7 @@ def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> 
     import mteb
 
     with warnings.catch_warnings():
-        # Of superseded tasks and undefined precisions, hundreds for each layer.
+        # mteb warns of superseded tasks and undefined precisions, hundreds of times per layer.
         warnings.simplefilter("ignore")
         datasets.disable_progress_bars()
         task = _make_task(name, modules)
@@ -162,12 +162,12 @@ def _evaluate(name: object, encoder: LayerEncoder, modules: Collection[str]) -> 
 
 
 def _import_mteb() -> None:
-    # mteb makes this directory when it is imported, and a home may be full or read-only; nothing
-    # is written there.
+    # mteb creates this directory on import, and a home directory may be full or read-only. Nothing
+    # is written to it.
     nowhere = Path(tempfile.gettempdir()) / f"mteb-{os.getuid()}"
     os.environ.setdefault("MTEB_CACHE", str(nowhere))
     try:
-        import mteb  # noqa: F401 - to say early what is missing
+        import mteb  # noqa: F401 - to report early which package is missing
     except ModuleNotFoundError as error:
         msg = f"tasks of mteb need the package {error.name!r}, which is not installed"
         raise WorkloadError(msg, hint="pip install 'hpc-toolkit[mteb]'") from error
@@ -222,7 +222,7 @@ def _load_data(task: Any, name: object) -> None:
 
     try:
         task.load_data()
-    except FileNotFoundError as error:  # a data set that does not exist is one as well
+    except FileNotFoundError as error:  # also raised for a data set that does not exist
         msg = f"task {name!r}: {error}"
         raise PermanentError(msg) from error
     except ConnectionError as error:

@@ -1,12 +1,12 @@
-"""A checkpoint is read from the shared filesystem once a node: copies of it on a local disk.
+"""Copy checkpoints to a local disk, so that each node reads them once from the shared filesystem.
 
 HPCTK_NODE_CACHE names a directory on a disk of this node, such as ``$SLURM_TMPDIR``; without it,
-nothing is copied. HPCTK_NODE_CACHE_SIZE bounds the copies ("200G"); without it, a tenth of the disk
-is left free.
+nothing is copied. HPCTK_NODE_CACHE_SIZE limits the size of the copies ("200G"); without it, a tenth
+of the disk is left free.
 
-All that is made, and all that is ever deleted, is in one directory below it, "hpctk-checkpoints-1",
-whose file CACHEDIR.TAG says that it is a cache; see `NodeCopies`. Locks are trusted there, so a
-filesystem that is not known to be local is refused.
+The cache only creates and deletes files in one directory below it, "hpctk-checkpoints-1", whose
+file CACHEDIR.TAG marks it as a cache; see `NodeCopies`. It relies on locks, so a filesystem that is
+not known to be local is rejected.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of checkpoi
 
 @contextmanager
 def local_copy(directory: Path) -> Iterator[Path]:
-    """The files of a checkpoint on a disk of this node, kept there while this is open.
+    """Yield a copy of a checkpoint on a disk of this node, which is kept until the context exits.
 
-    ``directory`` itself where no cache is named or the files are local already, and, with one
-    warning, where the cache cannot be used or the copy cannot be made: that costs time, never a
-    result. Of processes that ask at the same time, one copies and the others wait.
+    Yield ``directory`` itself if no cache is named or the files are local already. Also do so, with
+    one warning, if the cache cannot be used or the copy cannot be made: this costs time, never a
+    result. Of several processes at the same time, one copies and the others wait.
 
     Raises:
         PermanentError: the checkpoint's index of weights is damaged.
@@ -80,12 +80,12 @@ def _warn(message: str) -> None:
 
 
 def _home_below(root: Path) -> Path:
-    """The directory of all copies, made where it is not there.
+    """Return the directory of all copies; create it if it does not exist.
 
     Raises:
-        ConfigError: ``root`` is not absolute or not known to be on a local filesystem, others may
-            write there (what is loaded from it would be theirs), or something else has the name.
-        OSError: it cannot be made.
+        ConfigError: ``root`` is not absolute or not known to be on a local filesystem, other users
+            can write there (and so replace the files that are loaded), or the name is in use.
+        OSError: the directory cannot be created.
     """
     if not root.is_absolute():
         msg = f"HPCTK_NODE_CACHE: '{root}' is not an absolute path"
@@ -100,7 +100,7 @@ def _home_below(root: Path) -> Path:
     _require_private(home, home.lstat(), stat.S_IWOTH | stat.S_IWGRP)
     names = os.listdir(home)
     if _MARKER not in names:
-        # What clears temporary files takes the marker first: the copies are touched, and it is not.
+        # A cleaner of temporary files deletes the marker first, because only copies are touched.
         if not all(map(is_name_of_ours, names)):
             msg = f"HPCTK_NODE_CACHE: {home} has no {_MARKER}, so what is in it is not a cache's"
             raise ConfigError(msg, hint="name another directory")

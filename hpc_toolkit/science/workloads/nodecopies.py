@@ -1,4 +1,4 @@
-"""Copies of checkpoints on a local disk: made once, pinned while read, deleted oldest first."""
+"""Copies of checkpoints on a local disk: made once, pinned while in use, deleted oldest first."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"\.?([0-9a-f]{32})-([0-9]+)")
 _LOCK = re.compile(r"lock|[0-9a-f]{32}(\.[0-9a-f]{16}\.pin|\.lock)")
 _CHUNK = 2**24
-_LEFT_FREE = 0.1  # of the disk, where no limit is given
+_LEFT_FREE = 0.1  # share of the disk to leave free without a given limit
 _PATIENCE_S = 60.0
 
 
 def is_name_of_ours(name: str) -> bool:
-    """Whether it has one of the forms that `NodeCopies` gives."""
+    """Return whether a name has one of the forms that `NodeCopies` uses."""
     return any(form.fullmatch(name) for form in (_NAME, _LOCK))
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A copy that is there or is being made."""
+    """A copy that is complete or being made."""
 
     path: Path
     key: str
@@ -48,7 +48,7 @@ class _Entry:
         return self.path.name.startswith(".")
 
     def age(self) -> tuple[bool, int]:
-        """Smallest for what is deleted first: half-made ones, then those used longest ago."""
+        """Return the order of deletion: half-made copies first, then the least recently used."""
         try:
             return not self.half_made, self.path.stat().st_mtime_ns
         except FileNotFoundError:
@@ -56,23 +56,23 @@ class _Entry:
 
 
 class NodeCopies:
-    """Copies of checkpoints in one directory of a local disk, which holds nothing else.
+    """Copies of checkpoints in one directory of a local disk, which contains nothing else.
 
     ::
 
-        <key>-<bytes>   a whole copy; the key hashes where its files are, how large and how old
-        .<key>-<bytes>  one that is being made; it counts with all its bytes from the beginning
-        <key>.lock      held by who makes it, so that the others wait and read it from here
-        <key>.<n>.pin   held by a process that reads it
-        lock            held for a moment, to look, to pin, to make room and to name a copy
+        <key>-<bytes>   a complete copy; the key hashes its source, its files' sizes and times
+        .<key>-<bytes>  a copy that is being made; all its bytes count from the beginning
+        <key>.lock      held by the process that makes the copy, while others wait for it
+        <key>.<n>.pin   held by a process that uses the copy
+        lock            held briefly to check, to pin, to make room and to rename a copy
 
-    The locks are filelock's. Who is killed leaves no lock, only files that the next one clears
-    away. Nothing else is ever deleted than what has a name of these forms.
+    The locks are filelock's. A killed process leaves no lock held, only files that the next process
+    removes. Only files with names of these forms are ever deleted.
     """
 
     def __init__(self, home: Path, limit: int | None = None) -> None:
-        """``limit`` is what the copies may take together, in bytes, as far as the disk has room;
-        without it, a tenth of the disk is left free.
+        """``limit`` is the total size of the copies in bytes, as far as the disk has room; without
+        a limit, a tenth of the disk is left free.
         """
         self._home = home
         self._limit = limit
@@ -80,11 +80,12 @@ class NodeCopies:
     def pinned_copy(
         self, directory: Path, listed: Sequence[CheckpointFile], stack: contextlib.ExitStack
     ) -> Path | None:
-        """A copy of the files ``listed``, not deleted until ``stack`` closes; None where they were
-        written meanwhile, or where others read a copy that lacks some.
+        """Return a copy of the files ``listed``, which is not deleted until ``stack`` closes.
+
+        None if the files were written meanwhile, or if others use a copy that lacks some of them.
 
         Raises:
-            OSError: there is no room, it cannot be made, or who makes it does not get on.
+            OSError: there is no room, the copy cannot be made, or its maker makes no progress.
         """
         key = hashlib.sha256(repr((str(directory.resolve()), listed)).encode()).hexdigest()[:32]
         size = sum(one.size for one in listed)
@@ -92,14 +93,14 @@ class NodeCopies:
         aside = self._home / f".{key}-{size}"
         with self._turn(key, aside):
             with self._lock("lock"):
-                shutil.rmtree(aside, ignore_errors=True)  # of one who was killed
+                shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
                 if _holds(copy, listed):
-                    os.utime(copy)  # used last
+                    os.utime(copy)  # mark as most recently used
                     stack.callback(self._unpin, self._pin(key))
                     return copy
                 if self._is_read(key):
                     return None
-                # One that lacks files was deleted in part, such as by a cleaner of temporary files.
+                # A copy that lacks files was deleted in part, such as by a cleaner of /tmp.
                 shutil.rmtree(copy, ignore_errors=True)
                 if not self._make_room(size):
                     raise OSError(errno.ENOSPC, f"no room for {size} bytes beside what is in use")
@@ -115,8 +116,10 @@ class NodeCopies:
                 shutil.rmtree(aside, ignore_errors=True)
 
     def _make_room(self, size: int) -> bool:
-        """Delete what nobody makes or reads until ``size`` more fits: half-made copies first, and
-        then those used longest ago. Where all of it would not do, nothing is deleted.
+        """Delete copies that no process makes or uses until ``size`` more bytes fit.
+
+        Half-made copies are deleted first, then the least recently used. If deleting all of them
+        would not free enough, nothing is deleted.
         """
         entries = self._entries()
         room = self._room(entries)
@@ -124,7 +127,7 @@ class NodeCopies:
         for entry in sorted(entries, key=_Entry.age):
             if room >= size:
                 break
-            # Nobody begins to make or read one until 'lock' is free again.
+            # No process can begin to make or use a copy while this process holds 'lock'.
             if not self._is_made(entry.key) and not self._is_read(entry.key):
                 doomed.append(entry)
                 room += entry.size
@@ -139,7 +142,7 @@ class NodeCopies:
         return [_Entry(path, found[1], int(found[2])) for path, found in named if found]
 
     def _room(self, entries: list[_Entry]) -> float:
-        """Bytes that one more copy may take now."""
+        """Return how many bytes another copy may take now."""
         disk = shutil.disk_usage(self._home)
         coming = sum(max(0, one.size - _written(one.path)) for one in entries if one.half_made)
         if self._limit is None:
@@ -148,10 +151,10 @@ class NodeCopies:
         return min(self._limit - taken, disk.free - coming)
 
     def _turn(self, key: str, aside: Path) -> AcquireReturnProxy[BaseFileLock]:
-        """The lock of a copy, held, as soon as whoever makes it is done.
+        """Acquire the lock of a copy, waiting as long as the process that makes it progresses.
 
         Raises:
-            Timeout: they stand still, such as in a job that is suspended.
+            Timeout: that process makes no progress, such as in a suspended job.
         """
         from filelock import Timeout
 
@@ -168,7 +171,7 @@ class NodeCopies:
         return self._is_held(f"{key}.lock")
 
     def _is_read(self, key: str) -> bool:
-        """Whether a process reads the copy; the pins of those that are gone are deleted."""
+        """Return whether a process uses the copy; pins of processes that are gone are deleted."""
         alive = False
         for pin in self._home.glob(f"{key}.*.pin"):
             if self._is_held(pin.name):
@@ -201,13 +204,13 @@ class NodeCopies:
 
 
 def _copy(directory: Path, listed: Sequence[CheckpointFile], aside: Path) -> bool:
-    """Copy the files; False where they were written meanwhile, and may be a mix."""
+    """Copy the files; return False if they were written meanwhile and the copy may be a mix."""
     for one in listed:
         target = aside / one.name
         target.parent.mkdir(parents=True, exist_ok=True)
         with (directory / one.name).open("rb") as source:
             files.write_new(target, iter(lambda: source.read(_CHUNK), b""))
-    # Whoever loads them says what of them is not whole.
+    # Damaged files are not checked here: the process that loads them reports them.
     return _holds(aside, listed) and checkpoint_files(directory) == listed
 
 
@@ -219,7 +222,7 @@ def _holds(copy: Path, listed: Sequence[CheckpointFile]) -> bool:
 
 
 def _written(directory: Path) -> int:
-    """Bytes of the files in a directory that others may be writing, naming or deleting."""
+    """Return the bytes of files in a directory that others may be writing, renaming or deleting."""
     total = 0
     for top, _, names in os.walk(directory):
         for name in names:

@@ -1,8 +1,8 @@
-"""All layers of a model from one forward pass: its states are handed on as they are made.
+"""Get all layers of a model from one forward pass, each layer's states as soon as they are made.
 
-Memory: beyond its weights a pass needs what the model itself needs for one batch, and of the hidden
-states those of one layer; all ``L + 1`` of them never exist together. Bounded by `BatchSize`, it
-grows neither with the layers nor with the texts.
+Memory: beyond the weights, a forward pass needs the model's own memory for one batch, and the
+hidden states of one layer; the states of all ``L + 1`` layers never exist together. `BatchSize`
+limits the memory, which grows neither with the number of layers nor with the number of texts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.science.workloads.checkpoints import LoadedModel
 
 FinalNorm = Literal["raw", "paper"]
-"""Whether the layers below the last are taken as they are, or behind the model's final norm, which
-is what a model cut off after that layer returns. The last layer is behind it either way."""
+"""Whether layers below the last are taken as they are (``raw``), or after the model's final norm
+(``paper``), as returned by a model cut off after that layer. The last layer is always after it."""
 
 Consume = Callable[[int, "Tensor", "Batch"], None]
-"""Called with a layer, its float32 states ``(b, t, d)``, and the texts they belong to."""
+"""Called with a layer, its float32 states ``(b, t, d)``, and the batch of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Batch:
     """A few texts of similar length that went through the model together."""
 
     rows: list[int]
-    """Positions of the texts in the list that was given, longest texts last."""
+    """Positions of the texts in the given list, longest texts last."""
 
     lengths: Tensor
-    """Tokens of each text ``(b,)``; states beyond are padding."""
+    """Number of tokens of each text ``(b,)``; states beyond are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,20 @@ class BatchSize:
     """How many texts go through a model together."""
 
     texts: int
-    """At most so many."""
+    """The most texts in a batch."""
 
     tokens: int | None = None
-    """At most so many tokens, padding included; one text longer than that goes alone. None: any
-    number."""
+    """The most tokens in a batch, padding included; a longer text goes alone. None: no limit."""
 
     def halved(self) -> BatchSize | None:
-        """Half of both; None where a batch holds one text already."""
+        """Return half of both; None if a batch holds only one text already."""
         if self.texts == 1:
             return None
         tokens = None if self.tokens is None else max(1, self.tokens // 2)
         return BatchSize(self.texts // 2, tokens)
 
     def cut(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Positions of texts of ``lengths`` tokens, shortest first, batch by batch."""
+        """Yield the positions of texts of ``lengths`` tokens, shortest first, batch by batch."""
         rows: list[int] = []
         for row in sorted(range(len(lengths)), key=lengths.__getitem__):
             full = len(rows) == self.texts
@@ -82,10 +81,10 @@ class BatchSize:
 
 
 def require_final_norm(value: object) -> FinalNorm:
-    """An option ``final_norm``.
+    """Check an option ``final_norm``.
 
     Raises:
-        ConfigError: it is neither of the two.
+        ConfigError: the value is neither ``raw`` nor ``paper``.
     """
     for known in get_args(FinalNorm):
         if value == known:
@@ -96,35 +95,35 @@ def require_final_norm(value: object) -> FinalNorm:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Texts, each of the same tokens once.
+    """Texts without repetitions of the same tokens.
 
-    A text that is there twice would come out with other last bits each time, since it goes through
-    the model in batches of other widths: rows that ought to be equal would not be.
+    Repeated texts would go through the model in batches of different widths and differ in their
+    last bits, so that rows that should be equal would not be.
     """
 
     ids: list[list[int]]
-    """The different texts, in the order of their first."""
+    """The distinct texts, in the order of their first occurrence."""
 
     at: list[int]
-    """For each text that was given, its position in ``ids``."""
+    """For each given text, its position in ``ids``."""
 
     @classmethod
     def of(cls, ids: Sequence[list[int]]) -> Distinct:
-        """The different ones among token ids of texts."""
+        """Return the distinct texts among token ids of texts."""
         found = {key: at for at, key in enumerate(dict.fromkeys(map(tuple, ids)))}
         return cls([list(key) for key in found], [found[tuple(tokens)] for tokens in ids])
 
 
 def layer_count(loaded: LoadedModel) -> int:
-    """Number of hidden states: the blocks and the embeddings (layer 0)."""
+    """Return the number of hidden states: the blocks and the embeddings (layer 0)."""
     return block_count(loaded.model) + 1
 
 
 def tokenize(loaded: LoadedModel, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-    """Token ids of each text, cut to ``max_tokens``.
+    """Return the token ids of each text, cut to ``max_tokens``.
 
     Raises:
-        PermanentError: a text has no token at all, or more than the model takes.
+        PermanentError: a text has no tokens, or more tokens than the model takes.
     """
     encoded = loaded.tokenizer(list(texts), truncation=True, max_length=max_tokens)
     ids: list[list[int]] = encoded["input_ids"]
@@ -144,15 +143,15 @@ def forward(
     size: BatchSize,
     final_norm: FinalNorm = "raw",
 ) -> None:
-    """Run the model once over all texts and hand on each layer's states as they are made.
+    """Run the model once over all texts, and pass each layer's states to ``consume``.
 
     ``consume`` is called while the model runs, for layer 0 (the embeddings) to layer L (the last
-    hidden state, behind any final norm). It must not write into the states; where it keeps none,
-    those of one layer are there at a time, whatever the number of layers and texts.
+    hidden state, after any final norm). It must not write into the states. If it keeps none of
+    them, the states of only one layer are in memory at a time, for any number of layers and texts.
 
     Batches hold texts of similar length. Padding is on the right, where a causal model cannot see
-    it and positions stay those of the text alone. Batches depend on the texts only, so two passes
-    give the same numbers.
+    it and where it does not change the positions of the text. Batches depend only on the texts, so
+    two forward passes give the same numbers.
 
     Raises:
         PermanentError: token ids beyond the vocabulary, hidden states that are not finite, or a
@@ -193,7 +192,7 @@ def _run(
     }
     if not found.blocks:
         output = loaded.model(**inputs, output_hidden_states=True)
-        # Some models leave their final norm out of the last of their hidden states.
+        # In some models, the last of the hidden states lacks the final norm.
         for layer, states in enumerate((*output.hidden_states[:-1], output.last_hidden_state)):
             hand_on(layer, states)
         return
@@ -206,7 +205,7 @@ def _run(
     for layer, block in enumerate(found.blocks[:-1], start=1):
         handles.append(block.register_forward_hook(_taking(layer, tail, hand_on)))
     try:
-        # The last block's output is not asked for: what the model returns is behind its final norm.
+        # No hook on the last block: the model itself returns its output after the final norm.
         last = loaded.model(**inputs).last_hidden_state
     finally:
         for handle in handles:

@@ -1,4 +1,4 @@
-"""Bring the files of the next checkpoint nearer while the present one is computed."""
+"""Prefetch the files of the next checkpoint while the current one is computed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CHUNK = 2**20
 
 
 def prefetch_checkpoint(root: str | Path, checkpoint: str) -> None:
-    """Copy a checkpoint to the node's cache, or have the kernel keep it where there is none.
+    """Copy a checkpoint to the node's cache, or without one into the kernel's page cache.
 
-    May be called from a thread beside the one that computes, soon before the checkpoint is loaded
-    or never; it imports no torch, and holds a mebibyte of what it reads. A checkpoint that cannot
-    be had is left to whoever loads it, who then says why.
+    It may be called from another thread than the computing one, soon before the checkpoint is
+    loaded or never. It does not import torch, and its buffer is one mebibyte. Errors are ignored:
+    loading the checkpoint will report them.
     """
     with contextlib.suppress(HpcToolkitError, OSError):
         directory = locate(root, checkpoint)
@@ -34,9 +34,10 @@ def prefetch_checkpoint(root: str | Path, checkpoint: str) -> None:
 
 
 def _read_ahead(path: Path) -> None:
-    """Read a file to its end. The kernel's own means, POSIX_FADV_WILLNEED, begins it alone: of 200
-    MB on ext4 it read 8."""
-    # A FIFO that took the file's place would never be opened.
+    """Read a file to its end. POSIX_FADV_WILLNEED only reads the beginning: of 200 MB on ext4 it
+    read 8.
+    """
+    # Without O_NONBLOCK, opening a FIFO that replaced the file would hang.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,4 +1,4 @@
-"""The Pythia models as data: their sizes, their 154 checkpoints, and items made of them.
+"""The Pythia models as data: their sizes, their 154 checkpoints, and items for them.
 
 Source: README of github.com/EleutherAI/pythia at a19eecb (2025-11-15). Biderman et al. 2023,
 arXiv 2304.01373. Imports nothing heavy.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HUB = "EleutherAI/pythia-{size}@step{step}"
-"""How a checkpoint is named on the hub; ``{size}`` has ``-deduped`` behind it where asked for."""
+"""Name of a checkpoint on the hub; ``{size}`` gets the suffix ``-deduped`` if requested."""
 
 LAST_STEP = 143_000
 """The end of training; the hub's ``main`` is this checkpoint."""
@@ -26,7 +26,7 @@ REVISIONS: tuple[int, ...] = (
     *(2**power for power in range(10)),
     *range(1000, LAST_STEP + 1, 1000),
 )
-"""The steps that have a revision ``step<N>``, 154 of them, the same for every size."""
+"""The 154 steps that have a revision ``step<N>``, the same for every size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class PythiaSize:
     """One size of the suite; all are GPT-NeoX with untied embeddings and a context of 2048."""
 
     layers: int
-    """Blocks; hidden states are 0 (embeddings) to this one."""
+    """Number of blocks; hidden states are numbered from 0 (embeddings) to this number."""
     width: int
-    """Numbers in the hidden state of a token."""
+    """Size of the hidden state of a token."""
     heads: int
-    """Attention heads of a block."""
+    """Attention heads per block."""
     vocabulary: int = 50304
-    """Rows of the embeddings, padding of the tokenizer's 50,254 included."""
+    """Rows of the embeddings: the tokenizer's 50,254 tokens plus padding."""
     deduped: bool = True
-    """Whether there is a twin that was trained on the deduplicated Pile."""
+    """Whether there is a twin model trained on the deduplicated Pile."""
 
     @property
     def parameters(self) -> int:
@@ -68,16 +68,16 @@ SIZES: dict[str, PythiaSize] = {
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Checkpoints that somebody reported to hold other weights than their name says."""
+    """Checkpoints whose weights are reported not to be those of their step."""
 
     sizes: frozenset[str]
-    """Of the models that were trained on the whole Pile; no report names a deduplicated one."""
+    """Sizes of the models trained on the full Pile; no report names a deduplicated model."""
     steps: frozenset[int]
-    """Their steps."""
+    """Steps of the checkpoints."""
     what: str
-    """What was found."""
+    """The reported fault."""
     source: str
-    """Where it was reported; open on 2026-11-21, and not checked by us."""
+    """The report; open on 2026-11-21, and not verified for hpctk."""
 
 
 _REPORT = "github.com/EleutherAI/pythia/issues/"
@@ -106,8 +106,8 @@ SUSPECT: tuple[Suspect, ...] = (
         f"{_REPORT}206",
     ),
 )
-"""What is wrong on the hub by open reports. Such items are made all the same: a later upload may
-have mended them, and equal weights give equal results, which the results show."""
+"""Faults of checkpoints on the hub by open reports. Items are made for them all the same: a later
+upload may have fixed them, and otherwise equal weights show as equal results."""
 
 
 def pythia_items(
@@ -118,17 +118,18 @@ def pythia_items(
     deduped: bool = False,
     checkpoint: str = HUB,
 ) -> Iterator[dict[str, Any]]:
-    """Items ``{"checkpoint", "layer"}``, size by size, step by step, layer by layer.
+    """Return items ``{"checkpoint", "layer"}``, size by size, step by step, layer by layer.
 
     Args:
         sizes: names in `SIZES`.
-        steps: of `REVISIONS`, such as `parse_steps` gives.
-        layers: as `parse_layers` reads it, for each size by its own number of layers.
-        deduped: the twins that were trained on the deduplicated Pile.
+        steps: steps in `REVISIONS`, such as from `parse_steps`.
+        layers: text for `parse_layers`, read for each size with its own number of layers.
+        deduped: whether to use the twins trained on the deduplicated Pile.
         checkpoint: the name of a checkpoint; ``{size}`` and ``{step}`` are replaced.
 
     Raises:
-        ConfigError: before the first item, if any of it does not exist.
+        ConfigError: a size, a layer or a deduplicated twin does not exist, or ``checkpoint`` lacks
+            a field; raised by the call itself, before the first item.
     """
     _require_template(checkpoint)
     chosen = {size: parse_layers(layers, size) for size in sizes}
@@ -150,7 +151,7 @@ def pythia_items(
 
 
 def parse_sizes(text: str) -> list[str]:
-    """Names of sizes, ``14m,70m`` or ``all``, each once, in the order given.
+    """Parse names of sizes, ``14m,70m`` or ``all``; return each once, in the given order.
 
     Raises:
         ConfigError: there is no such size.
@@ -164,10 +165,10 @@ def parse_sizes(text: str) -> list[str]:
 
 
 def parse_steps(text: str) -> list[int]:
-    """Training steps, ascending, each once: ``0,1000:143000:1000``, or ``all`` of `REVISIONS`.
+    """Parse training steps such as ``0,1000:143000:1000``, or ``all`` of `REVISIONS`.
 
-    A part is one step; ``FIRST:LAST:STRIDE``, its end included; or ``FIRST:LAST``, every revision
-    between.
+    A part is one step; ``FIRST:LAST:STRIDE``, including the end; or ``FIRST:LAST``, every revision
+    from the first to the last. The result is ascending, with each step once.
 
     Raises:
         ConfigError: a part is none of these, or a step has no revision.
@@ -186,10 +187,10 @@ def parse_steps(text: str) -> list[int]:
 
 
 def parse_layers(text: str, size: str) -> list[int]:
-    """Layers of a size, ascending, each once.
+    """Parse layers of a size; return them ascending, each once.
 
-    ``blocks`` are 1 to L, the outputs of its L blocks; ``all`` is 0 (embeddings) to L; ``last`` is
-    L; else numbers and ranges with their end included, such as ``0,4:12:4``.
+    ``blocks`` means 1 to L, the outputs of its L blocks; ``all`` 0 (embeddings) to L; ``last`` L.
+    Otherwise the text has numbers and ranges that include their end, such as ``0,4:12:4``.
 
     Raises:
         ConfigError: the size does not exist, or has no such layer.
@@ -212,7 +213,7 @@ def parse_layers(text: str, size: str) -> list[int]:
 
 
 def suspects(sizes: Sequence[str], steps: Sequence[int]) -> Iterator[str]:
-    """One line for each report in `SUSPECT` that concerns these checkpoints of the whole Pile."""
+    """Yield a line for each report in `SUSPECT` about these checkpoints of the full Pile."""
     for one in SUSPECT:
         models = [size for size in sizes if size in one.sizes]
         found = [step for step in steps if step in one.steps]
@@ -246,9 +247,10 @@ def _require_template(checkpoint: str) -> None:
 
 
 def _range(text: str, what: str, *, among: Sequence[int] | None = None) -> Sequence[int]:
-    """The numbers of one part of a list, at least one.
+    """Return the numbers of one part of a list, at least one.
 
-    Without a stride these are those of ``among`` from the first to the last, or all.
+    Without a stride, a range has the numbers in ``among`` from its first to its last, if both are
+    in it, and otherwise all integers.
     """
     where = f"{what} {text.strip()!r}"
     words = [word.strip() for word in text.split(":")]

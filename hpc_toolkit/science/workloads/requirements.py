@@ -1,4 +1,4 @@
-"""What the model workloads require of their options and items."""
+"""Checks of the options, items and models of the model workloads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
-    """The item's layer, an integer from 0 to ``layers - 1``.
+    """Return the item's layer, an integer from 0 to ``layers - 1``.
 
     Raises:
-        PermanentError: it is missing, or the checkpoint has no such layer.
+        PermanentError: the layer is missing, or the checkpoint has no such layer.
     """
     layer = item.get("layer")
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
@@ -24,10 +24,10 @@ def require_layer(item: dict[str, Any], layers: int, checkpoint: str) -> int:
 
 
 def require_one_stack(loaded: LoadedModel) -> None:
-    """A model of one stack of layers: an encoder or a decoder.
+    """Require a model with one stack of layers: an encoder or a decoder.
 
     Raises:
-        PermanentError: it is an encoder and a decoder, whose layers have no one order.
+        PermanentError: the model has an encoder and a decoder, whose layers have no single order.
     """
     if getattr(loaded.model.config, "is_encoder_decoder", False):
         kind = type(loaded.model).__name__
@@ -36,13 +36,13 @@ def require_one_stack(loaded: LoadedModel) -> None:
 
 
 def require_positions(loaded: LoadedModel, longest: int) -> None:
-    """A model that takes a text of ``longest`` tokens.
+    """Require a model that takes texts of ``longest`` tokens.
 
-    One that is too long is an error of shapes on a CPU, and on a GPU one that ends the process. A
-    model with rotary positions would go on, with numbers that it was never trained for.
+    A text that is too long raises a shape error on a CPU, and ends the process on a GPU. A model
+    with rotary positions would go on, with positions for which it was never trained.
 
     Raises:
-        PermanentError: it has fewer positions.
+        PermanentError: the model has fewer positions.
     """
     positions = _positions(loaded.model)
     if positions is not None and longest > positions:
@@ -51,7 +51,7 @@ def require_positions(loaded: LoadedModel, longest: int) -> None:
 
 
 def _positions(model: Any) -> int | None:
-    """Tokens of the longest text that a model takes; None where no number is known."""
+    """Return the number of tokens of the longest text that a model takes; None if unknown."""
     from torch.nn import Embedding
 
     size: object = getattr(model.config, "max_position_embeddings", None)
@@ -62,15 +62,15 @@ def _positions(model: Any) -> int | None:
         if not isinstance(module, Embedding) or module is words:
             continue
         if module.num_embeddings == size and module.padding_idx is not None:
-            return size - module.padding_idx - 1  # RoBERTa and its like count from behind padding
+            return size - module.padding_idx - 1  # RoBERTa counts positions after the padding index
     return size
 
 
 def require_positive(name: str, value: object) -> int:
-    """An option that counts something.
+    """Require an option to be a count.
 
     Raises:
-        ConfigError: it is not an integer of at least 1.
+        ConfigError: the value is not an integer of at least 1.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         msg = f"{name}: {value!r} is not a positive integer"

@@ -1,8 +1,8 @@
-"""Scores of embeddings: six kinds of tasks; deterministic.
+"""Deterministic scores of embeddings for six kinds of tasks: arrays in, numbers out.
 
-Arrays in, numbers out. The standard errors speak of other texts of the same kind, except for
-clustering, where they speak of the repetitions only. Cosines are of centred embeddings: mteb does
-not centre, so its scores of the same texts are others.
+The standard errors estimate the variation over other texts of the same kind; for clustering, only
+the variation over repetitions. Cosines are of centred embeddings. mteb does not centre, so its
+scores for the same texts differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLUSTERINGS = 10
 """Repetitions of a clustering, each on another random four fifths of the texts."""
 
 CUTOFF = 10
-"""Ranks that retrieval looks at."""
+"""Number of ranks that count in retrieval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Score:
     """Standard error of ``score``."""
 
     n: int
-    """Texts, pairs or queries that were scored."""
+    """Number of texts, pairs or queries that were scored."""
 
 
 def classification(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
@@ -82,11 +82,11 @@ def clustering(embeddings: np.ndarray, labels: Sequence[str]) -> Score:
 
 
 def similarity(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, float]]) -> Score:
-    """Spearman correlation of centred cosines with the similarities that people gave to ``pairs``.
+    """Spearman correlation of centred cosines with the human ratings of ``pairs``.
 
-    The standard error is Bonett & Wright's (2000, Psychometrika 65), with as many independent
-    observations as there are pairs or texts, whichever is fewer: pairs that share a text are not
-    independent. Equal embeddings everywhere give 0: they order nothing.
+    The standard error is Bonett & Wright's (2000, Psychometrika 65). The number of independent
+    observations is the number of pairs or of texts, whichever is smaller, because pairs that share
+    a text are not independent. If all embeddings are equal, the score is 0.
     """
     import numpy as np
     from scipy.stats import rankdata
@@ -117,10 +117,10 @@ def retrieval(queries: np.ndarray, documents: np.ndarray) -> Score:
 
 
 def pair_classification(embeddings: np.ndarray, pairs: Sequence[tuple[int, int, bool]]) -> Score:
-    """Average precision of centred cosines that should tell the pairs that are True from others.
+    """Average precision of centred cosines in separating the True pairs from the others.
 
-    Chance is the share of True pairs, which equal embeddings give as well: pairs that tie count
-    together. mteb's ``max_ap`` is the largest of this over several similarities.
+    Chance is the share of True pairs, which is also the score of equal embeddings: tied pairs count
+    together. mteb's ``max_ap`` is the maximum of this value over several similarities.
 
     The standard error is the infinitesimal jackknife's, in which pairs that share a text depend
     on each other (Aronow, Samii & Assenova 2015, Political Analysis 23).
@@ -154,7 +154,7 @@ def reranking(
 
     Query ``i`` ranks the documents ``candidates[i]``, of which those marked in ``relevant[i]``
     are right. A candidate that ties with a relevant one ranks before it, so equal embeddings give
-    the worst order. Where one candidate is right, this is the mean reciprocal rank.
+    the worst order. If one candidate is right, this is the mean reciprocal rank.
 
     Raises:
         ValueError: a query without a relevant candidate.
@@ -177,17 +177,17 @@ def reranking(
 
 
 def _average_precision(scores: np.ndarray, truth: np.ndarray) -> tuple[float, np.ndarray]:
-    """Average precision, and what it would change by per unit of each pair's weight ``(n,)``."""
+    """Return the average precision, and its derivative by each pair's weight ``(n,)``."""
     import numpy as np
 
-    # The distinct scores, highest first, and which of them each pair has.
+    # The index of each pair's score among the distinct scores, highest first.
     _, which = np.unique(-np.round(scores, 12), return_inverse=True)
     true_here = np.bincount(which, weights=truth)
     above = np.cumsum(np.bincount(which))
     precision = np.cumsum(true_here) / above
     right = float(truth.sum())
     score = float(precision @ true_here) / right
-    # A pair is in the precision of its own score and of all lower ones.
+    # A pair contributes to the precision at its own score and at all lower scores.
     share = np.cumsum((true_here / above)[::-1])[::-1]
     loss = np.cumsum((true_here / above * precision)[::-1])[::-1]
     own = truth * (precision[which] - score)
@@ -205,7 +205,7 @@ def _standardisation(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _directions(embeddings: np.ndarray) -> np.ndarray:
     import numpy as np
 
-    # Mean-pooled states share one large direction, which would hide what tells texts apart.
+    # Mean-pooled states share one large direction, which would hide the differences between texts.
     rows = embeddings - embeddings.mean(0, dtype=np.float64)
     unit: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
     return unit
@@ -217,6 +217,6 @@ def _fit(model: Any, features: np.ndarray, targets: np.ndarray | None) -> None:
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        # Embeddings of untrained layers may coincide or not converge: that is a low score, no news.
+        # Embeddings of untrained layers may coincide or not converge: the low score shows that.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(features, targets)

@@ -1,4 +1,4 @@
-"""Rows that come in parts, kept in a bounded number of rows that stand for all of them."""
+"""Rows that arrive in parts, summarised by a bounded number of equivalent rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class RowStream:
-    """Rows ``(n, d)`` in float64: all of them, or at most about ``2 d`` that stand for them.
+    """Rows ``(n, d)`` in float64: all rows, or at most about ``2 d`` equivalent rows.
 
-    Up to ``2 (d + 1)`` rows, or where the ``whole`` of them is wanted, `rows` returns them as they
-    came. Of more it returns ``d + 1`` others with the same singular values and the same direction
-    of the mean, or without that, the same singular values about it: a metric that reads these alone
-    has the value of all rows, to what float64 holds of each row beside the mean. What compares rows
-    one by one needs the rows.
+    Up to ``2 (d + 1)`` rows, or with ``whole``, `rows` returns the rows as they came. Of more rows
+    it returns ``d + 1`` substitutes with the same singular values and the same direction of the
+    mean, or, centred, the same singular values about the mean. A metric that depends only on these
+    has the value of all rows, up to the float64 precision of each row relative to the mean. A
+    metric that compares single rows needs ``whole``.
 
     The sum of squares about the mean is kept as a triangular factor, never multiplied out: squaring
     would lose half of the digits of the small singular values. Updates as in Chan, Golub & LeVeque
@@ -31,17 +31,17 @@ class RowStream:
         self._factor: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
-        """Take rows ``(m, d)``."""
+        """Add rows ``(m, d)``."""
         self._parts.append(rows.double())
         self._waiting += len(rows)
         if not self._whole and self._waiting > 2 * (rows.shape[-1] + 1):
             self._fold()
 
     def rows(self, *, centred: bool = False) -> Tensor:
-        """All rows, or those that stand for them.
+        """Return all rows, or their substitutes.
 
-        With ``centred``, for what subtracts the mean anyway, those that stand for them have none:
-        to add one and take it off again would cost the digits that it is larger than the spread.
+        With ``centred``, for metrics that subtract the mean anyway, substitutes have mean zero:
+        adding a mean that is large relative to the spread and subtracting it would lose digits.
         """
         import torch
 

@@ -11,7 +11,7 @@ from hpc_toolkit.errors import PermanentError
 
 
 def Noop(item: dict[str, Any]) -> dict[str, Any]:  # noqa: N802 - named like the others
-    """Give the item back as it is."""
+    """Return the item unchanged."""
     return item
 
 
@@ -36,9 +36,9 @@ def _note(path: str, what: str, item: dict[str, Any]) -> None:
 
 
 class Flaky:
-    """Fails at random, as told: ``fail``, ``permanent``, ``crash``, ``hang`` are probabilities.
+    """Fails at random; ``fail``, ``permanent``, ``crash`` and ``hang`` are probabilities.
 
-    An item may say what happens to it by a key of the same name, such as ``{"crash": 1}``.
+    An item can override a probability by a key of the same name, such as ``{"crash": 1}``.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Flaky:
         self._random = random.Random(seed)
 
     def load(self, group: Any) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is no context."""
 
     def run(self, context: None, items: Any) -> Any:
-        """One result per item, or what fate has for it."""
+        """Yield one result per item, or fail as drawn."""
         for item in items:
             for what, chance in self._chances.items():
                 if self._random.random() < item.get(what, chance):

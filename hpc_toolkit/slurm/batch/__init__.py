@@ -1,1 +1,1 @@
-"""What a job does around its step."""
+"""Code that a job runs around its step: preflight, staging, and giving nodes back."""

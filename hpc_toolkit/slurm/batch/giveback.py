@@ -1,8 +1,8 @@
-"""Gives nodes of a running job back when all their ranks have left.
+"""Give nodes of a running job back to Slurm once all their ranks have left.
 
-Beside the step of a job script, where jobs may shrink. Ranks leave when they had nothing to do for
-a while (``hpctk work --idle-exit``); without this their node stays allocated until the last rank of
-the job is done. The first node is kept: the script runs on it.
+Runs beside the step of a job script, on clusters where jobs may shrink. Ranks leave when they had
+nothing to do for a while (``hpctk work --idle-exit``). Otherwise their node would stay allocated
+until the last rank of the job is done. The first node is kept: the script runs on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _STARTING_S = 900.0
 _REFUSALS = 10
-"""Looks in a row at which Slurm refuses to shrink the job, before giving back ends."""
+"""Consecutive refusals to shrink the job after which :func:`give_back` raises."""
 
 
 def kept_nodes(
@@ -37,11 +37,11 @@ def kept_nodes(
     first: str,
     starting: bool = True,
 ) -> list[str]:
-    """Those of ``nodes`` that still have work, in their order.
+    """Return the ``nodes`` to keep, in their order; ``first`` is always kept.
 
-    A node is given back when it had ranks in this start of the job and all of them said that they
-    left. One whose ranks are silent or dead is kept, and while the job is ``starting`` one without
-    any; later such a node was left out, because it is not fit.
+    A node is given back when it had ranks in this start of the job and all of them reported that
+    they left. A node with silent or dead ranks is kept. A node without ranks is kept only while
+    the job is ``starting``; later it counts as left out by the preflight.
     """
     begun: set[str] = set()
     at_work: set[str] = set()
@@ -58,14 +58,14 @@ def kept_nodes(
 
 
 def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
-    """Look every ``every_s`` seconds until only the first node is left; yield what was given back.
+    """Give back idle nodes until only the first one is left; yield the nodes each time.
 
-    To be called by the script of a Slurm job, on its first node. Nodes that the job loses are left
-    out. While Slurm does not say which nodes the job has, nothing is given back.
+    Called by the script of a Slurm job, on its first node; checks every ``every_s`` seconds. Nodes
+    that the job loses are ignored. While Slurm does not list the job's nodes, none are given back.
 
     Raises:
         ConfigError: this is not a Slurm job.
-        SlurmError: Slurm refuses to shrink the job at ten looks in a row.
+        SlurmError: Slurm refused ten times in a row to shrink the job.
     """
     rank, listed = RankInfo.from_environ(), os.environ.get("SLURM_JOB_NODELIST")
     if rank.job_id is None or listed is None:
@@ -85,7 +85,7 @@ def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
             first=host_name(),
             starting=time.monotonic() - started < _STARTING_S,
         )
-        # Slurm refuses a list with a node that the job has lost.
+        # Slurm refuses a list that contains a node that the job has lost.
         present = _present_nodes(rank.job_id) if kept != nodes else None
         if present is None:
             continue
@@ -95,7 +95,7 @@ def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
             if idle:
                 set_nodes(rank.job_id, kept)
         except SlurmError:
-            # A node may have been lost since it was listed, or slurmdbd may not answer.
+            # The job may have lost a node after the listing, or slurmdbd may not answer.
             refusals += 1
             if refusals == _REFUSALS:
                 raise
@@ -106,7 +106,7 @@ def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
 
 
 def _present_nodes(job: str) -> list[str] | None:
-    """The nodes that a job has now; None while Slurm does not say."""
+    """Return the nodes that a job has now; None while Slurm does not say."""
     try:
         return job_nodes(job)
     except SlurmError:

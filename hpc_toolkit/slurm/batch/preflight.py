@@ -1,6 +1,6 @@
-"""Whether this node can do its part of a job: its GPUs, its view of the run, the space there.
+"""Check that this node is fit for a job: its GPUs, its view of the run, the free space.
 
-Asked once on every node before the ranks start, since what is missing would cost hours later.
+Runs once on every node before the ranks start, because a fault found later costs hours.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _NVML = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What one node said."""
+    """The result of the checks on one node."""
 
     node: str
-    """Its name, as Slurm calls it."""
+    """The node's name in Slurm."""
     problems: tuple[str, ...]
-    """Why it cannot work; empty where it can."""
+    """Why the node is not fit; empty if it is."""
     facts: tuple[str, ...]
-    """What it has."""
+    """Versions, GPUs and free space of the node."""
 
     def line(self) -> str:
-        """All of it on one line."""
+        """Return the report on one line."""
         if self.problems:
             return f"{self.node}: {'; '.join(self.problems)}"
         return f"{self.node}: ready: {', '.join(self.facts)}"
 
 
 def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
-    """Look at this node.
+    """Check this node.
 
     Args:
-        run: the run directory that ranks will write to; None: they write to none.
-        gpus: how many GPUs a process must see that is alone on its node.
+        run: the run directory that ranks will write to; None if they write to none.
+        gpus: number of GPUs that a process alone on its node must see.
         free_bytes: space that must be free below ``run``.
     """
     problems: list[str] = []
@@ -69,10 +69,10 @@ def check_node(run: Path | None, *, gpus: int, free_bytes: int) -> NodeReport:
 
 
 def usable_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that a process with ``environ`` can use: granted by Slurm, and answering the driver.
+    """Count the GPUs that Slurm grants in ``environ`` and that answer NVIDIA's driver.
 
-    Without NVIDIA's library the grant alone counts, and for parts of GPUs, since the library counts
-    whole ones (CUDA names a part ``MIG-...``); 0 where nothing tells of a GPU.
+    Without NVIDIA's library only the grant counts. It alone counts for MIG partitions too
+    (``MIG-...``), because the library counts complete GPUs. 0 if there is no sign of a GPU.
     """
     listed = next((environ[name] for name in _GRANTED if name in environ), None)
     granted = _granted(listed) if listed is not None else None
@@ -86,18 +86,18 @@ def usable_gpus(environ: Mapping[str, str]) -> int:
 
 
 def _granted(listed: str) -> list[str]:
-    """Devices up to the first word that names none, as CUDA reads the list.
+    """Return the devices in the list up to the first invalid word, as CUDA reads it.
 
-    Slurm and sites write ``NoDevFiles`` or ``-1`` for a job that was given no GPU.
+    Slurm and sites write ``NoDevFiles`` or ``-1`` for a job without GPUs.
     """
     words = [word.strip() for word in listed.rstrip(",").split(",")]
     return list(takewhile(lambda word: word not in _NO_DEVICE, words))
 
 
 def _answering_gpus() -> int | None:
-    """GPUs of this node that answer NVIDIA's driver; None where there is no driver.
+    """Count the GPUs of this node that answer NVIDIA's driver; None without a driver.
 
-    A GPU that fell off the bus is still listed, and fails when it is asked for its memory
+    A GPU that fell off the bus is still listed, but querying its handle or memory fails
     (nvmlDeviceGetHandleByIndex_v2 and nvmlDeviceGetMemoryInfo in the NVML reference).
     """
     try:
@@ -136,6 +136,6 @@ def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]
         if free < free_bytes:
             problems.append(f"only {format_size(free)} are free for {run}")
         facts.append(f"{format_size(free)} free for {run}")
-        # Some filesystems count no files.
+        # Some filesystems report no number of files.
         if space.f_files and space.f_favail < _FREE_FILES:
             problems.append(f"room for {space.f_favail} more files below {run}")

@@ -1,4 +1,4 @@
-"""Copies of files on a node's own disk, made before ranks start and removed by the last of them."""
+"""Copy files to a node's own disk before ranks start; the last task removes the copies."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SPARE_BYTES = 64 << 20
-"""Stays free: a disk that is full to the last byte fails more than this job."""
+"""Space to leave free: a completely full disk breaks more than this job."""
 
 
 class StagingError(HpcToolkitError):
-    """Something cannot be copied to this node's disk."""
+    """A path cannot be copied to this node's disk."""
 
 
 def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
-    """Copy each path to its name below ``directory``, which is made; say what was copied.
+    """Create ``directory``, copy each path into it and return a line for the log.
 
-    What links name is copied in their place. Who has used the copies removes its number, from 0 to
-    ``users`` - 1, from the directory ``.users``, and who can remove that removes the copies. What
-    an earlier start of the same job left on this node is removed: there the parent's name ends in a
-    lower number. Nothing is synced, since nothing is kept.
+    Links are replaced by copies of their targets. ``.users`` gets one entry per task, 0 to
+    ``users`` - 1. A task that is done removes its entry; the task that can then remove ``.users``
+    also removes the copies. Copies of earlier starts of the job on this node are removed first:
+    the names of their parent directories end in a lower number. Nothing is synced, because the
+    copies are temporary.
 
     Raises:
-        StagingError: a path is missing, leads to itself or is neither file nor directory, or the
-            disk has not the room.
+        StagingError: a path is missing, links to itself or is neither a file nor a directory, or
+            the disk has too little space.
     """
     started = time.monotonic()
     files = [pair for path in paths for pair in _below(path, Path(path.name), ())]
@@ -53,7 +54,7 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
         for user in range(users):
             (directory / USERS / str(user)).mkdir(parents=True)
     except BaseException as error:
-        # Also at SIGTERM: in a job that is cancelled nobody else can remove it.
+        # Also after SIGTERM: no other process of a cancelled job removes the copies.
         shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):
             directory.parent.rmdir()
@@ -66,7 +67,7 @@ def stage_paths(paths: Sequence[Path], directory: Path, *, users: int) -> str:
 
 
 def _below(path: Path, target: Path, above: tuple[str, ...]) -> Iterator[tuple[Path, Path]]:
-    """A path and all below it, directories first, with their names among the copies."""
+    """Yield (source, target) of ``path`` and of all files below it, directories first."""
     try:
         real = os.path.realpath(path, strict=True)
         mode = path.stat().st_mode
@@ -78,7 +79,7 @@ def _below(path: Path, target: Path, above: tuple[str, ...]) -> Iterator[tuple[P
         msg = f"cannot stage {path}: it leads to itself"
         raise StagingError(msg, hint="remove the link")
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        # A device may never end, and a pipe may never begin.
+        # Reading a device may never end, and reading a pipe may never begin.
         msg = f"cannot stage {path}: it is neither a file nor a directory"
         raise StagingError(msg, hint="stage files that have an end")
     yield path, target
@@ -87,7 +88,7 @@ def _below(path: Path, target: Path, above: tuple[str, ...]) -> Iterator[tuple[P
 
 
 def _copy(source: Path, target: Path) -> None:
-    # Not with the source's rights: what may not be written to could not be removed.
+    # Not with the source's mode: the contents of a read-only directory could not be removed.
     if source.is_dir():
         target.mkdir(mode=0o700)
     else:
@@ -96,7 +97,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _remove_earlier(directory: Path) -> None:
-    """Remove what starts of this job left here that nobody let tidy up."""
+    """Remove copies that earlier starts of this job left on this node."""
     stem, _, number = directory.parent.name.rpartition(".")
     for earlier in range(int(number) if number.isdecimal() else 0):
         place = directory.parent.with_name(f"{stem}.{earlier}")
@@ -106,7 +107,7 @@ def _remove_earlier(directory: Path) -> None:
 
 
 def _make(directory: Path) -> None:
-    """Make a directory that is this user's alone."""
+    """Create a directory that only this user can access."""
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if directory.is_symlink() or directory.parent.lstat().st_uid != os.geteuid():

@@ -1,1 +1,1 @@
-"""What is known of sites: facts, the layers of files they come from, their partitions."""
+"""Facts about sites: the layers of files that state them, and their partitions."""

@@ -1,4 +1,4 @@
-"""Which cluster is meant where no option says it: a variable's, the one recognized, or generic."""
+"""Choose the cluster: by option, by variable, by signs of this machine, or ``generic``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FALLBACK = "generic"
 _PREFIX = "HPCTK_"
 CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Where Slurm's programs look without ``SLURM_CONF``; the second is that of a configless site."""
+"""Files that Slurm's programs read without ``SLURM_CONF``; the second is for configless sites."""
 
 _CLUSTER_NAME = re.compile(
     r"^[ \t]*ClusterName[ \t]*=[ \t]*([\w.-]+)", re.IGNORECASE | re.MULTILINE
@@ -31,7 +31,7 @@ _OTHER_VARIABLES = ("HPCTK_CLUSTER", "HPCTK_SITE_CLUSTERS", "HPCTK_RUN", "HPCTK_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A cluster, and what the user should be told of how it was found."""
+    """A cluster, and notes for the user on how it was found."""
 
     cluster: Cluster
     """Its facts."""
@@ -40,10 +40,10 @@ class Resolved:
 
 
 def resolve_cluster(option: str | None) -> Resolved:
-    """The cluster of ``--cluster``, else of ``HPCTK_CLUSTER``, else the one recognized here.
+    """Load the cluster of ``--cluster``, else of ``HPCTK_CLUSTER``, else the recognized one.
 
-    Without any of them it is the one of which nothing is known. Runs no program. Raises ConfigError
-    for a cluster that cannot be loaded, and where two are recognized by the same evidence.
+    Without any of them it is ``generic``, which states no limits. Runs no program. Raises
+    ConfigError if the cluster cannot be loaded, or if two match the same evidence.
     """
     notes = misspelt_variables(os.environ)
     name = option or os.environ.get("HPCTK_CLUSTER")
@@ -55,14 +55,14 @@ def resolve_cluster(option: str | None) -> Resolved:
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """A note for every variable that is nearly one of those that set defaults."""
+    """Return a note for every ``HPCTK_`` variable whose name is close to one that hpctk reads."""
     known = {*VARIABLES, *_OTHER_VARIABLES}
     unknown = [name for name in environ if name.startswith(_PREFIX) and name not in known]
     if not unknown:
         return []
     import difflib
 
-    # Without the common prefix, which alone would make any two of them close.
+    # Without the common prefix, which alone would make any two names close.
     options = [name.removeprefix(_PREFIX) for name in known]
     notes = []
     for name in sorted(unknown):
@@ -82,10 +82,10 @@ class _Signs:
 
 
 def _recognized() -> tuple[str, list[str]]:
-    """The cluster whose ``[identify]`` holds here, or "", and what to tell the user."""
+    """Return the cluster whose ``[identify]`` matches this machine, or "", and notes."""
     clusters, notes = _known_signs()
     evidence: dict[str, Callable[[str], bool]] = {
-        # The best one first: it is where sbatch would send a job.
+        # The best evidence first: sbatch submits to the cluster of slurm.conf.
         "slurm_cluster": lambda name: name.lower() == slurm_cluster_name(os.environ),
         "env": lambda text: os.environ.get(text.partition("=")[0]) == text.partition("=")[2],
         "hostname": lambda pattern: fnmatch.fnmatchcase(os.uname().nodename, pattern),
@@ -112,7 +112,7 @@ def _known_signs() -> tuple[list[_Signs], list[str]]:
             table = read_table(one).get("identify", {})
             signs = dict(identify(table, f"{one.file}: identify"))
         except HpcToolkitError as error:
-            # A broken file of another cluster must not stop this one's job.
+            # A broken file of another cluster must not stop a job for this one.
             notes.append(f"passed over: {error.message}")
             continue
         if signs:
@@ -123,9 +123,9 @@ def _known_signs() -> tuple[list[_Signs], list[str]]:
 
 
 def slurm_cluster_name(environ: Mapping[str, str]) -> str:
-    """Slurm's ClusterName in lower case, as its configuration here has it; "" where there is none.
+    """Return ClusterName from this machine's slurm.conf in lower case; "" if there is none.
 
-    A file that Slurm's own file includes is not read.
+    Files that slurm.conf includes are not read.
     """
     named = environ.get("SLURM_CONF")
     for path in [named] if named else CONFIG_FILES:

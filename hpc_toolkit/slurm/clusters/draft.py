@@ -1,6 +1,6 @@
-"""A cluster file from what Slurm says of itself, with comments on what it does not say.
+"""Draft a cluster file from Slurm's settings, with comments on facts that Slurm does not know.
 
-A person has to read it: a Slurm knows nothing of modules, networks and rules of use.
+A person must review the draft: Slurm knows nothing about modules, networks and site rules.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _NO_ACCOUNTING = "accounting_storage/none"
 
 
 def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
-    """The text of a cluster file; it is valid, and says that nobody has verified it.
+    """Return the text of a valid cluster file with ``verified = false``.
 
-    Raises ConfigError where Slurm shows no partition that takes jobs, or ``name`` is none that
-    ``--cluster`` would find.
+    Raises ConfigError if Slurm shows no partition that takes jobs, or if ``--cluster`` could not
+    find a file called ``name``.
     """
     usable, left_out = offers(facts)
     if not usable:
@@ -68,11 +68,11 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
         *(f"\n# Left out: {one}" for one in left_out),
         *_defaults(main),
         f"\n[facts]\nslurm = {_text(version)}",
-        # Newer versions print "(null)" for it.
+        # Newer versions of Slurm print "(null)" if there is no accounting.
         f"accounting = {_text(_setting(facts, 'AccountingStorageType') or _NO_ACCOUNTING)}",
         _ASK_NETWORK,
     ]
-    # TOML has no place for what does not print, in comments neither.
+    # TOML allows no control characters, not even in comments.
     text = "".join(c for c in "\n".join(lines) if c.isprintable() or c == "\n")
     parse_cluster(text, file=name, name=name)
     if name.endswith(SUFFIX):
@@ -82,9 +82,9 @@ def draft(name: str, facts: SlurmFacts, today: dt.date) -> str:
 
 
 def write_draft(name: str, text: str, *, out: str | None, force: bool) -> Path:
-    """Write a draft, by default among the user's files; return its path.
+    """Write a draft, by default to the user's cluster files, and return its path.
 
-    Raises ConfigError where there is a file already and ``force`` is not set.
+    Raises ConfigError if the file exists and ``force`` is not set, or if it cannot be written.
     """
     directory = Path(out).parent if out else user_directory()
     if directory is None:
@@ -104,9 +104,9 @@ def write_draft(name: str, text: str, *, out: str | None, force: bool) -> Path:
 
 
 def _main(facts: SlurmFacts, usable: list[Offer]) -> Offer:
-    """The partition whose nodes stand for the cluster: where a job without a partition goes.
+    """Return the partition whose nodes describe the cluster: Slurm's default partition.
 
-    Where the site chooses, or nobody knows, it is the one with most GPUs.
+    If a plugin of the site routes jobs, or there is no default, it is the one with most GPUs.
     """
     routed = _setting(facts, "JobSubmitPlugins")
     return max(
@@ -121,7 +121,7 @@ def _common_gpu_type(usable: list[Offer]) -> str | None:
 
 
 def _known_of_all(shape: Shape, usable: list[Offer]) -> Shape:
-    """``shape`` without what is unknown of another partition, which would take it for its own."""
+    """Return ``shape`` without values that a partition lacks: it would inherit wrong ones."""
     shapes = [one.shape for one in usable]
     return replace(
         shape,
@@ -192,7 +192,7 @@ def _partition(one: Offer, node: Shape, gpu_type: str | None) -> str:
 
 
 def _node(shape: Shape, known: Shape | None) -> list[str]:
-    """The lines for a kind of node, without what it has in common with the one ``known``."""
+    """Return the lines for a node shape, without values that ``known`` has as well."""
     lines = []
     if known is None or shape.gpus != known.gpus:
         lines.append(f"gpus_per_node = {shape.gpus}")
@@ -220,5 +220,5 @@ def _because(left_out: list[str]) -> str:
 
 
 def _text(value: str) -> str:
-    # Of text that prints, a JSON string is a TOML string.
+    # For printable text, a JSON string is also a TOML string.
     return json.dumps("".join(filter(str.isprintable, value)), ensure_ascii=False)

@@ -1,7 +1,7 @@
 """The facts of a site that a job script depends on, merged from cluster files and variables.
 
-A file states facts and where they come from. Nothing here asks a scheduler, so that a script is the
-same on a laptop and on the login node.
+A file states facts and their source. This module asks no scheduler, so a script is the same on a
+laptop and on the login node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition of a site. None means: as the cluster, or unknown where it does not say."""
+    """One partition of a site. None stands for the cluster's value, which may be unknown."""
 
     name: str
     """Its name in Slurm."""
@@ -41,7 +41,7 @@ class Partition:
     nodes: int | None = None
     """How many nodes one job can get there at most."""
     min_nodes: int | None = None
-    """How many nodes a job must ask for there."""
+    """How many nodes a job must request there at least."""
     gpus_per_node: int | None = None
     """Physical GPUs of a node."""
     gpu_type: str | None = None
@@ -51,15 +51,15 @@ class Partition:
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have, in MiB."""
     price_per_node_hour: float | None = None
-    """What an hour of a node there costs."""
+    """Price of a node for one hour there."""
     price_per_gpu_hour: float | None = None
-    """What an hour of a GPU there costs."""
+    """Price of a GPU for one hour there."""
     watts_per_node: float | None = None
-    """Power of a node there that works, its GPUs left out."""
+    """Power of a busy node there without its GPUs, in watts."""
     watts_per_gpu: float | None = None
-    """Power of a GPU there that works."""
+    """Power of a busy GPU there, in watts."""
     restricted: bool = False
-    """Whether only some may use it; it is never chosen, only taken where a job names it."""
+    """Whether only some users may use it; a job gets it only by naming it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,61 +69,61 @@ class Cluster:
     name: str
     """The name for ``--cluster``; the stem of the file."""
     file: str
-    """Where the facts are written, in the first place; errors name it."""
+    """The first file that states these facts; errors name it."""
     argument: str = ""
-    """What ``--cluster`` takes to find these facts again; empty if they were not found by it."""
+    """Value of ``--cluster`` that loads these facts again; empty for facts from a text."""
     extends: str | None = None
-    """The cluster whose facts hold where this one says nothing."""
+    """The cluster whose facts apply where this one states none."""
     description: str = ""
-    """One line for people."""
+    """Description of the cluster on one line."""
     source: str = ""
     """The page, file or command that the facts were taken from."""
     checked: str = ""
-    """Date of that look, ISO 8601."""
+    """Date when the facts were compared with the source, ISO 8601."""
     verified: bool = False
     """Whether a job has run there with these facts."""
     identify: tuple[tuple[str, str], ...] = ()
-    """By what the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
-    pattern of the host's name."""
+    """How the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
+    pattern of the host name."""
     nodes: int | None = None
     """How many nodes one job can get at most."""
     min_nodes: int | None = None
-    """How many nodes a job must ask for."""
+    """How many nodes a job must request at least."""
     gpus_per_node: int | None = None
-    """Physical GPUs of a node; 0 for a site without any."""
+    """Physical GPUs of a node; 0 for a site without GPUs."""
     gpu_type: str | None = None
     """The type in a GPU request, as in ``l40s:4``; None for an untyped request."""
     gpu_request: GpuRequest = "gpus-per-node"
-    """The one form in which a script asks for GPUs; Slurm refuses a mix of them."""
+    """The option with which a script requests GPUs; Slurm refuses a mix of these options."""
     cpus_per_node: int | None = None
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have, in MiB."""
     price_per_node_hour: float | None = None
-    """What an hour of a node costs, in the currency; added to the price of its GPUs."""
+    """Price of a node for one hour, in the currency; added to the price of its GPUs."""
     price_per_gpu_hour: float | None = None
-    """What an hour of a GPU costs, in the currency."""
+    """Price of a GPU for one hour, in the currency."""
     watts_per_node: float | None = None
-    """Power of a node that works, in watts, its GPUs left out."""
+    """Power of a busy node without its GPUs, in watts."""
     watts_per_gpu: float | None = None
-    """Power of a GPU that works, in watts."""
+    """Power of a busy GPU, in watts."""
     currency: str = ""
-    """In what prices are told, such as USD, or SU for units of an allocation."""
+    """Currency of the prices, such as USD, or SU for units of an allocation."""
     mem_style: MemStyle = "mem"
-    """The option in which this site wants memory asked for; "none" where it sets memory itself."""
+    """The option with which a script requests memory; "none" if the site sets memory itself."""
     max_walltime_s: int | None = None
     """Longest job, in seconds."""
     account_required: bool = False
     """Whether sbatch refuses a job without ``--account``."""
     account_hint: str = ""
-    """What an account looks like there."""
+    """What an account name looks like there."""
     choose_partition: bool = False
-    """Whether a script names the first partition that fits, where the user names none."""
+    """Whether a script requests the first partition that fits if the user names none."""
     partitions: tuple[Partition, ...] = ()
-    """Partitions whose limits are known, in the order in which they are tried; the list may be
-    incomplete. Where there are any, the cluster's own limits stand for what they leave open."""
+    """Partitions with known limits, in the order in which they are tried; the list may be
+    incomplete. The cluster's own limits apply where a partition states none."""
     forbidden_submit_dirs: tuple[str, ...] = ()
-    """Directories below which sbatch refuses to take jobs; ``~`` is the home directory."""
+    """Directories in and below which sbatch refuses to take jobs; ``~`` is the home directory."""
     modules: tuple[str, ...] = ()
     """Environment modules that every script loads."""
     setup: tuple[str, ...] = ()
@@ -133,15 +133,15 @@ class Cluster:
     node_setup: tuple[str, ...] = ()
     """Commands that every script runs once on each node before its step."""
     gpu_backend: Backend = "nccl"
-    """What joins the ranks of a training that has GPUs."""
+    """The communication backend of a training with GPUs."""
     nccl: tuple[tuple[str, str], ...] = ()
-    """What NCCL and its transports must be told about this site's network."""
+    """Variables of NCCL and its transports that this site's network needs."""
     login_shell: bool = False
     """Whether scripts need ``bash -l``, so that ``module`` is defined."""
     conda_base: str | None = None
     """Where the site's conda is installed."""
     container_runtime: ContainerRuntime | None = None
-    """What runs containers there; None where unknown."""
+    """The program that runs containers there; None if unknown."""
     binds: tuple[str, ...] = ()
     """Directories that every container sees, ``FROM[:TO[:ro]]``."""
     max_array_size: int | None = None
@@ -149,15 +149,15 @@ class Cluster:
     shrink_jobs: bool = False
     """Whether a running job may give nodes back."""
     defaults: tuple[tuple[str, str | int], ...] = ()
-    """Values of sbatch options for a script that does not say otherwise."""
+    """Values of sbatch options that a request leaves open."""
     facts: tuple[tuple[str, str], ...] = ()
-    """What else a user should know; shown, never interpreted."""
+    """Other facts for users; shown, never interpreted."""
 
     origins: tuple[tuple[str, Origin], ...] = ()
-    """Where each key is written, those of a table one by one: ``defaults.time``."""
+    """Where each key is written; the keys of a table have their own entries: ``defaults.time``."""
 
     def written(self, key: str) -> str:
-        """Where a fact is written, for an error: ``clusters/lab.toml: gpus_per_node``."""
+        """Return where a fact is written, for errors: ``clusters/lab.toml: gpus_per_node``."""
         origins = dict(self.origins)
         if key in origins:
             return str(origins[key])
@@ -165,7 +165,7 @@ class Cluster:
         return f"{', '.join(sorted(files)) or self.file}: {key}"
 
     def stated(self) -> dict[str, Any]:
-        """The facts without those that nobody stated, and without where they are written."""
+        """Return the facts that differ from their defaults, without their files and origins."""
         return {
             name: value
             for name, value in _stated(self).items()
@@ -174,22 +174,22 @@ class Cluster:
 
 
 def cluster_names() -> list[str]:
-    """Names of the clusters in reach, sorted."""
+    """Return the names of all clusters with a file in one of the layers, sorted."""
     return sorted({found.name for found in cluster_files()})
 
 
 def load_cluster(name: str) -> Cluster:
-    """The cluster called ``name``, or the one in a TOML file (a path has "/" or ".toml").
+    """Load the cluster called ``name``, or a TOML file (a path has "/" or ".toml").
 
-    Merged key by key, later ones winning: the cluster that it extends, its files in the order of
-    ``cluster_files``, variables ``HPCTK_...``. Raises ConfigError: unknown name, unreadable or
-    unsafe file, unknown key, value out of range.
+    Merges key by key, later sources override earlier ones: the cluster that it extends, its files
+    in the order of ``cluster_files``, variables ``HPCTK_...``. Raises ConfigError: unknown name,
+    unreadable or unsafe file, unknown key, value out of range.
     """
     return _load(files_called(name), name, os.environ)
 
 
 def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
-    """The site that ``text`` alone describes; ``file`` is what errors call it.
+    """Build the cluster that ``text`` alone describes; errors call it ``file``.
 
     Raises ConfigError.
     """
@@ -199,7 +199,7 @@ def parse_cluster(text: str, *, file: str, name: str) -> Cluster:
 
 
 def problems(found: ClusterFile) -> list[HpcToolkitError]:
-    """Everything that is wrong with a file; if it is right, with what it makes of earlier ones."""
+    """Return all errors of a file; if it has none, the error of its merge with earlier files."""
     try:
         errors = key_problems(read_table(found), found.file)
         if not errors:
@@ -217,9 +217,12 @@ def _load(files: list[ClusterFile], argument: str, environ: Mapping[str, str]) -
 
 
 def _add_files(merged: MergedFacts, files: list[ClusterFile], extending: tuple[str, ...]) -> None:
-    """Add files of a cluster after those that it extends; ``extending`` is how it was reached."""
+    """Add the files of a cluster after those of the cluster that it extends.
+
+    ``extending`` is the chain of clusters that led to this one; a circle raises ConfigError.
+    """
     tables = [(read_table(found), found.file) for found in files]
-    # Checked here, since the cluster that it names is looked for before the rest is.
+    # Checked here, because the extended cluster is loaded before the other keys are checked.
     bases = [t.word(one["extends"], f"{file}: extends") for one, file in tables if "extends" in one]
     if bases:
         chain = (*extending, bases[-1])
@@ -233,7 +236,7 @@ def _add_files(merged: MergedFacts, files: list[ClusterFile], extending: tuple[s
 
 
 def _build(merged: MergedFacts, name: str, *, file: str, argument: str = "") -> Cluster:
-    """The cluster that the merged facts describe, checked as a whole."""
+    """Build the cluster from merged facts, and check that they agree with each other."""
     values: dict[str, Any] = {
         field: tuple(value.items()) if isinstance(value, dict) else value
         for field, value in merged.values.items()

@@ -1,7 +1,7 @@
-"""Where cluster files are: built-in, of the site, of the user, of the project; later ones win.
+"""Find and read cluster files, in four layers: built-in, site, user and project.
 
-A file of a later layer with the same name overrides the earlier ones key by key. Cluster files name
-commands, so one that others can write is refused.
+A file of a later layer overrides files of the same name in earlier layers, key by key. Cluster
+files contain commands, so a file that others can write is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 Layer = Literal["built-in", "site", "user", "project", "path"]
-"""Where a file is from; in order of precedence, "path" being one that was named by its path."""
+"""The origin of a file; later ones take precedence. "path" is a file that was given by its path."""
 
 SITE_DIRECTORY = "/etc/hpctk/clusters"
 SUFFIX = ".toml"
@@ -37,21 +37,21 @@ class ClusterFile:
     name: str
     """The cluster's name: the stem of the file."""
     layer: Layer
-    """Where it is from."""
+    """The layer that it belongs to."""
     file: str
-    """What errors call it; it prints."""
+    """Its name in errors; printable."""
     source: Traversable | Path
-    """What is read."""
+    """The file to read."""
 
 
 def cluster_files() -> list[ClusterFile]:
-    """Every cluster file in reach, earlier layers first, each layer sorted by name.
+    """Return all cluster files, earlier layers first, each layer sorted by name.
 
-    Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` names no directory, or one cannot be read.
+    Raises ConfigError if ``HPCTK_SITE_CLUSTERS`` is not a directory, or a layer is unreadable.
     """
     found = list(_files_in("built-in", _builtin(), "clusters/"))
     site = site_directory()
-    # Not Path.is_dir, which raises where a directory above it cannot be searched.
+    # Not Path.is_dir, which raises if a parent directory cannot be searched.
     if os.environ.get("HPCTK_SITE_CLUSTERS") and not os.path.isdir(site):
         msg = f"HPCTK_SITE_CLUSTERS: {str(site)!r} is no directory"
         raise ConfigError(msg, hint="name the directory of the site's cluster files, or unset it")
@@ -64,15 +64,15 @@ def cluster_files() -> list[ClusterFile]:
 
 
 def site_directory() -> Path:
-    """The directory of the site's files, which need not exist."""
+    """Return the directory of the site's files; it need not exist."""
     return Path(os.environ.get("HPCTK_SITE_CLUSTERS") or SITE_DIRECTORY)
 
 
 def user_directory() -> Path | None:
-    """The directory of the user's files, which need not exist; None for a user without a home."""
+    """Return the directory of the user's files; it need not exist. None if there is no home."""
     config = os.environ.get("XDG_CONFIG_HOME", "")
     try:
-        # The XDG base directory specification has a relative path ignored.
+        # The XDG base directory specification says to ignore a relative path.
         base = Path(config) if config.startswith("/") else Path.home() / ".config"
     except RuntimeError:
         return None
@@ -80,10 +80,10 @@ def user_directory() -> Path | None:
 
 
 def files_called(name: str) -> list[ClusterFile]:
-    """The files of the cluster ``name``, earlier layers first; or the one whose path it is.
+    """Return the files of the cluster ``name``, earlier layers first; or the file at that path.
 
-    A path has "/" or ".toml"; where it is that of a layer's own file, the files that this one
-    overrides come before it. Raises ConfigError: unknown name.
+    A path has "/" or ends in ".toml". If that file belongs to a layer, the files that it overrides
+    come before it. Raises ConfigError: unknown name.
     """
     if not name.isprintable():
         msg = f"cluster {name!r}: holds a control character"
@@ -102,7 +102,7 @@ def files_called(name: str) -> list[ClusterFile]:
 
 
 def with_earlier(found: ClusterFile) -> list[ClusterFile]:
-    """A file, after those of earlier layers that it overrides."""
+    """Return the files of earlier layers that ``found`` overrides, and then ``found``."""
     known = [one for one in cluster_files() if one.name == found.name]
     places = [place for place, one in enumerate(known) if _same(one, found)]
     return [*known[: places[0]], found] if places else [found]
@@ -118,7 +118,7 @@ def _same(one: ClusterFile, other: ClusterFile) -> bool:
 
 
 def read_table(found: ClusterFile) -> dict[str, Any]:
-    """What a file says, unchecked. Raises ConfigError: unreadable, unsafe, not TOML."""
+    """Read a file's TOML table, unchecked. Raises ConfigError: unreadable, unsafe, not TOML."""
     try:
         text = _bytes(found).decode("utf-8")
     except OSError as error:
@@ -131,13 +131,13 @@ def read_table(found: ClusterFile) -> dict[str, Any]:
 
 
 def parse_table(text: str, file: str) -> dict[str, Any]:
-    """The TOML table of a ``text``; ``file`` is what errors call it. Raises ConfigError."""
+    """Parse ``text`` into a TOML table; errors call it ``file``. Raises ConfigError."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         msg = f"{file}: {error}"
     except ValueError:
-        # Python's own limit, which tomllib does not translate; so is the next one.
+        # Python limits the digits of an int; tomllib translates neither this error nor the next.
         msg = f"{file}: holds a number of thousands of digits"
     except RecursionError:
         msg = f"{file}: is nested hundreds of levels deep"
@@ -147,7 +147,7 @@ def parse_table(text: str, file: str) -> dict[str, Any]:
 def _bytes(found: ClusterFile) -> bytes:
     if not isinstance(found.source, Path):
         return found.source.read_bytes()
-    # What is checked is what is read: between two looks at a name somebody may put another there.
+    # Check the open file, not its name: another file may get that name between check and read.
     with open(found.source, "rb", opener=_open_regular) as file:
         if found.layer != "built-in":
             _refuse_unsafe(found, found.source, os.fstat(file.fileno()))
@@ -155,7 +155,7 @@ def _bytes(found: ClusterFile) -> bytes:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    # A pipe without a writer would hold up the opening.
+    # Without O_NONBLOCK, opening a pipe that has no writer would block.
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
@@ -186,7 +186,7 @@ def _files_in(layer: Layer, directory: Traversable | Path, shown: str) -> Iterat
 
 
 def _repeats_builtin(found: ClusterFile) -> bool:
-    """Whether a project's file is the built-in one: this project's own working tree."""
+    """Return whether a project's file equals the built-in one, as in hpctk's own working tree."""
     if found.layer != "project":
         return False
     builtin = _builtin() / f"{found.name}{SUFFIX}"
@@ -197,7 +197,7 @@ def _repeats_builtin(found: ClusterFile) -> bool:
 
 
 def _refuse_unsafe(found: ClusterFile, path: Path, info: os.stat_result) -> None:
-    """Raise ConfigError for a file that others can write, or a project's file of somebody else."""
+    """Raise ConfigError if anyone may replace a file, or if a project's file is another user's."""
     directories = {path.parent.stat(), path.resolve().parent.stat()}
     if info.st_mode & stat.S_IWOTH or any(map(_open_to_all, directories)):
         msg = f"{found.file}: everybody may write it, and its commands would run as you"

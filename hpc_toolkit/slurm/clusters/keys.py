@@ -1,4 +1,4 @@
-"""The keys of a cluster file: which field each of them sets, and what its value must be."""
+"""The keys of a cluster file: which field each key sets, and what its value must be."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ContainerRuntime = Literal["apptainer", "pyxis"]
 Backend = Literal["nccl", "gloo"]
 
 MAX_AMOUNT = 1_000_000
-"""No hour costs more, and no node takes more watts."""
+"""The highest accepted price of an hour, and power in watts."""
 
 MEMORY_OPTIONS = ("mem", "mem_per_cpu", "mem_per_gpu")
-"""Options of which sbatch takes one."""
+"""Memory options; sbatch takes only one of them."""
 
 DEFAULT_OPTIONS = (
     *("account", "partition", "qos", "reservation", "constraint", "time", "cpus_per_task"),
@@ -45,7 +45,7 @@ NCCL_NAME = r"(NCCL|TORCH_NCCL|RCCL|OFI_NCCL|GLOO|TP|UCX|FI|CXI|PSM3)_[A-Z0-9_]{
 """Variables of NCCL, RCCL, Gloo, TensorPipe, UCX and libfabric with its providers."""
 
 BLANKED = "([Hh][Ee][Tt]|[Pp][Aa][Cc][Kk])[Jj][Oo][Bb]"
-"""hetjob and packjob: words that sbatch blanks in any directive, up to 20.11."""
+"""hetjob and packjob: up to 20.11, sbatch blanks these words in any directive."""
 
 PARTITION_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+@-]{0,127}"
 BIND = r"/[^:,]*(:/[^:,]*(:r[ow])?)?"
@@ -68,7 +68,7 @@ _directory = _matching(DIRECTORY, "an absolute path, or one below ~")
 
 
 def binds(value: object, where: str) -> tuple[str, ...]:
-    """Directories for a container."""
+    """Directories to bind into a container."""
     found = t.texts(value, where)
     for entry in found:
         _allowed(check_bind, entry, where)
@@ -89,7 +89,7 @@ def modules(value: object, where: str) -> tuple[str, ...]:
 
 
 def commands(value: object, where: str) -> tuple[str, ...]:
-    """Commands without expansions, one a line of the script."""
+    """Commands without expansions; each is one line of the script."""
     found = t.texts(value, where)
     for line in found:
         _allowed(setup_words, line, where)
@@ -105,7 +105,7 @@ def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    """Variables of NCCL and of what carries its messages."""
+    """Variables of NCCL and its transports."""
     found = exports(value, where)
     for name, _ in found:
         if not re.fullmatch(NCCL_NAME, name):
@@ -116,7 +116,7 @@ def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A converter for the value of an sbatch option, as text."""
+    """Converter for the value of an sbatch option, as text."""
 
     name: str
     """A field of ``ScriptSpec``."""
@@ -161,7 +161,7 @@ def defaults(value: object, where: str) -> tuple[tuple[str, str | int], ...]:
 
 
 def identify(value: object, where: str) -> tuple[tuple[str, str], ...]:
-    """By what a site is recognized."""
+    """Signs by which a site is recognized."""
     return tuple(_table(value, IDENTIFY_KEYS, where).items())
 
 
@@ -189,7 +189,7 @@ def _of_partition(entry: dict[str, Any], number: int, where: str) -> str:
 
 
 def key_problems(table: dict[str, Any], file: str) -> list[HpcToolkitError]:
-    """Every error in what a file says, one for each wrong key, those of its tables included."""
+    """Return the errors of a file's table, one per wrong key, including keys of inner tables."""
     found = []
     for key, value in table.items():
         where, errors = f"{file}: {key}", []
@@ -243,7 +243,7 @@ NODE_KEYS: dict[str, t.Key] = {
     "watts_per_node": ("watts_per_node", amount),
     "watts_per_gpu": ("watts_per_gpu", amount),
 }
-"""What a partition may state for itself."""
+"""Keys that a partition may state as well as the cluster."""
 
 PARTITION_KEYS: dict[str, t.Key] = {
     "name": ("name", partition_name),
@@ -282,4 +282,4 @@ KEYS: dict[str, t.Key] = {
     "defaults": ("defaults", defaults),
     "facts": ("facts", t.pairs),
 }
-"""In the order in which a person would write them."""
+"""All keys of a cluster file, in the order in which a person would write them."""

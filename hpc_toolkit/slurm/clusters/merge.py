@@ -1,4 +1,4 @@
-"""Merge what files and variables say of a cluster, key by key; keep where each value is from."""
+"""Merge a cluster's facts from files and variables, key by key, and record their origins."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Origin:
     """Where a value is written."""
 
     file: str
-    """The file as errors call it, or a variable: ``$HPCTK_TIME``."""
+    """The file's name in errors, or a variable: ``$HPCTK_TIME``."""
     key: str
-    """The key there; empty for a variable."""
+    """The key in the file; empty for a variable."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.key}" if self.key else self.file
@@ -37,7 +37,7 @@ class MergedFacts:
         self.origins: dict[str, Origin] = {}
 
     def add(self, table: dict[str, Any], file: str) -> None:
-        """Let the keys of ``table`` win over what is there, those of its tables one by one."""
+        """Override earlier values with those of ``table``; inner tables merge key by key."""
         values = t.convert(table, KEYS, file)
         for key, stated in table.items():
             field = KEYS[key][0]
@@ -49,7 +49,7 @@ class MergedFacts:
                 self.origins[key] = Origin(file=file, key=key)
 
     def add_variables(self, environ: Mapping[str, str]) -> None:
-        """Let variables win over ``[defaults]``; an empty one says nothing."""
+        """Override ``[defaults]`` with environment variables; empty ones are ignored."""
         for variable, option in VARIABLES.items():
             text = environ.get(variable)
             if text:
@@ -60,10 +60,10 @@ class MergedFacts:
                 self.set_inner("defaults", option, check(value, where), Origin(file=where, key=""))
 
     def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
-        """Set one key of a table."""
+        """Set one key of an inner table."""
         pairs: dict[str, Any] = self.values.setdefault(field, {})
         if field == "defaults" and inner in MEMORY_OPTIONS:
-            # Slurm takes one of them, so a later layer's replaces that of an earlier one.
+            # Slurm takes only one memory option, so a later layer's replaces an earlier one.
             for other in MEMORY_OPTIONS:
                 pairs.pop(other, None)
                 self.origins.pop(f"{field}.{other}", None)
@@ -71,6 +71,6 @@ class MergedFacts:
         self.origins[f"{field}.{inner}"] = origin
 
     def forget(self, table: str) -> None:
-        """Drop a table: it was true of the extended cluster only."""
+        """Drop a table that is true of the extended cluster only."""
         self.values.pop(table, None)
         self.origins = {k: v for k, v in self.origins.items() if not k.startswith(f"{table}.")}

@@ -1,4 +1,4 @@
-"""Which partition of a cluster takes a job, and why the others do not."""
+"""Decide which partition of a cluster takes a job, and explain why the others do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a job asks of each of its nodes, and for how long."""
+    """The nodes, the resources per node and the time that a job requests."""
 
     nodes: int
     """Number of nodes."""
@@ -27,13 +27,13 @@ class Needs:
     cpus: int
     """CPUs of each node, at least."""
     mem_mib: int
-    """Memory of each node in MiB, at least; 0 for all of it, or where the job does not say."""
+    """Memory of each node in MiB, at least; 0 for all of it, or if the job does not say."""
     time_s: int
     """Time limit in seconds."""
     gpu_type: str | None = None
-    """The type of GPU that it must be; None for any."""
+    """The type that the GPUs must have; None for any."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Where a value is from that the user did not give, by the key of its limit."""
+    """Origins of the values that the user did not give, by the keys of their limits."""
 
     def __str__(self) -> str:
         kind = self.gpu_type or ("GPU" if self.gpus_per_node == 1 else "GPUs")
@@ -44,28 +44,28 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A limit that a job does not keep."""
+    """A limit that a job violates."""
 
     key: str
     """The limit's key in a cluster file."""
     wanted: str
-    """What the job asks for."""
+    """The value that the job requests."""
     limit: str
-    """What there is."""
+    """The value of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """How errors speak of a limit."""
+    """The parts of error messages about one limit."""
 
     asked: str
-    """What asks for it."""
+    """The option or quantity that violates the limit."""
     reason: str
-    """Why a partition refuses; the limit follows."""
+    """Why a partition refuses; the limit's value follows."""
     relation: str
-    """How what is asked for differs from the limit; the cluster's name stands between."""
+    """How the request differs from the limit; ``{}`` is the cluster's name."""
     way_out: str
-    """What to ask for instead."""
+    """What to request instead."""
 
 
 _MORE = "more than {} has"
@@ -83,9 +83,9 @@ _WORDS = {
 
 
 def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
-    """The limits of a cluster, or of a partition as the cluster that it is, beyond which a job is.
+    """Yield the limits that a job violates; ``site`` may be a partition from ``for_partition``.
 
-    What the site does not say is no limit.
+    A limit that the site does not state is not checked.
     """
     if needs.gpus_per_node and needs.gpu_type and site.gpu_type not in (None, needs.gpu_type):
         yield Excess("gpu_type", needs.gpu_type, str(site.gpu_type))
@@ -103,9 +103,9 @@ def exceeded(site: Cluster, needs: Needs) -> Iterator[Excess]:
 
 
 def choose_partition(cluster: Cluster, needs: Needs) -> Partition:
-    """The first partition open to all, in the order of the cluster's file, that takes the job.
+    """Return the first unrestricted partition, in the order of the file, that takes the job.
 
-    Raises RenderError, with the reason of each, if none does.
+    If none does, raises RenderError with the reason of each partition.
     """
     partitions = [one for one in cluster.partitions if not one.restricted]
     for partition in partitions:
@@ -118,12 +118,12 @@ def choose_partition(cluster: Cluster, needs: Needs) -> Partition:
 
 
 def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Cluster:
-    """The first of the named partitions, or of all for ``()``, that takes the job, as a cluster.
+    """Return the cluster with the limits of the first named partition that takes the job.
 
-    Where a cluster lists partitions, its own limits bind no job: another partition may give more.
-    It is the cluster itself if it lists none; or, unchecked, if one of ``names`` is not listed.
-    Raises RenderError where nothing takes the job: for Slurm a job beyond its partition's limits is
-    no error, it stays pending for ever.
+    ``()`` names all partitions. If a cluster lists partitions, its own limits bind no job, because
+    a partition may allow more. Returns the cluster itself if it lists none, or, unchecked, if one
+    of ``names`` is not listed. Raises RenderError if nothing takes the job: Slurm would accept a
+    job beyond its partition's limits and leave it pending for ever.
     """
     known = {one.name: one for one in cluster.partitions}
     if known and not known.keys() >= set(names):
@@ -136,9 +136,9 @@ def fitting_site(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> Clus
 
 
 def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
-    """``cluster`` with the limits and the nodes of one of its partitions.
+    """Return ``cluster`` with the limits and the nodes of one of its partitions.
 
-    What the partition leaves open stays; ``written`` tells where each value is from.
+    Values that the partition does not state stay. ``written`` shows the origin of each value.
     """
     stated = {
         key: (name, getattr(partition, name))
@@ -153,7 +153,7 @@ def for_partition(cluster: Cluster, partition: Partition) -> Cluster:
 
 
 def _refusal(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> RenderError:
-    """The error for a job that none of the partitions takes, or not the cluster without any."""
+    """Build the error for a job that no named partition takes, nor a cluster without partitions."""
     partitions = [one for one in cluster.partitions if one.name in names]
     sites = [for_partition(cluster, one) for one in partitions] or [cluster]
     excesses = [list(exceeded(site, needs)) for site in sites]
@@ -173,7 +173,7 @@ def _refusal(cluster: Cluster, names: tuple[str, ...], needs: Needs) -> RenderEr
 
 
 def _beyond(site: Cluster, one: Excess, needs: Needs) -> RenderError:
-    """The error for the one limit that is the same everywhere."""
+    """Build the error for a limit that the job violates in the same way in all partitions."""
     words = _WORDS[one.key]
     source = f" ({needs.sources[one.key]})" if one.key in needs.sources else ""
     relation = words.relation.format(site.name)

@@ -1,4 +1,4 @@
-"""What the Slurm in reach says of itself; only questions are asked."""
+"""Read Slurm's configuration, partitions and nodes. Changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_toolkit.slurm.client import ask
 
 _ANSWER_S = 60.0
-"""Ten thousand nodes are ten megabytes of text."""
+"""Seconds for an answer: ten thousand nodes are ten megabytes of text."""
 
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=(\S*)")
 _SETTING = re.compile(r"([A-Za-z][\w\[\]]*)\s+= (.*)")
@@ -29,7 +29,7 @@ class SlurmFacts:
 def ask_slurm() -> SlurmFacts:
     """Ask the controller for its configuration, partitions and nodes.
 
-    The plain output is read, since JSON comes with later versions, and as a plugin.
+    Reads the plain output, because JSON output needs a later version of Slurm and a plugin.
 
     Raises:
         SlurmError: Slurm is not installed here, or does not answer.
@@ -43,16 +43,16 @@ def ask_slurm() -> SlurmFacts:
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """The settings in the output of ``scontrol show config``."""
+    """Parse the settings in the output of ``scontrol show config``."""
     found = map(_SETTING.fullmatch, text.splitlines())
     return {match[1]: match[2].strip() for match in found if match}
 
 
 def parse_records(text: str) -> tuple[dict[str, str], ...]:
-    """One mapping for each line of ``scontrol --oneliner show partition`` or ``node``.
+    """Parse each line of ``scontrol --oneliner show partition`` or ``node`` into a mapping.
 
-    A value ends at the first space. Of a key that comes twice the first counts: free text, in which
-    anything may stand, comes last.
+    A value ends at its first space. If a key occurs twice, the first one counts: free text, which
+    may contain anything, comes last.
     """
     found = (_PAIR.findall(line) for line in text.splitlines())
     return tuple(dict(reversed(pairs)) for pairs in found if pairs)

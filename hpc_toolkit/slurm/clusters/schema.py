@@ -1,7 +1,7 @@
-"""The JSON schema of cluster files, made from the keys by which they are read.
+"""The JSON schema of cluster files, generated from the keys that the reader knows.
 
-It accepts whatever a file may hold. Rules that JSON schema has no words for (one memory option, two
-partitions of one name, what a script may export) are the reader's alone.
+It accepts every valid file. Only the reader checks rules that JSON schema cannot express: a single
+memory option, unique partition names, variables that a script may export.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAIRS = {"type": "object", "additionalProperties": {"type": "string", "pattern"
 
 
 def cluster_schema() -> dict[str, Any]:
-    """The schema, draft 7: that is what editors for TOML know."""
+    """Return the schema in draft 7, which editors for TOML support."""
     described = _docstrings("Cluster")
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -61,7 +61,7 @@ def _text(pattern: str, **more: Any) -> dict[str, Any]:
 
 
 def _docstrings(name: str) -> dict[str, str]:
-    """What stands below each field of a dataclass of ``clusters``."""
+    """Return the docstring below each field of the dataclass ``name`` in ``facts``."""
     tree = ast.parse(inspect.getsource(clusters))
     body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
     found = {}
@@ -101,7 +101,7 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     keys.exports: _PAIRS,
     keys.nccl: {**_PAIRS, "propertyNames": {"pattern": f"^{keys.NCCL_NAME}$"}},
 }
-# Tables of keys of their own, after the converters that they hold.
+# Tables come last, because their schemas contain those of the converters above.
 _SCHEMAS |= {
     keys.defaults: _object(keys.DEFAULT_KEYS, {}),
     keys.identify: _object(keys.IDENTIFY_KEYS, {}),

@@ -1,4 +1,4 @@
-"""What a Slurm's partitions give to a job, told from the records of its partitions and nodes."""
+"""Derive what each partition offers to a job from Slurm's records of partitions and nodes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _EVERYBODY = {
     "AllocNodes": "ALL",
     "ReqResv": "NO",
 }
-"""Of a partition that all may use: a job from this host, and without a reservation."""
+"""Settings of a partition that all users may use, from any host and without a reservation."""
 
 _NOBODY = ("DenyAccounts", "DenyQos")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a job can have of one node."""
+    """The resources that a job can get on one node."""
 
     gpus: int
-    """GPUs, of the type that the node has most of."""
+    """GPUs of the type that is most frequent on the node."""
     gpu_type: str | None
     """That type; None if Slurm names none."""
     cpus: int | None
-    """CPUs, less those that the system keeps."""
+    """CPUs without those reserved for the system; None if unknown."""
     mem_mib: int | None
-    """Memory in MiB, less what the system keeps."""
+    """Memory in MiB without that reserved for the system; None if unknown."""
 
     def __str__(self) -> str:
         gpus = [f"{self.gpus} GPUs {self.gpu_type or ''}".rstrip()] if self.gpus else []
@@ -49,7 +49,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One partition, with the kind of node that most of its GPU nodes, or of its nodes, are."""
+    """One partition and its most frequent node shape; if it has GPUs, the shape of a GPU node."""
 
     name: str
     """Its name."""
@@ -58,21 +58,22 @@ class Offer:
     max_walltime_s: int | None
     """Its MaxTime; None for UNLIMITED."""
     nodes: int
-    """Nodes that give at least what that kind gives, and that one job can get."""
+    """Number of nodes with at least ``shape``, and at most the partition's MaxNodes."""
     min_nodes: int | None
-    """Its MinNodes, where that is more than one."""
+    """Its MinNodes if that is more than one."""
     shape: Shape
-    """That kind; without a type of GPUs where the nodes have several."""
+    """That shape within the partition's limits; without a GPU type if the nodes have several."""
     remarks: tuple[str, ...]
-    """What a person should know: other nodes, who may use it, preemption."""
+    """Remarks for the reader of the file: other nodes, who may use it, preemption."""
     restricted: bool
-    """Whether only some may use it."""
+    """Whether only some users may use it."""
 
 
 def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
-    """The partitions that take jobs, the default first, restricted ones last; and why others not.
+    """Return the partitions that take jobs, and why the others do not.
 
-    Partitions without nodes, down, or only for root are left out.
+    The default partition comes first, restricted ones last. Partitions that have no nodes, are not
+    up, or are only for root are left out.
     """
     found, left_out = [], []
     for record in facts.partitions:
@@ -85,14 +86,14 @@ def offers(facts: SlurmFacts) -> tuple[list[Offer], list[str]]:
             left_out.append(f"{name!r}: {why}")
         else:
             found.append(_offer(record, shapes))
-    # Sorting is stable: otherwise the order stays Slurm's.
+    # The sort is stable, so that other partitions keep Slurm's order.
     return sorted(found, key=lambda one: (not one.default, one.restricted)), left_out
 
 
 def gpus_of(gres: str) -> tuple[int, str | None]:
-    """Number and type of the GPUs in a node's ``Gres``; of several types that with the most.
+    """Return number and type of the GPUs in a node's ``Gres``; the most frequent type counts.
 
-    ``gpu:l40s:4(S:0-1),nvme:1`` are 4 of l40s.
+    ``gpu:l40s:4(S:0-1),nvme:1`` gives 4 and ``l40s``.
     """
     found: Counter[str] = Counter()
     for entry in re.sub(r"\([^)]*\)", "", gres).split(","):
@@ -141,7 +142,7 @@ def _offer(record: Mapping[str, str], shapes: Counter[Shape]) -> Offer:
 
 
 def _gives(one: Shape, wanted: Shape) -> bool:
-    """Whether a kind of node gives at least what another one gives, of whatever type of GPUs."""
+    """Return whether a shape has at least the resources of another one, of any GPU type."""
     have, need = ((s.gpus, s.cpus or 0, s.mem_mib or 0) for s in (one, wanted))
     return all(a >= b for a, b in zip(have, need, strict=True))
 
@@ -161,17 +162,17 @@ def _partitions(node: Mapping[str, str]) -> list[str]:
 
 def _shape(node: Mapping[str, str]) -> Shape:
     gpus, gpu_type = gpus_of(node.get("Gres", ""))
-    # From 22.05 on CPUEfctv is what CoreSpecCount leaves.
+    # Since 22.05, CPUEfctv is the number of CPUs that CoreSpecCount leaves to jobs.
     cpus = _number(node, "CPUEfctv") or _number(node, "CPUTot")
     mem = _number(node, "RealMemory")
     kept = _number(node, "MemSpecLimit") or 0
-    # 1 is what Slurm says where nobody set it.
+    # Slurm shows RealMemory=1 if it is not configured.
     known = mem is not None and mem > max(1, kept)
     return Shape(gpus, gpu_type, cpus, mem - kept if mem and known else None)
 
 
 def _number(record: Mapping[str, str], key: str) -> int | None:
-    """A positive number; None for words such as UNLIMITED."""
+    """Return a positive number; None for words such as UNLIMITED."""
     text = record.get(key, "")
     return int(text) if text.isdecimal() and int(text) > 0 else None
 

@@ -1,1 +1,1 @@
-"""From a request and a site's facts to a job script, and back."""
+"""Render job scripts from a request and a site's facts, and read the request back."""

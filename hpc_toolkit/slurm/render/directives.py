@@ -1,4 +1,4 @@
-"""What a script asks Slurm for: a request, completed from a cluster's facts, and held to them."""
+"""Complete a request from a cluster's facts, check its limits, and derive its directives."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 Directive = tuple[str, str | None]
-"""A long option of sbatch without its dashes, and its value; None for an option without one."""
+"""A long option of sbatch without its dashes, and its value; None if the option takes no value."""
 
 FALLBACK_TIME = "1:00:00"
 FALLBACK_SIGNAL_S = 300
-"""How long before the time limit the ranks start to drain, where the limit is an hour or more."""
+"""Seconds before the time limit at which ranks start to drain, for limits of an hour or more."""
 
 LOG = "slurm/logs/%x-%j.out"
 ARRAY_LOG = "slurm/logs/%x-%A_%a.out"
-"""The log of an array's element: %j would be another number for each of them."""
+"""The log of an array element; %j would be a different number for each element."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+=,-]+")
 
 
 def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
-    """``spec`` with every value that the script needs, and which ``cluster`` can give.
+    """Return ``spec`` with every value that the script needs, checked against ``cluster``.
 
-    Precedence: the request, the cluster's defaults, shares of the node of its partition.
+    Precedence: the request, the cluster's defaults, shares of a node of its partition.
     Raises RenderError for a request beyond a limit, naming the limit and its file.
     """
     check_environment(
@@ -76,7 +76,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
         **_ranks(full, cluster),
     )
     if not full.signal and (full.launch or not full.command):
-        # A program that does not know the signal would be ended by it.
+        # Not for other programs: the signal ends a program that does not handle it.
         shortest = full.time_min or full.time or FALLBACK_TIME
         full = replace(full, signal=_signal(parse_walltime(shortest)))
     check_limits(full, cluster, sources)
@@ -92,7 +92,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
 
 
 def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
-    """The ``#SBATCH`` options of a complete request, in the order in which a script shows them."""
+    """Return the ``#SBATCH`` options of a complete request, in the order of the script."""
     names = ["job-name", "comment", "wckey", "account", "partition", "qos", "reservation"]
     names += ["constraint", "prefer", "nodelist", "exclude", "licenses", "nodes", "ntasks"]
     names += ["ntasks-per-node"]
@@ -104,12 +104,12 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     names += ["dependency"]
     options += [(name, _value(full, name)) for name in names]
     if full.dependency:
-        # Without it a job whose dependency can never be met stays pending for ever.
+        # Without this option, a job whose dependency can never be met stays pending for ever.
         options.append(("kill-on-invalid-dep", "yes" if full.kill_on_invalid_dep else "no"))
-    # A site may set JobRequeue to either, so the script always says which.
+    # Sites set JobRequeue differently, so the script always states it.
     options.append(("requeue" if full.requeue else "no-requeue", True))
-    # A lost node costs the items that its ranks held, not the other nodes' work. Any other program
-    # is started again as a whole.
+    # A queue survives a lost node: only its ranks' items are taken over. Any other program has to
+    # start again on all nodes.
     options.append(("no-kill", not full.command))
     names = ["hold", "priority", "nice", "open-mode", "output", "error", "chdir", "get-user-env"]
     options += [
@@ -124,12 +124,13 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
 
 
 def directive_text(option: Directive) -> str:
-    """``--name=value`` as sbatch reads it from a ``#SBATCH`` line. Raises RenderError.
+    """Return ``--name=value`` as sbatch reads it from a ``#SBATCH`` line. Raises RenderError.
 
-    In double quotes, with a backslash before ``"``, ``\\`` and ``#``, every printable text is read
-    exactly: run on 22.05, and get_argument of src/sbatch/opt.c is the same in all releases from
-    17.11 to 26.05. Outside of quotes a space would end the value, and a ``#`` the line; single
-    quotes and ``$`` mean nothing inside. Up to 20.11 the words below were blanked in any value.
+    In double quotes, with a backslash before ``"``, ``\\`` and ``#``, sbatch reads every printable
+    text exactly. This was tried on 22.05; get_argument of src/sbatch/opt.c is the same in all
+    releases from 17.11 to 26.05. Outside quotes a space would end the value, and a ``#`` the line;
+    single quotes and ``$`` have no meaning inside. BLANKED words are refused: up to 20.11 sbatch
+    blanks them.
     """
     name, value = option
     if value is None:
@@ -144,7 +145,7 @@ def directive_text(option: Directive) -> str:
 
 
 def log_pattern(spec: ScriptSpec) -> str:
-    """The log's path in sbatch's notation."""
+    """Return the log's path in sbatch's notation."""
     return spec.output or (ARRAY_LOG if spec.array else LOG)
 
 
@@ -167,7 +168,7 @@ def _value(full: ScriptSpec, name: str) -> Any:
 
 
 def _with_defaults(spec: ScriptSpec, cluster: Cluster) -> tuple[ScriptSpec, dict[str, str]]:
-    """``spec`` with the cluster's defaults for what it leaves open, and where these are written."""
+    """Return ``spec`` with the cluster's defaults for open fields, and where these are written."""
     sources = {}
     for name, value in cluster.defaults:
         given = getattr(spec, name) is not None
@@ -190,10 +191,10 @@ def _memory(spec: ScriptSpec) -> bool:
 
 
 def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
-    """The fields that say how many ranks a node has, and which of its GPUs they see."""
+    """Return the fields that set the ranks of a node and the GPUs that each rank sees."""
     gpus = full.gpus_per_node
     if full.ntasks_per_gpu:
-        # Not the option of that name: 22.05 then allocates the CPUs of one rank to all of a GPU's.
+        # Not --ntasks-per-gpu: 22.05 would allocate the CPUs of one rank to all ranks of a GPU.
         return {
             "ntasks_per_node": gpus * full.ntasks_per_gpu,
             "ntasks_per_gpu": None,
@@ -205,7 +206,7 @@ def _ranks(full: ScriptSpec, cluster: Cluster) -> dict[str, Any]:
         spread = full.ntasks // full.nodes if full.ntasks else None
         fields["ntasks_per_node"] = spread or gpus or 1
     if full.isolate_gpus:
-        # Nor --gpus-per-task: with a type, the ranks of 22.05 see no GPU at all.
+        # Not --gpus-per-task: with a GPU type, ranks on 22.05 see no GPU at all.
         per_rank = _gpus_of_rank(replace(full, **fields), "--isolate-gpus gives each its own")
         isolated = cluster.gpu_request == "gpus-per-task"
         fields["isolate_gpus"] = False
@@ -223,9 +224,9 @@ def _gpus_of_rank(full: ScriptSpec, why: str) -> int:
 
 
 def _fitting(full: ScriptSpec, cluster: Cluster, sources: Mapping[str, str]) -> Cluster:
-    """Where the job can run, as far as it says yet what it asks for; RenderError if nowhere."""
+    """Return the site on which the request, as far as it is complete, fits; else RenderError."""
     names = tuple(full.partition.split(",")) if full.partition else ()
-    # Without a type in the request the script asks for that of the site.
+    # Without a GPU type in the request, the script requests the site's type.
     return fitting_site(cluster, names, _needs(full, _site(full, cluster).gpu_type, sources))
 
 
@@ -244,7 +245,7 @@ def _needs(full: ScriptSpec, gpu_type: str | None, sources: Mapping[str, str]) -
 
 
 def _site(full: ScriptSpec, cluster: Cluster) -> Cluster:
-    """The facts of the one partition that the job names, else those of the whole cluster."""
+    """Return the facts of the partition if the job names a single one, else of the cluster."""
     named = [partition for partition in cluster.partitions if partition.name == full.partition]
     return for_partition(cluster, named[0]) if named else cluster
 
@@ -254,7 +255,7 @@ def _signal(time_s: int) -> str:
 
 
 def _gpu_directives(full: ScriptSpec, site: Cluster) -> list[tuple[str, Any]]:
-    """The GPUs in the one form of the site, and the other resources of a node."""
+    """Return the GPU options in the site's form, and the other generic resources of a node."""
     gpus, kind = full.gpus_per_node, full.gpu_type or site.gpu_type
     typed = f"{kind}:" if kind else ""
     if not gpus:

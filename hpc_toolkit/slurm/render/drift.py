@@ -1,4 +1,4 @@
-"""Whether a script is still what would be rendered today, and why not."""
+"""Compare a script with the script that would be rendered today, and explain differences."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A script, held against its rendering of now."""
+    """A rendered file, compared with its current rendering."""
 
     file: str
-    """Where it is."""
+    """The file's path."""
     reasons: tuple[str, ...]
-    """In what they differ; empty for a script that is up to date."""
+    """Why the texts differ; empty for a file that is up to date."""
     script: str
-    """Its text."""
+    """The file's text."""
     rendered: str | None
-    """The text of now; None where its request is not accepted any more."""
+    """The current rendering; None if the request cannot be read or is not accepted any more."""
 
     def difference(self) -> str:
-        """What rendering it again would change, as a unified diff."""
+        """Return a unified diff from the file to its current rendering."""
         old, new = self.script.splitlines(True), (self.rendered or "").splitlines(True)
         return "".join(difflib.unified_diff(old, new, self.file, f"{self.file} (rendered now)"))
 
@@ -39,7 +39,7 @@ class Drift:
 def check_drift(path: Path) -> Drift:
     """Render the script at ``path`` again from the request in its header, and compare.
 
-    A file that cannot be read, or that is no rendered script, is one that differs.
+    A file that cannot be read, or is not a rendered script, counts as different.
     """
     script = ""
     try:

@@ -1,4 +1,4 @@
-"""Rendered scripts as files: told from edited and foreign ones by a hash in their header."""
+"""Read and write rendered scripts; a hash in their header reveals edited and foreign files."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _SPEC = r"(?m)^# hpctk-spec: sha256:([0-9a-f]+) (\{.*\})$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a rendered script says of its making."""
+    """The header of a rendered script: how it was rendered."""
 
     version: str
     """The version of hpctk that rendered it."""
     template: str
     """The name of its template."""
     template_sha256: str
-    """Hash of the template's text and of those that it extends."""
+    """Hash of the texts of the template and of the templates that it extends."""
     cluster: str
-    """What ``--cluster`` took: a name or the path of a file."""
+    """The value of ``--cluster``: a name or the path of a file."""
     cluster_sha256: str
     """Hash of the cluster's facts."""
     request: dict[str, Any]
-    """The fields that were asked for, and the names of ``template`` and ``cluster``."""
+    """The requested fields, and the names of ``template`` and ``cluster``."""
 
 
 def sha256(text: str) -> str:
-    """The hex digest of ``text`` in UTF-8."""
+    """Return the hex digest of ``text`` in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sign(script: str) -> str:
-    """``script`` with the hash of all its lines below the first one."""
+    """Return ``script`` with its hash inserted as the second line."""
     first, _, rest = script.partition("\n")
     return f"{first}\n{_MARK}{sha256(script)}\n{rest}"
 
 
 def origin(script: str) -> Literal["rendered", "edited", "foreign"]:
-    """Whether ``script`` is as it was rendered, was edited since, or is not ours.
+    """Return whether ``script`` is as it was rendered, was edited since, or is not from hpctk.
 
     The hash guards against accidents, not against forgery.
     """
@@ -62,7 +62,7 @@ def origin(script: str) -> Literal["rendered", "edited", "foreign"]:
 
 
 def read_script(path: Path) -> str:
-    """The text of a script, its line ends as they are. Raises RenderError if it cannot be read."""
+    """Read a script with its line ends unchanged. Raises RenderError if it cannot be read."""
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -78,13 +78,13 @@ def read_script(path: Path) -> str:
 
 
 def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Which version rendered a file, and its request; ``where`` is what errors call the file.
+    """Return the version that rendered a file, and its request; errors call the file ``where``.
 
-    Raises RenderError if it is not a rendered one, or if its request was edited.
+    Raises RenderError if the file was not rendered, or if its request was edited.
     """
     import json
 
-    # Another system's editor ends lines with "\r\n", which is an edit, but tells the same.
+    # Editors of other systems write "\r\n": an edit, but the request is still readable.
     lines = text.replace("\r\n", "\n")
     version, spec = re.search(_VERSION, lines), re.search(_SPEC, lines)
     if spec is None and origin(text) == "rendered":
@@ -102,9 +102,9 @@ def read_request(text: str, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_header(script: str, where: str) -> Header:
-    """The header of a script; ``where`` is what errors call the file.
+    """Parse the header of a script; errors call the file ``where``.
 
-    Raises RenderError if it is not a rendered one, or if the header was damaged.
+    Raises RenderError if the script was not rendered, or if its header was edited.
     """
     import shlex
 
@@ -115,7 +115,7 @@ def read_header(script: str, where: str) -> Header:
         raise _foreign(where)
     version, request = read_request(text, where)
     try:
-        # The command knows the path of a cluster's file, the request only its name.
+        # The command has the path of a cluster's file, the request only its name.
         argv = shlex.split(command[1])
         argument = argv[argv.index("--cluster") + 1]
     except (ValueError, IndexError):
@@ -143,7 +143,7 @@ def _damaged(where: str) -> RenderError:
 
 
 def write_script(path: Path, script: str, *, force: bool = False) -> None:
-    """Write ``script``, making its directory; an equal file is left alone.
+    """Write ``script`` and create its directory; a file that is equal already stays untouched.
 
     Raises RenderError if the file there is edited or foreign and ``force`` is not set, and if it
     cannot be written.
@@ -157,7 +157,7 @@ def write_script(path: Path, script: str, *, force: bool = False) -> None:
             msg = f"{path}: {what}"
             raise RenderError(msg, hint="--force overwrites it; -o FILE writes another file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole, since sbatch may be reading it.
+        # Replaced in one step, because sbatch may be reading it.
         files.replace_file(path, [script.encode()])
     except OSError as error:
         msg = f"{path}: cannot be written: {error.strerror}"
@@ -165,7 +165,7 @@ def write_script(path: Path, script: str, *, force: bool = False) -> None:
 
 
 def log_directory(output: str) -> Path:
-    """The directory of the log pattern ``output``, up to the first part that Slurm fills in."""
+    """Return the directory of a log pattern, up to the first part with a symbol such as %j."""
     parts = Path(output).parent.parts
     filled = (
         i for i, part in enumerate(parts) if re.search("%[0-9]*[A-Za-z]", part.replace("%%", ""))

@@ -1,7 +1,7 @@
-"""The small languages of sbatch's options: arrays, dependencies, moments.
+"""Parsers for the small languages of sbatch's options: arrays, dependencies, moments.
 
-What is given back is what sbatch(1) reads the same way in every version since 21.08. Raises
-RenderError for the rest, ``where`` being the option that errors name.
+They accept and return forms that sbatch(1) reads in the same way in every version since 21.08, and
+raise RenderError for all others. ``where`` is the option that errors name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpc_toolkit.slurm.allowlist import refusal
 from hpc_toolkit.system.quantities import format_walltime, parse_walltime
 
 MAX_INDEX = 4_000_000
-"""No array has a higher index: the largest MaxArraySize of slurm.conf(5) is one more."""
+"""The highest possible array index: the largest MaxArraySize of slurm.conf(5) is one more."""
 
 _JOB = r"[1-9][0-9]{0,9}(?:_(?:[0-9]{1,7}|\*))?"
 _KINDS = ("after", "afterany", "afterburstbuffer", "aftercorr", "afternotok", "afterok")
@@ -29,7 +29,7 @@ _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 _FROM_NOW = r"now(?:\+([0-9]{1,9})(second|minute|hour|day|week)?s?)?"
 _DATE = r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?))?"
 _CLOCK = r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))? ?([AaPp][Mm])?"
-# Spelt as times: "elevenses" is unknown to Slurm 22.05.
+# Written as times, because Slurm 22.05 does not know "elevenses".
 _HOURS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 
 _ARRAY_HINT = "indices such as 0-99, 1,4,7-9 or 0-99:3, and %8 for at most 8 at a time"
@@ -42,29 +42,29 @@ class Array:
     """The indices of a job array."""
 
     text: str
-    """As sbatch reads them."""
+    """The indices in sbatch's notation."""
     ranges: tuple[range, ...]
     """The indices, in the order in which they were given."""
     at_once: str
     """How many elements may run at a time; "" for all."""
     highest: int
-    """The largest index as it is written: Slurm counts the end of ``0-9:2`` as 9."""
+    """The largest index as written: Slurm takes the end of ``0-9:2`` as 9."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time; nobody asks what time it is now."""
+    """A point in time, without reference to the current time."""
 
     text: str
-    """As sbatch reads it."""
+    """The time in sbatch's notation."""
     kind: Literal["now", "date", "clock"]
     """What it counts from: the submission, the calendar, or the next such time of day."""
     seconds: int
-    """Since the submission or since the year 1, by ``kind``; 0 for a time of day."""
+    """Seconds since the submission or since the year 1, by ``kind``; 0 for a time of day."""
 
 
 def parse_array(text: str, where: str) -> Array:
-    """The indices that ``text`` names; leading zeros are dropped."""
+    """Parse the indices of an array; leading zeros are dropped."""
     indices, percent, at_once = text.partition("%")
     texts, ranges, highest = [], [], 0
     for part in indices.split(","):
@@ -100,7 +100,7 @@ def check_dependency(text: str, where: str) -> None:
 
 
 def parse_switches(text: str, where: str) -> str:
-    """``COUNT[@TIME]`` with a canonical time."""
+    """Return ``COUNT[@TIME]`` with a canonical time."""
     match = re.fullmatch(_SWITCHES, text)
     if not match:
         raise refusal(where, text, "COUNT or COUNT@TIME, such as 1@12:00:00")
@@ -109,9 +109,9 @@ def parse_switches(text: str, where: str) -> str:
 
 
 def parse_moment(text: str, where: str) -> Moment:
-    """A time of day, a date of the calendar, or one counted from the submission.
+    """Parse a time of day, a calendar date, or a time counted from the submission.
 
-    sbatch's dates without a year are refused: 01/02 is another day on the other side of the ocean.
+    sbatch's dates without a year are refused: 01/02 is a different day in America and in Europe.
     """
     if match := re.fullmatch(_FROM_NOW, text):
         count, unit = int(match[1] or 0), match[2] or "second"
@@ -139,7 +139,7 @@ def _day(text: str) -> tuple[str, str]:
 
 
 def _clock(text: str) -> str:
-    """``HH:MM:SS``, or "" for what is no time of day."""
+    """Return ``HH:MM:SS``, or "" if ``text`` is not a time of day."""
     if text in _HOURS:
         return f"{_HOURS[text]:02d}:00:00"
     match = re.fullmatch(_CLOCK, text)

@@ -1,4 +1,4 @@
-"""The templates by what they start, and which options each of them takes."""
+"""Groups of templates by what they start, and the options that each template accepts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-no
 """Templates that start the ranks of a training script."""
 
 RAY = "ray"
-"""The template that brings up a Ray cluster and runs its driver."""
+"""The template that starts a Ray cluster and runs its driver."""
 
 PROGRAMS = ("command", RAY, *TRAININGS)
-"""Templates that start a program of the user's, and work on no run."""
+"""Templates that start a user's program instead of workers on a run."""
 
 ARRAYS = ("array", "command")
 """Templates that can be job arrays."""
@@ -46,7 +46,7 @@ _EXAMPLE = {
 
 
 def check_template(spec: ScriptSpec, template: str) -> None:
-    """Refuse what the template would leave out of the script, and what it cannot do without."""
+    """Raise RenderError for options that the template ignores, and for missing required ones."""
     given = asked(spec)
     if template in PROGRAMS:
         _check_program(spec, template, given)

@@ -1,6 +1,6 @@
-"""A request, held to what a whole cluster takes; every refusal says where that is written.
+"""Check a request against the cluster's general limits; errors say where a limit is written.
 
-What a node gives, and for how long, is the partitions' to judge.
+``clusters.partitions`` checks the resources of a node and the longest time limit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FILLED_IN = r"\\|%[0-9]*[A-Za-z%]"
 
 
 def check_limits(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) -> None:
-    """Raise RenderError for what ``site`` cannot give.
+    """Raise RenderError for a request that ``site`` cannot accept.
 
-    ``sources`` says where a value is from that the user did not give: the errors name that.
+    ``sources`` are the origins of values that the user did not give; errors name them.
     """
     if site.account_required and not full.account:
         msg = f"--account: {site.name} takes no job without one"
@@ -37,8 +37,8 @@ def check_limits(full: ScriptSpec, site: Cluster, sources: Mapping[str, str]) ->
 
 
 def forbidden(cluster: Cluster, directory: Path) -> str | None:
-    """Why no job should be submitted from ``directory``; None where nothing is against it."""
-    # The home directory may be a link, and the current directory never tells of one.
+    """Return why no job should be submitted from ``directory``; None if there is no reason."""
+    # The home directory may be a link, but the path of the current directory contains no links.
     forms = {directory, Path(os.path.realpath(directory))}
     for place in cluster.forbidden_submit_dirs:
         expanded = os.path.expanduser(place)
@@ -46,8 +46,8 @@ def forbidden(cluster: Cluster, directory: Path) -> str | None:
         if any(form.is_relative_to(one) for form in forms for one in places):
             written = cluster.written("forbidden_submit_dirs")
             return f"{cluster.name} takes no jobs from below {place} ({written})"
-    # Slurm joins the directory and the log's pattern before it fills that in (22.05 and newer): the
-    # job would end at once, and without a log.
+    # Slurm (22.05 and newer) joins the directory and the log's pattern before it replaces symbols:
+    # the job would end at once, without a log.
     if found := re.search(_FILLED_IN, str(directory)):
         return f"Slurm does not take {found[0]!r} literally in the directory of a log: {directory}"
     return None

@@ -1,7 +1,7 @@
-"""Options of sbatch that this toolkit has no word for: ``--sbatch NAME[=VALUE]``.
+"""Pass on options of sbatch that hpctk has no option for: ``--sbatch NAME[=VALUE]``.
 
-An option that the script sets itself is refused, also by its short form or by an abbreviation,
-which sbatch takes as well: the last of two directives would win, silently.
+An option that the script sets itself is refused, also in a short form or an abbreviation that
+sbatch accepts: the last of two directives would win silently.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _OTHERS = {
 }
 
 MANAGED = {**{name: f"use --{name}" for name in _SAME}, **_OTHERS}
-"""Options of sbatch that may not be passed through, and what to do instead."""
+"""Options of sbatch that are not passed on, and what to do instead."""
 
 
 def split_passed(text: str, where: str) -> tuple[str, str | None]:
-    """Name and value of ``NAME[=VALUE]``. Raises RenderError."""
+    """Split ``NAME[=VALUE]`` into name and value. Raises RenderError."""
     name, equals, value = text.partition("=")
     if not text.isprintable() or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
         raise refusal(where, text, "NAME or NAME=VALUE, NAME being a long option of sbatch")
@@ -63,13 +63,13 @@ def split_passed(text: str, where: str) -> tuple[str, str | None]:
         msg = f"{where}: sbatch may read {name!r} as {longer[0]!r}"
         raise RenderError(msg, hint=MANAGED[longer[0]])
     if name == "input":
-        # Slurm reads it as it reads --output, and fails a job without a log where it cannot.
+        # Slurm reads this path like that of --output; a bad path fails the job without a log.
         check_text(value, "output", f"{where} input")
     return name, value if equals else None
 
 
 def check_passed(texts: tuple[str, ...], where: str) -> None:
-    """Raise RenderError unless all may be passed through, and none twice."""
+    """Raise RenderError unless all options may be passed on and none is given twice."""
     names = [split_passed(text, where)[0] for text in texts]
     for name in names:
         if names.count(name) > 1:

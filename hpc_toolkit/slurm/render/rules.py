@@ -1,4 +1,4 @@
-"""Which values a request may have, one by one and together."""
+"""Check the values of a request, one by one and together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Request = Any
-"""A ``ScriptSpec``, whose module builds on this one."""
+"""A ``ScriptSpec``; not imported, because its module imports this one."""
 
 RIVALS = (
     ("mem", "mem_per_cpu", "mem_per_gpu"),
@@ -35,7 +35,7 @@ RIVALS = (
     ("cpu_bind", "hint"),
     ("stage", "container"),
 )
-"""Fields of which a request has at most one."""
+"""Groups of fields that exclude each other."""
 
 _OF_GPUS = (
     *("ntasks_per_gpu", "gpu_type", "isolate_gpus", "gpu_bind", "cpus_per_gpu", "mem_per_gpu"),
@@ -62,12 +62,12 @@ _GRAMMARS: dict[str, Callable[[str, str], object]] = {
 
 
 def option(field: str) -> str:
-    """The command-line option of a field."""
+    """Return the command-line option of a field."""
     return {"modules": "--module"}.get(field, f"--{field.replace('_', '-')}")
 
 
 def asked(spec: Request) -> dict[str, Any]:
-    """The fields of ``spec`` that are not the default, in the order of the class."""
+    """Return the fields of ``spec`` that differ from their defaults, in the order of the class."""
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
     standard = {field.name: field.default for field in fields(spec)}
     return {
@@ -78,7 +78,7 @@ def asked(spec: Request) -> dict[str, Any]:
 
 
 def check_request(spec: Request) -> None:
-    """Raise RenderError or ConfigError for what no cluster could accept."""
+    """Raise RenderError or ConfigError for a request that no cluster could accept."""
     _check_values(spec)
     check_passed(spec.sbatch, "--sbatch")
     check_environment(

@@ -1,6 +1,6 @@
-"""A job script as text: a pure function of the request, the cluster's facts and the templates.
+"""Render a job script: a pure function of the request, the cluster's facts and the templates.
 
-No clock, no host name and no scheduler is asked, so a script is the same wherever it is rendered.
+Rendering reads no clock, no host name and no scheduler, so a script is the same on any machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".sbatch.j2"
 _PARENTS = ("base", "training")
-"""Templates that others extend, and that make no script by themselves."""
+"""Templates that others extend, and that are not rendered by themselves."""
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
 
 
@@ -42,16 +42,16 @@ class _Marked(str):
 
 
 def template_names() -> list[str]:
-    """Names of the templates that can be rendered, sorted."""
+    """Return the names of the templates that can be rendered, sorted."""
     files = [entry.name for entry in _templates().iterdir()]
     names = [name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)]
     return sorted(name for name in names if name not in _PARENTS)
 
 
 def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queue") -> str:
-    """The script, ending in a newline. Equal arguments give equal text on every machine.
+    """Render a script that ends in a newline. Equal arguments give equal text on every machine.
 
-    Raises RenderError: unknown template, or a request that ``cluster`` cannot give.
+    Raises RenderError: unknown template, or a request that ``cluster`` cannot accept.
     """
     if template not in template_names():
         msg = f"no template is called {template!r}"
@@ -87,7 +87,7 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
 
 
 def _lineage(file: str) -> list[str]:
-    """The text of a template and of those that it extends, itself last."""
+    """Return the texts of the templates that a template extends, then its own."""
     text = _source(file)
     parent = _PARENT.match(text)
     return [*(_lineage(parent[1]) if parent else []), text]
@@ -114,7 +114,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        # The default, "{#", stands in every "${#array[@]}".
+        # The default, "{#", occurs in every "${#array[@]}" of bash.
         comment_start_string="<#--",
         comment_end_string="--#>",
     )
@@ -136,13 +136,13 @@ def _refuse_unmarked(value: Any) -> Any:
 
 
 def _quoted(text: str) -> _Marked:
-    """Text in quotes, also where none are needed: ``job=date`` reads like a slip."""
+    """Quote text even where bash needs no quotes: ``job=date`` looks like a mistake."""
     word = shlex.quote(text)
     return _Marked(word if word != text else f"'{text}'")
 
 
 def _comment_text(text: str) -> _Marked:
-    """Text for a comment or a name: it stays on its line."""
+    """Check that text for a comment or a name stays on its line."""
     if not text.isprintable():
         msg = f"template: {text!r} would not stay on one line"
         raise RenderError(msg, hint="remove the control characters")

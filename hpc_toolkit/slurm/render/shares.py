@@ -1,4 +1,4 @@
-"""What a request comes to on one node, and the part of a node that belongs to it."""
+"""Compute the resources that a request takes on one node, and its proportional share of it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 
 
 def ranks(full: ScriptSpec) -> int:
-    """Ranks on a node; on the fullest one, where they cannot be spread evenly."""
+    """Return the number of ranks per node; the largest if they cannot be spread evenly."""
     if full.ntasks_per_node or full.ntasks is None:
         return full.ntasks_per_node or 1
     return -(-full.ntasks // full.nodes)
 
 
 def cpus_of_rank(full: ScriptSpec) -> int:
-    """CPUs that a rank can count on."""
+    """Return the CPUs that a rank can count on."""
     if full.cpus_per_gpu:
         return max(1, full.cpus_per_gpu * full.gpus_per_node // ranks(full))
     return full.cpus_per_task or 1
 
 
 def cpus(full: ScriptSpec) -> int:
-    """CPUs of a node that the request comes to."""
+    """Return the CPUs that the request takes on each node."""
     if full.cpus_per_gpu:
         return full.cpus_per_gpu * full.gpus_per_node
     return ranks(full) * (full.cpus_per_task or 1)
 
 
 def memory_mib(full: ScriptSpec) -> int:
-    """Memory of a node that the request comes to, in MiB; 0 for all of it."""
+    """Return the memory that the request takes on each node, in MiB; 0 for all of it."""
     if full.mem_per_cpu:
         return parse_mem_mib(full.mem_per_cpu) * cpus(full)
     if full.mem_per_gpu:
@@ -44,14 +44,14 @@ def memory_mib(full: ScriptSpec) -> int:
 
 
 def cpus_share(full: ScriptSpec, site: Cluster) -> int:
-    """CPUs of a rank that belong to its part of the node's GPUs."""
+    """Return the CPUs per rank in proportion to the requested GPUs of a node, at least 1."""
     if not (site.cpus_per_node and site.gpus_per_node and full.gpus_per_node):
         return 1
     return max(1, site.cpus_per_node * full.gpus_per_node // site.gpus_per_node // ranks(full))
 
 
 def memory_share(full: ScriptSpec, site: Cluster) -> dict[str, Any]:
-    """The memory that belongs to the requested part of a node, in the form that the site wants."""
+    """Return the memory field in proportion to the requested part of a node, in the site's form."""
     total, node_cpus, gpus = site.mem_per_node_mib, site.cpus_per_node, site.gpus_per_node
     if total is None or site.mem_style == "none":
         return {}

@@ -1,6 +1,6 @@
-"""What a user asks of a job script, checked field by field when it is made.
+"""A user's request for a job script, checked when it is created.
 
-An instance is valid by construction: no later step meets a value that a shell could misread.
+An instance is valid by construction: no later step sees a value that a shell could misread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpc_toolkit.slurm.render.rules import asked, check_request, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSpec:
-    """One job script, in sbatch's words; None leaves the value to the cluster's file.
+    """One job script, in sbatch's terms; None leaves the value to the cluster's file.
 
     Raises RenderError or ConfigError for a value that no cluster could accept.
     """
@@ -24,7 +24,7 @@ class ScriptSpec:
     job_name: str = "work-queue"
     """Name of the job and, with ``.sbatch``, of the script."""
     account: str | None = None
-    """Who pays."""
+    """Account to charge."""
     partition: str | None = None
     """Comma-separated partitions; many sites choose by the time limit."""
     qos: str | None = None
@@ -36,39 +36,39 @@ class ScriptSpec:
     constraint: str | None = None
     """Node features, in sbatch's notation."""
     prefer: str | None = None
-    """Node features that are better than others (Slurm 22.05)."""
+    """Node features that Slurm should prefer (Slurm 22.05)."""
     nodelist: str | None = None
     """Nodes that must be in the allocation, in Slurm's notation ``n[1-4]``."""
     exclude: str | None = None
-    """Nodes that must not."""
+    """Nodes that must not be in the allocation."""
     licenses: str | None = None
-    """Licenses that the job holds."""
+    """Licenses that the job needs."""
     nodes: int = 1
     """Number of nodes."""
     ntasks: int | None = None
-    """Ranks in all; by default ``ntasks_per_node`` on each node."""
+    """Total number of ranks; by default ``ntasks_per_node`` on each node."""
     ntasks_per_node: int | None = None
-    """Ranks on each node; by default one per GPU, or one where there is none."""
+    """Ranks on each node; by default one per GPU, or one without GPUs."""
     ntasks_per_gpu: int | None = None
     """Ranks that share one GPU and see no other."""
     gpus_per_node: int = 0
     """GPUs on each node."""
     gpu_type: str | None = None
-    """Their type, where it is not the cluster's."""
+    """Type of the GPUs, if it is not the cluster's."""
     isolate_gpus: bool = False
-    """Whether a rank sees its own GPUs alone; without it each sees those of its node."""
+    """Whether a rank sees only its own GPUs; otherwise it sees all GPUs of its node."""
     gpu_bind: str | None = None
     """Which GPUs a rank sees, in sbatch's notation."""
     gres: str | None = None
     """Generic resources of each node other than GPUs."""
     gres_flags: str | None = None
-    """How they are bound to CPUs."""
+    """How generic resources are bound to CPUs and shared by tasks."""
     cpus_per_task: int | None = None
     """CPUs of each rank; by default its share of the node's."""
     cpus_per_gpu: int | None = None
     """CPUs per GPU, shared by the ranks of a node."""
     mem: str | None = None
-    """Memory of each node as sbatch writes it; "0" is all of it. One of the three mem options."""
+    """Memory of each node in sbatch's notation; "0" is all of it. Excludes the next two options."""
     mem_per_cpu: str | None = None
     """Memory per CPU."""
     mem_per_gpu: str | None = None
@@ -76,18 +76,18 @@ class ScriptSpec:
     tmp: str | None = None
     """Local disk of each node."""
     network: str | None = None
-    """What the switch plugin is told."""
+    """Settings for the switch plugin."""
     exclusive: bool | str = False
-    """Whether to share the nodes with no other job: True, or with none of another "user", "mcs"
-    label or "topo" block (Slurm 24.05)."""
+    """Whether to keep other jobs off the nodes: True for all jobs, or only for those of another
+    "user", "mcs" label or "topo" block (Slurm 24.05)."""
     oversubscribe: bool = False
-    """Whether others may use the same CPUs."""
+    """Whether other jobs may use the same CPUs."""
     spread_job: bool = False
-    """Whether to take as many nodes as possible."""
+    """Whether to spread the job over as many nodes as possible."""
     switches: str | None = None
-    """``COUNT[@TIME]``: at most so many leaf switches, and how long to wait for that."""
+    """``COUNT[@TIME]``: maximum number of leaf switches, and how long to wait for such nodes."""
     segment: int | None = None
-    """Nodes of one block each, in a block topology (Slurm 24.05)."""
+    """Number of nodes that must be in one block of a block topology (Slurm 24.05)."""
     time: str | None = None
     """Time limit in Slurm's grammar."""
     time_min: str | None = None
@@ -95,35 +95,37 @@ class ScriptSpec:
     begin: str | None = None
     """When the job may start."""
     deadline: str | None = None
-    """By when it must have ended; Slurm removes a job that cannot."""
+    """Time by which the job must have ended; Slurm removes a job that cannot."""
     signal: str | None = None
-    """``B:USR1@seconds``: when the script is warned of the time limit (up to a minute earlier)."""
+    """``B:USR1@seconds``: how long before the time limit the script is warned, up to a minute
+    earlier."""
     requeue: bool = True
-    """Whether the job may start again: by Slurm after a failure, by itself while items are left."""
+    """Whether the job may start again: by Slurm after a failure, by its script while items are
+    left."""
     idle_exit: str | None = None
     """How long a rank waits for work before it leaves: ``hpctk work --idle-exit``."""
     lease: str | None = None
     """Silence after which a rank counts as dead: ``hpctk work --lease``."""
     max_restarts: int = 10
-    """After how many restarts the script stops requeueing itself."""
+    """Number of restarts after which the script stops requeueing its job."""
     array: str | None = None
     """Indices of a job array, ``0-99%8``."""
     array_offset: int = 0
-    """What the script adds to its index: a long list of indices takes several arrays."""
+    """Number that the script adds to its index; a long list of indices needs several arrays."""
     dependency: str | None = None
-    """Which jobs must have started or ended, ``afterok:17``."""
+    """Jobs that must have started or ended before, ``afterok:17``."""
     kill_on_invalid_dep: bool = True
-    """Whether a job is cancelled whose dependency cannot be met any more, or stays pending."""
+    """Whether Slurm cancels the job, or leaves it pending, if its dependency can never be met."""
     hold: bool = False
-    """Whether to wait until scontrol releases the job."""
+    """Whether to hold the job until scontrol releases it."""
     priority: str | None = None
     """Priority of the job, for operators of Slurm."""
     nice: int | None = None
-    """How much lower its priority is than it could be."""
+    """Amount by which to lower the job's priority."""
     output: str | None = None
     """The log's path in sbatch's notation, relative to ``chdir``; see ``log_pattern``."""
     error: str | None = None
-    """A log of its own for stderr."""
+    """Path of a separate log for stderr."""
     open_mode: str = "append"
     """Whether a requeued job appends to its log or empties it."""
     comment: str | None = None
@@ -131,15 +133,15 @@ class ScriptSpec:
     mail_type: str | None = None
     """Comma-separated events that send mail."""
     mail_user: str | None = None
-    """Who gets it."""
+    """Address to send mail to."""
     chdir: str | None = None
-    """Directory that the job works in; by default the directory of submission."""
+    """Working directory of the job; by default the directory of submission."""
     get_user_env: bool = False
-    """Whether Slurm makes the environment of a login for the job."""
+    """Whether Slurm sets up the user's login environment for the job."""
     propagate: str | None = None
-    """Resource limits to take along."""
+    """Resource limits that the job inherits from the submitting process."""
     sbatch: tuple[str, ...] = ()
-    """``NAME[=VALUE]``: options of sbatch that have no field here."""
+    """``NAME[=VALUE]``: options of sbatch that have no field of their own."""
     run: str | None = None
     """The run directory; the script's first argument overrides it."""
     python: str
@@ -155,9 +157,9 @@ class ScriptSpec:
     venv: str | None = None
     """Absolute path of a virtual environment; its interpreter and programs come first."""
     container: str | None = None
-    """Image in which the ranks run: a path, or what the site's runtime takes."""
+    """Image in which the ranks run: a path, or a name for the site's runtime."""
     bind: tuple[str, ...] = ()
-    """``FROM[:TO[:ro]]`` directories to see inside the container, after the cluster's."""
+    """``FROM[:TO[:ro]]``: directories to bind into the container, after the cluster's."""
     node_setup: tuple[str, ...] = ()
     """Commands to run once on every node before the step, after the cluster's."""
     teardown: tuple[str, ...] = ()
@@ -166,27 +168,27 @@ class ScriptSpec:
     """How the ranks of a training are started: "task-per-node", by one launcher on each node, or
     "task-per-gpu", by srun."""
     nproc_per_node: int | None = None
-    """Ranks of a training on each node; by default one per GPU, or one where there is none."""
+    """Ranks of a training on each node; by default one per GPU, or one without GPUs."""
     rank_restarts: int | None = None
     """How often a training's ranks start again inside the job after one of them failed."""
     backend: str | None = None
-    """What carries the messages of a training: "nccl" or "gloo"."""
+    """Communication backend of a training: "nccl" or "gloo"."""
     run_dir: str | None = None
-    """Directory of a training: where its ranks meet, its logs and checkpoints."""
+    """Directory of a training for its rendezvous, logs and checkpoints."""
     stage: tuple[str, ...] = ()
     """Files and directories that each node copies to its own disk before a training."""
     stage_dir: str | None = None
-    """Where they are copied to; by default the job's directory on the node's disk."""
+    """Directory for these copies; by default the job's directory on the node's disk."""
     cpu_bind: str | None = None
-    """To what each task of a training is bound: ``srun --cpu-bind``."""
+    """CPUs that each task of a training is bound to: ``srun --cpu-bind``."""
     mem_bind: str | None = None
-    """From which NUMA nodes a task takes memory: ``srun --mem-bind``."""
+    """NUMA nodes from which a task gets memory: ``srun --mem-bind``."""
     numa_binding: str | None = None
-    """What a launcher binds each of its ranks to, beside the rank's GPU: torchrun's word."""
+    """How a launcher binds each rank to CPUs near its GPU: a value of torchrun --numa-binding."""
     distribution: str | None = None
     """How tasks are spread over nodes, sockets and cores: ``srun --distribution``."""
     hint: str | None = None
-    """What the tasks are bound by, such as nomultithread: ``srun --hint``."""
+    """How to bind tasks to cores and threads, such as nomultithread: ``srun --hint``."""
     command: tuple[str, ...] = ()
     """Program and arguments of the ``command`` template, word by word; for a training the script
     and its arguments."""
@@ -196,12 +198,12 @@ class ScriptSpec:
 
 
 def spec_json(spec: ScriptSpec, *, template: str, cluster: str) -> str:
-    """The request on one ASCII line; equal requests give equal lines."""
+    """Return the request as JSON on one ASCII line; equal requests give equal lines."""
     return json.dumps({"template": template, "cluster": cluster, **asked(spec)}, ensure_ascii=True)
 
 
 def spec_values(embedded: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a line of ``spec_json`` asks for, for ``ScriptSpec(**values)``.
+    """Return the fields in a decoded line of ``spec_json``, for ``ScriptSpec(**values)``.
 
     Raises RenderError for a field that this version does not know.
     """
@@ -217,7 +219,7 @@ def spec_values(embedded: dict[str, Any]) -> dict[str, Any]:
 
 
 def command_line(spec: ScriptSpec, *, template: str, cluster: str) -> str:
-    """The command that renders this script again, quoted for a shell."""
+    """Return the command that renders this script again, quoted for a shell."""
     argv = ["hpctk", "render", template, "--cluster", cluster]
     values = asked(spec)
     words = values.pop("command", ())
@@ -231,7 +233,7 @@ def command_line(spec: ScriptSpec, *, template: str, cluster: str) -> str:
         elif isinstance(value, bool):
             argv.append(option(name) if value else option(name).replace("--", "--no-", 1))
         elif name in ("exclusive", "propagate", "nice"):
-            # A bare one is an option as well, so the value may not be a word of its own.
+            # These options are valid without a value, so a value must follow "=".
             argv.append(f"{option(name)}={value}")
         else:
             argv += [option(name), str(value)]

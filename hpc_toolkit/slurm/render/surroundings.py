@@ -1,6 +1,6 @@
-"""What a job script does around its program, as lines and words for the templates.
+"""Compute what a job script does around its program, as lines and words for the templates.
 
-Everything is decided here, so that a template asks only what there is.
+All decisions are made here; a template only tests which values are set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 Step = tuple[list[str], str]
-"""The words of a command, and what the log says when it fails."""
+"""The words of a command, and the log message if the command fails."""
 
 _SRUN_READS = {
     "mem": "SLURM_MEM_PER_NODE",
@@ -41,18 +41,18 @@ _SRUN_READS = {
     "hint": "SLURM_HINT",
     "threads-per-core": "SLURM_THREADS_PER_CORE",
 }
-"""What srun takes from the environment (srun(1), INPUT ENVIRONMENT VARIABLES), by the option of
-sbatch that sets it for a job's own steps."""
+"""Variables that srun reads (srun(1), INPUT ENVIRONMENT VARIABLES), by the option of sbatch that
+sets them for a job's own steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """All that a script does before and after its step, in the order in which it happens."""
+    """The parts of a script before and after its step, in order of execution."""
 
     shebang: str
     """The first line."""
     leftovers: tuple[str, ...]
-    """Variables that are another job's if they are set; never empty."""
+    """Variables that, if they are set, belong to another job; never empty."""
     env: tuple[tuple[str, str], ...]
     """Variables to export: the site's, its network's, the user's."""
     preparation: tuple[Step, ...]
@@ -62,39 +62,39 @@ class Surroundings:
     setup: tuple[Step, ...]
     """The site's and the user's commands."""
     node_setup: str
-    """What bash runs once on each node, "" for nothing."""
+    """The bash command that runs once on each node, "" for none."""
     teardown: tuple[Step, ...]
     """The user's commands after the step."""
     runtime: Literal["", "apptainer", "pyxis"]
-    """What runs the container, "" for none."""
+    """The container runtime, "" for none."""
     container: tuple[str, ...]
-    """How apptainer is called, up to the directories of the job."""
+    """First words of the apptainer command; the job's directories and the image follow."""
     mounts: str
-    """More directories for pyxis, each after a comma."""
+    """Further directories for pyxis, each after a comma."""
     image: str
     """The container's image."""
     gpus: int
     """GPUs that a task alone on its node must see."""
     gpu_bound: bool
-    """Whether a task sees some of its node's GPUs only, unless srun is told otherwise."""
+    """Whether a task sees only some of its node's GPUs, unless srun gets another --gpu-bind."""
     work: tuple[str, ...]
     """Options of ``hpctk work``."""
     threads: int
     """CPUs that a rank can count on."""
     cpus_per_task: bool
-    """Whether Slurm was told the CPUs of a rank, and not those of a GPU."""
+    """Whether the script requests CPUs per task, not CPUs per GPU."""
     shrink: bool
-    """Whether nodes with nothing left to do are given back; not where scontrol is out of reach, nor
-    in an array, whose last element it would take for all of them."""
+    """Whether nodes without work are given back. Not with a container, where scontrol is out of
+    reach, nor in an array, where the id of the last element means all elements."""
 
 
 def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]) -> Surroundings:
-    """What surrounds the program of a complete request on ``cluster``.
+    """Compute what surrounds the program of a complete request on ``cluster``.
 
     Args:
         full: the request, with every value that the script needs.
         cluster: the site's facts.
-        directives: what the script asks Slurm for.
+        directives: the script's options for sbatch.
 
     Raises:
         RenderError: the request needs a fact that the site's file does not state.
@@ -126,7 +126,7 @@ def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]
 
 
 def _network(full: ScriptSpec, cluster: Cluster) -> tuple[tuple[str, str], ...]:
-    """What the site's network needs: all of it with GPUs, else for the ranks of a training."""
+    """Return the site's network variables: all with GPUs, else those of Gloo for a training."""
     if full.gpus_per_node:
         return cluster.nccl
     trains = full.launch is not None
@@ -156,7 +156,7 @@ def _conda(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
         raise RenderError(msg, hint="write it there, or give the path .../envs/NAME")
     check_directory(base, cluster.written("conda_base"))
     functions = f"{base.rstrip('/')}/etc/profile.d/conda.sh"
-    # 'conda init' would edit the user's ~/.bashrc.
+    # Not 'conda init', which would edit the user's ~/.bashrc.
     return (
         (["source", functions], f"no conda in {base}"),
         (["conda", "activate", full.conda], f"cannot activate {full.conda}"),
@@ -186,7 +186,7 @@ def _apptainer(binds: tuple[str, ...], *, gpus: int) -> tuple[str, ...]:
 
 
 def _mount(directory: str) -> str:
-    """``FROM:TO[:ro]``: pyxis takes a lone path for a volume."""
+    """Return ``FROM:TO[:ro]``, because pyxis takes a single path for a volume."""
     return directory if ":" in directory else f"{directory}:{directory}"
 
 

@@ -1,4 +1,4 @@
-"""A training as a job: its ranks, their CPUs, what starts them, and what is beside them."""
+"""Training jobs: their ranks and CPUs, the programs that start them, and staged files."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 BY_NODE, BY_RANK = "task-per-node", "task-per-gpu"
-"""The forms of starting: a launcher on each node, or every rank by srun."""
+"""How ranks are started: by one launcher on each node, or each rank by srun."""
 
 CPUS = 64
-"""CPUs of ``train-cpu`` where nothing says how many a node has."""
+"""CPUs of ``train-cpu`` if the number of CPUs per node is unknown."""
 
 RANK_RESTARTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a training's script does that no other does."""
+    """The parts of a script that only trainings have."""
 
     program: tuple[str, ...]
-    """What srun starts, the interpreter first."""
+    """The command that srun starts, the interpreter first."""
     run_dir: str
-    """Its directory, made before the ranks start."""
+    """The training's directory, created before the ranks start."""
     alone: bool
-    """Whether the script is started as it is, and nothing but this job tells it its directory."""
+    """Whether srun starts the training script without a launcher; the job then exports the
+    training's directory."""
     processes: int
     """Ranks that share the CPUs of one task."""
     tasks: int
-    """Tasks of a node."""
+    """Tasks per node."""
     srun: tuple[str, ...]
-    """Options of its step: to what tasks are bound."""
+    """Options of srun that bind its tasks."""
     stage: tuple[str, ...]
-    """What each node copies to its own disk."""
+    """Paths that each node copies to its own disk."""
     staged: tuple[tuple[int, str], ...]
     """Numbers and names of the copies."""
     stage_dir: str
-    """Where to; "" for the job's directory on that disk."""
+    """Directory for the copies; "" for the job's directory on that disk."""
 
 
 def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
-    """A request for a training with its ranks, and the tasks and CPUs of a node that start them.
+    """Return a training's request with its ranks, and the tasks and CPUs per node to start them.
 
-    A task is what srun starts: a rank in the form task-per-gpu, else a launcher, or a program, that
-    has all of its node's CPUs. ``cluster`` states CPUs of a rank, and of a node. The request must
-    have passed ``check_template``; that of another template is returned as it is. Raises
-    RenderError for ranks that their backend cannot join.
+    A task is a process that srun starts: a rank in the form task-per-gpu, else one launcher or
+    program per node with the CPUs of all its ranks. ``cluster`` states CPUs per rank and per node.
+    The request must have passed ``check_template``. A request for the template ray gets one task
+    per node; requests for other templates are returned unchanged. Raises RenderError for ranks that
+    their backend cannot join.
     """
     if template == RAY:
         return replace(spec, ntasks_per_node=1)
@@ -83,7 +85,7 @@ def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
 
 
 def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | None:
-    """What the script of a complete request does for its training; None for another template."""
+    """Return the training parts of a complete request's script; None for other templates."""
     if template not in TRAININGS or full.ntasks_per_node is None:
         return None
     alone = template == "train-cpu"
@@ -95,7 +97,7 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
         "--hint": full.hint,
     }
     if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
-        # Else each rank would see its own alone, and reach those of its node by no direct way.
+        # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
         bound["--gpu-bind"] = "none"
     return Training(
         program=(full.python, *launcher, *full.command),
@@ -141,14 +143,14 @@ def _check_binding(form: str, ranks: int, gpus: int) -> None:
 
 
 def _bound(template: str, form: str) -> str:
-    """A rank keeps to cores of its own; a launcher's ranks share all that the task was given."""
+    """Return the default CPU binding: a rank gets its own cores, a launcher's ranks share them."""
     return "cores" if form == BY_RANK or template == "train-cpu" else "none"
 
 
 def _cpus(
     spec: ScriptSpec, template: str, cluster: Cluster, *, gpus: int, tasks: int, ranks: int
 ) -> int | None:
-    """CPUs of a task; None where it is to have its share of the node's."""
+    """Return the CPUs of a task; None if the task shall get its share of the node's CPUs."""
     if spec.cpus_per_task:
         return spec.cpus_per_task
     if spec.cpus_per_gpu:

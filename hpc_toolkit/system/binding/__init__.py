@@ -1,4 +1,4 @@
-"""The CPUs, memory and GPUs of each of several workers of a node."""
+"""Divide the CPUs, memory and GPUs of a node among its workers."""
 
 from hpc_toolkit.system.binding.machine import Machine, read_machine
 from hpc_toolkit.system.binding.places import (

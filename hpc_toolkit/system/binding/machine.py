@@ -1,4 +1,4 @@
-"""What of this machine a process may use: CPUs by NUMA node, GPUs, memory."""
+"""The part of this machine that a process may use: CPUs by NUMA node, GPUs, memory."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ _V1_LIMITS = {"memory": "memory.limit_in_bytes", "cpu": "cpu.cfs_quota_us"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """This machine as far as this process, its container and its Slurm job may use it."""
+    """The part of this machine that this process, its container and its Slurm job may use."""
 
     nodes: dict[int, tuple[int, ...]]
-    """The CPUs that may be used, by NUMA node; hardware threads of one core are neighbours."""
+    """Usable CPUs by NUMA node; the hardware threads of one core are adjacent."""
     cpu_quota: float | None = None
-    """CPUs' worth of time that the control group grants; None: no limit."""
+    """CPU time that the control group grants, in CPUs; None: no limit."""
     memory_bytes: int
-    """The least of what is built in, what the control group grants and what Slurm granted."""
+    """The smallest of installed memory, the control group's limit and Slurm's grant."""
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """GPUs as CUDA_VISIBLE_DEVICES names them."""
     gpu_nodes: dict[str, int] = field(default_factory=dict)
-    """The NUMA node of a GPU, where it is known."""
+    """The NUMA node of each GPU for which it is known."""
 
     @property
     def cpus(self) -> int:
-        """How many CPUs may be used."""
+        """Number of CPUs that may be used."""
         return sum(map(len, self.nodes.values()))
 
 
 def read_machine(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Machine:
-    """Ask the kernel; ``root`` is where its /proc and /sys are."""
+    """Read what this process may use.
+
+    ``root`` holds the /proc and /sys to read; CPU affinity and GPUs are always this process's own.
+    """
     allowed = os.sched_getaffinity(0)
     quota, memory = _group_limits(root)
     gpus = tuple(visible_gpus())
@@ -58,7 +61,7 @@ def _nodes(root: Path, allowed: set[int]) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for path in (root / "sys/devices/system/node").glob("node[0-9]*"):
         cpus = allowed.intersection(parse_cpus(_read(path / "cpulist")))
-        if cpus:  # a node may hold memory alone
+        if cpus:  # a node may have memory but no CPUs
             found[int(path.name[4:])] = tuple(sorted(cpus, key=lambda cpu: _core(root, cpu)))
     rest = allowed.difference(*found.values())
     if rest:  # a kernel without NUMA
@@ -67,14 +70,14 @@ def _nodes(root: Path, allowed: set[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _core(root: Path, cpu: int) -> tuple[int, int]:
-    """Sorts the hardware threads of one core next to each other."""
+    """Sort key that puts the hardware threads of one core next to each other."""
     path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
     siblings = parse_cpus(_read(path))
     return (min(siblings) if siblings else cpu), cpu
 
 
 def parse_cpus(text: str) -> list[int]:
-    """The numbers of a list as the kernel writes it: ``0-3,8``."""
+    """Parse a list of CPUs in the kernel's notation, such as ``0-3,8``."""
     found: list[int] = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
         found += range(int(first), int(last or first) + 1)
@@ -82,7 +85,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def format_cpus(cpus: tuple[int, ...]) -> str:
-    """The same list as text."""
+    """Write CPUs in the kernel's notation, the reverse of :func:`parse_cpus`."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and parts[-1][-1] == cpu - 1:
@@ -98,14 +101,14 @@ def _built_in_bytes(root: Path) -> int:
 
 
 def _granted_bytes(environ: Mapping[str, str], cpus: int) -> int | None:
-    """What Slurm granted on this node; 0 stands for all of it."""
+    """Memory that Slurm granted on this node; None for no limit, also where Slurm says 0."""
     node, cpu = (environ.get(f"SLURM_MEM_PER_{name}", "") for name in ("NODE", "CPU"))
     mib = int(node) if node.isdigit() else int(cpu) * cpus if cpu.isdigit() else 0
     return mib * _MIB or None
 
 
 def _group_limits(root: Path) -> tuple[float | None, int | None]:
-    """CPUs and bytes that the control groups of this process grant, the least of all above it."""
+    """The lowest limits, (CPUs, bytes), of this process's control groups and their ancestors."""
     cpus: list[float] = []
     sizes: list[int] = []
     for kind, path in _groups(root):
@@ -124,14 +127,14 @@ def _group_limits(root: Path) -> tuple[float | None, int | None]:
 
 
 def _groups(root: Path) -> Iterator[tuple[str, Path]]:
-    """The control groups of this process and all above: version 2 as "", 1 by its controller."""
+    """Yield (controller, path) of this process's control groups and ancestors; "" for version 2."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, names, name = line.split(":", 2)
         kinds = [""] if not names else [kind for kind in names.split(",") if kind in _V1_LIMITS]
         for kind in kinds:
             top = root / "sys/fs/cgroup" / kind
             path = top / name.lstrip("/")
-            # In a container the path may be that of the host, whose groups are not shown.
+            # In a container the path may be the host's, and the host's groups are not visible.
             for group in (path, *path.parents):
                 yield kind, group
                 if group == top:
@@ -139,18 +142,21 @@ def _groups(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _gpu_nodes(root: Path, gpus: tuple[str, ...]) -> dict[str, int]:
-    """Only where the process sees all GPUs: which of them the others are is not known."""
+    """NUMA nodes of the GPUs, known only if this process sees all GPUs of the machine.
+
+    If it sees fewer, their indices do not identify the devices.
+    """
     with suppress(OSError):
         buses = sorted(path.name for path in (root / "proc/driver/nvidia/gpus").iterdir())
         if sorted(gpus) == sorted(map(str, range(len(buses)))):
             nodes = [_read(root / f"sys/bus/pci/devices/{bus.lower()}/numa_node") for bus in buses]
-            # -1 where the firmware does not tell.
+            # The kernel shows -1 if the firmware does not name a node.
             return {gpu: int(nodes[int(gpu)]) for gpu in gpus if nodes[int(gpu)].strip().isdigit()}
     return {}
 
 
 def _read(path: Path) -> str:
-    """A file of the kernel; "" where it is not there."""
+    """The contents of a kernel file; "" if it cannot be read."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace")
     return ""

@@ -1,4 +1,4 @@
-"""The CPUs, GPUs and memory of each of several workers of this machine."""
+"""Assign the CPUs, GPUs and memory of this machine to its workers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.binding.machine import Machine
 
 MEMORY = "HPCTK_MEMORY_PER_WORKER"
-"""Bytes that a process of an executor may allocate."""
+"""Environment variable: bytes that each process of an executor may allocate."""
 LEAST_MEMORY_BYTES = 64 * 2**20
-"""With less an interpreter does not even start."""
+"""With less memory the Python interpreter does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What each worker is to have; None: nothing is said about it."""
+    """The resources that each worker gets; None: no share was requested."""
 
     cpus: int | None = None
     """CPUs as the kernel counts them: hardware threads, where a core has several."""
     gpus: float | None = None
-    """GPUs, a whole number; below 1 the part that a worker has of a shared one; 0: none."""
+    """A whole number of GPUs, or a fraction of one shared GPU; 0: no GPU."""
     memory_bytes: int | None = None
-    """What each process of the worker's executor may allocate."""
+    """Bytes that each process of the worker's executor may allocate."""
 
     def __post_init__(self) -> None:
-        """Refuse what no machine can give.
+        """Reject invalid shares.
 
         Raises:
             ConfigError: names the option.
@@ -53,22 +53,22 @@ class Shares:
             raise ConfigError(message, hint="such as --memory-per-worker 4G")
 
     def __bool__(self) -> bool:
-        """Whether anything is said."""
+        """Whether any share was requested."""
         return (self.cpus, self.gpus, self.memory_bytes) != (None, None, None)
 
     @property
     def sharing(self) -> int:
-        """How many workers have a GPU in common; 1/3 is written 0.333, and three of these fit."""
+        """Number of workers that share one GPU; 0.333 counts as 1/3, so three workers fit."""
         return int(1 / self.gpus + 1e-3) if self.gpus is not None and 0 < self.gpus < 1 else 1
 
     def workers_on(self, gpus: int) -> int:
-        """How many workers so many GPUs are enough for; at least one."""
+        """Number of workers that ``gpus`` GPUs are enough for; at least 1."""
         if self.gpus == 0:
             return 1
         return max(1, gpus * self.sharing // max(1, int(self.gpus or 1)))
 
     def to_options(self) -> list[str]:
-        """The same as options of 'hpctk work'."""
+        """These shares as options of 'hpctk work'."""
         named = {
             "--cpus-per-worker": self.cpus,
             "--gpus-per-worker": self.gpus,
@@ -88,19 +88,19 @@ def _is_share(gpus: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What one worker has."""
+    """The CPUs, GPUs and memory of one worker."""
 
     cpus: tuple[int, ...] = ()
-    """Its CPUs; none: it is not bound."""
+    """Its CPUs; empty: it is not bound."""
     nodes: tuple[int, ...] = ()
     """The NUMA nodes of these CPUs."""
     gpus: tuple[str, ...] | None = None
-    """Its GPUs, as CUDA_VISIBLE_DEVICES names them; None: as without a share."""
+    """Its GPUs, as CUDA_VISIBLE_DEVICES names them; None: the variable is unset or unchanged."""
     memory_bytes: int | None = None
-    """What each process of its executor may allocate; None: no limit of ours."""
+    """Bytes that each process of its executor may allocate; None: hpctk sets no limit."""
 
     def __str__(self) -> str:
-        """For people."""
+        """Describe the resources for people."""
         parts = []
         if self.cpus:
             named = "NUMA node " if len(self.nodes) == 1 else "NUMA nodes "
@@ -113,7 +113,7 @@ class Place:
         return ", ".join(parts)
 
     def to_record(self) -> dict[str, Any]:
-        """The same as JSON: CPUs as the kernel lists them, NUMA nodes left out."""
+        """The resources as JSON: CPUs in the kernel's notation, without NUMA nodes."""
         return {
             "cpus": format_cpus(self.cpus),
             "gpus": None if self.gpus is None else list(self.gpus),
@@ -122,7 +122,7 @@ class Place:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Place:
-        """Read what :meth:`to_record` gave; what is not there is not known."""
+        """Read a record of :meth:`to_record`; a missing key means unknown."""
         gpus = record.get("gpus")
         return cls(
             cpus=tuple(parse_cpus(record.get("cpus", ""))),
@@ -131,7 +131,7 @@ class Place:
         )
 
     def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The variables that say so; a number of threads that the user set stays."""
+        """Environment variables of these resources; the user's OMP_NUM_THREADS is kept."""
         found = {}
         if self.gpus is not None:
             found[CUDA] = ",".join(self.gpus)
@@ -143,9 +143,9 @@ class Place:
 
 
 def own_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """What this process has, whoever gave it: our options, Slurm, Ray or nobody.
+    """The resources of this process, whether hpctk, Slurm, Ray or nobody assigned them.
 
-    The GPUs are None where no variable says which it sees.
+    ``gpus`` is None if CUDA_VISIBLE_DEVICES is not set.
     """
     gpus, limit = environ.get(CUDA), environ.get(MEMORY, "")
     return Place(
@@ -156,13 +156,13 @@ def own_place(environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]:
-    """A place for each worker; no CPU is in two of them.
+    """Assign resources to each worker; no CPU is assigned twice.
 
-    A worker's CPUs are of one NUMA node wherever one has enough left, of that of its GPU if it
-    can be, and else of the node with most left.
+    A worker's CPUs come from one NUMA node if any node has enough left: the node of its GPU if
+    possible, else the node with the most CPUs left.
 
     Raises:
-        ConfigError: the machine, or what is granted of it, has less than all workers need.
+        ConfigError: the workers need more than this process may use of the machine.
     """
     _refuse_cpus(machine, shares, workers)
     _refuse_memory(machine, shares, workers)
@@ -184,7 +184,7 @@ def place_workers(machine: Machine, shares: Shares, workers: int) -> list[Place]
 
 
 def _take(free: dict[int, list[int]], count: int, near: list[int]) -> list[tuple[int, int]]:
-    """(node, CPU) of ``count`` CPUs, which are free no more."""
+    """Remove ``count`` CPUs from ``free``; return them as (node, CPU)."""
     order = sorted(free, key=lambda node: (node not in near, -len(free[node]), node))
     whole = [node for node in order if len(free[node]) >= count]
     taken: list[tuple[int, int]] = []
@@ -226,7 +226,7 @@ def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tup
     """The GPUs of one worker.
 
     Raises:
-        ConfigError: there are too few for all of them.
+        ConfigError: there are too few GPUs for all workers.
     """
     each = shares.gpus
     if each is None:
@@ -245,20 +245,20 @@ def _gpus_of(machine: Machine, shares: Shares, worker: int, workers: int) -> tup
 
 
 def bind(place: Place) -> None:
-    """Bind this process to its CPUs; its children inherit that.
+    """Bind this process to its CPUs; its children inherit the binding.
 
-    Memory that they touch comes from the node of their CPUs while it has some (the kernel's first
-    touch); nothing forbids them the memory of another node.
+    The kernel takes memory from the node of the CPU that first touches it, while that node has
+    memory left. Memory of other nodes is not forbidden.
     """
     if place.cpus:
         os.sched_setaffinity(0, place.cpus)
 
 
 def limit_memory(environ: Mapping[str, str] = os.environ) -> None:
-    """Keep this process, and each child by itself, from allocating more than the worker's share.
+    """Limit what this process, and each child separately, may allocate to the worker's share.
 
-    The limit is on private memory that can be written (RLIMIT_DATA, getrlimit(2)), touched or
-    not, and not on what is resident. An allocation beyond it fails: Python raises MemoryError.
+    The limit (RLIMIT_DATA, getrlimit(2)) counts private writable memory, touched or not; it does
+    not count resident memory. An allocation beyond it fails: Python raises MemoryError.
     The address space is not limited, because CUDA reserves more than any machine has.
     """
     limit = environ.get(MEMORY, "")

@@ -1,7 +1,7 @@
-"""What a training script needs of torch.distributed.
+"""The parts of torch.distributed that a training script needs.
 
-Each function is a few lines over torch, and says over which call. All of them work in a process
-that nobody launched, too, as with one rank: the same script runs on a laptop, under ``hpctk
+Each function is a few lines around torch, and its docstring names the call. All of them also work
+in a process without a launcher, as with one rank: the same script runs on a laptop, under ``hpctk
 launch`` or torchrun, and as a task of srun. torch is imported when the first of them is called.
 """
 

@@ -1,4 +1,4 @@
-"""The linear rule for batches and learning rates of several ranks."""
+"""The linear scaling rule for batches and learning rates of several ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Scaled:
     """A global batch and the learning rate for it."""
 
     global_batch: int
-    """Samples of all ranks and of all accumulated passes that one optimizer step sees."""
+    """Samples per optimizer step, over all ranks and all accumulated passes."""
     learning_rate: float
     """The rate after the warm-up."""
     base_rate: float
     """The rate for the base batch, at which the warm-up begins."""
 
     def warmed_up(self, step: int, steps: int) -> float:
-        """The rate of optimizer step ``step``, from 0: from the base rate up over ``steps``."""
+        """Return the rate of step ``step`` (from 0), which rises linearly for ``steps`` steps."""
         share = min(1.0, step / steps) if steps > 0 else 1.0
         return self.base_rate + (self.learning_rate - self.base_rate) * share
 
@@ -34,10 +34,10 @@ def scaled(
 ) -> Scaled:
     """Scale a learning rate with the batch: k times the batch, k times the rate.
 
-    ``base_rate`` is one that is known to be good for ``base_batch`` samples a step. The rule and
-    the warm-up are those of Goyal et al. 2017 (arXiv:1706.02677), who warm up over the first 5
-    epochs and showed it for SGD with momentum on ImageNet up to 8,192 images a step. Nothing is
-    promised beyond: larger batches and AdamW often need less than the linear rate.
+    ``base_rate`` must be known to work for ``base_batch`` samples per step. The rule and the
+    warm-up are from Goyal et al. 2017 (arXiv:1706.02677), who warm up over the first 5 epochs and
+    tested SGD with momentum on ImageNet up to 8,192 images per step. It may not hold beyond that:
+    larger batches and AdamW often need less than the linear rate.
 
     Raises:
         HpcToolkitError: a number is not positive.

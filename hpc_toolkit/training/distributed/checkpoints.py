@@ -1,4 +1,4 @@
-"""A training's checkpoints: written whole or not at all, and read only if they are."""
+"""Checkpoints of a training, written atomically and read only if they are intact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FORMAT = "hpctk-training-1"
-"""What the file says it is."""
+"""Format name in each file."""
 
 _NAME = re.compile(r"step-(\d{9})\.pt")
 _log = logging.getLogger(LOGGER)
@@ -31,34 +31,34 @@ class Stateful(Protocol):
     """A model, an optimizer, a scheduler, a sampler, a gradient scaler."""
 
     def state_dict(self) -> Any:
-        """Its state, of tensors, numbers, texts, lists and dicts."""
+        """Return the state, made of tensors, numbers, strings, lists and dicts."""
         ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take that state up."""
+        """Load a state that ``state_dict`` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a training goes on from."""
+    """The checkpoint from which a training resumes."""
 
     step: int
-    """Optimizer steps that were made."""
+    """Number of optimizer steps done."""
     path: Path
     """The file."""
     values: dict[str, Any]
-    """What else was given to `Checkpoints.save`."""
+    """The other values that were given to `Checkpoints.save`."""
 
 
 class Checkpoints:
     """Checkpoints ``step-<n>.pt`` in a directory that all ranks see and that one training writes.
 
     A file holds the state of every part, the random number generators of every rank and the step.
-    Rank 0 writes it under another name, syncs it, and gives it its name at last, so a kill at any
-    moment leaves the older ones and no half one. It is a file of ``torch.save``, which is a pickle
-    in a zip archive; it is read with ``weights_only=True``, which builds tensors and plain values
-    and runs no code of the file's. Each rank must hold the whole model: states that are sharded
+    Rank 0 writes it under another name, syncs it and then renames it, so a kill at any moment
+    leaves the older files and never a partial one. The file is written by ``torch.save``: a pickle
+    in a zip archive. It is read with ``weights_only=True``, which builds tensors and plain values
+    and runs no code from the file. Each rank must hold the complete model: states that are sharded
     over ranks are not gathered.
     """
 
@@ -70,10 +70,10 @@ class Checkpoints:
         keep: int = 2,
         every: int = 0,
     ) -> None:
-        """Save and restore ``parts`` by their names; a wrapped model is saved without its wrapping.
+        """Save and restore ``parts`` by their names; a wrapped model is saved without its wrapper.
 
-        ``keep`` is how many are kept, the one written last and the latest others; ``every`` how
-        many steps lie between two that are `due`, 0 for none.
+        ``keep`` is the number of files to keep: the one written last and the latest others.
+        ``every`` is the number of steps between two checkpoints that are `due`, 0 for none.
         """
         if keep < 1 or every < 0:
             msg = f"keep is {keep} and every is {every}"
@@ -86,17 +86,17 @@ class Checkpoints:
         """How long the last save took on this rank; 0 before the first."""
 
     def due(self, step: int) -> bool:
-        """Whether step ``step``, counted from 1, is one to save after."""
+        """Return whether to save after step ``step``, counted from 1."""
         return bool(self._every) and step % self._every == 0
 
     def save(self, step: int, **values: Any) -> Path:
-        """Write the checkpoint after ``step`` steps; every rank calls it, after the same step.
+        """Write the checkpoint after ``step`` steps; every rank calls this after the same step.
 
-        It is on disk when this returns, on any rank; then the oldest are removed. ``values`` are
-        plain ones or tensors; rank 0's are kept.
+        When it returns on any rank, the file is on disk and the oldest ones are removed.
+        ``values`` are plain values or tensors; those of rank 0 are saved.
 
         Raises:
-            HpcToolkitError: on all ranks, where rank 0 cannot write.
+            HpcToolkitError: rank 0 cannot write; raised on all ranks.
         """
         began = time.monotonic()
         path = self._directory / f"step-{step:09d}.pt"
@@ -105,7 +105,7 @@ class Checkpoints:
         if rank_and_size()[0] == 0:
             try:
                 self._write(path, self._content(step, generators, values))
-            except (OSError, RuntimeError) as error:  # torch wraps what a full disk says
+            except (OSError, RuntimeError) as error:  # torch wraps the error of a full disk
                 failure = f"{error}"
         failure = _of_main(failure)
         if failure:
@@ -115,23 +115,23 @@ class Checkpoints:
         return path
 
     def latest(self) -> Path | None:
-        """The latest whole checkpoint, as this process sees the directory; None without one."""
+        """Return the latest intact checkpoint that this process sees; None without one."""
         return next(self._whole(), None)
 
     def restore(self) -> Restored | None:
-        """Load the latest checkpoint that every rank can read; None if there is none.
+        """Load the latest checkpoint that every rank can read; return None if there is none.
 
-        Every rank calls it. Files that are torn or none of ours are left alone, with a warning that
-        says why. Where the world size changed, ranks beyond the old ones keep their generators.
+        Every rank calls this. Damaged files and files of other formats are skipped, with a warning
+        that gives the reason. If the world size grew, the added ranks keep their generators.
 
         Raises:
-            HpcToolkitError: it is whole, and does not fit the parts.
+            HpcToolkitError: the checkpoint is intact but does not fit the parts.
         """
         names = _of_main([path.name for path in self._whole()] if rank_and_size()[0] == 0 else [])
         for name in names:
             path = self._directory / name
             content, reason = _read(path)
-            # Who restores what others cannot read would train something else.
+            # All ranks must restore the same file, or they would train different weights.
             if not all(_gathered(not reason)):
                 _log.warning("skipped %s: %s", path, reason or "another rank cannot read it")
                 continue
@@ -161,18 +161,18 @@ class Checkpoints:
         self._directory.mkdir(parents=True, exist_ok=True)
         for name in list_names(self._directory):
             if name.startswith(".step-") and name.endswith(".tmp"):
-                # A killed writer left it: there is one writer, and this is it.
+                # A killed writer left it; this process is the only writer now.
                 (self._directory / name).unlink(missing_ok=True)
         with replacing_file(path) as file:
             torch.save(content, file)
-        # Not this one, though others may have later steps: of a training before, or damaged.
+        # Keep the new file even if others have later steps: an earlier training's, or damaged ones.
         others = [old for old in self._named() if old != path]
         for old in others[self._keep - 1 :]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
     def _named(self) -> list[Path]:
-        """Files that are called like checkpoints, the latest first."""
+        """Return the files that are named like checkpoints, the latest first."""
         names = sorted(filter(_NAME.fullmatch, list_names(self._directory)), reverse=True)
         return [self._directory / name for name in names]
 
@@ -188,8 +188,8 @@ class Checkpoints:
         if set(saved) != set(self._parts):
             msg = f"{path} holds {sorted(saved)}, and the training has {sorted(self._parts)}"
             raise HpcToolkitError(msg, hint="resume with the same parts, or in another directory")
-        # An optimizer takes up the state of another kind without a word, and fails at its first
-        # step. Files of hpc_toolkit's first versions say no kinds.
+        # An optimizer loads the state of another kind silently, and fails at its first step.
+        # Files of hpc_toolkit's first versions do not record kinds.
         kinds = content.get("kinds", {})
         for name, kind in self._kinds().items():
             if kinds.get(name, kind) != kind:
@@ -209,27 +209,27 @@ class Checkpoints:
 
 
 def _bare(part: Any) -> Any:
-    """A part without DistributedDataParallel around it, whose names differ."""
+    """Return a part without its DistributedDataParallel wrapper, which changes parameter names."""
     from hpc_toolkit.training.distributed.wrapping import unwrapped
 
     return unwrapped(part)
 
 
 def _damage(path: Path) -> str:
-    """Why a file is no whole archive; "" if each of its bytes is what was written.
+    """Return why a file is not an intact archive; "" if every byte is as written.
 
-    torch itself reads on over bytes that changed.
+    torch itself loads files with changed bytes.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except Exception as error:  # noqa: BLE001 - a changed byte may name an encryption, or no text
+    except Exception as error:  # noqa: BLE001 - a changed byte may mean encryption, or invalid text
         return f"it is no whole file of torch.save: {error}"
     return f"it is damaged in {bad}" if bad else ""
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """A checkpoint on the CPU, and why it cannot be one if it cannot."""
+    """Load a checkpoint on the CPU; return it, and the reason if it cannot be used."""
     import torch
 
     try:
@@ -242,7 +242,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _gathered(value: Any) -> list[Any]:
-    """The ranks' values, in their order (torch.distributed.all_gather_object)."""
+    """Return the values of all ranks, in rank order (torch.distributed.all_gather_object)."""
     size = rank_and_size()[1]
     if size == 1:
         return [value]
@@ -254,7 +254,7 @@ def _gathered(value: Any) -> list[Any]:
 
 
 def _of_main(value: Any) -> Any:
-    """Rank 0's value (torch.distributed.broadcast_object_list)."""
+    """Return rank 0's value (torch.distributed.broadcast_object_list)."""
     if rank_and_size()[1] == 1:
         return value
     import torch.distributed as dist

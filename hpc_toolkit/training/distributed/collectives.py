@@ -1,8 +1,8 @@
-"""Collectives that return what they made, with or without a process group.
+"""Collectives that return their result, with or without a process group.
 
-Each is one call of torch.distributed, made by all ranks in the same order with tensors of the same
-shape and dtype. The argument is left as it is, no gradient flows through, and the result is on the
-argument's device. Without a group they do what one rank would do.
+Each is one call of torch.distributed, which all ranks must make in the same order with tensors of
+the same shape and dtype. The argument is not changed, no gradient flows through, and the result is
+on the argument's device. Without a group they behave as with one rank.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reduction = Literal["sum", "average"]
-"""How tensors of several ranks become one."""
+"""How the tensors of several ranks are combined."""
 
 
 def all_reduce(tensor: Tensor, op: Reduction = "sum") -> Tensor:
-    """The sum, or the average, of the ranks' tensors (torch.distributed.all_reduce)."""
+    """Return the sum or the average of the ranks' tensors (torch.distributed.all_reduce)."""
     _check(tensor, op)
     result = tensor.detach().clone()
     if world_size() > 1:
@@ -31,7 +31,7 @@ def all_reduce(tensor: Tensor, op: Reduction = "sum") -> Tensor:
 
 
 def all_gather(tensor: Tensor) -> Tensor:
-    """The ranks' tensors, stacked in the order of ranks (torch.distributed.all_gather)."""
+    """Return the ranks' tensors, stacked in rank order (torch.distributed.all_gather)."""
     import torch
 
     own = tensor.detach().contiguous()
@@ -45,7 +45,7 @@ def all_gather(tensor: Tensor) -> Tensor:
 
 
 def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
-    """The tensor of rank ``source`` (torch.distributed.broadcast)."""
+    """Return the tensor of rank ``source`` (torch.distributed.broadcast)."""
     result = tensor.detach().clone()
     if not 0 <= source < world_size():
         msg = f"rank {source} cannot send: there are {world_size()} ranks"
@@ -58,12 +58,12 @@ def broadcast(tensor: Tensor, source: int = 0) -> Tensor:
 
 
 def reduce_scatter(tensor: Tensor, op: Reduction = "sum") -> Tensor:
-    """This rank's part of the reduced tensor (torch.distributed.reduce_scatter).
+    """Return this rank's part of the reduced tensor (torch.distributed.reduce_scatter).
 
-    The first dimension is cut into one equal part per rank.
+    The first dimension is divided into one equal part per rank.
 
     Raises:
-        HpcToolkitError: it cannot be cut so.
+        HpcToolkitError: the first dimension is not a multiple of the world size.
     """
     _check(tensor, op)
     size = world_size()
@@ -92,5 +92,5 @@ def _check(tensor: Tensor, op: str) -> None:
 
 
 def _averaged(total: Tensor, op: str) -> Tensor:
-    # gloo before torch 2.12 has no average of its own, so that all backends get the same division.
+    # gloo before torch 2.12 cannot average, so the sum is divided for every backend.
     return total / world_size() if op == "average" else total

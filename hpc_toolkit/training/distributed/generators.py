@@ -1,4 +1,4 @@
-"""States of a rank's random number generators, as what a checkpoint can hold."""
+"""States of a rank's random number generators, in a form that a checkpoint can hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def generator_states() -> dict[str, Any]:
-    """Those of torch on the CPU and on this rank's GPU, and of Python's ``random``.
+    """Return the states of torch on the CPU and this rank's GPU, and of Python's ``random``.
 
-    NumPy's are not among them: give each place that needs one a generator of its own.
+    NumPy's are not included: code that uses NumPy should create its own generators.
     """
     import torch
 
@@ -23,7 +23,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def set_generator_states(states: dict[str, Any]) -> None:
-    """Take up what `generator_states` gave; a GPU's is left out where there is none."""
+    """Restore the result of `generator_states`; without a GPU its GPU state is ignored."""
     import torch
 
     torch.set_rng_state(states["torch"])

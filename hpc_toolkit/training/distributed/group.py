@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.distributed.place import DistributedInfo
 
 BACKENDS = ("gloo", "nccl")
-"""Those that are known here: gloo for CPUs, nccl for NVIDIA's GPUs."""
+"""The supported backends: gloo for CPUs, nccl for NVIDIA GPUs."""
 _LENDING_S = 0.05
 """How long gloo's threads may use the interpreter after the last collective.
 
-They drop its tensors, for which torch 2.13 needs the interpreter, some time after the collective
-has returned; and they outlive the group. Whichever still waits when Python begins to end is ended
-by it within a destructor, which is a SIGABRT ("terminate called without an active exception").
-Python 3.14 has such threads wait instead.
+These threads outlive the group. They release the collective's tensors some time after it has
+returned, and torch 2.13 needs the interpreter for that. If a thread still waits for it when Python
+shuts down, Python ends the thread inside a destructor, which is a SIGABRT ("terminate called
+without an active exception"). Python 3.14 lets such threads wait instead.
 """
 
 
@@ -35,20 +35,20 @@ Python 3.14 has such threads wait instead.
 def process_group(
     backend: str | None = None, *, timeout_s: float | None = None
 ) -> Iterator[DistributedInfo]:
-    """Be one rank of a training inside of the block (torch.distributed.init_process_group).
+    """Run the block as one rank of a training (torch.distributed.init_process_group).
 
-    ``backend`` is the argument's, else HPCTK_BACKEND's, else nccl where torch sees a GPU, else
-    gloo. With nccl the rank's device is ``cuda:LOCAL_RANK``, or the only GPU that it sees, and
-    becomes torch's current one; with gloo it is the CPU. ``timeout_s`` is how long a collective may
-    wait for the other ranks; by default as long as torch lets it.
+    The backend is ``backend``, else HPCTK_BACKEND, else nccl if torch sees a GPU, else gloo. With
+    nccl the rank's device is ``cuda:LOCAL_RANK``, or the only GPU that it sees, and becomes torch's
+    current device; with gloo it is the CPU. ``timeout_s`` is how long a collective may wait for
+    the other ranks, by default torch's own limit.
 
-    A process that nobody launched is alone: there is no group, and all of this package works as
-    with one rank. The group is destroyed at the end of the block, after an error as well, and an
-    error is handed to the launcher where that asks for it (TORCHELASTIC_ERROR_FILE). The ranks do
-    not wait for each other at the end.
+    A process that was not launched has no group, and everything in this package works as with one
+    rank. The group is destroyed at the end of the block, also after an error. If the launcher asks
+    for errors (TORCHELASTIC_ERROR_FILE), the error is recorded for it. The ranks do not wait for
+    each other at the end.
 
     Raises:
-        ConfigError: a variable or the backend cannot be used here, or there is a group already.
+        ConfigError: a variable or the backend cannot be used here, or a group already exists.
     """
     import torch
     import torch.distributed as dist
@@ -85,16 +85,15 @@ def process_group(
         if info.launched and dist.is_initialized():
             dist.destroy_process_group()
             if chosen == "gloo":
-                # Whoever sleeps holds no interpreter.
+                # A sleeping thread releases the interpreter lock.
                 time.sleep(_LENDING_S)
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank at once with ``code``, after its block: what was printed is written out, and
-    nothing else is torn down.
+    """Exit with ``code`` at once, after the rank's block; only logs and output are flushed.
 
-    No thread can then come to harm in an interpreter that is being torn down (`process_group` keeps
-    gloo's from it). What is registered with atexit does not run.
+    No thread can then crash in an interpreter that is shutting down (`process_group` prevents that
+    for gloo's threads). Functions registered with atexit do not run.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -123,7 +122,7 @@ def _device(backend: str, info: DistributedInfo) -> str:
     if backend != "nccl":
         return "cpu"
     count = torch.cuda.device_count()
-    # A rank that sees one GPU was given its own, whatever its number.
+    # A rank that sees only one GPU was given that one, whatever its local rank is.
     if info.local_rank >= count > 1:
         msg = f"rank {info.local_rank} of this node has no GPU of its own among {count}"
         raise ConfigError(msg, hint="start as many ranks on a node as it has GPUs, or use gloo")
@@ -138,17 +137,17 @@ def _check_address() -> None:
 
 
 def _abort() -> None:
-    """End nccl's group without its pending collectives, which other ranks may never join."""
+    """Abort nccl's group and its pending collectives, which other ranks may never join."""
     from torch.distributed import distributed_c10d
 
-    # torch 2.6 has it first; before, to destroy a group was to abort it.
+    # New in torch 2.6; in earlier versions, destroying a group aborted it.
     abort = getattr(distributed_c10d, "_abort_process_group", None)
     if abort is not None and distributed_c10d.is_initialized():
         abort()
 
 
 def _tell_launcher(error: Exception) -> None:
-    """Write the error where torch's elastic launcher looks for it."""
+    """Write the error to the file that torch's elastic launcher reads."""
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

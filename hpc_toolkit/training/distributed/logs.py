@@ -1,4 +1,4 @@
-"""One log file per rank, with time and rank in front of each line."""
+"""One log file per rank, with time and rank at the start of each line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.distributed.place import DistributedInfo
 
 LOGGER = "hpc_toolkit.training.distributed"
-"""The logger that this package tells of checkpoints and signals."""
+"""The logger for this package's messages about checkpoints and signals."""
 
 
 def rank_logging(directory: str | Path, *, level: int = logging.INFO) -> logging.Logger:
-    """Send the root logger's messages to ``directory/rank-<rank>.log`` as well; return it.
+    """Also send the root logger's messages to ``directory/rank-<rank>.log``; return the logger.
 
-    Lines are appended, also by a rank that started again, and look like ``2026-01-31T18:00:00.123Z
-    rank 3/8 restart 0 INFO message``; a message of several lines, such as a traceback, has that on
-    each of them. Called again, the file is another one. What goes to stdout or stderr is not in it,
-    and nothing is synced to disk.
+    Lines are appended, also after a restart, and look like ``2026-01-31T18:00:00.123Z rank 3/8
+    restart 0 INFO message``. Each line of a longer message, such as a traceback, has this prefix.
+    A second call switches to another file. Output on stdout or stderr is not included, and nothing
+    is synced to disk.
     """
     info = get_distributed_info()
     path = Path(directory) / f"rank-{info.rank}.log"
@@ -41,7 +41,7 @@ def rank_logging(directory: str | Path, *, level: int = logging.INFO) -> logging
 
 
 class _RankHandler(logging.FileHandler):
-    """Told apart from handlers of others."""
+    """A class of its own, so that a second call replaces only this package's handler."""
 
 
 class _RankFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""Which rank of a training this process is: by its launcher, by srun, or alone."""
+"""Which rank of a training this process is: set by a launcher or srun, or alone."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedInfo:
-    """The place of one process in a training, in torch.distributed's words."""
+    """Position of one process in a training, in torch.distributed's terms."""
 
     rank: int = 0
-    """Number of the process in the whole training, from 0."""
+    """Number of the process in the training, from 0."""
     local_rank: int = 0
     """Number of the process on its node, from 0."""
     world_size: int = 1
     """Number of processes of the training."""
     local_world_size: int = 1
-    """Number of them on this node; 1 under srun alone, which does not say it in a plain number."""
+    """Number of processes on this node; 1 under plain srun, which does not set it as a number."""
     node_rank: int = 0
     """Number of the node, from 0."""
     backend: str = ""
-    """What carries collectives, such as "gloo"; "" where there is no process group."""
+    """Backend of the process group, such as "gloo"; "" without a group."""
     device: str = "cpu"
-    """Where this rank's model and batches belong, such as "cuda:1"."""
+    """Device of this rank's model and batches, such as "cuda:1"."""
     restart: int = 0
-    """How often the launcher started these ranks again within their job."""
+    """How often the launcher restarted these ranks within their job."""
     requeue: int = 0
-    """How often Slurm started the job again."""
+    """How often Slurm restarted the job."""
     launched: bool = False
-    """Whether a launcher or srun named the rank; otherwise this process is alone."""
+    """Whether a launcher or srun set the rank; otherwise this process is alone."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone writes what is written once."""
+        """Whether this is rank 0, the only rank that writes shared files."""
         return self.rank == 0
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> DistributedInfo:
-        """Read a launcher's variables (RANK, WORLD_SIZE, ...), else srun's, else none.
+        """Read a launcher's variables (RANK, WORLD_SIZE, ...), else srun's, else assume one rank.
 
-        A launcher inside a Slurm step is believed before Slurm, for whom the step's task is the
-        launcher itself. Nothing of torch is asked: ``backend`` and ``device`` stay as they are.
+        A launcher inside a Slurm step takes precedence, since Slurm's task is the launcher itself.
+        torch is not asked: ``backend`` and ``device`` keep their defaults.
 
         Raises:
-            ConfigError: a variable is missing or is no number.
+            ConfigError: a variable is missing or invalid.
         """
         slurm = RankInfo.from_environ(environ)
         if "RANK" in environ or "WORLD_SIZE" in environ:
@@ -83,9 +83,9 @@ class DistributedInfo:
 
 
 def get_distributed_info() -> DistributedInfo:
-    """What this process is in the training, also outside of a process group.
+    """Return this process's position in the training, inside or outside a process group.
 
-    Inside of `process_group` it is what that yields.
+    Inside `process_group` it is the value that the block received.
     """
     return _current[-1] if _current else DistributedInfo.from_environ()
 
@@ -94,22 +94,22 @@ _current: list[DistributedInfo] = []
 
 
 def enter(info: DistributedInfo) -> None:
-    """Note what `get_distributed_info` answers from now on."""
+    """Make `get_distributed_info` return ``info`` from now on."""
     _current.append(info)
 
 
 def leave() -> None:
-    """Take back the last `enter`."""
+    """Undo the last `enter`."""
     _current.pop()
 
 
 def world_size() -> int:
-    """Ranks of the process group, whoever made it; 1 where there is none."""
+    """Return the number of ranks of any process group of torch; 1 without a group."""
     return rank_and_size()[1]
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process's rank in the process group, and its ranks; 0 and 1 where there is none.
+    """Return this process's rank in the process group and its size; 0 and 1 without a group.
 
     Imports nothing: a process that never imported torch.distributed has no group.
     """

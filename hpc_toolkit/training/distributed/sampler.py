@@ -1,4 +1,4 @@
-"""Which samples each rank takes, from any sample of an epoch on."""
+"""Which samples each rank takes, starting at any position of an epoch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REMAINDERS = ("pad", "drop", "uneven")
 class ResumableSampler:
     """torch's DistributedSampler, which can begin in the middle of an epoch.
 
-    The order is that of ``DistributedSampler(dataset, num_replicas=1, shuffle=..., seed=...)``, of
-    which the ranks take every world_size-th sample in turn. So the position in an epoch is one
-    number, how many samples *all* ranks took, and a training may go on with another number of
-    ranks: it meets the same global batches. Give it to a DataLoader as ``sampler``.
+    The order is the one of ``DistributedSampler(dataset, num_replicas=1, shuffle=..., seed=...)``;
+    each rank takes every world_size-th sample of it. So the position in an epoch is one number: how
+    many samples *all* ranks took. A training can therefore resume with another number of ranks and
+    sees the same global batches. Pass it to a DataLoader as ``sampler``.
 
-    The training loop says what it took (`took`), since a DataLoader reads ahead.
+    The training loop reports the samples that it took (`took`), since a DataLoader reads ahead.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class ResumableSampler:
         seed: int = 0,
         remainder: Literal["pad", "drop", "uneven"] = "pad",
     ) -> None:
-        """Sample ``dataset``, anything that has a length.
+        """Sample ``dataset``, which can be anything that has a length.
 
-        ``remainder`` says what becomes of samples that the ranks cannot share evenly: "pad" repeats
-        the first ones and "drop" leaves them out, as DistributedSampler does, and with "uneven"
-        some ranks have one more, which needs `uneven_inputs`.
+        ``remainder`` decides about samples that the ranks cannot share evenly. "pad" repeats
+        samples from the start and "drop" omits the last ones, as DistributedSampler does. With
+        "uneven" some ranks have one more sample, which needs `uneven_inputs`.
         """
         if remainder not in REMAINDERS:
             hint = near_miss(remainder, list(REMAINDERS))
@@ -49,19 +49,19 @@ class ResumableSampler:
         self.epoch = 0
         """The epoch that is sampled, from 0."""
         self.taken = 0
-        """Samples of it that all ranks together have taken."""
+        """Samples of this epoch that all ranks together have taken."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Sample this epoch, in its own order; from the start, unless it is the present one."""
+        """Sample ``epoch`` in its own order, from the start unless it is the current epoch."""
         if epoch != self.epoch:
             self.epoch, self.taken = epoch, 0
 
     def took(self, samples: int) -> None:
-        """Note that all ranks together took so many more samples of this epoch."""
+        """Record that all ranks together took ``samples`` more samples of this epoch."""
         self.taken = min(self.taken + samples, len(self._dataset))
 
     def state_dict(self) -> dict[str, int]:
-        """Where in the samples the training is."""
+        """Return the position of the training in the samples."""
         return {
             "epoch": self.epoch,
             "taken": self.taken,
@@ -70,10 +70,10 @@ class ResumableSampler:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another training was, also one with another number of ranks.
+        """Resume at the position of another training, also one with another number of ranks.
 
         Raises:
-            HpcToolkitError: it sampled something else, so that its position means nothing here.
+            HpcToolkitError: its seed or its number of samples differ, so its position is invalid.
         """
         for name, own in (("seed", self._seed), ("samples", len(self._dataset))):
             if state[name] != own:
@@ -82,7 +82,7 @@ class ResumableSampler:
         self.epoch, self.taken = state["epoch"], state["taken"]
 
     def __len__(self) -> int:
-        """Samples that this rank has still to take in this epoch."""
+        """Return the number of samples that this rank has left in this epoch."""
         rank, size = rank_and_size()
         left = len(self._dataset) - self.taken
         if self._remainder == "drop":
@@ -90,11 +90,11 @@ class ResumableSampler:
         return (left - rank + size - 1) // size if self._remainder == "uneven" else -(-left // size)
 
     def __iter__(self) -> Iterator[int]:
-        """The rest of the epoch for this rank."""
+        """Iterate over this rank's samples in the rest of the epoch."""
         from torch.utils.data import DistributedSampler
 
         torchs: DistributedSampler[int] = DistributedSampler(
-            self._dataset,  # type: ignore[arg-type] # it asks for the length alone
+            self._dataset,  # type: ignore[arg-type] # only its length is used
             num_replicas=1,
             rank=0,
             shuffle=self._shuffle,

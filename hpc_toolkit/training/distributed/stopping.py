@@ -1,4 +1,4 @@
-"""When to leave: one step at which all ranks save, and exit with 75."""
+"""Agree on one step after which all ranks save their state and exit with 75."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.clock import Clock
 
 AGAIN = 75
-"""Exit code of a rank that saved what it has and wants to be started again."""
+"""Exit code of a rank that saved its state and wants to be started again."""
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
@@ -28,9 +28,9 @@ class StopSignal:
     """Notices SIGUSR1, SIGTERM and the end of the job's time; the ranks then agree on one step.
 
     Signals reach ranks at different steps, so each only sets a flag. All ranks call `agreed` once
-    after every step; every few steps, about once in ``look_every_s``, that makes one all-reduce
-    (MAX) of two numbers: whether somebody wants to stop, and rank 0's choice of how many steps to
-    go to the next look. So all say yes after the same step::
+    after every step. Every few steps, about once per ``look_every_s``, it makes one all-reduce
+    (MAX) of two numbers: whether a rank wants to stop, and rank 0's choice of the number of steps
+    until the next check. So it returns True on all ranks after the same step::
 
         with process_group(), StopSignal() as stop:
             for step in ...:
@@ -39,9 +39,9 @@ class StopSignal:
                     checkpoints.save(step)
                     raise SystemExit(AGAIN)
 
-    A step that takes longer than the one before it makes a look later than ``look_every_s``; the
-    number of steps between looks at most doubles from look to look. Nothing is promised to a rank
-    that hangs within a step.
+    If a step takes longer than the one before it, the next check comes later than ``look_every_s``.
+    The number of steps between checks at most doubles each time. A rank that hangs within a step
+    does not stop.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class StopSignal:
         look_every_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        """Heed ``signals``, and a ``deadline`` in epoch seconds, by default HPCTK_DEADLINE's.
+        """Watch ``signals`` and a ``deadline`` in epoch seconds, by default HPCTK_DEADLINE.
 
-        ``margin_s`` is how long before the deadline everything should be saved.
+        ``margin_s`` is how long before the deadline the checkpoint should be complete.
         """
         self._signals = tuple(signals)
         self._deadline = _deadline_of(os.environ) if deadline is None else deadline
@@ -79,14 +79,13 @@ class StopSignal:
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
-            # A second warning must not kill a rank that is just leaving.
+            # A second warning signal must not kill a rank that is already leaving.
             signal.signal(number, signal.SIG_IGN if self.stopping else before)
 
     def agreed(self, *, saving_s: float = 0.0) -> bool:
-        """Whether all ranks stop after this step; every rank calls it after each step.
+        """Return whether all ranks stop after this step; every rank calls it after each step.
 
-        ``saving_s`` is how long a checkpoint is known to take, which is kept free before the
-        deadline.
+        ``saving_s`` is how long a checkpoint takes; this time is kept free before the deadline.
         """
         self._steps += 1
         if self.stopping or self._steps < self._next_look:
@@ -95,7 +94,7 @@ class StopSignal:
         wants = self.received is not None or self._late(saving_s + steps * step_s)
         wanted, steps = _highest(int(wants), steps)
         self._next_look = self._steps + max(1, steps)
-        # The wait for the others belongs to the step, whose pace it is.
+        # Read the clock after the all-reduce: the wait for other ranks must not count as step time.
         self._looked = (self._steps, self._clock.monotonic())
         self.stopping = bool(wanted)
         if self.stopping:
@@ -104,7 +103,7 @@ class StopSignal:
         return self.stopping
 
     def _pace(self) -> tuple[float, int]:
-        """Seconds of a step since the last look, and how many fit until the next."""
+        """Return the seconds per step since the last check, and the steps until the next one."""
         steps, then = self._looked
         passed = self._steps - steps
         step_s = (self._clock.monotonic() - then) / passed
@@ -121,7 +120,7 @@ class StopSignal:
 
 
 def _highest(wanted: int, steps: int) -> tuple[int, int]:
-    """The highest of the ranks' wishes, and rank 0's number of steps."""
+    """Return the maximum of ``wanted`` over the ranks, and rank 0's ``steps``."""
     if world_size() == 1:
         return wanted, steps
     import torch

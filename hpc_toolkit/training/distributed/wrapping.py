@@ -1,4 +1,4 @@
-"""A model of several ranks: torch's DistributedDataParallel, and what goes around its passes."""
+"""torch's DistributedDataParallel, and contexts for its forward and backward passes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def wrap_model(
 ) -> nn.Module:
     """Move a model to this rank's device and average its gradients over the ranks.
 
-    With a process group this is ``torch.nn.parallel.DistributedDataParallel`` with these options of
-    its own, which also sends rank 0's weights to all; without one it is the model itself. Gradients
-    travel in buckets of ``bucket_cap_mb`` MiB while the backward pass goes on. A model of which a
-    pass uses only some parameters needs ``find_unused_parameters``, which costs a walk through the
-    graph in each pass; ``static_graph`` promises that all passes use the same ones.
+    With a process group the result is a ``torch.nn.parallel.DistributedDataParallel`` with these
+    options, which also sends rank 0's weights to all ranks; without one it is the model itself.
+    Gradients are reduced in buckets of ``bucket_cap_mb`` MiB during the backward pass. If a forward
+    pass uses only some parameters, set ``find_unused_parameters``, which traverses the graph in
+    each pass. ``static_graph`` promises that all passes use the same parameters.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -46,7 +46,7 @@ def wrap_model(
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that `wrap_model` was given."""
+    """Return the model that `wrap_model` wrapped."""
     from torch.nn.parallel import DistributedDataParallel
 
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
@@ -56,9 +56,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def accumulating(
     model: nn.Module, passed: int, every: int
 ) -> contextlib.AbstractContextManager[Any]:
-    """Put a forward and a backward pass inside: gradients travel in one pass of ``every`` alone.
+    """Return a context for a forward and backward pass; only the last of ``every`` syncs gradients.
 
-    ``passed`` is the number of the pass within its optimizer step, from 0; all but the last run
+    ``passed`` is the number of the pass within its optimizer step, from 0. All but the last run
     under DistributedDataParallel.no_sync. Divide each loss by ``every``.
     """
     if not 0 <= passed < every:
@@ -71,13 +71,13 @@ def accumulating(
 def uneven_inputs(
     model: nn.Module, *, divide_by_initial_world_size: bool = False
 ) -> contextlib.AbstractContextManager[Any]:
-    """Put the loop over batches inside: ranks may have different numbers of them.
+    """Return a context for a loop over batches whose number may differ between ranks.
 
-    This is ``torch.distributed.algorithms.join.Join``: a rank whose batches have ended answers the
-    gradients' collectives of the others, and has the final weights at the end of the block. By
+    This is ``torch.distributed.algorithms.join.Join``: a rank without further batches still joins
+    the gradient collectives of the others, and has the final weights at the end of the block. By
     default a gradient is averaged over the ranks that still have batches; torch's own default
-    divides by all ranks. Nothing but the model's passes may use a collective inside of the block:
-    no `all_reduce`, no StopSignal, no checkpoint.
+    divides by all ranks. Only the model's passes may use collectives inside the block: no
+    `all_reduce`, no StopSignal, no checkpoint.
     """
     from torch.distributed.algorithms.join import Join, Joinable
 
@@ -87,12 +87,12 @@ def uneven_inputs(
 
 
 def gradient_checkpointing(model: nn.Module) -> str:
-    """Compute activations again in the backward pass instead of keeping them; how it was done.
+    """Recompute activations in the backward pass instead of keeping them; return the method used.
 
     Call it before `wrap_model`. A model of transformers has ``gradient_checkpointing_enable``
-    ("transformers"); in any other, each module of the longest ModuleList runs under
-    ``torch.utils.checkpoint.checkpoint`` ("torch"), and what such a module returns must depend on
-    its arguments and weights alone. Both without reentrance, so that unused arguments and DDP work.
+    ("transformers"). In any other model, each module of the longest ModuleList runs under
+    ``torch.utils.checkpoint.checkpoint`` ("torch"); its output must depend only on its arguments
+    and weights. Both are non-reentrant, so that unused arguments and DDP work.
 
     Raises:
         HpcToolkitError: the model has neither.

@@ -1,6 +1,6 @@
-"""Ranks of a training script: where they meet, who starts them, and how they start again.
+"""Start the ranks of a training script: rendezvous, processes, restarts and exit codes.
 
-The agent, the watching of ranks, their logs' redirection and the options are those of
-torch.distributed's elastic launcher. What is ours: the place where nodes meet, which is new in
-every round; what a signal does; and exit codes.
+The agent, the monitoring of ranks, the redirection of their output and the options come from
+torch.distributed's elastic launcher. hpctk adds a rendezvous that is new in every round, the
+handling of signals, and exit codes.
 """

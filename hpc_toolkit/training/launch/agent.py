@@ -1,4 +1,4 @@
-"""Torch's elastic agent, with what a saved state, a lost node and a signal mean to it."""
+"""Torch's elastic agent, extended for saved states, lost nodes and signals."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.launch.rounds import Ending, Rounds
 
 _AFTER_FAILURE_S = 5
-"""How long ranks may take to end that can do nothing any more, since one of them is gone."""
+"""How long the remaining ranks get to exit after one has failed; they cannot continue."""
 
 
 class NodeEndedError(HpcToolkitError):
-    """Another node ended its part before the ranks of this one were done."""
+    """Another node ended before the ranks of this node were done."""
 
     def __init__(self, message: str, *, hint: str = "", ending: Ending | None = None) -> None:
         super().__init__(message, hint=hint)
         self.ending = ending
-        """How it ended."""
+        """How the other node ended."""
 
 
 class LeavingError(HpcToolkitError):
-    """A warning came while no rank was there that could save anything."""
+    """A warning signal came while no rank was running that could save its state."""
 
     exit_code = SAVED
 
 
 @functools.cache
 def agent_class() -> type[Any]:
-    """The agent's class; torch is imported with it."""
+    """Return the agent's class; torch is imported only when it is needed."""
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     class Agent(LocalElasticAgent):
         """Starts the ranks of this node, watches them, and starts them again."""
 
         rounds: Rounds | None = None
-        """Where the nodes meet; None where torch's own rendezvous is used."""
+        """Where the nodes meet; None with torch's own rendezvous."""
         meeting = True
-        """Whether it waits for other nodes, so that no rank is there."""
+        """Whether the agent is waiting for other nodes, so that no rank is running."""
         watch: Watch
-        """Looks at the ranks of this round."""
+        """Evaluates the exit codes of this round's ranks."""
 
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
             self.meeting = True
@@ -61,7 +61,7 @@ def agent_class() -> type[Any]:
             self.meeting = False
             self.watch = Watch(self._shutdown_timeout)
             if self.rounds is not None:
-                # A restart counts on every node, wherever the rank was that failed.
+                # Every node counts a restart, whichever node the failed rank was on.
                 self._remaining_restarts = worker_group.spec.max_restarts - self.rounds.number
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -71,7 +71,7 @@ def agent_class() -> type[Any]:
             self._shutdown(timeout=min(_AFTER_FAILURE_S, self._shutdown_timeout))
 
         def _exit_barrier(self) -> None:
-            # With rounds all nodes are done already, and the store may be gone.
+            # With rounds, all nodes are already done, and the store may be gone.
             if self.rounds is None:
                 super()._exit_barrier()  # type: ignore[no-untyped-call] # torch's
 
@@ -79,7 +79,7 @@ def agent_class() -> type[Any]:
 
 
 def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
-    """Look at the ranks of this node, and at the other nodes.
+    """Check the ranks of this node, then whether another node has ended.
 
     Raises:
         NodeEndedError: another node has ended.
@@ -100,7 +100,7 @@ def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
     if agent.rounds is None:
         return result
     if result.state == WorkerState.SUCCEEDED and not agent.rounds.done_everywhere():
-        # A rank elsewhere may still fail, and all of them then start again.
+        # A rank on another node may still fail, and then all ranks restart.
         result = RunResult(state=WorkerState.HEALTHY)
     if result.state == WorkerState.HEALTHY:
         follow(agent, agent.rounds.ended())
@@ -108,7 +108,7 @@ def monitored(agent: Any, look: Callable[[], RunResult]) -> RunResult:
 
 
 def rank_codes(agent: Any) -> dict[int, int | None]:
-    """What each rank of this node ended with, by local rank; None for one that runs."""
+    """Return the exit code of each rank of this node, by local rank; None while it runs."""
     context: Any = agent._pcontext
     handlers = getattr(context, "subprocess_handlers", None)
     if handlers is not None:
@@ -118,13 +118,13 @@ def rank_codes(agent: Any) -> dict[int, int | None]:
 
 
 def ended_codes(agent: Any) -> list[int]:
-    """The codes of the ranks that ended."""
+    """Return the exit codes of the ranks that have ended."""
     return [code for code in rank_codes(agent).values() if code is not None]
 
 
 def end_ranks(agent: Any) -> None:
-    """Tell ranks to end that can do nothing any more; those that do not are killed."""
-    # Torch ends processes that it forked, and not started, in its own order of reading them.
+    """Terminate ranks that cannot continue; those that do not exit in time are killed."""
+    # Only ranks that are subprocesses: torch itself ends forked ranks, in its own order.
     if hasattr(agent._pcontext, "subprocess_handlers"):
         agent._pcontext.close(signal.SIGTERM, min(_AFTER_FAILURE_S, agent._shutdown_timeout))
 
@@ -133,7 +133,7 @@ def follow(agent: Any, ending: Ending | None) -> None:
     """End the ranks of this node if another node has ended.
 
     Raises:
-        NodeEndedError: it has, and these ranks have ended.
+        NodeEndedError: another node has ended, and the ranks of this node were terminated.
     """
     running = None in rank_codes(agent).values()
     if ending is None or not agent.watch.follows(ending, running=running):
@@ -143,7 +143,7 @@ def follow(agent: Any, ending: Ending | None) -> None:
 
 
 def rank_failures(agent: Any) -> list[RankFailure]:
-    """The ranks of this node that ended with another code than 0."""
+    """Return the ranks of this node that ended with a code other than 0."""
     workers = agent.get_worker_group().workers
     return [
         RankFailure(
@@ -155,10 +155,10 @@ def rank_failures(agent: Any) -> list[RankFailure]:
 
 
 def forward(agent: Any, number: int) -> None:
-    """Send a warning to every rank that runs; not to its children, which may know nothing of it.
+    """Send a warning signal to the running ranks, not to their children, which may not handle it.
 
     Raises:
-        LeavingError: there are no ranks, since the nodes are meeting.
+        LeavingError: no rank is running, because the nodes are meeting.
     """
     if agent is None or agent.meeting:
         message = f"{signal.Signals(number).name} came before the ranks had started"

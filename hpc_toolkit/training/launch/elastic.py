@@ -1,4 +1,4 @@
-"""One node's part of a launch: the agent, its logs and signals, and how it ended."""
+"""One node's part of a launch: the agent, its logs, its signals and its outcome."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 class _Here:
-    """The agent of this process, once there is one."""
+    """The agent of this process, once it exists."""
 
     agent: Any = None
 
     def warn(self, number: int) -> None:
-        """Forward a warning to the ranks."""
+        """Forward a warning signal to the ranks."""
         agents.forward(self.agent, number)
 
 
@@ -54,10 +54,10 @@ def run_agent(
     *,
     last: bool,
 ) -> Outcome:
-    """Start the ranks of this node and stay until they have ended for good.
+    """Start the ranks of this node and wait until they have ended for good.
 
-    With ``last`` this process does nothing else after it, and signals no longer end it then: its
-    code tells what became of the ranks.
+    With ``last`` this process does nothing afterwards. Signals then stay ignored once the outcome
+    is known, so that the exit code reports how the ranks ended.
 
     Raises:
         ConfigError: torch cannot use one of the options.
@@ -81,7 +81,7 @@ def run_agent(
         if rounds is not None:
             if outcome.code:
                 rounds.end(outcome.code, outcome.error.message if outcome.error else "saved")
-            # Ranks of other nodes may be saving their state.
+            # Ranks of other nodes may still be saving their state.
             rounds.leave(_patience_s(config, outcome), together=outcome.code == SAVED)
     if temporary and not (failed and outcome.error):
         shutil.rmtree(temporary, ignore_errors=True)
@@ -89,13 +89,16 @@ def run_agent(
 
 
 def _patience_s(config: LaunchConfig, outcome: Outcome) -> float:
-    """How long other nodes may take to leave: they look no more often than at their ranks."""
+    """Return how many seconds other nodes may take to leave.
+
+    The monitor interval is part of it: a node notices an ending only when it checks its ranks.
+    """
     leaving_s = config.shutdown_timeout if outcome.code == SAVED else FAREWELL_S
     return float(leaving_s or 0) + config.monitor_interval
 
 
 def _redirect(plan: Plan, config: LaunchConfig) -> tuple[Path | None, Path | None]:
-    """Send the ranks' output to files: their directory, and the same if it need not stay."""
+    """Redirect the ranks' output to files; return their directory, and it again if temporary."""
     if not plan.own_logs:
         return None, None
     asked: Any = config.logs_specs
@@ -105,7 +108,7 @@ def _redirect(plan: Plan, config: LaunchConfig) -> tuple[Path | None, Path | Non
     directory = plan.log_dir or temporary
     assert directory is not None
     if temporary is None and plan.nodes == 1:
-        # An earlier launch of the same step has the same name.
+        # An earlier launch in the same step has the same name.
         directory = make_next(directory)
     config.logs_specs = make_rank_logs(
         directory,
@@ -123,7 +126,7 @@ def _take_part(
     here: _Here,
     stack: contextlib.ExitStack,
 ) -> Any:
-    """Meet the other nodes and run the ranks; what torch's agent says of them."""
+    """Meet the other nodes and run the ranks; return the result of torch's agent."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     handler, rounds = make_handler(plan, config, stack)
@@ -161,7 +164,7 @@ def _take_part(
 
 
 def _ended(run: Callable[[], Any], here: _Here) -> Outcome | None:
-    """Run an agent to its end; None where a rank failed for good."""
+    """Run an agent to its end; return None if a rank failed for good."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
     try:
@@ -171,7 +174,7 @@ def _ended(run: Callable[[], Any], here: _Here) -> Outcome | None:
             return Outcome(SAVED)
         rounds = here.agent.rounds if here.agent is not None else None
         if rounds is not None and (ending := rounds.ended(at_once=True)) is not None:
-            # srun ends all tasks once one has failed; what that one ended with is the job's code.
+            # srun ended this task because another node failed: exit with that node's code.
             return Outcome(ending.code, HpcToolkitError(ended_message(ending)))
         name = end.sigval.name
         return Outcome(128 + end.sigval, HpcToolkitError(f"ended by {name}, and its ranks with it"))
@@ -183,7 +186,7 @@ def _ended(run: Callable[[], Any], here: _Here) -> Outcome | None:
 
 
 def _stopped(error: HpcToolkitError | OSError) -> Outcome:
-    """What an error of this node means, such as a full disk: the other nodes must learn of it."""
+    """Turn an error of this node, such as a full disk, into an outcome for the other nodes."""
     if isinstance(error, HpcToolkitError):
         return Outcome(error.exit_code, error)
     if error.errno not in PASSING:
@@ -194,7 +197,7 @@ def _stopped(error: HpcToolkitError | OSError) -> Outcome:
 
 
 def _failed(agent: Any, directory: Path | None) -> Outcome:
-    """What the ranks that failed for good mean, and what to tell of the first of them."""
+    """Return the outcome of ranks that failed for good, with the error of the root cause."""
     failures = agents.rank_failures(agent)
     if saved(failure.code for failure in failures):
         return Outcome(SAVED)
@@ -217,7 +220,7 @@ def _failed(agent: Any, directory: Path | None) -> Outcome:
 
 
 def _static_address(config: LaunchConfig) -> tuple[str | None, int | None]:
-    """The address that torch's static rendezvous gives to ranks."""
+    """Return the address that torch's static rendezvous gives to ranks, if it is used."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     if config.rdzv_backend != "static" or not config.rdzv_endpoint:

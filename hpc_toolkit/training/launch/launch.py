@@ -1,4 +1,4 @@
-"""``hpctk launch``: the same training script on a laptop, and on the nodes of a job."""
+"""``hpctk launch``: run the same training script on a laptop and on the nodes of a job."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _NEEDED = {
     *("event_log_handler", "numa_options", "signals_to_handle", "virtual_local_rank"),
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "shutdown_timeout"),
 }
-"""Parts of torch's LaunchConfig that came after its first versions."""
+"""Fields of LaunchConfig that early versions of torch lack."""
 _OF_OUTPUT = {"redirects", "tee", "logs_specs"}
-"""Options that say where the output of ranks goes."""
+"""Options that set where the output of ranks goes."""
 
 
 def launch(request: Request, *, replace: bool = False) -> Outcome:
-    """Start the ranks of this node, or become one, and stay until they have ended.
+    """Start the ranks of this node, or become one of them, and wait until they have ended.
 
     Args:
-        request: what to start.
-        replace: this process is for nothing else. Where srun started every rank it becomes one,
-            and does not return; elsewhere signals do not end it once the outcome is known.
+        request: the script and its options.
+        replace: this process has no other purpose. If srun started every rank, it becomes one
+            and does not return; otherwise signals do not end it once the outcome is known.
 
     Raises:
-        HpcToolkitError: this cannot start; nothing has.
+        HpcToolkitError: the launch cannot start; nothing was started.
     """
     check_request(request)
     with _surroundings():
@@ -63,10 +63,10 @@ def launch(request: Request, *, replace: bool = False) -> Outcome:
 
 
 def planned(request: Request) -> Plan:
-    """What :func:`launch` would do here; nothing is started.
+    """Return the plan of :func:`launch` for this process, without starting anything.
 
     Raises:
-        HpcToolkitError: as of :func:`launch`.
+        HpcToolkitError: as in :func:`launch`.
     """
     check_request(request)
     with _surroundings():
@@ -74,7 +74,7 @@ def planned(request: Request) -> Plan:
 
 
 def command(request: Request) -> list[str]:
-    """The command of one rank."""
+    """Return the command line of one rank."""
     if request.options.get("no_python"):
         return [request.script, *request.arguments]
     python = os.environ.get("PYTHON_EXEC", sys.executable)
@@ -83,14 +83,14 @@ def command(request: Request) -> list[str]:
 
 
 def surroundings(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that every rank of this node gets, beside torch's own."""
+    """Return the variables that every rank of this node gets in addition to torch's own."""
     found = {"HPCTK_BACKEND": plan.backend}
     if plan.run_dir is not None:
         found["HPCTK_RUN_DIR"] = str(plan.run_dir)
     if end := environ.get("SLURM_JOB_END_TIME"):
         found["HPCTK_DEADLINE"] = end
     if "OMP_NUM_THREADS" not in environ:
-        # A task of srun has CPUs of its own; the ranks of an agent share those of the agent.
+        # Each srun task has its own CPUs; the ranks of an agent share the agent's CPUs.
         sharing = plan.ranks if plan.form == "agent" else 1
         found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // sharing))
     return found
@@ -115,15 +115,15 @@ def _planned(request: Request) -> tuple[Plan, Any]:
 
 
 def _has_driver() -> bool:
-    """Whether the kernel can drive a GPU of NVIDIA or AMD: Slurm may grant what only pretends."""
+    """Return whether there is a GPU driver: Slurm may grant GPUs that do not exist, as in a lab."""
     return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
 def _namespace(request: Request) -> Any:
-    """The options as torchrun's own parser reads them, with its defaults and variables.
+    """Parse the options with torchrun's own parser, including its defaults and variables.
 
     Raises:
-        ConfigError: torch is missing, or refuses a value.
+        ConfigError: torch is missing, or rejects a value.
     """
     try:
         from torch.distributed.run import get_args_parser
@@ -149,7 +149,7 @@ def _namespace(request: Request) -> Any:
 
 
 def _ranks(text: object) -> int:
-    """How many ranks ``--nproc-per-node`` means here."""
+    """Return the number of ranks that ``--nproc-per-node`` means on this node."""
     from torch.distributed.run import determine_local_world_size
 
     try:
@@ -166,21 +166,21 @@ def _ranks(text: object) -> int:
 def _configured(
     namespace: Any, plan: Plan
 ) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
-    """Torch's own reading of its options.
+    """Convert the options to torch's LaunchConfig; return it with the program and arguments.
 
     Raises:
-        ConfigError: it refuses one of them.
+        ConfigError: torch rejects an option, or is too old.
     """
     from torch.distributed.elastic.events.handlers import get_logging_handler
     from torch.distributed.run import config_from_args
 
     if plan.own_logs:
-        # Else torch makes a directory that nobody uses.
+        # Otherwise torch creates a directory that nothing uses.
         namespace.log_dir = os.devnull
     if namespace.master_port is None:
         namespace.master_port = 29500
     if plan.meeting != "torch":
-        # Read as its static one, which asks for no more than these; who meets is for the plan.
+        # The static backend needs no further options; the plan decides how the nodes meet.
         namespace.rdzv_backend, namespace.rdzv_endpoint = "static", ""
     try:
         config, program, arguments = config_from_args(namespace)
@@ -204,7 +204,7 @@ def _configured(
 
 
 def _check_gpus(ranks: int) -> None:
-    """Refuse to bind a rank beside a GPU that is not there, which torch meets as it starts it."""
+    """Reject --numa-binding with fewer GPUs than ranks; torch would fail only at the start."""
     import torch
 
     seen = torch.cuda.device_count()
@@ -234,7 +234,7 @@ def _as_task(request: Request, plan: Plan, *, replace: bool) -> Outcome:
 
 @contextlib.contextmanager
 def _surroundings() -> Iterator[None]:
-    """Leave this process's variables as they were."""
+    """Restore this process's environment variables at the end."""
     before = dict(os.environ)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Whole lines of ranks on the terminal.
+"""Complete lines of ranks on the terminal.
 
-Torch shows what it finds at the end of a rank's file, with the prefix in front, also where the
-rank has written half a line: Python without a buffer writes each word of a ``print`` by itself.
+Torch prints new text in a rank's log file with a prefix, even if the rank has written only half a
+line: unbuffered Python writes each word of a ``print`` separately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_RANK = re.compile(r"\[rank \d+\] ")
 
 
 class WholeLines(io.TextIOBase):
-    """Passes on text; what a rank wrote only when its line has ended, and then at once."""
+    """Passes on text; holds back the text of a rank until its line is complete."""
 
     def __init__(self, under: TextIO) -> None:
         self._under = under
@@ -28,7 +28,7 @@ class WholeLines(io.TextIOBase):
         self._begun: dict[str, str] = {}
 
     def write(self, text: str) -> int:
-        """Take ``text``, which torch's threads hand over a line, or a part of one, at a time."""
+        """Write ``text``, which torch's threads pass as a line or as a part of one."""
         with self._lock:
             found = _OF_RANK.match(text)
             if found is None:
@@ -44,15 +44,15 @@ class WholeLines(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """That of what is under it: a forked rank sends it elsewhere (--start-method fork)."""
+        """Return the underlying descriptor, which a forked rank redirects (--start-method fork)."""
         return self._under.fileno()
 
     def flush(self) -> None:
-        """Pass on what has ended."""
+        """Flush the underlying stream; incomplete lines of ranks stay held back."""
         self._under.flush()
 
     def end(self) -> None:
-        """Pass on the rest: what ranks wrote that ended in the middle of a line."""
+        """Write the incomplete last lines of ranks."""
         with self._lock:
             for prefix, line in self._begun.items():
                 self._under.write(f"{prefix}{line}\n")
@@ -62,7 +62,7 @@ class WholeLines(io.TextIOBase):
 
 @contextlib.contextmanager
 def whole_lines() -> Iterator[None]:
-    """Have what torch writes to stdout and stderr appear in whole lines."""
+    """Make torch's output on stdout and stderr appear in complete lines."""
     out, err = WholeLines(sys.stdout), WholeLines(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

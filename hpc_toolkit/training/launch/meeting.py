@@ -1,4 +1,4 @@
-"""Where node 0 is: an address that it publishes in the run directory, and the others read."""
+"""The address of node 0, which it publishes in the run directory for the other nodes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _LONGEST_S = 1.0
 
 
 class Address(NamedTuple):
-    """Where a store listens."""
+    """Address on which a store listens."""
 
     host: str
-    """A name or a number that the other nodes can resolve."""
+    """A host name or IP address that the other nodes can resolve."""
     port: int
 
     def __str__(self) -> str:
-        """As it is published; the port is what follows the last colon."""
+        """Return the address as it is published: HOST:PORT, split at the last colon."""
         return f"{self.host}:{self.port}"
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read what :meth:`__str__` wrote.
+        """Parse the output of :meth:`__str__`.
 
         Raises:
-            RunError: it is something else.
+            RunError: the text is not an address.
         """
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit():
@@ -50,10 +50,10 @@ class NodesMissingError(HpcToolkitError):
 
 
 def publish(run_dir: Path, name: str, address: Address) -> Path:
-    """Say where this launch meets; the name that was made.
+    """Publish the address where this launch meets; return the created path.
 
     Raises:
-        RunError: somebody else has published under this name.
+        RunError: another launch has published under this name, or it is not a symlink.
     """
     directory = run_dir / "rendezvous"
     directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def find(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Address:
-    """Wait until node 0 has published.
+    """Wait until node 0 has published its address.
 
     Raises:
         NodesMissingError: it did not within ``timeout_s``.
@@ -85,7 +85,7 @@ def find(
     end = monotonic() + timeout_s
     pause = _SHORTEST_S
     while True:
-        # NFS remembers that a name was not there for as long as the directory seems unchanged;
+        # NFS caches that a name does not exist for as long as the directory seems unchanged;
         # opening the directory asks the server again.
         with suppress(OSError):
             os.close(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY))
@@ -105,17 +105,17 @@ def find(
 
 
 def _foreign(path: Path, error: OSError) -> Exception:
-    """What to raise where a name cannot be read: what to do, where something else has it."""
+    """Return the error for a name that cannot be read, with a hint if it is not a symlink."""
     if error.errno != errno.EINVAL:
         return error
     return RunError(f"{path} is no symlink", hint="remove that name, and start again")
 
 
 def own_host(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """A name or a number under which other nodes can reach this one.
+    """Return a host name or IP address under which other nodes can reach this one.
 
-    What the user gave, else Slurm's name of the node, else the kernel's, whichever can be resolved
-    here, else the number of the interface that leads outside.
+    The user's choice comes first. Next is the first of Slurm's node name and the kernel's host
+    names that resolves here, then the IP address of the interface that leads outside.
     """
     if given:
         return given
@@ -130,7 +130,7 @@ def own_host(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def resolves(name: str) -> bool:
-    """Whether this host knows an address of ``name``."""
+    """Return whether this host can resolve ``name``."""
     try:
         return bool(socket.getaddrinfo(name, None))
     except OSError:
@@ -138,10 +138,10 @@ def resolves(name: str) -> bool:
 
 
 def wait_for_listener(address: Address, *, timeout_s: float) -> None:
-    """Wait until somebody listens at an address.
+    """Wait until node 0 listens at ``address``.
 
     Raises:
-        NodesMissingError: nobody does within ``timeout_s``.
+        NodesMissingError: it does not within ``timeout_s``.
     """
     end = time.monotonic() + timeout_s
     pause = _SHORTEST_S

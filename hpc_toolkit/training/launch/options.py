@@ -1,4 +1,4 @@
-"""The options of torch.distributed's launcher, told once for the command line and for Python."""
+"""The options of torch.distributed's launcher, defined once for the command line and Python."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ PANELS: Panels = {
         Option("logs_specs", "An installed torchrun.logs_specs that says where logs go.", "NAME"),
     ),
 }
-"""Every option of torchrun, under its longest spelling, by the panel of the help that shows it."""
+"""Every option of torchrun under its longest spelling, grouped by panel of the help."""
 
 
 def all_options() -> dict[str, Option]:
-    """Every option by its name."""
+    """Return every option by its name."""
     return by_name(PANELS)

@@ -1,4 +1,4 @@
-"""How a launch ended: which rank was the cause, the exit code, and what to say of it."""
+"""Outcome of a launch: the rank that caused it, the exit code and the error message."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SAVED = 75
-"""What a rank exits with that saved its state and is to be started again later."""
+"""Exit code of a rank that saved its state and is to be started again later."""
 
 _LAST_LINES = 12
 _LAST_BYTES = 16384
-# Of what a rank printed last, the words that tell what to do about it.
+# Patterns in the last output of a rank, each with the hint to print.
 _HINTS = (
     (r"ModuleNotFoundError|No module named", "install it for the Python that runs hpctk"),
     (r"can't open file|No such file or directory", "is the path right on every node?"),
@@ -39,16 +39,16 @@ _SIGNAL_HINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """A rank that ended with another code than 0."""
+    """A rank that ended with a code other than 0."""
 
     rank: int
-    """Its number in the whole job."""
+    """Its number in the job."""
     code: int
-    """What waiting for it told: an exit code, or less than 0 for a signal."""
+    """Its exit code, or minus the number of the signal that ended it."""
     first: bool
-    """Whether it had ended before the agent told the others to end."""
+    """Whether it ended before the agent told the others to end."""
     said_at: float = 0.0
-    """When it last wrote to stderr, by the clock of its files."""
+    """When it last wrote to stderr: the modification time of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +58,29 @@ class Outcome:
     code: int
     """The exit code of the launch."""
     error: HpcToolkitError | None = None
-    """What to tell; None where there is nothing to tell."""
+    """The error to report; None if there is nothing to report."""
 
 
 def exit_code(code: int) -> int:
-    """A rank's code as a shell gives it: 128 + n for signal n."""
+    """Return a rank's code as a shell reports it: 128 + n for signal n."""
     return 128 - code if code < 0 else code
 
 
 def saved(codes: Iterable[int]) -> bool:
-    """Whether ranks left to be started again: one did so, and the others did nothing else.
+    """Return whether the ranks saved their state and exited, to be started again.
 
-    One that was told to end after that counts as having left.
+    At least one exited with SAVED. The others exited with 0 or SAVED, or were terminated after it.
     """
     found = set(codes)
     return SAVED in found and found <= {0, SAVED, -signal.SIGTERM, -signal.SIGKILL}
 
 
 def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
-    """The failure from which the others follow, as far as that can be told.
+    """Return the failure that most likely caused the others.
 
-    Of those that ended by themselves one that a signal ended comes first, since the others then
-    lose their connection to it and end with an error; else the one whose error was written first,
-    which is before one that follows from it.
+    Ranks that ended by themselves are preferred. Among them a rank that a signal ended comes first:
+    the others lose their connection to it and exit with an error. Otherwise it is the rank that
+    wrote its error first, since the errors that follow from it are written later.
     """
     own = [one for one in failures if one.first] or list(failures)
     return min(own, key=lambda one: (one.code > 0, one.code == SAVED, one.said_at, one.rank))
@@ -89,7 +89,7 @@ def root_cause(failures: Sequence[RankFailure]) -> RankFailure:
 def failure_error(
     failure: RankFailure, *, host: str, restarts: int, log: Path | None
 ) -> HpcToolkitError:
-    """What to tell of the rank that failed."""
+    """Describe a failed rank as an error, with the end of its log and a hint."""
     name = signal_name(-failure.code) if failure.code < 0 else ""
     how = f"ended by {name}" if name else f"ended with exit code {failure.code}"
     after = f", after {restarts} restart{'s' if restarts != 1 else ''}" if restarts else ""
@@ -105,7 +105,7 @@ def failure_error(
 
 
 def _full(log: Path) -> bool:
-    """Whether nothing can be written beside a log."""
+    """Return whether the filesystem of a log is full."""
     try:
         found = os.statvfs(log.parent)
     except OSError:
@@ -114,7 +114,7 @@ def _full(log: Path) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; the number for one without a name."""
+    """Return the name of a signal, such as SIGKILL for 9, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -122,7 +122,7 @@ def signal_name(number: int) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The end of a log, from the last traceback on where there is one."""
+    """Return the last lines of a log, starting at its last traceback if it has one."""
     try:
         text = files.read_fresh(log)[-_LAST_BYTES:].decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What a launch would do here: who starts the ranks, how many, and where they meet."""
+"""Plan of a launch on this node: who starts the ranks, how many, and where they meet."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _LONGEST_S = 366 * 86400.0
 _PORT = 29500
 _PORTS = range(1, 1 << 16)
 _OF_RANKS = {"module", "no_python"}
-"""Options that mean something where srun started every rank."""
+"""Options that still apply if srun started every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a user asked for."""
+    """A launch as the user requested it."""
 
     script: str
-    """A file, or with ``module`` or ``no_python`` a module or a program."""
+    """A file; a module with ``module``, a program with ``no_python``."""
     arguments: tuple[str, ...] = ()
-    """What the script is given."""
+    """The arguments of the script."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Those of torchrun's options that were given, by name."""
+    """The options of torchrun that were given, by name."""
     backend: str | None = None
-    """nccl or gloo; None: whichever suits the node."""
+    """nccl or gloo; None chooses by the node's GPUs."""
     start_timeout_s: float = START_TIMEOUT_S
     """How long to wait for all nodes."""
     run_dir: Path | None = None
@@ -52,29 +52,29 @@ class Plan:
     form: Literal["agent", "task"]
     """Whether it starts the ranks of its node, or becomes a rank."""
     launch: str
-    """A name of this launch that is the same on all nodes and that no other has."""
+    """Name of this launch: the same on all nodes, and different from every other launch."""
     nodes: int
     node_rank: int
     """Number of this node, from 0."""
     ranks: int
-    """Ranks of this node; with ``form`` "task" those that srun started there."""
+    """Ranks on this node; with ``form`` "task", the ones that srun started there."""
     backend: str
     """nccl or gloo."""
     meeting: Literal["alone", "directory", "address", "torch"]
-    """One node; a file in the run directory; an address that was given; torch's rendezvous."""
+    """How nodes meet: one node alone, the run directory, a given address, torch's rendezvous."""
     start_timeout_s: float
     host: str = ""
     """Where node 0 listens, with the meeting "address"."""
     port: int = 0
-    """Its port; 0 is a free one."""
+    """The port of node 0; with 0 the kernel chooses a free one."""
     run_dir: Path | None = None
     log_dir: Path | None = None
-    """Where the files of the ranks' output are; None: nowhere that stays."""
+    """Directory of the ranks' output files; None for a temporary one."""
     own_logs: bool = True
-    """Whether they are named by rank and restart."""
+    """Whether hpctk names the output files, by rank and restart."""
 
     def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return the plan as JSON values."""
         values = asdict(self)
         return {
             name: str(value) if isinstance(value, Path) else value for name, value in values.items()
@@ -82,10 +82,10 @@ class Plan:
 
 
 def check_request(request: Request) -> None:
-    """Refuse what cannot start, before anything does.
+    """Reject a request that cannot start, before anything is started.
 
     Raises:
-        ConfigError: the script is missing, or a value is none.
+        ConfigError: the script is missing, or an option or a value is invalid.
     """
     known = all_options()
     for name in request.options:
@@ -105,7 +105,7 @@ def check_request(request: Request) -> None:
 
 
 def _check_kinds(request: Request) -> None:
-    """Refuse what only a call from Python can give."""
+    """Reject values of the wrong type, which only a call from Python can give."""
     if isinstance(request.start_timeout_s, bool) or not isinstance(
         request.start_timeout_s, int | float
     ):
@@ -152,18 +152,18 @@ def make_plan(
     step: Step | None,
     backend: str,
 ) -> Plan:
-    """What to do, as an agent of one node.
+    """Plan the launch for the agent of one node.
 
     Args:
-        request: what was asked for.
-        namespace: torchrun's options, the defaults and PET_ variables included, and with
+        request: the script and the options that were given.
+        namespace: torchrun's options, including the defaults and PET_ variables, with
             ``nproc_per_node`` as a number.
         environ: this process's variables.
-        step: what srun said; None outside a step.
+        step: the position of this task in its step; None outside a step.
         backend: nccl or gloo.
 
     Raises:
-        ConfigError: options contradict each other, or Slurm.
+        ConfigError: options contradict each other or Slurm.
     """
     given = given_options(request, environ)
     nodes, node_rank = _place(namespace, given, step)
@@ -193,7 +193,7 @@ def make_plan(
 def task_plan(
     request: Request, step: Step, environ: Mapping[str, str] = os.environ, *, backend: str
 ) -> Plan:
-    """What to do as one of several tasks of a node: to become a rank.
+    """Plan the launch for one of several tasks of a node, which becomes a rank.
 
     Raises:
         ConfigError: an option has no effect here, or the run directory is missing.
@@ -220,7 +220,7 @@ def task_plan(
 
 
 def _name(namespace: Any, given: set[str], step: Step | None) -> str:
-    """What this launch is called: a name that files can have."""
+    """Return the name of this launch, which is valid as a file name."""
     words = [namespace.rdzv_id] if "rdzv_id" in given else []
     if step is not None:
         words.append(step.name)
@@ -230,7 +230,7 @@ def _name(namespace: Any, given: set[str], step: Step | None) -> str:
 
 
 def given_options(request: Request, environ: Mapping[str, str] = os.environ) -> set[str]:
-    """Options that were given, also by torchrun's variables, such as PET_NNODES."""
+    """Return the options that were given, also by torchrun's variables such as PET_NNODES."""
     from_environ = {name for name in all_options() if f"PET_{name.upper()}" in environ}
     return {*request.options, *from_environ}
 
@@ -238,7 +238,7 @@ def given_options(request: Request, environ: Mapping[str, str] = os.environ) -> 
 def left_out(
     request: Request, plan: Plan, environ: Mapping[str, str] = os.environ
 ) -> HpcToolkitError | None:
-    """What to tell where the ranks start on one node of a job that has several."""
+    """Return a warning if the ranks start on only one node of a job that has several."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "")
     if plan.form != "agent" or plan.nodes > 1 or not nodes.isdigit() or int(nodes) < 2:
         return None
@@ -250,7 +250,7 @@ def left_out(
 
 
 def _place(namespace: Any, given: set[str], step: Step | None) -> tuple[int, int]:
-    """How many nodes there are, and which one this is."""
+    """Return the number of nodes and the number of this node."""
     least, _, most = str(namespace.nnodes).partition(":")
     if (
         not least.isdigit()
@@ -283,7 +283,7 @@ def _torchs(given: set[str]) -> bool:
 def _meeting(
     request: Request, namespace: Any, given: set[str], *, nodes: int, step: Step | None
 ) -> Literal["alone", "directory", "address", "torch"]:
-    """How the nodes meet."""
+    """Return how the nodes meet."""
     port = namespace.master_port
     if port is not None and port not in _PORTS:
         message = f"{all_options()['master_port'].spelling}: {port} is no number of a port"

@@ -1,8 +1,8 @@
-"""What becomes a rank: ``python -m hpc_toolkit.training.launch.rank PARENT PROGRAM ARGUMENTS...``.
+"""Become a rank: ``python -m hpc_toolkit.training.launch.rank PARENT PROGRAM ARGUMENTS...``.
 
-Torch starts ranks in a way that lets them outlive their agent. This asks the kernel to end them
-with it, and becomes the program. A warning of Slurm that comes before the script has a handler for
-it must not end the rank either.
+Ranks that torch starts can outlive their agent. This process asks the kernel to end it with the
+agent, and then executes the program. It ignores Slurm's warning signals first: they would end a
+rank whose script has not set a handler yet.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import sys
 from hpc_toolkit.system.processes import die_with_parent
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which Slurm, or a user, tells a training that its time is nearly over."""
+"""Signals by which Slurm or a user warns a training that its time is nearly over."""
 
 _NOT_FOUND = 127
 
 
 def main(argv: list[str]) -> int:
-    """Become the program; returns only where it cannot be started."""
+    """Execute the program in this process; return only if it cannot be started."""
     die_with_parent()
-    # The agent may have ended before the kernel was asked.
+    # The agent may have ended before the call above.
     if os.getppid() != int(argv[1]):
         return 1
     ignore_warnings()
@@ -34,13 +34,13 @@ def main(argv: list[str]) -> int:
 
 
 def ignore_warnings() -> None:
-    """Let warnings pass until the script has a handler; what is ignored stays so after exec."""
+    """Ignore warning signals until the script sets a handler; exec keeps them ignored."""
     for number in WARNINGS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def wrapped(program: str, arguments: list[str], *, agent: int) -> tuple[str, list[str]]:
-    """The command that becomes ``program`` as a rank of the process ``agent``."""
+    """Return the command that runs ``program`` as a rank of the process with id ``agent``."""
     return sys.executable, ["-m", __name__, str(agent), program, *arguments]
 
 

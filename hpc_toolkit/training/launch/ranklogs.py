@@ -1,4 +1,4 @@
-"""Where the output of ranks goes: a file for each rank, stream and restart."""
+"""Output files of ranks: one for each rank, stream and restart."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 
 PREFIX = "[rank ${rank}] "
-"""What stands before each line of a rank on the terminal, as torch's template."""
+"""Prefix of each line of a rank on the terminal, as torch's template."""
 
 
 def log_path(directory: Path, rank: int, restart: int, stream: str) -> Path:
-    """The file of a rank; ``stream`` is out, err, or error.json for a recorded exception."""
+    """Return a rank's file; ``stream`` is out, err, or error.json for a recorded exception."""
     return directory / f"rank-{rank}.restart-{restart}.{stream}"
 
 
 def make_next(directory: Path) -> Path:
-    """Make a directory of this name, or with the next free number behind it: NAME, NAME-2 ..."""
+    """Make a directory of this name, or with the next free number appended: NAME, NAME-2 ..."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
     except (FileNotFoundError, FileExistsError) as error:
-        # As below /proc, where the kernel alone makes names, or where a file is.
+        # For example below /proc, where only the kernel creates names, or below a file.
         message = f"{error.filename}: no directory can be made there"
         raise ConfigError(message, hint="name another one: --run-dir, or --log-dir") from error
     path, number = directory, 1
@@ -42,7 +42,7 @@ def make_next(directory: Path) -> Path:
 
 
 def drop_if_torn(path: str) -> None:
-    """Remove a recorded exception that is no JSON, as a full disk leaves it: torch fails there."""
+    """Remove a recorded exception that is not valid JSON: a full disk cuts it, and torch fails."""
     try:
         with open(path, encoding="utf-8") as file:
             json.load(file)
@@ -54,15 +54,15 @@ def drop_if_torn(path: str) -> None:
 
 @functools.cache
 def rank_logs_class() -> type[LogsSpecs]:
-    """The class that tells torch's agent where output goes.
+    """Return the class that tells torch's agent where output goes.
 
-    Torch's own makes directories by local rank and attempt, and leaves them in /tmp.
+    Torch's own class creates directories by local rank and attempt, and leaves them in /tmp.
     """
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.api import to_map
 
     class RankLogs(LogsSpecs):
-        """Files below one directory, named by rank and restart."""
+        """Files in one directory, named by rank and restart."""
 
         @property
         def root_log_dir(self) -> str:
@@ -113,6 +113,6 @@ def make_rank_logs(
     tee: Std | dict[int, Std],
     local_ranks: set[int] | None,
 ) -> LogsSpecs:
-    """What tells torch's agent that the files are in ``directory``."""
+    """Return the object that makes torch's agent write output files to ``directory``."""
     made = rank_logs_class()
     return made(str(directory), redirects, tee, local_ranks)

@@ -1,4 +1,4 @@
-"""The rendezvous handler that torch's agent asks: rounds in a store that node 0 holds."""
+"""The rendezvous handler for torch's agent: rounds in a store that node 0 serves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def make_handler(
     plan: Plan, config: LaunchConfig, stack: contextlib.ExitStack
 ) -> tuple[RendezvousHandler, Rounds | None]:
-    """How the nodes meet."""
+    """Return the rendezvous handler, and the rounds unless torch's own rendezvous is used."""
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -64,7 +64,7 @@ def make_handler(
 
 
 def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Store:
-    """The store that all nodes share, which node 0 holds."""
+    """Return the store that all nodes share and node 0 serves."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Store:
 
 
 def _serve(port: int, timeout_s: float) -> Any:
-    """A store of this process; with port 0 the kernel chooses one that nobody has."""
+    """Serve a store from this process; with port 0 the kernel chooses a free port."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def _handler_class() -> type[Any]:
     )
 
     class Handler(RendezvousHandler):
-        """Rounds, as torch's agent asks for them."""
+        """Rounds behind the interface that torch's agent calls."""
 
         def __init__(self, rounds: Rounds, store: Store, plan: Plan) -> None:
             self._rounds, self._store, self._plan = rounds, store, plan
@@ -121,7 +121,7 @@ def _handler_class() -> type[Any]:
 
         @property
         def use_agent_store(self) -> bool:
-            # The ranks meet in a store that node 0 holds, on a port that is really taken.
+            # The ranks meet in a store that node 0 already serves: nobody else can take its port.
             return True
 
         def next_rendezvous(self) -> RendezvousInfo:

@@ -1,8 +1,8 @@
 """Rounds in which the nodes of a launch meet: all ranks start together, and again after a failure.
 
-Nothing of one round is read in another: the keys carry its number, and the store in which the
-ranks' own process group meets is made anew. Torch's own rendezvous keeps both, and a new round
-that meets stale keys hangs (pytorch issue 135712).
+A round never reads data of an earlier one: its keys contain its number, and the ranks' own process
+group meets in a new store. Torch's own rendezvous reuses both, and a new round that finds stale
+keys hangs (pytorch issue 135712).
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _LOOK_S = 0.5
 FAREWELL_S = 5.0
-"""How long others may take to see that a launch is over, which they ask twice a second."""
+"""How long other nodes get to see that a launch is over; they ask twice a second."""
 
 
 class Store(Protocol):
-    """What is needed of torch's key-value store."""
+    """The methods of torch's key-value store that rounds use."""
 
     def set(self, key: str, value: str) -> None:
-        """Give a key a value."""
+        """Set the value of a key."""
         ...
 
     def get(self, key: str) -> bytes:
-        """The value of a key that is there."""
+        """Return the value of an existing key."""
         ...
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of them are there."""
+        """Return whether all keys exist."""
         ...
 
 
 class RendezvousLostError(HpcToolkitError):
-    """The node that holds the store is gone: without a word, unless it bears that node's code."""
+    """The node that holds the store is gone, or another node ended (with that node's exit code)."""
 
-    # A node that fails says so before it leaves, so this one was lost, and all may start again.
+    # A node that fails reports it before it leaves: this one was lost, and all may start again.
     exit_code = SAVED
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a node ended its part of a launch."""
+    """How a node ended its part of a launch before its ranks were done."""
 
     node: int
     """Its number."""
@@ -59,16 +59,16 @@ class Ending:
     code: int
     """Its exit code."""
     reason: str
-    """One line for people."""
+    """One line for the user."""
 
 
 def ended_message(ending: Ending) -> str:
-    """What the other nodes say of it."""
+    """Return the message that the other nodes print."""
     return f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
 
 
 class Rounds:
-    """One node's part of a launch."""
+    """The rounds of a launch, as one of its nodes joins them."""
 
     def __init__(
         self,
@@ -82,17 +82,18 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Take part as number ``node`` of ``nodes``.
+        """Prepare to join as node ``node`` of ``nodes``.
 
         Args:
-            store: what all nodes share.
-            node: number of this node; node 0 makes the stores of the ranks.
-            nodes: how many there are.
-            host: the name of this one, for messages.
+            store: the key-value store that all nodes share.
+            node: number of this node; node 0 creates the stores of the ranks.
+            nodes: number of nodes.
+            host: name of this node's host, for messages.
             timeout_s: how long to wait for all nodes in each round.
-            open_store: makes a store for ranks: its address, and what keeps it open.
-            clock: seconds that never go back.
-            sleep: waits so many seconds.
+            open_store: creates a store for ranks; returns its address and an object that keeps
+                it open.
+            clock: monotonic time in seconds.
+            sleep: waits for a number of seconds.
         """
         self.number = -1
         self.nodes = nodes
@@ -106,14 +107,14 @@ class Rounds:
         self._finished = self._all_done = False
 
     def join(self) -> Address:
-        """Begin the next round as soon as all nodes want it; where its ranks meet.
+        """Begin the next round when all nodes want it; return the address where its ranks meet.
 
-        A node that takes the place of one that was lost comes to rounds that have begun: it wants
-        the next one, and the others follow.
+        A node that replaces a lost one finds that rounds have already begun: it requests the next
+        one, and the others follow.
 
         Raises:
-            NodesMissingError: some did not come in time.
-            RendezvousLostError: the node that holds the store is gone.
+            NodesMissingError: some nodes did not come in time.
+            RendezvousLostError: the node that holds the store is gone, or another node ended.
         """
         number = self.number + 1 if self.number >= 0 else self._first()
         self._finished = self._all_done = False
@@ -122,7 +123,7 @@ class Rounds:
         address_key = f"round/{number}/address"
         if self._node == 0:
             self._wait_for([f"round/{number}/node/{node}" for node in range(self.nodes)], number)
-            # What the last round's ranks shared is closed before the new one's is opened.
+            # Close the store of the last round's ranks before the new one is opened.
             self._held = None
             address, self._held = self._open_store()
             self._set(address_key, str(address))
@@ -137,12 +138,15 @@ class Rounds:
         return number + self._check([f"round/{number}/address"])
 
     def wanted(self) -> bool:
-        """Whether another node wants the next round."""
+        """Return whether another node wants the next round."""
         self._look()
         return self._wanted
 
     def ended(self, *, at_once: bool = False) -> Ending | None:
-        """How another node ended; None while none has, or where the store does not say."""
+        """Return how another node ended; None while none has.
+
+        With ``at_once`` the store is asked immediately, and None also means that it is gone.
+        """
         if at_once:
             self._looked_at = -_LOOK_S
             with suppress(RendezvousLostError):
@@ -152,7 +156,7 @@ class Rounds:
         return self._ending
 
     def finish(self) -> bool:
-        """Say that the ranks of this node are done; whether those of all nodes are."""
+        """Report that the ranks of this node are done; return whether those of all nodes are."""
         if self.nodes == 1:
             return True
         if not self._finished:
@@ -162,10 +166,10 @@ class Rounds:
         return self._all_done
 
     def done_everywhere(self) -> bool:
-        """Say that the ranks of this node are done, and wait for those of the others.
+        """Report that the ranks of this node are done, and wait for the other nodes' ranks.
 
-        False once another node wants the next round, or has ended. Torch's agent would ask again
-        only when it looks at its ranks, by when node 0 and the store may be gone.
+        Return False once another node wants the next round or has ended. Without this wait, torch's
+        agent would ask again only at its next check, when node 0 and the store may be gone.
         """
         while not self.finish():
             if self._wanted or self._ending is not None:
@@ -174,16 +178,16 @@ class Rounds:
         return True
 
     def end(self, code: int, reason: str) -> None:
-        """Tell the other nodes that this one is leaving before its ranks are done."""
+        """Tell the other nodes that this node leaves before its ranks are done."""
         if self.nodes > 1 and self._ending is None:
             ending = Ending(self._node, self._host, code, reason)
             with suppress(RendezvousLostError):
                 self._set("ending", json.dumps(asdict(ending)))
 
     def leave(self, patience_s: float = FAREWELL_S, *, together: bool = False) -> None:
-        """Leave: node 0, which holds the store, waits so long until the others have left.
+        """Leave; node 0, which holds the store, waits up to ``patience_s`` until all have left.
 
-        With ``together`` every node does, since srun may end all tasks as soon as one has ended.
+        With ``together`` every node waits, since srun may end all tasks as soon as one has ended.
         """
         with suppress(RendezvousLostError):
             self._set(f"left/{self._node}", "")
@@ -195,9 +199,9 @@ class Rounds:
         self._held = None
 
     def _look(self) -> None:
-        """Ask the store, at most twice a second: ranks are looked at far more often."""
+        """Ask the store, at most twice a second: the agent checks its ranks far more often."""
         now = self._clock()
-        # Whoever knows that another node has ended asks no more: the store may be gone.
+        # Once another node has ended, the store may be gone.
         if self.nodes == 1 or self._ending is not None or now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
@@ -213,7 +217,7 @@ class Rounds:
         return ending if ending.node != self._node else None
 
     def _wait_for(self, keys: list[str], number: int) -> None:
-        """Wait in short steps, since a signal is not seen inside torch's own waiting."""
+        """Wait for keys in short steps, since signals are not handled inside torch's own wait."""
         end = self._clock() + self._timeout_s
         while not self._check(keys):
             if (ending := self._read_ending()) is not None:

@@ -1,4 +1,4 @@
-"""What signals do to a launch while its ranks run."""
+"""Signal handling of a launch while its ranks run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def signals(names: str, warn: Callable[[int], None], *, last: bool) -> Iterator[Callable[[], None]]:
-    """Call ``warn`` at a warning, and raise torch's SignalException at the signals of ``names``.
+    """Call ``warn`` on a warning signal; raise torch's SignalException on a signal of ``names``.
 
-    Yields what lets all of them pass from then on, since only the end is left. As before
-    afterwards, unless this is the ``last`` that the process does. Outside the main thread, which
-    alone gets signals, nothing changes.
+    Yield a function that ignores all of them from then on, for when only the exit is left. The
+    earlier handlers are restored afterwards, unless the process does nothing else (``last``).
+    Outside the main thread, which alone gets signals, nothing changes.
 
     Raises:
-        ConfigError: a name is that of no signal.
+        ConfigError: a name is not a signal, or no process can handle that signal.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 

@@ -1,4 +1,4 @@
-"""What srun told one of its tasks about the step that it belongs to."""
+"""The variables by which srun describes a step to each of its tasks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The place of this task in its step."""
+    """Position of this task in its step."""
 
     job: str
-    """The job's number (SLURM_JOB_ID), which is another one for each element of an array."""
+    """The job ID (SLURM_JOB_ID), which differs for each element of an array."""
     restart: int
-    """How often Slurm started this job before."""
+    """How often Slurm restarted this job (SLURM_RESTART_COUNT)."""
     step: str
     """The step's number in its job."""
     task: int
@@ -30,14 +30,14 @@ class Step:
     local: int
     """The number of this task on its node, from 0 (SLURM_LOCALID)."""
     tasks: tuple[int, ...]
-    """Tasks of each node of the step, in the order of the nodes."""
+    """Number of tasks on each node of the step, in the order of the nodes."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
-        """Read srun's variables; None outside a step, a batch script included.
+        """Read srun's variables; return None outside a step, such as in a batch script.
 
         Raises:
-            ConfigError: one of them is missing, or contradicts another.
+            ConfigError: a variable is missing, or contradicts another.
         """
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
@@ -63,7 +63,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """A name that no other step and no other start of this job has."""
+        """Name that differs from every other step and every other start of this job."""
         return f"{self.job}.{self.restart}.{self.step}"
 
     @property
@@ -73,7 +73,7 @@ class Step:
 
 
 def _counts(text: str) -> list[int]:
-    """Numbers of tasks from Slurm's ``2(x3),1``."""
+    """Parse numbers of tasks in Slurm's notation, such as ``2(x3),1``."""
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
         counts += [int(count)] * int(times or 1)

@@ -1,7 +1,7 @@
-"""A task that srun started becomes a rank: it learns where rank 0 is, and runs the script.
+"""A task that srun started becomes a rank: it finds the address of rank 0 and runs the script.
 
-No agent stays beside it. The store in which the ranks meet is held by a child of rank 0, on a port
-that rank 0 has taken before it tells anybody, so that two jobs of a node cannot choose the same.
+No agent runs beside it. A child of rank 0 serves the store in which the ranks meet. Rank 0 takes
+the port before it publishes it, so that two jobs on a node cannot choose the same port.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 _BACKLOG = 4096
 _ENDED = signal.SIGRTMIN
-"""By what the store's process learns that rank 0 has ended."""
+"""Signal that tells the store's process that rank 0 has ended."""
 
 
 def task_environment(plan: Plan, step: Step) -> tuple[dict[str, str], int | None]:
-    """Where the ranks meet, and which of them this one is, in torchrun's variables.
+    """Return torchrun's variables for this rank, and on rank 0 the store's process id.
 
-    Rank 0 begins to serve, by a child whose process is the second value, and tells the others
-    through the run directory.
+    Rank 0 starts a child that serves the store in which the ranks meet, and publishes its address
+    in the run directory.
 
     Raises:
-        NodesMissingError: rank 0 did not say where it is in time.
+        NodesMissingError: rank 0 did not publish its address in time.
         RunError: the name of this launch is taken.
     """
     assert plan.run_dir is not None
@@ -65,12 +65,12 @@ def task_environment(plan: Plan, step: Step) -> tuple[dict[str, str], int | None
 
 
 def _serve(plan: Plan, host: str) -> tuple[Address, int]:
-    """Take a port, let a child serve there for as long as this process lives, and publish it."""
+    """Take a port, fork a child that serves it while this process lives, publish the address."""
     assert plan.run_dir is not None
     listener = socket.create_server(("", 0), backlog=_BACKLOG)
     address = Address(host, listener.getsockname()[1])
     parent = os.getpid()
-    # It waits for the child also while that is not yet ready for it.
+    # The child inherits the block, so that the signal stays pending until the child waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDED})
     keeper = os.fork()
     if keeper == 0:
@@ -85,11 +85,11 @@ def _serve(plan: Plan, host: str) -> tuple[Address, int]:
 def _hold_store(
     listener: socket.socket, parent: int, timeout_s: float, path: Path, address: str
 ) -> None:
-    """Be the store of the ranks until rank 0 ends, and take its name away; never returns."""
+    """Serve the ranks' store until rank 0 ends, then remove its published name; never return."""
     try:
         die_with_parent()
         for number in (*WARNINGS, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # Slurm sends them to every process of a step; what is open is for the ranks to say.
+            # Slurm sends these to every process of a step; the store must outlive the ranks.
             signal.signal(number, signal.SIG_IGN)
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):
@@ -102,12 +102,12 @@ def _hold_store(
         store = TCPStore(
             "127.0.0.1", port, None, True, limit, False, master_listen_fd=listener.detach()
         )
-        # Whoever reads rank 0's errors waits for the last that could write there.
+        # A reader of rank 0's stderr would wait until this process has closed it, too.
         os.dup2(nothing, 2)
         die_with_parent(_ENDED)
         while os.getppid() == parent and signal.sigtimedwait({_ENDED}, 60) is None:
             pass
-        # Another launch of this name can be there only where somebody removed ours.
+        # Do not remove the name of another launch, which can be there if ours was removed.
         if os.readlink(path) == address:
             path.unlink()
         del store
@@ -119,7 +119,7 @@ def _hold_store(
 
 
 def become(program: str, arguments: list[str], environ: Mapping[str, str]) -> None:
-    """Replace this process; returns only by an error.
+    """Replace this process with the program.
 
     Raises:
         OSError: the program cannot be started.
@@ -133,9 +133,9 @@ def become(program: str, arguments: list[str], environ: Mapping[str, str]) -> No
 def run_child(
     program: str, arguments: list[str], environ: Mapping[str, str], keeper: int | None
 ) -> int:
-    """Run the program beside this process, which Python's caller wants to keep; its code.
+    """Run the program in a child, since a caller in Python keeps its process; return its code.
 
-    Signals are forwarded to it for as long as it runs, and ``keeper`` ends with it.
+    Signals are forwarded to the child while it runs. The store's process, ``keeper``, ends with it.
     """
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What the ends of some ranks mean for the others of their node."""
+"""Decide what to do with the ranks of a node after some of them have ended."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Looks at the ranks of one round."""
+    """Evaluates the exit codes of the ranks of one round."""
 
     def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Give ranks ``patience_s`` to save their state once others have saved theirs."""
         self.ended_first: frozenset[int] = frozenset()
-        """Local ranks that had failed before the others were told to end."""
+        """Local ranks that failed before the others were told to end."""
         self._patience_s, self._clock = patience_s, clock
         self._since: float | None = None
 
     def verdict(self, codes: Mapping[int, int | None]) -> Literal["go", "wait", "stop"]:
-        """Whether all goes on as it does, ranks are leaving by themselves, or some must be told.
+        """Decide whether to go on, to wait for ranks that are leaving, or to stop the others.
 
         Args:
-            codes: what each rank ended with, by local rank; None for one that runs.
+            codes: exit code of each rank, by local rank; None while it runs.
         """
         failed = frozenset(local for local, code in codes.items() if code)
         if not failed:
@@ -36,14 +36,14 @@ class Watch:
         if None not in codes.values():
             return "go"
         if any(codes[local] != SAVED for local in failed):
-            # What the others wait for never comes.
+            # The other ranks would wait for the failed one forever.
             return "stop"
         return "wait" if self._patient() else "go"
 
     def follows(self, ending: Ending, *, running: bool) -> bool:
-        """Whether this node ends now because another did.
+        """Return whether this node ends now because another node has ended.
 
-        Ranks may save their state where those of the other node have.
+        If that node's ranks saved their state, ranks that still run here get time to save theirs.
         """
         return not (running and ending.code == SAVED and self._patient())
 

@@ -1,7 +1,7 @@
-"""What CPUs, memory, GPUs and network do beside ranks, sampled into a file.
+"""Sample the use of CPUs, memory, GPUs and network into a file while ranks run.
 
-``Monitor`` samples from a thread of this process, ``watching`` from a child, for a process that
-forks. ``read_recordings`` reads the file back, and ``summarise`` says what of it matters.
+``Monitor`` samples from a thread of this process. ``watching`` samples from a child, for a process
+that forks. ``read_recordings`` reads the file, and ``summarise`` reduces it to means and maxima.
 """
 
 from hpc_toolkit.training.monitor.child import watching

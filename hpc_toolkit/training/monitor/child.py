@@ -23,11 +23,11 @@ _END_S = 5.0
 
 @contextmanager
 def watching(path: Path, interval_s: float = 1.0) -> Iterator[None]:
-    """Sample this host, and this process with its descendants, into ``path`` by a child.
+    """Sample this host, and this process with its descendants, into ``path`` from a child.
 
-    The lines are those of :class:`hpc_toolkit.training.monitor.Monitor`. The child is in a process
-    group of its own, takes no signal that asks workers to leave, and dies with this process. A
-    sampler that fails says so on stderr; the block goes on without it.
+    The format is that of :class:`hpc_toolkit.training.monitor.Monitor`. The child has its own
+    process group, ignores signals that ask workers to leave, and dies with this process. If
+    sampling fails, the child prints a warning on stderr and the block continues without it.
 
     Raises:
         ConfigError: psutil or pynvml is not installed, or the interval is too short.
@@ -47,7 +47,7 @@ def watching(path: Path, interval_s: float = 1.0) -> Iterator[None]:
     try:
         yield
     finally:
-        # A byte, because workers that were forked hold the pipe open as well.
+        # Closing the pipe is not enough, because forked workers hold it open as well.
         with suppress(BrokenPipeError):
             os.write(end, b"x")
         os.close(end)
@@ -63,12 +63,12 @@ def _reap(pid: int) -> None:
 
 
 def _sample(path: Path, interval_s: float, ends: int, parent: int) -> None:
-    """Never returns."""
+    """Sample in the child until the parent writes to ``ends``; never return."""
     code = 1
     try:
         os.setpgid(0, 0)
         die_with_parent()
-        # The end comes from the parent; what Slurm sends to every process of a step is for ranks.
+        # The parent ends this process; Slurm's signals to every process of a step are for ranks.
         for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(sig, signal.SIG_IGN)
         if os.getppid() == parent:

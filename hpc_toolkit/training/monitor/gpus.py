@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the GPUs, by its own library (NVML), read through pynvml."""
+"""The state of GPUs as NVIDIA's driver reports it, through its library NVML and pynvml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_nvml() -> Any:
-    """The module pynvml.
+    """Import pynvml.
 
     Raises:
         ConfigError: it is not installed.
@@ -25,13 +25,13 @@ def load_nvml() -> Any:
 
 
 class GpuReader:
-    """Asks the driver for all GPUs that it shows this process, whatever CUDA is told to use."""
+    """Reads all GPUs that the driver shows this process, even those that CUDA may not use."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._handles: list[Any] = []
         self.absent = ""
-        """Why there is nothing to read; "" where there is."""
+        """Why NVML cannot be used; "" if it can."""
         try:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
@@ -40,7 +40,7 @@ class GpuReader:
             self.absent = str(error)
 
     def facts(self) -> list[dict[str, Any]]:
-        """What does not change: index, name, UUID, memory in bytes, the power limit in watts."""
+        """Return each GPU's constants: index, name, UUID, memory in bytes, power limit in watts."""
         return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
 
     def _facts(self, index: int, handle: Any) -> dict[str, Any]:
@@ -54,10 +54,10 @@ class GpuReader:
         }
 
     def read(self) -> list[dict[str, Any]]:
-        """What each GPU does now; None for what it does not tell.
+        """Return the current state of each GPU; None for a value that it does not report.
 
-        ``busy_percent`` is the share of the driver's last sample period in which some kernel ran,
-        which says nothing of how much of the GPU that kernel used.
+        ``busy_percent`` is the share of the driver's last sample period in which some kernel ran.
+        It does not show how much of the GPU that kernel used.
         """
         return [self._read(index, handle) for index, handle in enumerate(self._handles)]
 
@@ -76,18 +76,18 @@ class GpuReader:
         }
 
     def _ask(self, question: Callable[[], Any]) -> Any:
-        """The answer; None where this GPU has none, or is lost."""
+        """Return the answer; None if the GPU does not have it, or is lost."""
         try:
             return question()
         except self._nvml.NVMLError:
             return None
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut down NVML."""
         if not self.absent:
             self._ask(self._nvml.nvmlShutdown)
 
 
 def _text(name: Any) -> str:
-    """Older versions of pynvml give bytes."""
+    """Decode a name, which older versions of pynvml return as bytes."""
     return name.decode() if isinstance(name, bytes) else str(name)

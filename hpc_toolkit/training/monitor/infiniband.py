@@ -1,4 +1,4 @@
-"""The counters of InfiniBand ports, as the kernel shows them below /sys/class/infiniband."""
+"""The counters of InfiniBand ports that the kernel shows below /sys/class/infiniband."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
 
 
 def read_ports(root: Path = ROOT) -> dict[str, dict[str, int]]:
-    """Bytes of every port since it was reset, by ``device/port``; empty where there is none."""
+    """Return the bytes of every port since its reset, by ``device/port``; empty without ports."""
     found = {}
     for counters in sorted(root.glob("*/ports/*/counters")):
         port: dict[str, Any] = {}
         for name, file in _COUNTERS.items():
-            # A port that is down may refuse.
+            # Reading a port that is down may fail.
             with suppress(OSError, ValueError):
                 port[name] = int((counters / file).read_text(encoding="ascii")) * _WORD_BYTES
         if port:

@@ -1,4 +1,4 @@
-"""Samples into a file, from a thread beside the work."""
+"""Write samples to a file from a thread that runs beside the work."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LEAST_INTERVAL_S = 0.05
-"""Samples that follow each other faster cost more than they tell."""
+"""Shortest interval: more frequent samples cost more than they tell."""
 
 
 class Monitor:
     """``with Monitor(path): ...`` appends samples to ``path`` until the block ends.
 
     A line is one JSON object: a header, then a sample every ``interval_s`` and one at the end (see
-    :class:`hpc_toolkit.training.monitor.sampler.Sampler`). A file that is there is appended to, so
-    that each start has its header. Only one process may write to a file. What cannot be written
-    ends the monitor and not the work; then ``error`` says why.
+    :class:`hpc_toolkit.training.monitor.sampler.Sampler`). An existing file is appended to, and
+    each start writes a header. Only one process may write to a file. A failed write ends the
+    monitor but not the work; ``error`` then has the reason.
 
-    A process that forks uses :func:`hpc_toolkit.training.monitor.watching`: this is a thread.
+    A process that forks must use :func:`hpc_toolkit.training.monitor.watching`: this is a thread.
 
     Args:
-        path: the file; its directory is there.
+        path: the file; its directory must exist.
         interval_s: seconds between samples.
-        sampler: what is sampled; by default this host, and this process with its descendants.
+        sampler: reads the values; by default of this host, and of this process with descendants.
 
     Raises:
         ConfigError: psutil or pynvml is not installed, or the interval is too short.
@@ -72,10 +72,10 @@ class Monitor:
 
 
 def check_interval(interval_s: float) -> None:
-    """Refuse what is no interval.
+    """Reject an invalid interval.
 
     Raises:
-        ConfigError: it is too short, or no number.
+        ConfigError: the interval is too short, infinite or NaN.
     """
     if not LEAST_INTERVAL_S <= interval_s < float("inf"):
         message = f"the monitor's interval must be at least {LEAST_INTERVAL_S} s, got {interval_s}"
@@ -85,7 +85,7 @@ def check_interval(interval_s: float) -> None:
 def record(
     sampler: Sampler, path: Path, interval_s: float, ends: Callable[[float], object]
 ) -> None:
-    """Append a header and samples until ``ends``, which waits so many seconds, is true.
+    """Append a header and samples until ``ends`` returns true; it waits for a number of seconds.
 
     Raises:
         OSError: a line could not be written.
@@ -96,10 +96,10 @@ def record(
         began = last = time.monotonic()
         count, over = 0, False
         while not over:
-            # Counted from the start, so that samples do not drift; what was missed is left out.
+            # Count intervals from the start, so that samples do not drift; skip missed ones.
             passed = (time.monotonic() - began) // interval_s
             over = bool(ends(max(0.0, began + (passed + 1) * interval_s - time.monotonic())))
-            # A CPU's percentage of a moment means nothing.
+            # A CPU percentage over a very short time means nothing.
             if count and over and time.monotonic() - last < 0.1 * interval_s:
                 break
             _append(fd, sampler.sample())

@@ -1,4 +1,4 @@
-"""What a monitor wrote, read back, and the few numbers that matter of it."""
+"""Read a monitor's file, and summarise it in a few numbers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Recording:
     """The lines of one start of a monitor."""
 
     header: dict[str, Any]
-    """Host, CPUs, memory, GPUs, as the monitor found them."""
+    """Host, CPUs, memory and GPUs, as the monitor found them."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """In the order of time."""
+    """Samples in the order of time."""
 
 
 def read_recordings(path: Path) -> list[Recording]:
-    """Every start of a monitor in a file; a line that is torn or damaged is left out.
+    """Return a recording for every start of a monitor in a file; skip damaged lines.
 
-    A file that is not there has none.
+    A file that does not exist has no recordings.
     """
     found: list[Recording] = []
     for line in read_fresh(path).splitlines():
@@ -44,10 +44,10 @@ def read_recordings(path: Path) -> list[Recording]:
 
 
 def summarise(recording: Recording) -> dict[str, Any]:
-    """Means and maxima over the samples; None for what was never sampled.
+    """Return means and maxima over the samples; None for a value that was never sampled.
 
-    ``gpus`` has one entry each; its ``energy_j`` is power over time by the trapezoid rule, between
-    the first sample and the last.
+    ``gpus`` has one entry per GPU. Its ``energy_j`` is the power integrated over time by the
+    trapezoid rule, from the first sample to the last.
     """
     samples = recording.samples
     last = samples[-1] if samples else {}

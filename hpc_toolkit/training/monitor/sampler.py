@@ -1,4 +1,4 @@
-"""One look at this host and at the processes of one rank or pool."""
+"""Sample this host and the processes of one rank or pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 def load_psutil() -> Any:
-    """The module psutil.
+    """Import psutil.
 
     Raises:
         ConfigError: it is not installed.
@@ -35,12 +35,12 @@ class Sampler:
     """Reads the host, and a process with all its descendants.
 
     Args:
-        pid: of that process; by default this one.
-        nvml: what stands for pynvml; a test's own.
-        infiniband: where the ports are.
+        pid: id of that process; by default this process.
+        nvml: replacement for pynvml in tests.
+        infiniband: directory of the ports.
 
     Raises:
-        ConfigError: psutil or pynvml is not installed. A host without GPUs is no error.
+        ConfigError: psutil or pynvml is not installed. A host without GPUs is not an error.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Sampler:
         self._began = time.monotonic()
         self._net = self._psutil.net_io_counters()
         self._ports = read_ports(infiniband)
-        # What it says of CPUs is since the call before.
+        # The percentages of a call cover the time since the previous call.
         self._psutil.cpu_percent(percpu=True)
 
     @property
     def no_gpus(self) -> str:
-        """Why no GPU is sampled; "" where some are."""
+        """Why no GPU is sampled; "" if NVML can be used."""
         return self._gpus.absent
 
     def header(self, interval_s: float) -> dict[str, Any]:
-        """What stays as it is, and what the samples begin from."""
+        """Return the facts that do not change, and the time of the start."""
         return {
             "type": "header",
             "format": FORMAT,
@@ -79,11 +79,11 @@ class Sampler:
         }
 
     def sample(self) -> dict[str, Any]:
-        """What happened since the sample before, and how much there was since the start.
+        """Return the load since the previous sample, and the traffic since the start.
 
-        CPU percentages are of the whole host since the sample before, and ``rss_bytes`` adds up
-        the processes, so that what they share counts more than once. Network and InfiniBand count
-        bytes of the whole host since the start.
+        CPU percentages cover all CPUs of the host since the previous sample. ``rss_bytes`` is the
+        sum over the processes, so that memory they share counts more than once. Network and
+        InfiniBand count bytes of all processes of the host since the start.
         """
         cpus = self._psutil.cpu_percent(percpu=True)
         memory = self._psutil.virtual_memory()
@@ -109,7 +109,7 @@ class Sampler:
         }
 
     def _memory_of_all(self) -> tuple[int, int]:
-        """Resident bytes of the process and its descendants, and how many they are."""
+        """Return the resident bytes of the process and its descendants, and their number."""
         rss = count = 0
         try:
             family = [self._process, *self._process.children(recursive=True)]
@@ -126,12 +126,12 @@ class Sampler:
         return rss, count
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut down NVML."""
         self._gpus.close()
 
 
 def _grown(now: Any, before: Any, name: str) -> int | None:
-    """How much a counter of the network grew; None on a host without interfaces."""
+    """Return how much a network counter grew; None on a host without interfaces."""
     if now is None or before is None:
         return None
     return int(getattr(now, name) - getattr(before, name))

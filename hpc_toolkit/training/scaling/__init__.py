@@ -1,1 +1,1 @@
-"""One training on several numbers of ranks, measured and compared."""
+"""Measure one training on several numbers of ranks, and compare them."""

@@ -1,4 +1,4 @@
-"""Collectives timed, and what that says of the network, by the formulas of nccl-tests."""
+"""Time collectives, and compute the network's bandwidth by the formulas of nccl-tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One collective on one size of message."""
+    """The time of one collective with one message size."""
 
     collective: str
     """A key of :data:`BUS_FACTORS`."""
     size_bytes: int
-    """As nccl-tests counts it: what is gathered or scattered in all, else what each rank holds."""
+    """As nccl-tests counts it: all bytes gathered or scattered, else the bytes on each rank."""
     seconds: float
-    """Median over the iterations, of each the slowest rank."""
+    """Median over the iterations; the slowest rank counts in each."""
     world_size: int
 
     @property
@@ -34,7 +34,7 @@ class Timed:
 
     @property
     def bus_bytes_per_s(self) -> float:
-        """What each rank's link carried; comparable with the hardware's speed at any world size."""
+        """Bytes per second on each rank's link, to compare with the hardware at any world size."""
         return self.algorithm_bytes_per_s * bus_factor(self.collective, self.world_size)
 
 
@@ -45,16 +45,16 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "broadcast": lambda _: 1.0,
 }
-"""What makes a bus bandwidth of an algorithm bandwidth, by world size."""
+"""Factor from algorithm bandwidth to bus bandwidth, by world size."""
 
 
 def bus_factor(collective: str, world_size: int) -> float:
-    """How often a link carries the message in the best algorithm that is known."""
+    """Return how often a link carries the message in the best known algorithm."""
     return BUS_FACTORS[collective](world_size)
 
 
 def expected_s(size_bytes: float, world_size: int, bus_bytes_per_s: float) -> float:
-    """What an all-reduce of so many bytes takes where links carry so much, without latency."""
+    """Return the seconds of an all-reduce at this bus bandwidth, without latency."""
     return size_bytes * bus_factor("all_reduce", world_size) / bus_bytes_per_s
 
 
@@ -91,14 +91,14 @@ def _call(collective: str, elements: int, ranks: int, device: torch.device) -> C
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
     }
-    # Sums of ones grow, and a float32 that is infinite is as quick to add as any other.
+    # Repeated sums may overflow, but adding infinite float32 values takes no longer.
     return calls[collective]
 
 
 def time_calls(
     call: Callable[[], object], *, device: torch.device, iterations: int, warmup: int
 ) -> list[float]:
-    """Seconds of each call, of each that of the slowest rank; all ranks begin each together."""
+    """Return the seconds of each call on its slowest rank; all ranks begin each call together."""
     import torch
     import torch.distributed as dist
 
@@ -117,7 +117,7 @@ def time_calls(
 
 
 def time_all_reduces(sizes: Sequence[int], *, device: torch.device, iterations: int) -> float:
-    """Seconds of one all-reduce after the other of so many bytes each: a step's gradients."""
+    """Return the median seconds of all-reduces of ``sizes`` bytes in turn: a step's gradients."""
     import torch
     import torch.distributed as dist
 
@@ -131,7 +131,7 @@ def time_all_reduces(sizes: Sequence[int], *, device: torch.device, iterations: 
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what was begun on a GPU; a CPU is never behind."""
+    """Wait for pending work on a GPU; a CPU has none."""
     if device.type == "cuda":
         import torch
 

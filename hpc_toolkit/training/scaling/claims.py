@@ -1,4 +1,4 @@
-"""Statements about a series held against what its numbers say, and against each other."""
+"""Check claims about a series against its numbers, and against each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.series import Claim
 
 TOLERANCE = 0.01
-"""How far a number may be from the statement, beside the rounding of its last digit."""
+"""Relative deviation from a claim that is allowed in addition to rounding of its last digit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Quantity:
 
     read: Callable[[Row], float | None]
     words: str
-    """How a number of it is written, with one place for the number."""
+    """Format string, with one place for the number."""
     digits: str = ""
-    """How a sum of money is written within that place; "" for what is none."""
+    """Number format of an amount of money within that place; "" for other quantities."""
 
     def say(self, number: float, currency: str) -> str:
-        """The number for people."""
+        """Return the number as text for people."""
         if not self.digits:
             return self.words.format(number)
         return self.words.format(money(format(number, self.digits), currency))
@@ -47,23 +47,23 @@ QUANTITIES: dict[str, Quantity] = {
         read=lambda row: row.cost_per_1000, words="{} per 1,000 samples", digits=".3f"
     ),
 }
-"""By the name that the input uses; a cost per samples is compared as one per 1,000."""
+"""Quantities by their names in the input; a cost per samples is compared per 1,000 samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What became of one statement, or of two that cannot both hold."""
+    """The result for one claim, or for two claims that cannot both hold."""
 
     text: str
-    """The statement; of two, both."""
+    """The claim, or both claims."""
     verdict: str
-    """``reproduced``, ``contradicted``, ``contradictory`` (two of them) or ``unknown``."""
+    """``reproduced``, ``contradicted``, ``contradictory`` (two claims) or ``unknown``."""
     computed: str
-    """What the numbers say, in words."""
+    """The computed numbers, in words."""
 
 
 def check_claims(comparison: Comparison) -> tuple[Finding, ...]:
-    """Every statement, then every pair of statements that contradict each other."""
+    """Return a finding for every claim, then one for every pair of contradictory claims."""
     claims = comparison.series.claims
     found = [_check(claim, comparison) for claim in claims]
     found += [
@@ -117,7 +117,7 @@ def _contradictions(one: Claim, other: Claim, comparison: Comparison) -> Iterato
 
 
 def _as_efficiency(claim: Claim, base: int) -> tuple[str, float, float]:
-    """Quantity, value and half digit; a speed-up of known ranks says an efficiency."""
+    """Return quantity, value and half digit; a speed-up at a world size becomes an efficiency."""
     value, half = _normal(claim)
     if claim.quantity == "speedup" and claim.world_size is not None:
         ideal = claim.world_size / base

@@ -1,4 +1,4 @@
-"""The measured program of ``hpctk scaling collectives``, and its table.
+"""The program that ``hpctk scaling collectives`` runs on every rank, and its results table.
 
 ``hpctk launch -m hpc_toolkit.training.scaling.collectives`` runs it on any ranks; rank 0 prints one
 JSON object for each collective and size.
@@ -26,12 +26,12 @@ MODULE = "hpc_toolkit.training.scaling.collectives"
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read ``1K,32K,1M``, rising and each once. Raises ConfigError."""
+    """Parse ``1K,32K,1M``; return each size once, in rising order. Raises ConfigError."""
     return tuple(sorted({parse_size(word, where="--sizes") for word in text.split(",")}))
 
 
 def parse_collectives(text: str) -> tuple[str, ...]:
-    """Read names with commas, or ``all``. Raises ConfigError."""
+    """Parse names separated by commas, or ``all``. Raises ConfigError."""
     if text == "all":
         return tuple(BUS_FACTORS)
     names = [word.strip().replace("-", "_") for word in text.split(",")]
@@ -43,7 +43,7 @@ def parse_collectives(text: str) -> tuple[str, ...]:
 
 
 def as_record(timed: Timed) -> dict[str, Any]:
-    """One line of the output."""
+    """Return the JSON object of one output line."""
     return {
         "kind": KIND,
         "format": 1,
@@ -57,12 +57,12 @@ def as_record(timed: Timed) -> dict[str, Any]:
 
 
 def records_in(text: str) -> Iterator[dict[str, Any]]:
-    """The lines of the output among those of a log, behind whatever precedes them."""
+    """Return the output lines in a log, without the text that precedes them on a line."""
     return (value for _, value in objects_in(text, KIND) if _is_whole(value))
 
 
 def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether a line has all that the table shows; one that was damaged is left out."""
+    """Return whether a record has everything that the table shows; damaged ones are left out."""
     names = ("world_size", "size_bytes", "seconds", "algorithm_bytes_per_s", "bus_bytes_per_s")
     return isinstance(record.get("collective"), str) and all(
         isinstance(record.get(name), int | float) and math.isfinite(record[name]) for name in names
@@ -70,7 +70,7 @@ def _is_whole(record: dict[str, Any]) -> bool:
 
 
 def as_markdown(records: Iterable[dict[str, Any]]) -> str:
-    """A table; bandwidths in GB/s, of 10^9 bytes, as nccl-tests has them."""
+    """Return a table; bandwidths are in GB/s of 10^9 bytes, as in nccl-tests."""
     lines = [
         "| collective | ranks | size | time | algorithm GB/s | bus GB/s |",
         "|---|---:|---:|---:|---:|---:|",
@@ -89,7 +89,7 @@ def as_markdown(records: Iterable[dict[str, Any]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Time the collectives on the ranks of this launch; the exit code."""
+    """Time the collectives on the ranks of this launch; return the exit code."""
     parser = argparse.ArgumentParser(prog=MODULE, allow_abbrev=False)
     parser.add_argument("--sizes", default=DEFAULT_SIZES)
     parser.add_argument("--collectives", default="all")

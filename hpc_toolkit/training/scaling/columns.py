@@ -1,4 +1,4 @@
-"""The columns of a comparison's tables: what each is called, and how a row's number is written."""
+"""The columns of a comparison's tables: their headings, and the format of a row's numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.series import Series
 
     Column = tuple[str, Callable[[Row], str | None]]
-    """A head, and the cell of a row; None where nothing is known."""
+    """A heading, and a function that returns a row's cell, or None for an unknown value."""
 
 
 def results_columns(comparison: Comparison) -> Iterator[Column]:
-    """How fast it was, and what that costs."""
+    """Yield the columns of speed and cost."""
     series = comparison.series
     if series.work_samples == series.work_size:
         yield "samples/s", lambda row: digits(row.rate)
@@ -30,7 +30,7 @@ def results_columns(comparison: Comparison) -> Iterator[Column]:
     yield "its spread", lambda row: f"{row.low:.1%} to {row.high:.1%}" if row.repeats > 1 else None
     yield f"GPU-hours of {series.work}", lambda row: digits(row.gpu_hours)
     yield "premium", lambda row: f"{row.premium:+.1%}"
-    # That of 1,000 samples stands in the next column.
+    # The next column has the cost of 1,000 samples.
     if series.work_samples != 1000:
         yield "cost", lambda row: _cost(row.cost, series)
     yield "cost per 1,000 samples", lambda row: _cost(row.cost_per_1000, series)
@@ -38,7 +38,7 @@ def results_columns(comparison: Comparison) -> Iterator[Column]:
 
 
 def step_columns() -> Iterator[Column]:
-    """Where the time of a step goes."""
+    """Yield the columns that divide the time of a step."""
     yield "step, median", lambda row: _seconds(row, "step_median_s")
     yield "p90", lambda row: _seconds(row, "step_p90_s")
     yield "loading", lambda row: _share(row, "loading")
@@ -52,7 +52,7 @@ def step_columns() -> Iterator[Column]:
 
 
 def machine_columns() -> Iterator[Column]:
-    """What ranks and nodes did meanwhile."""
+    """Yield the columns of the ranks' memory and the use of CPUs and GPUs."""
     yield "memory of a rank", lambda row: _size(row, "rss_bytes")
     yield "GPU memory", lambda row: _size(row, "cuda_bytes")
     yield "CPUs busy", lambda row: _number(row, "cpu_percent", "{:.0f}%")
@@ -85,7 +85,7 @@ def _number(row: Row, key: str, words: str) -> str | None:
 
 
 def _seconds(row: Row, key: str) -> str | None:
-    # Thousandths of a second are too coarse for steps of small models.
+    # Whole milliseconds are too coarse for the steps of small models.
     return f"{1000 * row.details[key]:.4g} ms" if key in row.details else None
 
 
@@ -102,7 +102,7 @@ def _cost(amount: float | None, series: Series) -> str | None:
 
 
 def digits(number: float) -> str:
-    """Four digits, and no power of ten, so that rows can be compared."""
+    """Format four digits or more without an exponent, so that rows can be compared."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:#.4g}".rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""A series of world sizes beside each other: speed-up, efficiency, GPU-hours and cost."""
+"""Compare the world sizes of a series: speed-up, efficiency, GPU-hours and cost."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One world size against the smallest one."""
+    """One world size compared with the smallest one."""
 
     world_size: int
     repeats: int
     rate: float
     """Median over repeats, in the unit of the series."""
     speedup: float
-    """Its rate over that of the smallest world size."""
+    """The rate divided by the rate of the smallest world size."""
     ideal: float
-    """Its world size over the smallest one."""
+    """The world size divided by the smallest one."""
     efficiency: float
-    """Speed-up over ideal; above 1 it is more than the ranks can explain."""
+    """Speed-up divided by ideal; above 1 it is more than the ranks can explain."""
     low: float
-    """The least efficiency that a pair of repeats gives; no confidence interval."""
+    """Lowest efficiency of any pair of repeats; not a confidence interval."""
     high: float
-    """The greatest one."""
+    """Highest efficiency of any pair of repeats."""
     hours: float
-    """That the work of the series takes."""
+    """Hours for the work of the series."""
     gpu_hours: float
     premium: float
-    """What the work costs more than on the smallest world size, as a share of that."""
+    """Extra cost of the work, as a share of its cost on the smallest world size."""
     cost: float | None
-    """Of the work; None without a price."""
+    """Cost of the work; None without a price."""
     cost_per_1000: float | None
-    """Of 1,000 samples; None without a price, or where nobody said how many samples a work has."""
+    """Cost of 1,000 samples; None if the price or the number of samples is unknown."""
     energy_kwh: float | None
-    """Of the GPUs for the work; None without a power."""
+    """Energy of the GPUs for the work; None if their power is unknown."""
     shares: Mapping[str, float]
     details: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What the analysis computes of a series."""
+    """The numbers that the analysis computes from a series."""
 
     series: Series
     rows: tuple[Row, ...]
@@ -85,7 +85,7 @@ def _row(series: Series, point: Point) -> Row:
         speedup=speedup,
         ideal=ideal,
         efficiency=speedup / ideal,
-        # Against itself the smallest one has no spread.
+        # The smallest world size is compared with itself and has no spread.
         low=1.0 if point is base else point.rates[0] / base.rates[-1] / ideal,
         high=1.0 if point is base else point.rates[-1] / base.rates[0] / ideal,
         hours=hours,

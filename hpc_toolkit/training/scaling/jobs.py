@@ -1,4 +1,4 @@
-"""The jobs of a scaling run: what each asks of Slurm, and which of them are there already."""
+"""The jobs of a scaling run: the resources of each, and which of them already exist."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 def job_request(
     run: ScalingRun, world_size: int, per_node: int, *, gpus: str, launch: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """Template and options of the job that measures one world size.
+    """Return the template and the options of the job that measures one world size.
 
     Args:
-        run: what is measured.
+        run: the scaling run.
         world_size: ranks of this job.
-        per_node: ranks that a node takes.
-        gpus: ``[TYPE:]N`` of a whole node; "" for none. Fewer ranks ask for fewer GPUs, or the
-            smallest world size would be charged for a whole node.
-        launch: the form of starting; None for that of the template.
+        per_node: ranks per node.
+        gpus: ``[TYPE:]N`` of a full node; "" for none. Fewer ranks request fewer GPUs, or the
+            smallest world size would be charged for a full node.
+        launch: how ranks are started; None for the template's default.
 
     Raises:
         ConfigError: the last node would have fewer ranks than the others.
@@ -41,7 +41,7 @@ def job_request(
         "nproc_per_node": min(world_size, per_node),
         "run_dir": str(run.directory),
         "launch": launch,
-        # A rank that fails would fail again, or measure a machine that was just disturbed.
+        # A restarted rank would fail again, or measure a machine that was just disturbed.
         "rank_restarts": None if launch == "task-per-gpu" else 0,
         "command": ("-m", MODULE, *run.words()),
     }
@@ -50,23 +50,23 @@ def job_request(
         few = count.isdecimal() and 0 < world_size < int(count)
         asked = str(world_size) if few else count
         values["gpus_per_node"] = f"{kind}:{asked}" if kind else asked
-    # A count of 0 asks for none.
+    # A count of 0 requests no GPUs.
     template = "train-multi-gpu" if nodes == 1 and gpus and count != "0" else "train-multi-node"
     return template, values
 
 
 def job_name(given: str | None, world_size: int) -> str:
-    """The name of the job of a world size, which ends with it."""
+    """Return the name of a job, which ends with its world size."""
     return f"{given or 'scaling'}-{world_size}"
 
 
 def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
-    """Refuse world sizes whose jobs of this directory are in the queue or on nodes.
+    """Reject world sizes for which a job of this directory is in the queue or running.
 
-    A job of which Slurm says nothing does not count, since it has forgotten those of last week.
+    Jobs that Slurm does not report are ignored, since Slurm forgets ended jobs after some time.
 
     Raises:
-        RunError: names the jobs.
+        RunError: there are such jobs; the message names them.
     """
     paths = RunPaths(directory)
     sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}
@@ -85,9 +85,9 @@ def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
 
 
 def note_job(directory: Path, job: SubmittedJob) -> None:
-    """Keep a job's id below the directory; a warning on stderr where that fails."""
+    """Record a job's id below the directory; print a warning on stderr if that fails."""
     try:
         record_job(RunPaths(directory), job)
     except OSError as error:
-        # It is in the queue and will measure; to fail now would hide its id.
+        # The job is in the queue and will run; an error here would hide its id.
         sys.stderr.write(f"warning: job {job.job} is not noted in {directory}: {error}\n")

@@ -1,4 +1,4 @@
-"""The launches of a scaling run: one for each world size, here or as a job of its own."""
+"""The launches of a scaling run: one for each world size, on this machine or as its own job."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MODULE = "hpc_toolkit.training.scaling.program"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRun:
-    """What is measured, where it is written, and at which world sizes."""
+    """The measurements to make: settings, world sizes and output directory."""
 
     directory: Path
-    """Records, the ranks' logs and the monitor's samples go below it."""
+    """Directory of the records, the ranks' logs and the monitor's samples."""
     world_sizes: tuple[int, ...]
     settings: Settings
     variations: tuple[Variation, ...] = ()
@@ -30,32 +30,32 @@ class ScalingRun:
     """The cluster whose jobs measure; "" for this machine."""
 
     def check(self) -> None:
-        """Refuse what a rank would refuse, before any is started. Raises ConfigError."""
+        """Reject settings that a rank would reject, before any is started. Raises ConfigError."""
         for case in cases(self.settings, self.variations):
             case.settings.decoder()
             for size in self.world_sizes:
                 case.settings.batch_per_rank(size, self.world_sizes)
 
     def first_repeats(self, count: int) -> ScalingRun:
-        """The same with no more than so many repeats; what is measured of them is not repeated."""
+        """Return the run with ``count`` repeats; existing measurements of them are kept."""
         return replace(self, settings=replace(self.settings, repeats=count))
 
     def words(self) -> list[str]:
-        """The arguments of the measured program; they are the same at every world size."""
+        """Return the measured program's arguments, which are the same at every world size."""
         varied = [word for one in self.variations for word in ("--vary", one.word)]
         where = ["--cluster", self.cluster] if self.cluster else []
         return [*self.settings.words(), *varied, *where, "-o", str(self.directory)]
 
     def measurements(self) -> int:
-        """How many records each world size shall have."""
+        """Return how many records each world size should have."""
         return self.settings.repeats * len(cases(self.settings, self.variations))
 
 
 def with_equal_threads(run: ScalingRun) -> ScalingRun:
-    """The run with as many threads for each rank as the largest world size has CPUs for.
+    """Return the run with one number of threads per rank that fits the largest world size.
 
-    Without it one rank would compute with all CPUs of this machine and two with half of them each,
-    which measures no scaling. Settings that name threads are left alone.
+    Otherwise one rank would compute with all CPUs of this machine and two with half of them each,
+    which does not measure scaling. A number of threads in the settings is kept.
     """
     if run.settings.threads:
         return run
@@ -64,7 +64,7 @@ def with_equal_threads(run: ScalingRun) -> ScalingRun:
 
 
 def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None) -> int:
-    """Measure one world size by ranks of this machine; the exit code, 0 or 75.
+    """Measure one world size with ranks on this machine; return the exit code, 0 or 75.
 
     Raises:
         HpcToolkitError: a rank failed, or could not be started.
@@ -88,17 +88,17 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
         if outcome.error is not None:
             raise outcome.error
     except Exception:
-        # On a full disk ranks fail in whatever way, and their logs have no room for the reason.
+        # Ranks fail in many ways on a full disk, and their logs have no room for the reason.
         check_room(run.directory)
         raise
     return outcome.code
 
 
 def nodes_of(world_size: int, per_node: int) -> int:
-    """Nodes that so many ranks need.
+    """Return the number of nodes that ``world_size`` ranks need.
 
     Raises:
-        ConfigError: the last node would have fewer than the others.
+        ConfigError: the last node would have fewer ranks than the others.
     """
     if world_size > per_node and world_size % per_node:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"

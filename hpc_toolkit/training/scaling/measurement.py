@@ -1,4 +1,4 @@
-"""One measurement of a training at one world size: its steps, its exchange, its memory."""
+"""Measure a training at one world size: its steps, its gradient exchange and its memory."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.settings import Settings
 
 _ITERATIONS = 5
-"""How often the exchange is timed apart."""
+"""How often the all-reduces are timed on their own."""
 
 _LARGE = 16 * MIB
-"""A message in whose time latency plays no part; for the bandwidth."""
+"""Message size for the bandwidth, in bytes; so large that latency does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Steps of all ranks: of each step the slowest rank's time, and the mean share of waiting."""
+    """Steps of all ranks: the slowest rank's time of each, and the share of waiting for samples."""
 
     seconds: list[float]
     loading: float
 
 
 def measure(settings: Settings, info: DistributedInfo) -> dict[str, Any]:
-    """Measure one repeat; every rank calls it, and gets the same numbers. Raises ConfigError."""
+    """Measure one repeat; every rank calls it and gets the same numbers. Raises ConfigError."""
     _forget_peaks(info.device)
     training = Training(settings, info)
     training.steps(settings.warmup)
-    # Half of the steps without exchange before the others and half after: a machine that becomes
-    # slower or faster meanwhile then disturbs both alike.
+    # Half of the steps without exchange run before the steps with exchange, and half after them.
+    # A machine that becomes slower or faster then affects both kinds equally.
     half = max(1, settings.max_steps // 4) if info.world_size > 1 else 0
     before = training.steps(half, exchange=False)
     _meet(info)
@@ -83,7 +83,7 @@ def measure(settings: Settings, info: DistributedInfo) -> dict[str, Any]:
 def _exchange(
     training: Training, steps: _Steps, apart: _Steps, info: DistributedInfo
 ) -> dict[str, Any]:
-    """What the exchange of gradients costs, three ways."""
+    """Return the cost of exchanging gradients, measured in three ways."""
     typical = median(steps.seconds)
     exposed = typical - median(apart.seconds)
     with_it, without = median_interval(steps.seconds), median_interval(apart.seconds)
@@ -91,10 +91,10 @@ def _exchange(
     size = training.gradient_bytes
     return {
         "gradient_bytes": size,
-        # What a step lasts longer than without; noise can make it negative.
+        # The time that the exchange adds to a step; noise can make it negative.
         "exposed_s": exposed,
         "share": min(max(exposed / typical, 0.0), 1.0),
-        # Of the worst corners of both intervals, so at least 95 %; below 0 it is noise.
+        # From the worst ends of both intervals, so at least 95 %; a value below 0 is noise.
         "share_low": 1 - without[1] / with_it[0],
         "share_high": 1 - without[0] / with_it[1],
         "all_reduce_s": time_all_reduces(
@@ -124,13 +124,13 @@ def _meet(info: DistributedInfo) -> None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A 95 % interval of the median, by ranks: whatever the times are distributed like.
+    """Return a 95 % interval of the median from order statistics, for any distribution of times.
 
-    Of fewer than 6 values it is the least and the greatest, which is less.
+    With fewer than 6 values it is the minimum and the maximum, which cover less than 95 %.
     """
     ordered, count = sorted(values), len(values)
     outside, below = 0, 0
-    # How often so few of so many are below the median, in parts of 2 ** count.
+    # The probability that fewer than ``below`` values are under the median, times 2 ** count.
     while outside + math.comb(count, below) <= 0.025 * 2**count:
         outside += math.comb(count, below)
         below += 1
@@ -139,12 +139,12 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _p90(values: Sequence[float]) -> float:
-    """The least value that nine of ten are not above."""
+    """Return the smallest value that at least nine of ten values do not exceed."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
 def _forget_peaks(device: str) -> None:
-    # Linux, proc(5): 5 resets the peak of resident memory; not everywhere allowed.
+    # proc(5): writing 5 resets the peak of resident memory; some systems do not allow it.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     if device.startswith("cuda"):
@@ -154,7 +154,7 @@ def _forget_peaks(device: str) -> None:
 
 
 def _memory(info: DistributedInfo, device: torch.device) -> dict[str, int]:
-    """Peaks of the rank that needed most."""
+    """Return the highest memory peaks of any rank, in bytes."""
     import torch
 
     from hpc_toolkit.training.distributed.collectives import all_gather
@@ -166,7 +166,7 @@ def _memory(info: DistributedInfo, device: torch.device) -> dict[str, int]:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process had, since its peak was last forgotten."""
+    """Return the peak resident memory of this process since the last reset."""
     with suppress(OSError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         for line in status.splitlines():

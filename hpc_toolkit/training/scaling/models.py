@@ -1,4 +1,4 @@
-"""The models that a scaling run trains: random weights, so that nothing is downloaded."""
+"""The models that a scaling run trains, with random weights so that none are downloaded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.settings import Settings
 
 VOCABULARY = 512
-"""Tokens that our own decoder knows."""
+"""Number of tokens in the vocabulary of our own decoder."""
 
 _HEAD = 32
-"""Width of one attention head of it."""
+"""Width of one attention head of our own decoder."""
 
 
 def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int]:
-    """The model on its device, and how many tokens it knows.
+    """Return the model on its device, and the size of its vocabulary.
 
     Raises:
-        ConfigError: it cannot be made, or what it needs is not installed or not here.
+        ConfigError: the model cannot be made, or a package or a GPU that it needs is missing.
     """
     if settings.load_in_4bit and device.type != "cuda":
         message = f"--load-in-4bit: bitsandbytes needs a CUDA GPU, and this rank has {device.type}"
@@ -41,18 +41,18 @@ def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int
 
 
 def logits_of(output: Any) -> torch.Tensor:
-    """The scores of the next token, of our decoder and of a model of transformers."""
+    """Return the scores of the next token, from our decoder or a model of transformers."""
     scores: torch.Tensor = output.logits if hasattr(output, "logits") else output
     return scores
 
 
 def _decoder(layers: int, width: int, length: int) -> nn.Module:
-    """A decoder of plain torch, so that a rank needs no transformers, which import for seconds."""
+    """Return a decoder in plain torch, since importing transformers takes seconds."""
     import torch
     from torch import nn
 
     class Block(nn.Module):
-        """Attention to what came before, and two linear layers."""
+        """Causal attention, and two linear layers."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -76,7 +76,7 @@ def _decoder(layers: int, width: int, length: int) -> nn.Module:
             return summed
 
     class Decoder(nn.Module):
-        """Blocks between an embedding and scores of the next token."""
+        """Blocks between an embedding and the scores of the next token."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -105,7 +105,7 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
         raise ConfigError(message, hint="pip install 'hpc-toolkit[torch]'") from error
     try:
         config = AutoConfig.from_pretrained(name)
-        # It keeps keys and values for a next token that a training never asks for.
+        # The cache keeps keys and values for generating tokens, which a training does not do.
         config.use_cache = False
         return AutoModelForCausalLM.from_config(config), int(config.vocab_size)
     except (OSError, ValueError) as error:
@@ -116,9 +116,9 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
 
 
 def _linear_names(model: nn.Module) -> list[str]:
-    """Full names of the linear layers, but for the scores of the next token."""
+    """Return the full names of the linear layers, except the output layer."""
     kinds = ("Linear", "Linear4bit", "Conv1D")
-    # Models of transformers say which one that is; ours has it by this name.
+    # Models of transformers return their output layer; our decoder names it ``head``.
     ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
     scores = ask()
     return [
@@ -141,7 +141,7 @@ def _add_adapters(model: nn.Module, rank: int) -> None:
 
 
 def _in_4bit(model: nn.Module) -> None:
-    """Replace the linear layers by bitsandbytes' NF4 ones, which pack on their way to the GPU."""
+    """Replace the linear layers with NF4 ones of bitsandbytes, packed when moved to the GPU."""
     try:
         import bitsandbytes
     except ImportError as error:

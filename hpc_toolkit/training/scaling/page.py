@@ -1,4 +1,4 @@
-"""A comparison as a page of Markdown, and as data."""
+"""Format comparisons as a page of Markdown, or as data for JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.verdict import Verdict
 
 Judged = tuple["Comparison", "Verdict", tuple["Finding", ...]]
-"""A comparison, its verdict, and what became of the claims about it."""
+"""A comparison, its verdict, and the findings on claims about it."""
 
 
 def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
-    """One section for each series, behind a table of what is advised for each where they are
-    several."""
+    """Return one section per series, after an overview table if there are several."""
     lines = ["# Scaling"]
     if len(judged) > 1:
         lines += ["", *_overview(judged)]
@@ -41,7 +40,7 @@ def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
         lines += ["", "## How it was measured", "", *_MEANINGS]
     if notes:
         lines += ["", "## Left out", "", *(f"- {note}" for note in notes)]
-    # A table ends with an empty line, and so may the page.
+    # A table ends with an empty line, which must not be doubled or end the page.
     return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip("\n") + "\n"
 
 
@@ -55,7 +54,7 @@ _MEANINGS = """\
 
 
 def _overview(judged: Sequence[Judged]) -> Iterator[str]:
-    """What is advised for each series, a line each."""
+    """Yield a table with the advice for each series on a line."""
     yield "| | use | its rate or time | efficiency | its cost | the largest | statements |"
     yield "|---|---:|---:|---:|---:|---|---|"
     for comparison, verdict, findings in judged:
@@ -107,7 +106,7 @@ def _section(one: Judged) -> Iterator[str]:
 
 
 def headline(comparison: Comparison, verdict: Verdict) -> str:
-    """The advice, and the number that decided it."""
+    """Return the advice and the number that decided it."""
     last = comparison.rows[-1]
     if len(comparison.rows) == 1:
         return f"**Measure another world size**: {last.world_size} alone says nothing of scaling"
@@ -128,9 +127,9 @@ def _cell(text: str) -> str:
 
 
 def _table(comparison: Comparison, columns: Sequence[Column]) -> Iterator[str]:
-    """One row a world size, and an empty line behind; nothing where nothing is known."""
+    """Yield one row per world size and an empty line; nothing if no column has a value."""
     cells = [(head, [read(row) for row in comparison.rows]) for head, read in columns]
-    # What is known of no world size has no column.
+    # Omit a column that has no value for any world size.
     shown = [(head, column) for head, column in cells if any(one is not None for one in column)]
     if not shown:
         return
@@ -143,7 +142,7 @@ def _table(comparison: Comparison, columns: Sequence[Column]) -> Iterator[str]:
 
 
 def as_data(judged: Sequence[Judged], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The same as JSON; a number that nobody knows is null."""
+    """Return the content of the page as JSON values; an unknown number is null."""
     return {
         "format": 1,
         "kind": "hpctk.scaling.analysis",

@@ -1,4 +1,4 @@
-"""Speed-up and efficiency over world sizes as SVG, written by hand: equal numbers, equal bytes."""
+"""Draw speed-up and efficiency over world sizes as SVG; equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.comparison import Comparison
 
 COLOURS = ("#2a6f97", "#c1440e", "#3a7d44", "#7b4b94", "#b8860b", "#1b998b", "#6c757d", "#5f0f40")
-"""Of the series in their order; after the last one they begin again."""
+"""Colours of the series in their order, repeated after the last one."""
 
 _WIDTH, _HEIGHT = 360, 260
 _LEFT, _TOP, _GAP = 60, 60, 80
@@ -23,7 +23,7 @@ _FONT = 'font-family="sans-serif" font-size="12"'
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """One panel: ranks to the right on a logarithmic scale, a number upwards."""
+    """Axes of one panel: ranks on a logarithmic horizontal axis, a number on the vertical one."""
 
     left: float
     most_ranks: float
@@ -33,7 +33,7 @@ class _Axes:
     log: bool
 
     def at(self, ranks: float, value: float) -> tuple[float, float]:
-        """Where a point is drawn; outside the axes on their edge."""
+        """Return where to draw a point; a value outside the axes is drawn on their edge."""
         span = math.log(self.most_ranks / self.least_ranks) or 1.0
         across = math.log(ranks / self.least_ranks) / span
         value = min(max(value, self.low), self.high)
@@ -45,15 +45,15 @@ class _Axes:
 
 
 def scaling_svg(comparisons: Sequence[Comparison], minimum: float) -> str:
-    """Two panels: speed-up beside the ideal line, and efficiency beside the wanted one.
+    """Draw two panels: speed-up with the ideal line, and efficiency with the wanted one.
 
-    Bars are what pairs of repeats give; a dashed curve is the fitted law, where three world sizes
-    or more told it.
+    Bars are the range over pairs of repeats. A dashed curve is the fitted law, if there are at
+    least three world sizes.
     """
     rows = [row for one in comparisons for row in one.rows]
     least = 1.0
     most = max(2.0, *(row.ideal for row in rows))
-    # Bars of repeats that differ wildly end at the edge, or nothing else could be told apart.
+    # Cut the bars of repeats that differ wildly, or the other points could not be told apart.
     speedups = [max(row.speedup, min(row.high * row.ideal, 2 * most)) for row in rows]
     top = max(most, *speedups)
     speedup = _Axes(

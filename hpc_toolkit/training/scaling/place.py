@@ -1,4 +1,4 @@
-"""The directory of a scaling run: made, and tried, before a rank starts."""
+"""Create and check the directory of a scaling run before a rank starts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEAST_FREE = 16 * 2**20
-"""Bytes that must be free: logs of the ranks, records, and what the monitor samples."""
+"""Bytes that must be free for the ranks' logs, the records and the monitor's samples."""
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory and write to it.
+    """Create the directory and write to it.
 
     Raises:
-        ConfigError: it cannot be made there, or not be written to.
-        OSError: there is no room, or the filesystem does not answer; it may later.
+        ConfigError: the directory cannot be created or written to.
+        OSError: there is no room, or the filesystem does not answer; a later call may succeed.
     """
     try:
         (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def prepare(directory: Path) -> None:
 
 
 def check_room(directory: Path) -> None:
-    """Raise OSError (ENOSPC) where there is no room for a measurement."""
+    """Raise OSError (ENOSPC) if there is no room for a measurement."""
     space = os.statvfs(directory)
     if space.f_bavail * space.f_frsize < LEAST_FREE:
         words = f"less than {LEAST_FREE // 2**20} MiB are free"

@@ -1,5 +1,4 @@
-"""What ranks cost and draw: of an option, of a table, or of the file of the cluster that was
-measured; and which of them it was."""
+"""Price and power of ranks, from an option, a table or the file of the measured cluster."""
 
 from __future__ import annotations
 
@@ -16,21 +15,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a person says of prices and power."""
+    """Prices and power that the user gave."""
 
     price_per_gpu_hour: float | None = None
-    """In the place of every other price."""
+    """Replaces every other price."""
     watts_per_gpu: float | None = None
-    """In the place of what was measured, and of the cluster's."""
+    """Replaces the measured power and the cluster's."""
     cluster: str | None = None
-    """Whose file counts, whatever cluster was measured; what a table says of prices stays."""
+    """Cluster whose file is read instead of the measured one's; prices of a table are kept."""
 
 
 def priced(series: Series, asked: Asked) -> Series:
-    """The series with prices and power, and notes that say where they are from.
+    """Return the series with prices and power, and with notes on their sources.
 
-    Without ``asked.cluster`` the file of the cluster that the records name is read, and no other:
-    the one of this machine may be another one.
+    Without ``asked.cluster`` only the file of the cluster that the records name is read: this
+    machine may belong to another cluster.
 
     Raises:
         ConfigError: ``asked.cluster`` cannot be loaded.
@@ -42,7 +41,7 @@ def priced(series: Series, asked: Asked) -> Series:
 
 
 def _site(series: Series, given: str | None) -> tuple[Cluster | None, list[str]]:
-    """The cluster whose file counts, or why there is none."""
+    """Return the cluster whose file is used, and notes on why there is none."""
     from hpc_toolkit.slurm.clusters.facts import load_cluster
     from hpc_toolkit.slurm.clusters.partitions import for_partition
 
@@ -89,7 +88,7 @@ def _on_cpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
 
 def _on_gpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
     gpu, node, on_a_node = site.price_per_gpu_hour, site.price_per_node_hour, site.gpus_per_node
-    # A job has a part of a node, and pays for that part.
+    # A job uses a part of a node, and pays for that part.
     share = node / on_a_node if node is not None and on_a_node else None
     if gpu is None and share is None:
         return series, [f"no price: {site.file} has no price_per_gpu_hour"]
@@ -102,7 +101,7 @@ def _on_gpus(series: Series, site: Cluster) -> tuple[Series, list[str]]:
 
 
 def _elsewhere(series: Series, site: Cluster) -> list[str]:
-    """Say that a price is of another cluster, or of another GPU, than what was measured."""
+    """Return notes if a price is for another cluster or another GPU than the measured one."""
     if not series.device:
         return []
     notes = []

@@ -1,7 +1,7 @@
 """The measured program: ``python -m hpc_toolkit.training.scaling.program``, on every rank.
 
-``hpctk launch`` starts it. Rank 0 writes the records: below ``-o DIR``, else to stdout, which is
-how the log of a pod comes to hold them.
+``hpctk launch`` starts it. Rank 0 writes the records below ``-o DIR``. Without that option it
+prints them on stdout, so that the log of a pod contains them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.records import Record
 
 EXIT_LATER = 75
-"""What was measured is written, and the rest can be measured by the same call."""
+"""Exit code if the measurements so far are written and the same command can make the others."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the arguments say at the world size of this launch; the exit code."""
+    """Measure the training that the arguments describe, on this launch; return the exit code."""
     try:
         settings, variations, directory, cluster = parse(argv)
         return _measure_all(settings, variations, directory, place(cluster, os.environ))
     except HpcToolkitError as error:
-        # By every rank: the launcher shows the end of one log, and not always that of rank 0.
+        # Every rank prints this: the launcher shows the end of one log, not always rank 0's.
         sys.stderr.write(f"error: {error.message}\n")
         sys.stderr.write(f"hint: {error.hint}\n" if error.hint else "")
         return error.exit_code
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path | None, str]:
-    """Settings, what varies, the records' directory, and the cluster. Raises ConfigError."""
+    """Return settings, variations, records' directory and cluster. Raises ConfigError."""
     parser = argparse.ArgumentParser(
         prog="hpc_toolkit.training.scaling.program", allow_abbrev=False
     )
@@ -74,9 +74,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path |
 
 
 def place(cluster: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Which cluster, partition and job this is, as far as anything says; for the record.
+    """Return the cluster, partition and job of this process for the record, as far as known.
 
-    Outside a job the machine is that of ``cluster`` or none's: a laptop may render for clusters.
+    Outside a job only ``cluster`` counts: a laptop may be set up to render jobs for a cluster.
     """
     job = environ.get("SLURM_JOB_ID", "")
     found = {
@@ -110,11 +110,11 @@ def _measure_all(
         case.settings.decoder()
     if directory is not None and rank == 0:
         (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
-    # Before the ranks themselves make any.
+    # Read the load before the ranks themselves add to it.
     load = os.getloadavg()[0]
     asked_to_leave: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: asked_to_leave.append(number))
-    # Before torch is imported, because the monitor's child is forked.
+    # Start the monitor before torch is imported, because its child is forked.
     with monitored(directory, size) as samples:
         import torch
 
@@ -167,7 +167,7 @@ def _blank(
     info: DistributedInfo,
     load: float,
 ) -> Record:
-    """A record without its numbers."""
+    """Return a record without its measured numbers."""
     import torch
 
     cuda = info.device.startswith("cuda")
@@ -193,7 +193,10 @@ def _blank(
 
 
 def _agreed(info: DistributedInfo, word: bool) -> bool:
-    """Whether any rank says so: all must take the same way, and views of a directory differ."""
+    """Return whether ``word`` is true on any rank, so that all ranks take the same branch.
+
+    Views of a directory differ between ranks.
+    """
     if info.world_size == 1:
         return word
     import torch
@@ -204,7 +207,7 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
 
 
 def _done(directory: Path | None, size: int) -> set[tuple[str, int, int]]:
-    """What earlier launches measured at this world size."""
+    """Return the identities of the measurements that exist for this world size."""
     if directory is None:
         return set()
     return {identity(one) for one in read_records(directory) if one["world_size"] == size}
@@ -229,7 +232,7 @@ def _write(record: Record, directory: Path | None) -> None:
     fd = files.open_or_create(path, os.O_RDWR | os.O_APPEND)
     try:
         size = os.fstat(fd).st_size
-        # A line that a killed rank left without its end would swallow this one.
+        # A killed rank may have left an incomplete last line, which would absorb this one.
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         files.write_all(fd, b"\n" * torn + line)
     finally:
@@ -239,6 +242,6 @@ def _write(record: Record, directory: Path | None) -> None:
 if __name__ == "__main__":
     from hpc_toolkit.training.distributed.group import leave
 
-    # Where the launcher asks a rank to leave, the monitor's child still ends with it.
+    # The reader of stdout or stderr may be gone.
     with suppress(BrokenPipeError):
         leave(main())

@@ -1,7 +1,7 @@
 """Measurements as JSON lines: written by the measured program, read by the analysis.
 
-A record stands for itself: it names everything that was set, the machine and the code. The format
-is decision 0029.
+A record is self-contained: it names every setting, the machine and the code. Decision 0029
+describes the format.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 KIND = "hpctk.scaling"
 FORMAT = 1
 DIRECTORY = "records"
-"""Below the directory of a scaling run; one file for each world size."""
+"""Subdirectory of a scaling run with one file of records for each world size."""
 
 Record = dict[str, Any]
 
 _BUSY = 1.25
-"""Load of a node over its CPUs from which on its times are in doubt."""
+"""Load of a node divided by its CPUs above which its times are doubtful."""
 
 _NUMBERS = ("samples_per_s", "tokens_per_s")
 _COUNTS = ("world_size", "nodes", "repeat")
 _COMPUTED: dict[str, tuple[str, ...]] = {"shares": (), "machine": ("cpus", "threads", "load")}
-"""Numbers of these objects that more is computed of; of an empty tuple all."""
+"""Keys of these objects whose numbers are used in computations; an empty tuple means all keys."""
 _EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
 _USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
 _OBJECTS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:
-    """Refuse a record that lacks something, or is of another format. Raises ConfigError."""
+    """Reject a record that is damaged or has another format. Raises ConfigError."""
     if record.get("format") != FORMAT:
         message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
         raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
@@ -81,17 +81,17 @@ def _are_objects(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Whether arithmetic can do with it: no truth value, no NaN, nothing beyond a float."""
+    """Return whether a value is a number that a float can hold: not a bool, NaN or infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max
 
 
 def records_in(text: str, where: str) -> Iterator[Record]:
-    """The records among the lines of a text; other lines, and what stands before one, are skipped.
+    """Yield the records in a text; skip other lines, and text before a record on its line.
 
     So the log of a pod can be read, with time stamps or names before each line. A torn line is
-    none. Raises ConfigError for a record that is damaged otherwise.
+    skipped as well. Raises ConfigError for a record that is damaged otherwise.
     """
     for number, record in objects_in(text, KIND):
         check_record(record, f"{where}:{number}")
@@ -99,7 +99,7 @@ def records_in(text: str, where: str) -> Iterator[Record]:
 
 
 def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and object of each line that holds one of this kind, behind whatever precedes it."""
+    """Yield number and JSON object of each line that has one of this kind, prefixed or not."""
     decoder = json.JSONDecoder()
     for number, line in enumerate(text.splitlines(), start=1):
         start = line.find("{") if kind in line else -1
@@ -114,20 +114,20 @@ def objects_in(text: str, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def case_key(record: Mapping[str, Any]) -> str:
-    """What makes two records measurements of the same training, at whatever world size."""
+    """Return a key that is equal for records of the same training, at any world size."""
     settings = {key: value for key, value in record["settings"].items() if key != "repeats"}
     return json.dumps([settings, record["variation"]], sort_keys=True)
 
 
 def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
-    """What is measured once: the training, the world size and the repeat."""
+    """Return the key of one measurement: the training, the world size and the repeat."""
     return case_key(record), record["world_size"], record["repeat"]
 
 
 def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
-    """One series for each training; of two records of one identity the later one counts."""
+    """Return one series per training; of two records with one identity, the later one counts."""
     latest: dict[tuple[str, int, int], Record] = {}
-    # Ordered by what they say, so that the order of reading changes nothing.
+    # Sorted by content, so that the order of reading changes nothing.
     for record in sorted(records, key=lambda one: (str(one.get("at")), json.dumps(one))):
         latest[identity(record)] = record
     groups: dict[str, list[Record]] = defaultdict(list)
@@ -142,7 +142,7 @@ def _order(groups: Mapping[str, list[Record]]) -> Any:
 
 
 def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
-    """A name for each training: what it varies; where that is not enough, all that differs."""
+    """Name each training by the settings that differ, else by its variation, else by its model."""
     settings = [group[0]["settings"] for group in groups.values()]
     keys = sorted({key for one in settings for key in one})
     differing = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
@@ -177,7 +177,7 @@ def _all(records: list[Record], key: str) -> list[str]:
 
 
 def _same(records: list[Record], key: str) -> str:
-    """What all machines say; "" where one of them says something else, or nothing."""
+    """Return the value of all machines; "" if they differ or one has none."""
     found = _all(records, key)
     return found[0] if len(found) == 1 else ""
 
@@ -211,7 +211,7 @@ def _median_of(values: list[Any]) -> float | None:
 
 
 def _spread(records: list[Record]) -> dict[str, float | None]:
-    """The least and the greatest share of communication over repeats; of one its interval."""
+    """Return the range of the communication share over repeats; of a single one, its interval."""
     if len(records) == 1:
         exchange = records[0]["communication"]
         low, high = (exchange.get(key) for key in ("share_low", "share_high"))
@@ -223,7 +223,7 @@ def _spread(records: list[Record]) -> dict[str, float | None]:
 
 
 def _exposed_share(record: Record) -> float | None:
-    """The share of communication as it was measured: below 0 it is noise."""
+    """Return the measured share of communication; a value below 0 is noise."""
     exposed, step = record["communication"].get("exposed_s"), record["step_s"].get("median")
     if not _is_number(exposed) or not _is_number(step) or step <= 0:
         return None
@@ -231,7 +231,7 @@ def _exposed_share(record: Record) -> float | None:
 
 
 def _use(record: Record) -> dict[str, Any]:
-    """What monitors saw: of all ranks, or in earlier records of the node of rank 0 alone."""
+    """Return the monitors' numbers over all ranks, or in earlier records only on rank 0's node."""
     found = record.get("utilisation_of_ranks")
     if isinstance(found, dict):
         return found
@@ -244,7 +244,7 @@ def _use(record: Record) -> dict[str, Any]:
 
 
 def _of_gpus(node: Mapping[str, Any], key: str) -> float | None:
-    """The mean over the node's GPUs."""
+    """Return the mean over the node's GPUs."""
     known = [gpu[key] for gpu in node.get("gpus", []) if _is_number(gpu.get(key))]
     return sum(known) / len(known) if known else None
 

@@ -1,7 +1,7 @@
-"""The share of a work that does not become shorter with more ranks, by Amdahl or Gustafson.
+"""The share of the work that more ranks do not shorten, by Amdahl's or Gustafson's law.
 
-Both laws are a line. Amdahl (1967): the time of a fixed work is a + b / n on n ranks. Gustafson
-(1988): what n ranks do in a given time, each with work of its own, is a + b n. The serial share is
+Both laws are linear. Amdahl (1967): a fixed amount of work takes the time a + b / n on n ranks.
+Gustafson (1988): n ranks with work of their own do a + b n in a given time. The serial share is
 a / (a + b) in both.
 """
 
@@ -26,33 +26,33 @@ _NORMAL = 1.960
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialShare:
-    """A fitted law and how sure it is."""
+    """A fitted law and its uncertainty."""
 
     law: Law
     """``strong`` is Amdahl's, ``weak`` is Gustafson's."""
     share: float
     """The serial share, 0 to 1."""
     raw: float
-    """The same before it was cut to 0 to 1; below 0 more ranks were faster than in proportion."""
+    """The share before clipping to 0 to 1; below 0 the speed-up was more than proportional."""
     low: float | None
     """Lower end of the 95 % interval; None with two world sizes: any two points are on a line."""
     high: float | None
     points: int
-    """World sizes that it was fitted to."""
+    """Number of world sizes that were fitted."""
     worst: float
     """The largest deviation of a point from the line, as a share of the point."""
 
     @property
     def name(self) -> str:
-        """Whose law it is."""
+        """The name of the law."""
         return "Amdahl" if self.law == "strong" else "Gustafson"
 
     def speedup(self, world_size: float, base: float = 1) -> float:
-        """How much faster than ``base`` ranks so many are."""
+        """Return the rate of ``world_size`` ranks divided by the rate of ``base`` ranks."""
         return self._rate(world_size) / self._rate(base)
 
     def efficiency(self, world_size: float, base: float = 1) -> float:
-        """The speed-up as a share of the ideal one."""
+        """Return the speed-up as a share of the ideal one."""
         return self.speedup(world_size, base) * base / world_size
 
     def _rate(self, world_size: float) -> float:
@@ -61,26 +61,26 @@ class SerialShare:
         return self.share + (1 - self.share) * world_size
 
     def largest(self, efficiency: float, base: float = 1) -> float:
-        """The world size down to which the efficiency falls to this; infinite if it never does."""
-        # The efficiency against one rank that the one against ``base`` ranks stands for.
+        """Return the world size at which the efficiency falls to this value; infinite if never."""
+        # Convert the efficiency relative to ``base`` ranks to one relative to a single rank.
         goal = efficiency * self.efficiency(base)
         if self.law == "strong":
             return math.inf if self.share == 0 else (1 / goal - (1 - self.share)) / self.share
         return math.inf if goal <= 1 - self.share else self.share / (goal - (1 - self.share))
 
     def largest_between(self, efficiency: float, base: float = 1) -> tuple[float, float]:
-        """The same for both ends of the interval, the smaller world size first."""
+        """Return `largest` for both ends of the interval, the smaller world size first."""
         ends = [self.share if end is None else end for end in (self.high, self.low)]
         least, most = (replace(self, share=end).largest(efficiency, base) for end in ends)
         return least, most
 
 
 def fit(series: Series) -> SerialShare | None:
-    """The serial share of a series; None with one world size.
+    """Fit the serial share of a series; return None with one world size.
 
-    Least squares on relative errors, over the medians of the world sizes: repeats on one machine
-    are too much alike to count as points of their own. The interval is Student's t with as many
-    degrees of freedom as there are world sizes above two, so that of three points it is wide.
+    The fit is least squares on relative errors, over the medians of the world sizes: repeats on
+    one machine are too similar to count as separate points. The interval uses Student's t, with the
+    number of world sizes minus two as degrees of freedom, so it is wide for three points.
     """
     if len(series.points) < 2:
         return None
@@ -90,7 +90,7 @@ def fit(series: Series) -> SerialShare | None:
     else:
         xs = [float(point.world_size) for point in series.points]
         ys = [point.rate for point in series.points]
-    # The unit of the rates has no part in a share, and very small numbers would have in its errors.
+    # The share does not depend on the unit of the rates, but tiny numbers would add to its errors.
     ys = [y / ys[0] for y in ys]
     a, b, covariance = _line(xs, ys)
     raw = a / (a + b) if a + b > 0 else 1.0
@@ -114,7 +114,7 @@ def fit(series: Series) -> SerialShare | None:
 def _line(
     xs: Sequence[float], ys: Sequence[float]
 ) -> tuple[float, float, tuple[float, float, float] | None]:
-    """Offset and slope that make relative errors least, and their (aa, ab, bb) covariance."""
+    """Return offset and slope with the least relative errors, and their (aa, ab, bb) covariance."""
     weights = [1 / y**2 for y in ys]
     total = sum(weights)
     x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
@@ -138,7 +138,7 @@ def _line(
 
 
 def _half_width(a: float, b: float, covariance: tuple[float, float, float], free: int) -> float:
-    """Half of the 95 % interval of a / (a + b), to first order in the errors of a and b."""
+    """Return half of the 95 % interval of a / (a + b), to first order in the errors of a and b."""
     aa, ab, bb = covariance
     of_a, of_b = b / (a + b) ** 2, -a / (a + b) ** 2
     variance = of_a**2 * aa + 2 * of_a * of_b * ab + of_b**2 * bb

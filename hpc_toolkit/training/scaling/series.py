@@ -1,4 +1,4 @@
-"""How fast the same work went on several numbers of ranks: what all of the analysis reads."""
+"""Rates of the same work on several numbers of ranks: the input of the analysis."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ Law = Literal["strong", "weak"]
 
 
 def money(amount: str, currency: str) -> str:
-    """An amount for people; a number alone where nobody said in which currency."""
+    """Format an amount for people; without a currency, only the number."""
     if currency == "USD":
         return f"${amount}"
     return f"{amount} {currency}" if currency else amount
 
 
 THOUSAND = 1000
-"""Samples of a job for which only a throughput is known: its cost is that of so many."""
+"""Samples whose cost is given if only a throughput is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What is known of one world size."""
+    """The measurements of one world size."""
 
     world_size: int
-    """Ranks, which are GPUs where there are any."""
+    """Number of ranks; each has a GPU if there are any."""
     rates: tuple[float, ...]
-    """Samples a second of each repeat, or works a second where the series counts works; sorted."""
+    """Rate of each repeat, sorted: samples per second, or units of `Series.work` per second."""
     price_per_hour: float | None = None
-    """What all ranks together cost in an hour; None where only the series has a price."""
+    """Price of all ranks together; None if only the series may have a price."""
     nodes: int | None = None
-    """Nodes of these ranks; None where unknown."""
+    """Nodes of these ranks; None if unknown."""
     shares: Mapping[str, float] = field(default_factory=dict)
     """Shares of a step, 0 to 1, such as ``communication`` and ``loading``."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Further numbers of the records, medians over repeats; nothing is decided by them."""
+    """Further numbers of the records, medians over repeats; the advice does not depend on them."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -50,7 +50,7 @@ class Point:
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             message = f"world size {self.world_size}: {list(self.rates)} are no rates"
             raise ConfigError(message, hint="throughputs and times are above 0")
-        # Equal records give equal numbers in whatever order they were read.
+        # Sort, so that the order of reading changes nothing.
         object.__setattr__(self, "rates", tuple(sorted(self.rates)))
 
     @property
@@ -61,19 +61,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A number that somebody states of a series, to be held against it."""
+    """A number that somebody stated about a series, to be checked."""
 
     text: str
-    """As it was written."""
+    """The statement as it was written."""
     quantity: str
     """Which number: a key of ``claims.QUANTITIES``."""
     value: float
     half: float
-    """Half of the last digit that was written: 0.05 for "7.6"."""
+    """Half of a unit of the last written digit: 0.05 for "7.6"."""
     world_size: int | None = None
-    """Of which world size; None where the statement does not say."""
+    """World size of the number; None if the statement does not name it."""
     samples: int = THOUSAND
-    """For how many samples a cost is stated."""
+    """Number of samples to which a stated cost refers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,31 +82,31 @@ class Series:
 
     name: str
     points: tuple[Point, ...]
-    """By rising world size, each once."""
+    """Points in order of world size, each world size once."""
     law: Law = "strong"
     """Whether all ranks share a fixed batch, or each brings its own."""
     work: str = "1,000 samples"
-    """What GPU-hours and costs are told of."""
+    """The work to which GPU-hours and costs refer."""
     work_size: float = float(THOUSAND)
-    """How much of the unit of ``rates`` that is: 1,000 samples, or 1 epoch."""
+    """Amount of work in the unit of ``rates``: 1,000 samples, or 1 epoch."""
     work_samples: float | None = float(THOUSAND)
-    """How many samples that is; None where nobody said."""
+    """Number of samples in the work; None if unknown."""
     price_per_gpu_hour: float | None = None
     currency: str = ""
-    """In what prices are told, such as USD; "" where nobody said."""
+    """Currency of the prices, such as USD; "" if unknown."""
     watts_per_gpu: float | None = None
-    """Power of a GPU that works; None where nobody said."""
+    """Power of a busy GPU; None if unknown."""
     watts_given: bool = False
-    """Whether that stands for what was measured, too."""
+    """Whether ``watts_per_gpu`` also replaces a measured power."""
     device: str = ""
-    """What the ranks computed on: ``cpu``, or a GPU's name; "" where nobody said."""
+    """Device of the ranks: ``cpu``, or a GPU's name; "" if unknown."""
     cluster: str = ""
-    """The cluster of all measurements, as ``--cluster`` takes it; "" where no record says it."""
+    """Cluster of all measurements, as ``--cluster`` takes it; "" if unknown or not the same."""
     partition: str = ""
-    """Its partition, where it was one."""
+    """Partition of all measurements; "" if unknown or not the same."""
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader must know, such as ranks that shared CPUs."""
+    """Facts that a reader must know, such as ranks that shared CPUs."""
 
     def __post_init__(self) -> None:
         sizes = [point.world_size for point in self.points]
@@ -122,22 +122,22 @@ class Series:
 
     @property
     def base(self) -> Point:
-        """The smallest world size, which all others are compared with."""
+        """The smallest world size, with which all others are compared."""
         return self.points[0]
 
     def at_price(self, per_gpu_hour: float) -> Series:
-        """The same with another price for all world sizes."""
+        """Return the series with another price for all world sizes."""
         points = tuple(replace(point, price_per_hour=None) for point in self.points)
         return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
 
     def watts(self, point: Point) -> float | None:
-        """What the GPUs of a point draw together; None where nobody measured or said it."""
+        """Return the total power of a point's GPUs; None if it was neither measured nor given."""
         measured = point.details.get("gpu_power_w")
         each = self.watts_per_gpu if self.watts_given or measured is None else measured
         return None if each is None else each * point.world_size
 
     def price(self, point: Point) -> float | None:
-        """What all ranks of a point cost in an hour; None if nobody said."""
+        """Return the price per hour of all ranks of a point; None if unknown."""
         if point.price_per_hour is not None:
             return point.price_per_hour
         if self.price_per_gpu_hour is None:

@@ -1,4 +1,4 @@
-"""What a scaling run measures: one training's settings, and which of them vary."""
+"""Settings of the training that a scaling run measures, and which of them vary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRECISIONS = ("float32", "bf16")
 VARIABLE = (
     *("accumulate", "batch_size", "bucket_cap_mb", "loader_workers", "lora_rank", "seq_length"),
 )
-"""What ``--vary`` can name, with dashes."""
+"""Settings that ``--vary`` accepts, written with dashes there."""
 
 _DECODER = re.compile(r"decoder-([0-9]{1,3})x([0-9]{1,5})")
 _ZERO = {"warmup", "loader_workers", "lora_rank", "threads"}
@@ -28,39 +28,41 @@ _ZERO = {"warmup", "loader_workers", "lora_rank", "threads"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One training, whose work per step is the same at every world size (strong scaling), or the
-    same on every rank (weak scaling)."""
+    """Settings of one training.
+
+    The work per step is the same at every world size (strong scaling), or the same on every rank
+    (weak scaling).
+    """
 
     batch_size: int = 8
-    """Samples of a forward pass: of all ranks together, or of each with ``weak``."""
+    """Samples per forward pass: of all ranks together, or of each rank with ``weak``."""
     seq_length: int = 128
-    """Tokens of a sample."""
+    """Tokens per sample."""
     max_steps: int = 20
-    """Optimizer steps that are measured, after those of the warm-up."""
+    """Optimizer steps that are measured, after the warm-up."""
     warmup: int = 5
-    """Optimizer steps before, which count for nothing."""
+    """Optimizer steps of the warm-up, which are not measured."""
     repeats: int = 3
-    """Measurements of each case, one after the other in the same processes, each with a new
-    model."""
+    """Measurements of each case, one after another in the same processes, with new models."""
     weak: bool = False
     model: str = DEFAULT_MODEL
-    """``decoder-LAYERSxWIDTH``, or what transformers' AutoConfig takes; weights are random."""
+    """``decoder-LAYERSxWIDTH``, or a name for transformers' AutoConfig; weights are random."""
     accumulate: int = 1
-    """Forward passes of a step; gradients are exchanged in the last one."""
+    """Forward passes per step; gradients are exchanged in the last one."""
     loader_workers: int = 0
-    """Processes that make samples, of each rank; 0 makes them in the training process."""
+    """Processes per rank that make samples; 0 makes them in the training process."""
     bucket_cap_mb: int = 25
     """MiB of gradients that DistributedDataParallel exchanges at once."""
     sample_cost_ms: float = 0.0
     """CPU time that a sample costs its loader, as decoding or tokenising would."""
     lora_rank: int = 0
-    """Train adapters of this rank alone (peft); 0 trains all weights."""
+    """Train only adapters of this LoRA rank (peft); 0 trains all weights."""
     load_in_4bit: bool = False
     """Keep the frozen weights in 4 bits; needs CUDA, bitsandbytes and ``lora_rank``."""
     precision: str = "float32"
-    """``float32``, or ``bf16`` by torch.autocast."""
+    """``float32``, or ``bf16`` with torch.autocast."""
     threads: int = 0
-    """Threads that torch computes with in each rank; 0 leaves them as the launcher set them."""
+    """Threads of torch in each rank; 0 keeps the number that the launcher set."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -82,14 +84,14 @@ class Settings:
 
     @property
     def law(self) -> Law:
-        """Whose law the scaling is held against."""
+        """The law to which the scaling is compared."""
         return "weak" if self.weak else "strong"
 
     def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
-        """Samples of a forward pass on one rank; ``among`` are all world sizes that shall share it.
+        """Return the samples per forward pass on one rank; ``among`` is for the error's hint.
 
         Raises:
-            ConfigError: the batch cannot be shared equally.
+            ConfigError: the batch cannot be divided equally.
         """
         if self.weak:
             return self.batch_size
@@ -103,7 +105,7 @@ class Settings:
         return share
 
     def decoder(self) -> tuple[int, int] | None:
-        """Layers and width of our own decoder; None for a model of transformers."""
+        """Return layers and width of our own decoder; None for a model of transformers."""
         match = _DECODER.fullmatch(self.model)
         if match is None:
             return None
@@ -114,7 +116,7 @@ class Settings:
         return layers, width
 
     def words(self) -> list[str]:
-        """The options of the measured program that say the same."""
+        """Return the settings as options of the measured program, without defaults."""
         found: list[str] = []
         for one in fields(self):
             value = getattr(self, one.name)
@@ -127,7 +129,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Values of one setting that are to be compared."""
+    """Values of one setting to compare."""
 
     name: str
     """A field of :class:`Settings`, one of :data:`VARIABLE`."""
@@ -135,7 +137,7 @@ class Variation:
 
     @classmethod
     def parse(cls, text: str) -> Variation:
-        """Read ``loader-workers=1,4,8``. Raises ConfigError."""
+        """Parse ``loader-workers=1,4,8``. Raises ConfigError."""
         name, equals, rest = text.partition("=")
         field = name.strip().replace("-", "_")
         if field not in VARIABLE:
@@ -150,21 +152,21 @@ class Variation:
 
     @property
     def word(self) -> str:
-        """As ``--vary`` takes it."""
+        """The variation as ``--vary`` takes it."""
         return f"{_dashed(self.name)}={','.join(map(str, self.values))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One training of those that are compared at each world size."""
+    """One of the trainings that are compared at each world size."""
 
     settings: Settings
     variation: tuple[tuple[str, int], ...]
-    """Names and values of what varies; empty where nothing does."""
+    """Names and values of the settings that vary; empty if none do."""
 
 
 def cases(settings: Settings, variations: Sequence[Variation]) -> tuple[Case, ...]:
-    """Every combination of the values that vary. Raises ConfigError."""
+    """Return every combination of the values that vary. Raises ConfigError."""
     names = [one.name for one in variations]
     if len(set(names)) < len(names):
         message = f"--vary: {_dashed(max(names, key=names.count))} is there twice"
@@ -180,7 +182,7 @@ def _cases(settings: Settings, variations: Sequence[Variation]) -> Iterator[Case
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """Read ``1,2,4``, rising and each once. Raises ConfigError."""
+    """Parse ``1,2,4``; return each number once, in rising order. Raises ConfigError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 7 and int(word) for word in words):
         message = f"--world-sizes: {text!r} is no list of numbers of ranks"

@@ -1,4 +1,4 @@
-"""What an analysis can read: a scaling run, logs of pods, and tables that others measured."""
+"""Inputs of an analysis: a scaling run, logs of pods, and tables that others measured."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _LOGS = (".jsonl", ".log", ".txt")
 
-# JOB-INDEX-RANDOM, as Kubernetes names the pods of an Indexed Job, with what --prefix may add.
+# Kubernetes names the pods of an Indexed Job JOB-INDEX-RANDOM; a file's name may have a prefix.
 _POD = re.compile(r"(?P<job>[a-z0-9][a-z0-9.-]*)-(?P<index>[0-9]{1,6})-[a-z0-9]{5}")
 
 
 def read_source(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-    """The series of a directory or file, and notes on what was left out.
+    """Read the series of a directory or file, and notes on what was left out.
 
-    A directory is that of ``hpctk scaling run``, or one of logs; a file ends in .json, .csv,
+    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
     .jsonl, .log or .txt. Raises ConfigError.
     """
     if path.is_dir():
@@ -42,15 +42,15 @@ def read_source(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
 
 
 def read_records(directory: Path) -> list[Record]:
-    """The records of a scaling run; none where nothing was measured yet. Raises ConfigError."""
+    """Read the records of a scaling run; [] if nothing was measured yet. Raises ConfigError."""
     paths = sorted((directory / DIRECTORY).glob("*.jsonl"))
     return [record for path in paths for record in records_in(read_text(path), str(path))]
 
 
 def read_text(path: Path) -> str:
-    """A file as text; bytes that are none, such as of a torn line, become a mark each.
+    """Read a file as text; invalid bytes, such as those of a torn line, are replaced by marks.
 
-    Raises ConfigError where it cannot be read.
+    Raises ConfigError if the file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -87,7 +87,7 @@ def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tup
 
 
 def _silent(path: Path, text: str) -> Iterator[str]:
-    """Say of the pod that has rank 0, which alone prints, that it measured nothing."""
+    """Yield a note if the log is from the pod of rank 0, the only rank that prints records."""
     pod = _POD.search(path.stem)
     if pod is None or int(pod["index"]):
         return

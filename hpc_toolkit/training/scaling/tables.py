@@ -1,7 +1,7 @@
-"""Scaling tables that others measured, from JSON or CSV, with what is claimed of them.
+"""Read scaling tables that others measured, from JSON or CSV, with claims about them.
 
 JSON holds one table, or ``{"tables": [...]}``; docs/how-to/scaling.md describes the keys. Numbers
-keep the digits they were written with, since a claim of "7.6x" says more than one of "8x".
+keep their written digits, since a claim of "7.6x" is more precise than one of "8x".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
-"""What the values of a table can be: a throughput, or the time of its work."""
+"""Units of a table's values with their seconds: a throughput (0), or the time of the work."""
 
 _KEYS = {
     *("name", "unit", "work", "samples", "law", "price_per_gpu_hour", "points", "claims"),
@@ -32,7 +32,7 @@ _HOW = "docs/how-to/scaling.md shows a table"
 
 
 def read_json(text: str, where: str) -> tuple[Series, ...]:
-    """The tables of a JSON text. Raises ConfigError, which names the table and the key."""
+    """Read the tables of a JSON text. Raises ConfigError, which names the table and the key."""
     try:
         found = json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
@@ -51,9 +51,9 @@ def _refused(word: str) -> None:
 
 
 def read_csv(text: str, where: str) -> tuple[Series, ...]:
-    """A table of columns ``world_size``, one of the units and ``price_per_hour`` where known.
+    """Read a table with columns ``world_size``, one of the units and maybe ``price_per_hour``.
 
-    Rows of one world size are its repeats. Raises ConfigError, which names the line.
+    Rows with the same world size are repeats. Raises ConfigError, which names the line.
     """
     rows = csv.DictReader(io.StringIO(text))
     names = [name.strip() for name in rows.fieldnames or ()]
@@ -88,7 +88,7 @@ def _decimal(text: str, where: str) -> Decimal:
 
 
 def _checked(value: object, where: str) -> Decimal:
-    # Beyond these bounds a float would be infinite or nothing.
+    # Far beyond these bounds a float would be infinite or 0.
     if not isinstance(value, Decimal) or not value.is_finite() or abs(value.adjusted()) > 15:
         message = (
             f"{where}: {value if value is not None else 'nothing'} is no number that is usable"
@@ -144,7 +144,7 @@ def _currency(value: object, where: str) -> str:
 
 
 def _work(given: Mapping[str, Any], unit: str, where: str) -> dict[str, Any]:
-    """What the GPU-hours of a table are told of."""
+    """Return the fields of a series on the work to which its GPU-hours refer."""
     samples = given.get("samples")
     count = None if samples is None else _from_0(samples, f"{where}, samples")
     if unit == "samples_per_s":

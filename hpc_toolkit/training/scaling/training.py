@@ -1,4 +1,4 @@
-"""The training that is measured: steps of one rank, timed."""
+"""The training that is measured: timed steps of one rank."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.settings import Settings
 
 _FIRST_BUCKET = MIB
-"""What DistributedDataParallel takes for its first bucket, so that the exchange begins early."""
+"""Size of DistributedDataParallel's first bucket; it is small so that the exchange begins early."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """What this rank took for steps that followed each other."""
+    """Times of consecutive steps on this rank."""
 
     seconds: list[float] = field(default_factory=list)
-    """Each whole step, from the first sample to the changed weights."""
+    """Time of each complete step, from the first sample to the updated weights."""
     loading: list[float] = field(default_factory=list)
-    """The part of each in which it waited for samples."""
+    """Part of each step in which the rank waited for samples."""
 
 
 class Training:
-    """A model of its own, its optimizer and its samples, on one rank.
+    """One rank's model, optimizer and samples.
 
-    With one rank there is no DistributedDataParallel: what more ranks are compared with is the
-    training that one would use.
+    With one rank there is no DistributedDataParallel: more ranks are compared with the training
+    that a user would run on one rank.
     """
 
     def __init__(self, settings: Settings, info: DistributedInfo) -> None:
@@ -60,11 +60,11 @@ class Training:
 
     @property
     def gradient_bytes(self) -> int:
-        """What the ranks exchange in a step."""
+        """Bytes of gradients that the ranks exchange in a step."""
         return sum(one.numel() * one.element_size() for one in self.trained)
 
     def buckets(self) -> list[int]:
-        """Bytes of the messages in which that goes, as DistributedDataParallel cuts it at first."""
+        """Return the bytes of each message, as DistributedDataParallel first cuts its buckets."""
         left, sizes = self.gradient_bytes, []
         limit = min(_FIRST_BUCKET, self.settings.bucket_cap_mb * MIB)
         while left > 0:
@@ -74,7 +74,7 @@ class Training:
         return sizes
 
     def steps(self, count: int, *, exchange: bool = True) -> StepTimes:
-        """Take so many steps; without ``exchange`` each rank keeps its gradients to itself."""
+        """Take ``count`` steps; without ``exchange`` each rank keeps its gradients to itself."""
         times = StepTimes()
         for _ in range(count):
             began = time.perf_counter()
@@ -118,12 +118,12 @@ class Training:
 def _samples(
     settings: Settings, vocabulary: int, batch: int, rank: int, device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Batches of random tokens without an end, one token longer than a sample, as its targets."""
+    """Return endless batches of random tokens; each row has one more token, for the targets."""
     import torch
     from torch.utils.data import DataLoader, Dataset
 
     class Samples(Dataset[torch.Tensor]):
-        """The sample of a number is the same wherever it is made."""
+        """Samples that depend only on rank and number, not on the process that makes them."""
 
         def __len__(self) -> int:
             return 10**9
@@ -144,7 +144,7 @@ def _samples(
 
 
 def _burn(seconds: float) -> None:
-    """Use the CPU of this thread for so long."""
+    """Use CPU time in this thread for a number of seconds."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

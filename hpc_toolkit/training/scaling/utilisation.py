@@ -1,4 +1,4 @@
-"""What nodes and GPUs did during a measurement, by the monitor that samples each node."""
+"""Use of nodes and GPUs during a measurement, from the monitor that samples each node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERVAL_S = 0.5
 
 @contextmanager
 def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
-    """Have one rank of each node sample it; yields the node's file, None where there is none."""
+    """Let one rank of each node sample it; yield the node's file, or None if there is none."""
     if directory is None:
         yield None
         return
@@ -47,7 +47,7 @@ def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
 
 
 def sample_count(path: Path | None) -> int:
-    """How many samples the last start of a monitor has written."""
+    """Return the number of samples since the monitor's last start."""
     from hpc_toolkit.training.monitor.recordings import read_recordings
 
     found = read_recordings(path) if path is not None else []
@@ -55,7 +55,7 @@ def sample_count(path: Path | None) -> int:
 
 
 def summary(path: Path | None, before: int) -> dict[str, Any]:
-    """What the node did since it had ``before`` samples; empty where it was too short for one."""
+    """Summarise the samples after the first ``before``; {} if the time was too short for one."""
     from hpc_toolkit.training.monitor.recordings import Recording, read_recordings, summarise
 
     recordings = read_recordings(path) if path is not None else []
@@ -63,16 +63,16 @@ def summary(path: Path | None, before: int) -> dict[str, Any]:
         return {}
     last = recordings[-1]
     found = summarise(Recording(last.header, last.samples[before:]))
-    # The driver shows GPUs of other jobs, too.
+    # The driver shows GPUs of other jobs, too: UUIDs tell which one belongs to a rank.
     names = [gpu.get("uuid") for gpu in last.header.get("gpus", [])]
     gpus = [{**gpu, "uuid": name} for gpu, name in zip(found["gpus"], names, strict=True)]
     return {**{key: found[key] for key in ("samples", "cpu_percent_mean")}, "gpus": gpus}
 
 
 def of_all_ranks(use: dict[str, Any], info: DistributedInfo) -> dict[str, float]:
-    """Means over the ranks of their nodes' CPUs and of their own GPUs, and the least busy GPU.
+    """Return means over the ranks of their nodes' CPUs and own GPUs, and the least busy GPU.
 
-    Every rank calls it with its node's summary. What no rank knows is left out.
+    Every rank calls it with its node's summary. A value that no rank knows is left out.
     """
     import torch
 
@@ -83,7 +83,7 @@ def of_all_ranks(use: dict[str, Any], info: DistributedInfo) -> dict[str, float]
 
 
 def over_ranks(ranks: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The same of the ranks' numbers: CPU percent, GPU percent and watts, each maybe NaN."""
+    """Combine each rank's CPU percent, GPU percent and watts; a NaN is an unknown value."""
     cpus, gpus, watts = (
         [one for one in column if not math.isnan(one)] for column in zip(*ranks, strict=True)
     )
@@ -104,7 +104,7 @@ def _own(use: dict[str, Any], uuid: str) -> list[float]:
 
 
 def _uuid(device: str) -> str:
-    """What the driver calls this rank's GPU, without its prefix; "" where torch does not say."""
+    """Return the driver's UUID of this rank's GPU, without prefix; "" if torch has none."""
     if not device.startswith("cuda"):
         return ""
     import torch

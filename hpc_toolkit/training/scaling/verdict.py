@@ -1,4 +1,4 @@
-"""What a comparison advises, and why."""
+"""The advice that follows from a comparison, and its reasons."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.comparison import Comparison, Row
 
 GOOD = 0.9
-"""From this efficiency on more ranks cost hardly more."""
+"""Efficiency from which on more ranks cost hardly more."""
 
 FAIR = 0.85
-"""The least efficiency that is advised where the user names none."""
+"""Lowest efficiency that is advised unless the user gives another one."""
 
 POSSIBLE = 1.01
-"""An efficiency that rounding can explain; no number of ranks explains more."""
+"""Highest efficiency that rounding can explain; more ranks cannot explain a higher one."""
 
 OPEN = 0.5
-"""An interval of the serial share of which so much says nothing."""
+"""Width of the serial share's interval above which the fitted law says nothing."""
 
 NOTABLE = 0.1
-"""A share of a step that is worth a word."""
+"""Smallest share of a step that is mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One series judged by the least efficiency that is wanted."""
+    """One series judged by the lowest wanted efficiency."""
 
     word: str
-    """``good``, ``fair`` or ``poor``, of the largest world size; ``unknown`` of one alone."""
+    """``good``, ``fair`` or ``poor`` for the largest world size; ``unknown`` if it is alone."""
     world_size: int
-    """The advised one: the largest up to which every efficiency is at least the wanted one."""
+    """The advised size: the largest up to which every efficiency is at least ``minimum``."""
     minimum: float
     """The wanted efficiency."""
     below: tuple[int, ...]
-    """World sizes whose efficiency is less."""
+    """World sizes whose efficiency is below ``minimum``."""
     certain: bool
-    """Whether every pair of repeats would say the same; True where nothing was repeated."""
+    """Whether every pair of repeats gives the same advice; True without repeats."""
     reasons: tuple[str, ...]
     """Sentences with the numbers that decided."""
 
@@ -110,13 +110,13 @@ def _causes(row: Row) -> Iterator[str]:
 
 
 def _may_be_noise(row: Row, name: str) -> bool:
-    """Whether none of a share is within its spread."""
+    """Return whether the spread of a share includes 0."""
     low = row.details.get(f"{name}_low")
     return low is not None and low <= 0
 
 
 def _ways(row: Row) -> Iterator[str]:
-    """What the three numbers of an exchange say together, where they are far apart."""
+    """Yield notes if the exchange within a step and the all-reduces alone differ much."""
     exposed, apart = row.details.get("exposed_s"), row.details.get("all_reduce_s")
     if exposed is None or apart is None or apart <= 0:
         return
@@ -176,7 +176,7 @@ def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
     end = serial.largest(minimum, base)
     if math.isfinite(end) and end > last:
         least, most = serial.largest_between(minimum, base)
-        # Up to the largest one it was measured.
+        # The efficiency was measured up to the largest world size.
         least = max(least, last)
         ends = f"{least:.0f} to {most:.0f}" if math.isfinite(most) else f"{least:.0f} or more"
         yield f"by that law the efficiency falls to {minimum:.0%} at about {end:.0f} ranks ({ends})"

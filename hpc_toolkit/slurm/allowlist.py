@@ -24,7 +24,8 @@ _HOSTS = r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,4095}"
 # What follows a percent sign that Slurm replaces: an optional width and a letter.
 _FILLED = "[0-9]*[A-Za-z%]"
 # Slurm reads a backslash as "replace no % symbols" and drops it.
-_LOG = r"(?!~/|-$)(?:[^\\%]|%(?![0-9]*[A-Za-z%])|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
+# A single % at the end is part of the name up to 24.11; 26.05 leaves it out.
+_LOG = r"(?!~/|-$)(?:[^\\%]|%(?![0-9]*(?:[A-Za-z%]|$))|%%|%[0-9]{0,2}[AaJjNnbrstux]){1,1024}(?<!/)"
 _LOG_WANTED = "a path with sbatch's %x, %j, %u, ... and without backslashes; %% is a percent sign"
 _LICENSE = r"[A-Za-z0-9_][\w.+-]{0,127}(@[\w.-]{1,64})?(:[0-9]{1,9})?"
 _GPU_BIND = (

@@ -201,8 +201,7 @@ class Bench:
         what = f"job {job}: {plan.tried}"
         cwd = plan.cwd if plan.cwd.is_absolute() else self.place
         named = [cwd / filled(one, job, plan.name) for one in (plan.output, plan.error) if one]
-        # A single % at the end is part of the name up to 24.11, and left out in 26.05.
-        logs = {log if log.exists() else Path(str(log).removesuffix("%")) for log in named}
+        logs = set(named)
         for log in logs:
             assert log.exists(), f"{what}: no {log}"
         said = "".join(log.read_text(errors="replace") for log in logs)

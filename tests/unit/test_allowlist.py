@@ -57,8 +57,8 @@ def test_a_name_that_no_filesystem_takes_is_refused(field: str) -> None:
     check_text(f"/scratch/{LONG[1:]}/x", field, "--x")
 
 
-@pytest.mark.parametrize("value", [".", "..", "logs/..", "logs/."])
-def test_a_log_that_is_a_directory_is_refused(value: str) -> None:
+@pytest.mark.parametrize("value", [".", "..", "logs/..", "logs/.", "%", "logs/50%", "x%%%"])
+def test_a_log_that_some_slurm_would_not_take_for_this_file_is_refused(value: str) -> None:
     with pytest.raises(RenderError, match="is not accepted"):
         check_text(value, "output", "--output")
 

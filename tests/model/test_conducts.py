@@ -123,11 +123,7 @@ MISTAKES = [
         Mistake(
             "a table without its journals is a result",
             Conductor,
-            "    # A rival's table may say that they are finished before we see a line of their "
-            "results.\n"
-            "    self._refuse_rival()\n"
-            "    if self._stage.log.sealed:\n"
-            "        return None\n",
+            "    self._refuse_rival()\n    if self._stage.log.sealed:\n        return None\n",
             "",
         ),
     ),

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, RunError
+from hpc_toolkit.system.mounts import mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -339,16 +340,7 @@ def is_local(path: Path) -> bool:
 
 def filesystem_of(path: Path) -> str:
     """The kernel's name for the type of filesystem that holds ``path``; or "unknown"."""
-    real = os.path.realpath(path)
-    best, kind = "", "unknown"
-    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
-        for line in mounts:
-            left, _, right = line.partition(" - ")
-            mount = left.split()[4].encode().decode("unicode_escape")
-            inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-            if inside and len(mount) >= len(best):
-                best, kind = mount, right.split()[0]
-    return kind
+    return mount_of(path).kind
 
 
 def symlink_refusal(directory: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+MOUNTINFO = "/proc/self/mountinfo"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 NFS = ("nfs", "nfs4")
 LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "noflock", "nobrl"}
@@ -40,7 +41,8 @@ def mount_of(directory: Path) -> Mount:
     """The mount that holds ``directory``, after following symlinks."""
     real = os.path.realpath(directory)
     best = Mount("", "unknown", "", ())
-    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as lines:
+    # Any mount point of this host is in there, also one whose name is not UTF-8.
+    with suppress(OSError), open(MOUNTINFO, encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             mount = parse_mount(line)
             inside = real == mount.point or real.startswith(mount.point.rstrip("/") + "/")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system import mounts
 from tests.toyrun import FAULTS, Faults
 
 if TYPE_CHECKING:
@@ -370,6 +371,24 @@ def test_write_in_place_keeps_the_file_itself(tmp_path: Path) -> None:
 
 def test_list_names_of_a_missing_directory_is_empty(tmp_path: Path) -> None:
     assert files.list_names(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("name", ["data", "do nnées", "名前", "latin-\udce9"])
+def test_a_shared_filesystem_is_known_whatever_its_directory_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One that was taken for a local disk would get no syncs for other hosts."""
+    shared = tmp_path / name
+    shared.mkdir()
+    point = str(shared).replace(" ", r"\040")
+    lines = ["20 1 8:1 / / rw - ext4 /dev/sda rw", f"30 20 0:5 / {point} rw - nfs4 server:/x rw"]
+    listed = tmp_path / "mountinfo"
+    listed.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(mounts, "MOUNTINFO", str(listed))
+    monkeypatch.delenv("HPCTK_FILESYSTEM", raising=False)
+
+    assert files.filesystem_of(shared) == "nfs4"
+    assert not files.is_local(shared)
 
 
 def test_filesystem_of_knows_proc_from_the_rest(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ PYTHONPATH = os.pathsep.join([TESTED, str(REPOSITORY)])
 HIT, SPARED = HOSTS
 """What happens to one host happens to the first; the second is where the run is looked at."""
 
-_CALL_S = 60.0
+_CALL_S = 400.0
 _EXAMINED_S = 240.0
 
 
@@ -64,7 +64,7 @@ class Size:
     """Of an NFS server, which grants no new locks for so long after its start."""
 
 
-SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=200.0,
+SMALL = Size(items=48, seconds=0.1, workers=2, lease_s=3.0, silence_s=4.0, limit_s=400.0,
              server_lease_s=45, server_grace_s=15)  # fmt: skip
 FULL = Size(items=3000, seconds=0.2, workers=8, lease_s=20.0, silence_s=60.0, limit_s=600.0)
 """The silence is longer than the 42 s after which GlusterFS gives a server up (ping-timeout)."""
@@ -300,9 +300,10 @@ class Rehearsal:
     def held(self, host: str, *, feed: int = 0) -> Iterator[list[int]]:
         """Stop the workers of a host in the middle of items: what they do cannot be written now.
 
-        On a busy machine the other host may have done everything before: then so many items are
-        added to the run, which is open.
+        On a busy machine a worker may have ended its item before it is stopped, and both hosts all
+        of theirs: then ``feed`` more items, each time twice as long, are added to the open run.
         """
+        length_s = self.item_s
 
         def stop() -> list[int]:
             chosen = self.busy(host)
@@ -312,7 +313,9 @@ class Rehearsal:
             if not found:
                 release()
                 if feed and self.done() == self._ids:
-                    self.add(feed)
+                    nonlocal length_s
+                    length_s *= 2
+                    self.add(feed, seconds=length_s)
             return found
 
         def release() -> None:

@@ -34,15 +34,14 @@ COMMANDS = {
     "render": ("render",),
     "submit": ("submit", "cancel"),
     "clusters": ("cluster",),
-    "batch": ("batch",),
-    "scripts": ("preflight", "stage"),
+    "scripts": ("preflight", "stage", "left", "giveback"),
     "launch": ("launch",),
     "scaling": ("scaling",),
     "lab": ("lab",),
     "doctor": ("doctor",),
 }
 """The module of each command, in the order of the help."""
-_LONG = {"campaigns", "batch"}
+_LONG = {"campaigns"}
 """Modules of commands that collect their garbage from the start."""
 
 EXIT_BUG = 70

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Prints its arguments as a JSON object.
 ARGV = (
-    f"{shlex.quote(sys.executable)} -c "
+    shlex.quote(sys.executable).replace("{", "{{").replace("}", "}}") + " -c "
     """'import json, sys; print(json.dumps(dict(argv=sys.argv[1:])))'"""
 )
 VALUES = [

@@ -23,6 +23,7 @@ def test_drain_lets_the_workers_of_now_leave_and_later_ones_finish(tmp_path: Pat
     process = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         wait_until(lambda: run.status().workers.alive == 2, "both workers")
+        wait_until(lambda: run.status().stages["items"].done, "the first item")
 
         asked = run.drain()
 

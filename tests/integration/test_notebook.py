@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +17,6 @@ from tests.integration.realrun import Started, lives, rows_by_id, wait_until, wo
 from tests.notebooks import EXAMPLE, execute
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.run import Run
     from tests.integration.realrun import Hpctk
@@ -51,6 +51,14 @@ def working(run: Run, count: int = 1) -> list[Presence]:
     return wait_until(busy, "workers to work")
 
 
+def rank_of(pid: int) -> int:
+    """The process above a worker that submitit started."""
+    while b"submitit" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid
+
+
 def test_a_rank_is_one_worker_of_its_step(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(3)
 
@@ -69,7 +77,8 @@ def test_a_signal_to_all_processes_of_a_step_drains_it(hpctk: Hpctk, sig: signal
 
     # As Slurm does: the rank, the worker and its executor get it, each in a group of its own.
     for pid in hpctk._marked():
-        os.kill(pid, sig)
+        with suppress(ProcessLookupError):
+            os.kill(pid, sig)
     ended = started.ended()
 
     assert (ended.code, ended.out) == (75, "")
@@ -242,11 +251,11 @@ def test_a_process_that_only_bears_the_number_of_a_job_is_left_alone(local: Hpct
 def test_a_local_job_starts_again_after_its_time_limit(local: Hpctk) -> None:
     # Open, so that it cannot be complete before the limit, however slowly the workers start.
     run = local.make_sleeping(120, 0.1, open_end=True)
-    executor: Any = notebook.executor("local", folder=run.root / "submitit", time=1)
-    # Of a minute, so that it comes early, but not before the rank listens: that would end the job.
-    executor.parameters["signal_delay_s"] = 50
+    jobs = notebook.submit_workers(run, 1, cluster="local")
+    (worker,) = working(run)
 
-    jobs = notebook.submit_workers(run, 1, executor=executor)
+    # What submitit's controller does at the limit. A real limit may come before the rank listens.
+    os.kill(rank_of(worker.pid), signal.SIGUSR2)
     working(run, 2)
     run.seal()
 

@@ -34,14 +34,15 @@ COMMANDS = {
     "render": ("render",),
     "submit": ("submit", "cancel"),
     "clusters": ("cluster",),
-    "scripts": ("preflight", "stage", "left", "giveback"),
+    "batch": ("batch",),
+    "scripts": ("preflight", "stage"),
     "launch": ("launch",),
     "scaling": ("scaling",),
     "lab": ("lab",),
     "doctor": ("doctor",),
 }
 """The module of each command, in the order of the help."""
-_LONG = {"campaigns"}
+_LONG = {"campaigns", "batch"}
 """Modules of commands that collect their garbage from the start."""
 
 EXIT_BUG = 70

@@ -100,11 +100,10 @@ def render(
 def _embedded(source: str) -> dict[str, Any]:
     """What a script was rendered from."""
     from hpc_toolkit.slurm.render.file import read_header, read_script
-    from hpc_toolkit.slurm.render.spec import spec_values
 
     header = read_header(read_script(Path(source)), source)
     known = {"template": header.template, "cluster": header.cluster}
-    return {**spec_values(header.request), **known}
+    return {**header.request, **known}
 
 
 def _make_log_directories(spec: "ScriptSpec") -> None:

@@ -89,8 +89,8 @@ def requested(
     for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     values = {name: value for name, value in values.items() if name not in ("cluster", "template")}
-    if "python" not in values:
-        values["python"] = _python(values, kind)
+    if "python" not in values and not values.get("plain"):
+        values["python"] = _python(values)
     values.setdefault("job_name", kind)
     spec = ScriptSpec(**values)
     cluster = found.cluster
@@ -124,16 +124,8 @@ def _over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return {**{name: base[name] for name in base if name not in replaced}, **values}
 
 
-def _python(values: dict[str, Any], template: str) -> str:
-    """The interpreter of a request without ``--python``: its environment's, else this one.
-
-    Raises:
-        RenderError: only the user knows where it is.
-    """
-    # The container of a command holds the program alone: the nodes are checked outside.
-    if values.get("container") is not None and template != "command":
-        msg = "--container: nothing says which interpreter inside it has hpc_toolkit"
-        raise RenderError(msg, hint="give its path in the container: --python /usr/bin/python3")
+def _python(values: dict[str, Any]) -> str:
+    """The interpreter of a request without ``--python``: its environment's, else this one."""
     conda = values.get("conda") or ""
     home = values.get("venv") or (conda if conda.startswith("/") else "")
     # Not resolved: the link in a virtual environment is what makes Python use the environment.

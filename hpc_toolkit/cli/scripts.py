@@ -1,8 +1,7 @@
-"""What job scripts ask, and people hardly ever do: preflight, stage, left, giveback."""
+"""Commands that job scripts run on their nodes, and people hardly ever: preflight, stage."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -10,16 +9,13 @@ from typing import Annotated
 
 import typer
 
-from hpc_toolkit.cli.arguments import RunArgument, open_run
-from hpc_toolkit.system.quantities import parse_duration, parse_size
+from hpc_toolkit.system.quantities import parse_size
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command(hidden=True)(preflight)
     app.command(hidden=True)(stage)
-    app.command(hidden=True)(left)
-    app.command(hidden=True)(giveback)
 
 
 def preflight(
@@ -58,49 +54,3 @@ def stage(
     host = os.environ.get("SLURMD_NODENAME") or host_name()
     said = stage_paths([Path(path) for path in paths], Path(directory) / host, users=users)
     print(f"{host}: {said}")
-
-
-def left(
-    run: RunArgument = None,
-    watch: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Longest watch over workers of other jobs."),
-    ] = "1min",
-) -> None:
-    """Print how many items are not finished, whether the run is complete or open, and, where other
-    jobs hold all of these items, how many of them belong to workers that are alive."""
-    from hpc_toolkit.results.status import held_elsewhere
-    from hpc_toolkit.system.clock import SystemClock
-    from hpc_toolkit.system.ranks import RankInfo
-
-    opened, watch_s = open_run(run), parse_duration(watch, where="--watch")
-    status = opened.status()
-    if status.complete:
-        print(0, "complete", 0)
-        return
-    count = sum(stage.pending + stage.leased for stage in status.stages.values())
-    job = RankInfo.from_environ().job_id
-    print(count, "open", held_elsewhere(opened.view, SystemClock(), job=job, watch_s=watch_s))
-
-
-def giveback(
-    run: RunArgument = None,
-    every: Annotated[
-        str, typer.Option(metavar="TIME", help="How often to look which ranks have left.")
-    ] = "1min",
-) -> None:
-    """Give nodes of this job back to Slurm when all their ranks have left, until one is left."""
-    from hpc_toolkit.slurm.batch.giveback import give_back
-    from hpc_toolkit.slurm.client import SlurmError
-    from hpc_toolkit.system.processes import die_with_parent
-
-    # Else it would outlive the script, which does not wait for it.
-    die_with_parent()
-    gc.enable()
-    paths, every_s = open_run(run).paths, parse_duration(every, where="--every")
-    try:
-        for nodes in give_back(paths, every_s=every_s):
-            print(f"gave back {' '.join(nodes)}: their ranks have left", flush=True)
-    except SlurmError as error:
-        # The job goes on with all of its nodes.
-        print(f"note: no node is given back: {error.message}", file=sys.stderr)

@@ -113,8 +113,10 @@ PANELS: Panels = {
         Option("hint", "nomultithread, compute_bound, memory_bound ...", "WORD"),
     ),
     "Environment": (
+        flag("plain", "Write a script of srun and torchrun alone, for nodes without hpctk."),
         Option("run", "The run; the script's argument overrides it.", "DIR"),
         Option("python", "Interpreter on the nodes; by default this one.", "FILE"),
+        Option("container_python", "Interpreter in the container.", "FILE"),
         many("module", "Load this module"),
         Option("conda", "Activate this conda environment: a name or an absolute path."),
         Option("venv", "Use this virtual environment.", "DIR"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,18 +18,12 @@ from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
 from hpc_toolkit.worker.safety import pause_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hpc_toolkit.queue.state import Ref
     from hpc_toolkit.queue.units import Unit
     from hpc_toolkit.queue.view import RunView, StageView
     from hpc_toolkit.system.clock import Clock
 
 _FAILURES_SHOWN = 5
-_LOOK_S = 0.5
-
-WATCH_S = 60.0
-"""Longest watch over workers of other jobs, in seconds."""
 
 
 @dataclass(slots=True)
@@ -163,51 +156,6 @@ def reachable_workers(view: RunView, clock: Clock) -> set[str]:
         if presence is not None and presence.state != FINISHED and not near:
             names.add(path.stem)
     return names
-
-
-def held_elsewhere(
-    view: RunView,
-    clock: Clock,
-    *,
-    job: str | None,
-    watch_s: float = WATCH_S,
-    pause: Callable[[float], None] = time.sleep,
-) -> int:
-    """Number of unfinished items in units that living workers outside Slurm's ``job`` hold.
-
-    A worker counts once this process sees its heartbeat change; the clocks of other hosts are not
-    used. This takes up to one and a half heartbeat intervals. If such workers hold only a part of
-    the items that are left, the result is 0 at once.
-
-    Args:
-        view, clock: of this process; the view's journals are not read again.
-        job: None outside Slurm; then every worker counts as outside.
-        watch_s: longest watch in seconds; 0 counts no worker.
-        pause: sleeps for a number of seconds.
-    """
-    stages = view.stages.values()
-    first: dict[str, Presence] = {}
-    for owner in {one for stage in stages for one in stage.holders(stage.state.open)}:
-        presence = view.presence(owner)
-        own = presence is not None and job is not None and presence.job == job
-        if presence is not None and presence.state != FINISHED and not own:
-            first[owner] = presence
-
-    def held(workers: set[str]) -> int:
-        return sum(_count(view, stage, workers).leased for stage in stages)
-
-    left = sum(len(stage.state.pending(name)) for stage in stages for name in stage.state.open)
-    if not first or held(set(first)) < left:
-        return 0
-    alive: set[str] = set()
-    ends = clock.monotonic() + min(watch_s, max(1.5 * one.interval_s for one in first.values()))
-    while len(alive) < len(first) and (rest_s := ends - clock.monotonic()) > 0:
-        pause(min(_LOOK_S, rest_s))
-        for owner, presence in first.items():
-            now = view.presence(owner)
-            if now is not None and now.heartbeat != presence.heartbeat:
-                alive.add(owner)
-    return held(alive)
 
 
 def _workers(

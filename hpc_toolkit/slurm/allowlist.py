@@ -152,6 +152,7 @@ PATTERNS = {
     "idle_exit": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
     "lease": (_DURATION, "a duration such as 90s, 10min or 1h 30min"),
     "run": (f"[^-].{{0,{_PATH_MAX - 1}}}", "a run's path; ./-x for one called -x"),
+    "container_python": (f"/.{{1,{_PATH_MAX - 1}}}", "an absolute path in the container"),
     "python": (f"/.{{1,{_PATH_MAX - 1}}}", "the absolute path of an interpreter"),
     "launch": ("task-per-node|task-per-gpu", "task-per-node or task-per-gpu"),
     "backend": ("nccl|gloo", "nccl or gloo"),
@@ -175,7 +176,7 @@ PATTERNS = {
 """The pattern that the complete value of a field must match, and the hint if it does not."""
 
 _LOGS = {"output", "error"}
-_PATHS = _LOGS | {"chdir", "run", "python", "run_dir", "stage_dir"}
+_PATHS = _LOGS | {"chdir", "run", "python", "container_python", "run_dir", "stage_dir"}
 
 
 def refusal(where: str, value: object, wanted: str) -> RenderError:

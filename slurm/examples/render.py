@@ -110,6 +110,19 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "command": ("train.py",),
         },
     ),
+    "plain-nodes": (
+        "site.toml",
+        "train-multi-node",
+        {
+            "nodes": 2,
+            "gpus_per_node": 4,
+            "time": "12:00:00",
+            "venv": "/opt/training",
+            "plain": True,
+            "python": None,
+            "command": ("train.py", "--name", "it's"),
+        },
+    ),
     "train-trees": (
         "generic",
         "train-cpu",
@@ -162,6 +175,7 @@ EXAMPLES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "gpus_per_node": 4,
             "gpu_bind": "single:1",
             "container": "/images/tools v2.sif",
+            "container_python": "/opt/conda/bin/python",
             "bind": ("/data", "/scratch:/work:ro"),
             "run": "/scratch/runs/pythia",
         },
@@ -249,7 +263,7 @@ def rendered() -> dict[str, str]:
     """The text of every example by file name."""
     return {
         f"{name}.sbatch": render_script(
-            ScriptSpec(job_name=name, python=PYTHON, **request), load(cluster), template
+            ScriptSpec(**{"job_name": name, "python": PYTHON, **request}), load(cluster), template
         )
         for name, (cluster, template, request) in EXAMPLES.items()
     }

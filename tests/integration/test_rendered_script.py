@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +48,7 @@ esac
 SQUEUE = """
 env -0 > "$FAKE_DIR/squeue.env"
 case "$*" in
-  *%e) cat "$FAKE_DIR/end" ;;
-  *--Format=PreemptTime*) cat "$FAKE_DIR/preempted" ;;
+  *'--format=%A|%K|%e|%Z') echo "17|${SLURM_ARRAY_TASK_ID:-N/A}|$(cat "$FAKE_DIR/end")|$FAKE_DIR" ;;
   *--Format=State*) cd "$FAKE_DIR"; echo "$(cat state) $(cat restarts) $(cat preempted)" ;;
   *--format=%D) cat "$FAKE_DIR/nodes" ;;
 esac
@@ -60,11 +60,11 @@ cat "$FAKE_DIR/lost_nodes"
 SCANCEL = """
 kill -USR1 "$(cat "$FAKE_DIR/rank.pid")"
 """
-# The interpreter: what a node says before the ranks start, the worker, and what is left.
+# The interpreter: the real batch process, what a node says before the ranks start, the worker.
 PYTHON = """
 case $3 in
+  batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
   preflight) cat "$FAKE_DIR/ready"; exit "$(cat "$FAKE_DIR/preflight_code")" ;;
-  left) cat "$FAKE_DIR/left"; exit "$(cat "$FAKE_DIR/left_code")" ;;
   conduct) exec "$FAKE_DIR/conduct" ;;
   work)
     env -0 > "$FAKE_DIR/rank.env"
@@ -76,6 +76,33 @@ case $3 in
     fi
     exit "$(cat "$FAKE_DIR/work_code")" ;;
 esac
+"""
+# The real batch process, which calls the interpreter above and is told what is left of the run.
+BATCH = """
+import os, sys
+from pathlib import Path
+
+fake, *words = sys.argv[1:]
+sys.executable, sys.argv = fake, ["hpctk", *words]
+from hpc_toolkit.cli import main
+from hpc_toolkit.errors import RunError
+from hpc_toolkit.queue.left import Left
+from hpc_toolkit.slurm.batch import coordinator, work
+
+told = Path(os.environ["FAKE_DIR"])
+
+
+def left(run, watch_s):
+    (told / "calls" / f"9{os.getpid()}").write_text(f"left\\0{run}\\0{watch_s:g}\\0")
+    items, state, elsewhere = (told / "left").read_text().split()
+    if (told / "left_code").read_text() != "0\\n":
+        raise RunError("unreadable")
+    return Left(int(items), state == "complete", int(elsewhere))
+
+
+work.read_left = left
+coordinator._LOOK_S, coordinator._TELL_S = 0.1, 0.5
+main()
 """
 
 
@@ -138,11 +165,13 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     (home / "python").write_text(RECORD + PYTHON, encoding="utf-8")
     for path in (*programs.iterdir(), home / "python"):
         path.chmod(0o755)
+    (tmp_path / "batch.py").write_text(BATCH, encoding="utf-8")
     (tmp_path / "demo").mkdir()
     (tmp_path / "calls").mkdir()
     environ = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "FAKE_DIR": str(tmp_path),
+        "REAL_PYTHON": sys.executable,
         "SLURM_JOB_ID": "17",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_JOB_NUM_NODES": "2",
@@ -215,7 +244,7 @@ def test_script_says_once_what_runs_where_and_until_when(slurm: FakeSlurm) -> No
 
     _, output = slurm.run(script_of(slurm))
 
-    said = f"[17.2] run=demo interpreter={slurm.python} nodes=n1 n2 deadline=1900000000"
+    said = f"[17.2] run=demo interpreter={slurm.python} nodes=n1,n2 deadline=1900000000"
     assert output.count(said) == 1
     assert output.count("slurm=slurm 0.0-fake") == 1
     assert output.count("n1: ready: 4 GPUs") == 1
@@ -232,7 +261,7 @@ def test_hostile_values_arrive_as_they_were_written(slurm: FakeSlurm) -> None:
 
     assert code == 0, output
     assert ["-m", "hpc_toolkit", "work", run] in slurm.calls("python")
-    assert ["-m", "hpc_toolkit", "left", run, "--watch", "60s"] in slurm.calls("python")
+    assert slurm.calls("left") == [[run, "60"]]
     assert slurm.rank_environ["VALUE"] == HOSTILE_NAME
     assert slurm.rank_environ["SETUP"] == "a b"
     assert not list(slurm.root.rglob("canary"))
@@ -247,14 +276,18 @@ def test_the_argument_overrides_the_run(slurm: FakeSlurm) -> None:
     assert slurm.calls("srun")[-1][-1] == "o t'h$er"
 
 
-@pytest.mark.parametrize("arguments", [[], [""], ["demo", "demo"]])
-def test_a_call_without_one_run_exits_2_and_says_how(
-    slurm: FakeSlurm, arguments: list[str]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "no run directory"), ([""], "no run directory"), (["demo", "demo"], "2 run directories")],
+)
+def test_a_call_without_one_run_is_refused(
+    slurm: FakeSlurm, arguments: list[str], message: str
 ) -> None:
     code, output = slurm.run(script_of(slurm, run=None), *arguments)
 
-    assert code == 2
-    assert "usage: sbatch work-queue.sbatch RUN" in output
+    assert code == 1
+    assert f"error: {message}" in output
+    assert "hint: sbatch SCRIPT RUN" in output
     assert not slurm.calls("srun")
 
 
@@ -293,9 +326,11 @@ def test_deadline_comes_from_squeue_where_slurm_does_not_set_it(
     ("break_it", "message"),
     [
         (lambda slurm: (slurm.root / "demo").rmdir(), "error: no run directory demo"),
-        (lambda slurm: slurm.answer(hosts="n1"), "error: 2 nodes, but 1 names"),
-        (lambda slurm: slurm.python.unlink(), "error: no interpreter"),
-        (lambda slurm: slurm.environ.pop("SLURM_JOB_ID"), "error: this is no Slurm job"),
+        (
+            lambda slurm: slurm.answer(hosts="n1"),
+            "error: the job has 2 nodes, but scontrol names 1",
+        ),
+        (lambda slurm: slurm.environ.pop("SLURM_JOB_ID"), "error: this is not a Slurm job"),
         (
             lambda slurm: slurm.answer(preflight_code=1, ready="n2: no GPU"),
             "error: no node is fit for this job: see above",
@@ -558,27 +593,34 @@ def stand_in(slurm: FakeSlurm, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
-def test_apptainer_runs_the_ranks_and_answers_what_is_left(slurm: FakeSlurm) -> None:
+def test_apptainer_runs_the_checks_and_the_ranks(slurm: FakeSlurm) -> None:
     stand_in(slurm, "apptainer", APPTAINER)
     site = {**SITE_OF_CONTAINERS, "container_runtime": "apptainer"}
 
-    code, output = slurm.run(script_of(slurm, site=site, container="a b.sif", bind=("/x:/y",)))
+    inside: dict[str, Any] = {"container": "a b.sif", "container_python": str(slurm.python)}
+    code, output = slurm.run(script_of(slurm, site=site, bind=("/x:/y",), **inside))
 
     assert code == 0, output
     here, run = str(slurm.root), str(slurm.root / "demo")
-    inside = ["exec", "--bind", "/scratch", "--bind", "/x:/y", "--bind", here, "--bind", run]
-    inside += ["--pwd", here, "a b.sif", str(slurm.python), "-m", "hpc_toolkit"]
+    words = ["exec", "--bind", "/scratch", "--bind", "/x:/y", "--bind", here, "--bind", run]
+    words += ["--pwd", here, "a b.sif", str(slurm.python), "-m", "hpc_toolkit"]
     calls = slurm.calls("apptainer")
-    assert all(call[: len(inside)] == inside for call in calls)
-    assert [call[len(inside)] for call in calls] == ["preflight", "work", "left"]
+    assert all(call[: len(words)] == words for call in calls)
+    assert [call[len(words)] for call in calls] == ["preflight", "work"]
     assert slurm.calls("srun")[-1][6:8] == ["apptainer", "exec"]
 
 
-def test_pyxis_gets_the_container_from_srun_also_for_what_is_left(slurm: FakeSlurm) -> None:
+def test_pyxis_gets_the_container_from_srun(slurm: FakeSlurm) -> None:
     site = {**SITE_OF_CONTAINERS, "container_runtime": "pyxis"}
 
     code, output = slurm.run(
-        script_of(slurm, site=site, container="nvcr.io#a:b", bind=("/x:/y:ro",))
+        script_of(
+            slurm,
+            site=site,
+            container="nvcr.io#a:b",
+            container_python=str(slurm.python),
+            bind=("/x:/y:ro",),
+        )
     )
 
     assert code == 0, output
@@ -589,7 +631,7 @@ def test_pyxis_gets_the_container_from_srun_also_for_what_is_left(slurm: FakeSlu
         f"--container-mounts={here}:{here},{here}/demo:{here}/demo,/scratch:/scratch,/x:/y:ro",
     ]
     steps = [call for call in slurm.calls("srun") if call != ["--version"]]
-    assert [call[call.index("hpc_toolkit") + 1] for call in steps] == ["preflight", "work", "left"]
+    assert [call[call.index("hpc_toolkit") + 1] for call in steps] == ["preflight", "work"]
     for call in steps:
         first = call.index(inside[0])
         assert call[first : first + 3] == inside
@@ -625,7 +667,8 @@ def test_a_run_that_no_container_can_be_shown_is_refused(slurm: FakeSlurm, runti
     (slurm.root / "a,b").mkdir()
     site = {"container_runtime": runtime}
 
-    code, output = slurm.run(script_of(slurm, site=site, container="x.sif", run="a,b"))
+    inside = {"container": "x.sif", "container_python": "/p", "run": "a,b"}
+    code, output = slurm.run(script_of(slurm, site=site, **inside))
 
     assert code == 1
     assert "no container can be shown" in output
@@ -747,7 +790,6 @@ def test_a_program_that_is_ended_by_another_gives_its_own_code(slurm: FakeSlurm)
 
 @pytest.mark.parametrize("work_code", [0, 75])
 def test_a_campaign_ends_when_conduct_has_published(slurm: FakeSlurm, work_code: int) -> None:
-    stand_in(slurm, "sleep", "exit 0")
     slurm.answer(work_code=work_code)
     slurm.left(0, complete=True)
     # First another one decides, then this one is killed, and then it comes to the end.
@@ -764,9 +806,9 @@ def test_a_campaign_ends_when_conduct_has_published(slurm: FakeSlurm, work_code:
 
     assert code == 0, output
     assert (slurm.root / "published").exists()
-    assert "another conduct decides" in output
-    assert "conduct was killed (code 137)" in output
-    assert ["-m", "hpc_toolkit", "work", "demo", "--idle-exit", "1000d"] in slurm.calls("python")
+    assert "another coordinator decides" in output
+    assert "the coordinator was killed (code 137)" in output
+    assert ["-m", "hpc_toolkit", "work", "demo", "--idle-exit=1000d"] in slurm.calls("python")
 
 
 def test_a_campaign_whose_conduct_fails_tells_the_ranks_and_ends_with_its_code(
@@ -775,16 +817,11 @@ def test_a_campaign_whose_conduct_fails_tells_the_ranks_and_ends_with_its_code(
     slurm.answer(works_until_signalled="", work_code=75, conduct="#!/bin/bash\nexit 3")
     (slurm.root / "conduct").chmod(0o755)
     slurm.left(0)
-    # A step that is just starting hears nothing, so ranks are told again. Here the step ends while
-    # the telling goes on, and the script asks what is left.
-    asked = 'grep -qsa left "$FAKE_DIR"/calls/* && break'
-    waits = f"for _ in {{1..40}}; do {asked}; /bin/sleep 0.05; done"
-    stand_in(slurm, "sleep", f"{waits}\nexec /bin/sleep 0.5")
 
     code, output = slurm.run(script_of(slurm, "campaign"))
 
     assert code == 3, output
-    assert "conduct ended with code 3: telling the ranks to finish" in output
+    assert "the coordinator ended with code 3: telling the ranks to finish" in output
     assert ["--signal=USR1", "17"] in slurm.calls("scancel")
     assert not slurm.requeued
 

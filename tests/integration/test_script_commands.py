@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.slurm.batch.work import read_left
 from tests.integration.realrun import wait_until
 from tests.integration.test_campaign import CAMPAIGN
 
@@ -23,26 +24,29 @@ def toy(hpctk: Hpctk) -> Hpctk:
     return hpctk
 
 
-def test_what_is_left_is_one_line_for_a_script(hpctk: Hpctk) -> None:
+def test_what_is_left_of_a_run(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(3, 0)
 
-    before = hpctk("left", run.root)
+    before = read_left(run.root, 1.0)
     hpctk("work", run.root, "--workers", "1")
-    after = hpctk("left", run.root)
 
-    assert (before.code, before.out) == (0, "3 open 0\n")
-    assert (after.code, after.out) == (0, "0 complete 0\n")
+    assert before == (3, False, 0)
+    assert read_left(run.root, 1.0) == (0, True, 0)
 
 
-def test_what_workers_of_another_job_hold_is_told_apart(hpctk: Hpctk) -> None:
+def test_what_workers_of_another_job_hold_is_told_apart(
+    hpctk: Hpctk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = hpctk.make_sleeping(1, 60)
-    own = {"SLURM_JOB_ID": "17"}
     # Its heart beats once a second, which is how long a look at it takes.
+    own = {"SLURM_JOB_ID": "17"}
     hpctk.start("work", run.root, "--workers", "1", "--lease", "4s", env=own)
-    wait_until(lambda: hpctk("left", run.root).out == "1 open 1\n", "a worker with the item")
+    wait_until(lambda: read_left(run.root, 60.0) == (1, False, 1), "a worker with the item")
 
-    assert hpctk("left", run.root, env=own).out == "1 open 0\n"
-    assert hpctk("left", run.root, env={"SLURM_JOB_ID": "18"}).out == "1 open 1\n"
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert read_left(run.root, 60.0) == (1, False, 0)
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert read_left(run.root, 60.0) == (1, False, 1)
     assert hpctk.leftovers(), "the worker is gone"
 
 
@@ -53,7 +57,7 @@ def test_an_open_run_without_pending_items_has_nothing_left_and_is_not_complete(
     hpctk("init", "more", "--command", "true", "--items", "one.jsonl", "--open")
     hpctk("work", "more", "--workers", "1", "--idle-exit", "0.1s")
 
-    assert hpctk("left", "more").out == "0 open 0\n"
+    assert read_left(hpctk.cwd / "more", 1.0) == (0, False, 0)
 
 
 def test_a_fit_node_answers_on_stdout_and_an_unfit_one_with_1(hpctk: Hpctk) -> None:
@@ -69,11 +73,11 @@ def test_a_fit_node_answers_on_stdout_and_an_unfit_one_with_1(hpctk: Hpctk) -> N
 
 def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
     made = toy("init", "runs/toy", "--campaign", "toy.toml")
-    left = toy("left", "runs/toy")
+    left = read_left(toy.cwd / "runs/toy", 1.0)
     done = toy("run", "toy.toml", "--workers", "2")
 
     assert (made.code, made.out) == (0, "runs/toy\n")
-    assert left.out == "0 open 0\n"
+    assert left == (0, False, 0)
     assert done.code == 0, done.err
     assert "best arm" in done.out
 

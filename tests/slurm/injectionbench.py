@@ -30,10 +30,9 @@ _RECORD = """#!/bin/bash
 printf '%s\\0' "$#" "${{0##*/}}" "$@" >> {notes}/"${{SLURM_JOB_ID:-login}}.calls"
 """
 _PYTHON = """#!/bin/bash
-printf '%s\\0' "$#" "$0" "$@" >> {notes}/"${{SLURM_JOB_ID:-login}}.calls"
+printf '%s\\0' 4 "$0" "${{@:1:4}}" >> {notes}/"${{SLURM_JOB_ID:-login}}.calls"
 exec {python} "$@"
 """
-_QUIET = "#!/bin/bash\nexit 0\n"
 _APPTAINER = """
 while [[ $1 != */hpctk-probe ]]; do shift; done
 exec "$@"
@@ -87,7 +86,7 @@ class Plan:
 class Bench:
     """A directory with programs that note their calls, and a place to submit from."""
 
-    def __init__(self, lab: LabUnderTest, root: Path, *, preflight: bool = True) -> None:
+    def __init__(self, lab: LabUnderTest, root: Path) -> None:
         self.lab = lab
         self.root = root
         self.bin, self.notes, self.place = root / "bin", root / "notes", root / ODD_PLACE
@@ -96,15 +95,14 @@ class Bench:
         self._made = 0
         notes, real = shlex.quote(str(self.notes)), shlex.quote(sys.executable)
         record = _RECORD.format(notes=notes)
-        python = _PYTHON.format(notes=notes, python=real if preflight else "true")
+        self.python = _PYTHON.format(notes=notes, python=real)
         probe = self.root / "probe.py"
         probe.write_text(_PROBE_PY.format(notes=str(self.notes)))
         # Whatever a hostile text would run is noted as a call, wherever it would leave its traces.
         for name in ("record", "module", "conda", "touch", "id"):
             self.program(self.bin / name, record)
         self.program(self.bin / "apptainer", record + _APPTAINER)
-        self.program(self.bin / "python", _QUIET)
-        self.python = python
+        self.program(self.bin / "python", f'#!/bin/bash\nexec {real} "$@"\n')
         self.program(
             self.bin / "hpctk-probe", _PROBE.format(python=real, probe=shlex.quote(str(probe)))
         )
@@ -316,8 +314,7 @@ def _python(bench: Bench, plan: Plan, text: str) -> None:
     path = bench.directory(text) / "python"
     bench.program(path, bench.python)
     plan.fields["python"] = str(path)
-    words = ["-m", "hpc_toolkit", "preflight", "--gpus", str(plan.gpus)]
-    plan.before.append([str(path), *words])
+    plan.before.append([str(path), "-m", "hpc_toolkit", "batch", "command"])
 
 
 def _venv(bench: Bench, plan: Plan, text: str) -> None:
@@ -424,9 +421,9 @@ PARTS = (
     Part("venv", _venv, "/x/{}", named=True, rivals="conda"),
     Part("site setup", _called("site_setup", first=_record), "record {}", repeated=True),
     Part("setup", _called("setup", first=_record), "record {}", repeated=True),
+    Part("python", _python, "/x/{}", named=True),
     Part("site node_setup", _called("site_node_setup", first=_record), "record {}", repeated=True),
     Part("node-setup", _called("node_setup", first=_record), "record {}", repeated=True),
-    Part("python", _python, "/x/{}", named=True),
     Part("container", _container, "/x/{}", rivals="container"),
     Part("site binds", _bind("site_binds"), "/x/{}", repeated=True, rivals="container"),
     Part("bind", _bind("bind"), "/x/{}", repeated=True, rivals="container"),

@@ -350,9 +350,7 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     (rehearsal.cwd / "clusters").mkdir()
     (rehearsal.cwd / "clusters" / "lab.toml").write_text("shrink_jobs = true\n")
     script = rehearsal.render(nodes=8, ntasks_per_node=2, idle_exit="3s")
-    script.write_text(
-        script.read_text().replace('giveback "$hpctk_run"', 'giveback "$hpctk_run" --every 1s')
-    )
+    script.write_text(script.read_text().replace("--shrink-every=1min", "--shrink-every=1s"))
 
     job = rehearsal.sbatch(script, rehearsal.run)
 

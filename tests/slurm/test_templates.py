@@ -157,8 +157,8 @@ def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
     (site.cwd / "begin.sh").write_text(begin)
     script = site.script(setup=("source begin.sh",), ntasks_per_node=1, **fields)
     text = script.read_text()
-    assert "--immediate=60" in text
-    script.write_text(text.replace("--immediate=60", "--immediate=5"))
+    assert " batch work " in text
+    script.write_text(text.replace(" batch work ", " batch work --check-within=5 "))
     job = site.lab.sbatch(script, cwd=site.cwd)
     wait_until((site.cwd / "begun").exists, "the setup")
     return job, site.hosts_of(job)[1]

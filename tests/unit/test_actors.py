@@ -630,8 +630,7 @@ def test_a_rays_job_has_one_task_on_each_node_with_the_gpus_share_of_cpus() -> N
 
     assert "#SBATCH --ntasks-per-node=1\n" in script
     assert "#SBATCH --cpus-per-task=32\n" in script
-    assert 'ray symmetric-run --address "$RAY_ADDRESS" --min-nodes' in script
-    assert 'hpctk_program=(train : "$@")' in script
+    assert script.endswith(' batch ray --gpus=4 -- "$0" train : "$@"\n')
 
 
 def test_ray_is_told_what_slurm_gave_the_job_of_the_node() -> None:

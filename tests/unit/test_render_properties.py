@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -17,9 +16,10 @@ from hypothesis import strategies as st
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
 from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.file import read_header
 from hpc_toolkit.slurm.render.rules import RIVALS, asked, option
 from hpc_toolkit.slurm.render.script import render_script
-from hpc_toolkit.slurm.render.spec import ScriptSpec, spec_values
+from hpc_toolkit.slurm.render.spec import ScriptSpec
 from hpc_toolkit.slurm.render.training import prepared
 from tests.hostile import HOSTILE, ODD_BUT_FINE
 
@@ -37,7 +37,9 @@ TEXT_FIELDS = [
 LIST_FIELDS = [field.name for field in fields(ScriptSpec) if "tuple" in str(field.type)]
 NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"gpus_per_node": 1} for name in ("mem_per_gpu", "gpu_type", "gpu_bind")},
-    "bind": {"container": "/x.sif"},
+    "container": {"container_python": "/c/python"},
+    "container_python": {"container": "/x.sif"},
+    "bind": {"container": "/x.sif", "container_python": "/c/python"},
     "stage_dir": {"stage": ("/data/x",)},
 }
 OF_TRAININGS = {
@@ -118,17 +120,11 @@ def bash_accepts(script: str) -> bool:
     return checked.returncode == 0 and not checked.stderr
 
 
-def embedded_request(script: str) -> dict[str, Any]:
-    line = next(line for line in script.splitlines() if line.startswith("# hpctk-spec: "))
-    found: dict[str, Any] = json.loads(line.split(" ", 3)[3])
-    return found
-
-
 def assert_reads_back(script: str, request: ScriptSpec) -> None:
     assert bash_accepts(script)
     full = complete(prepared(request, template_of(request), GENERIC), GENERIC)
     assert sbatch_options(script) == directives(full, GENERIC)
-    assert ScriptSpec(**spec_values(embedded_request(script))) == request
+    assert ScriptSpec(**read_header(script, "x").request) == request
 
 
 def rendered_or_refused(given_fields: dict[str, Any]) -> ScriptSpec | HpcToolkitError:
@@ -282,11 +278,14 @@ def test_a_path_may_hold_what_a_shell_would_expand(name: str) -> None:
 
 
 def values_in_bash(script: str, cwd: Path | None = None) -> dict[str, str]:
-    """What bash assigns to the variables that hold what the user gave."""
-    lines = re.findall(r"^(?:export A|hpctk_run|hpctk_python)=.*$", script, re.MULTILINE)
-    told = 'printf \'%s\\0\' run "$hpctk_run" python "$hpctk_python" A "${A-}"'
+    """What bash makes of what the user gave: a variable, and words of the last command."""
+    lines = re.findall(r"^export A=.*$", script, re.MULTILINE)
+    command = script[script.index("\nexec ") :].replace("\nexec ", "set -- ")
+    told = """
+printf '%s\\0' A "${A-}" python "$1"
+for word do case $word in --run=*) printf '%s\\0' run "${word#--run=}" ;; esac; done"""
     done = subprocess.run(
-        ["bash", "-c", "\n".join([*lines, told])],
+        ["bash", "-c", "\n".join([*lines, command, told])],
         capture_output=True,
         check=True,
         cwd=cwd,

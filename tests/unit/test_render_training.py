@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hpc_toolkit.slurm.clusters.facts import load_cluster
 from hpc_toolkit.slurm.render.kinds import TRAININGS
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec
+from tests.scripttext import batch_options, batch_program
 
 GENERIC, LAB, KILLARNEY = (load_cluster(name) for name in ("generic", "lab", "killarney"))
 SCRIPT = ("train.py", "--lr", "1")
@@ -30,12 +32,12 @@ def option(text: str, name: str) -> str | None:
 
 
 def program(text: str) -> str:
-    line = next(line for line in text.splitlines() if line.startswith("hpctk_program="))
-    return line.removeprefix("hpctk_program=(").removesuffix(' "$@")')
+    return shlex.join(batch_program(text))
 
 
-def step(text: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith("srun --kill-on-bad-exit=1"))
+def srun(text: str) -> list[str]:
+    """The options that the step's srun gets beside those of every training."""
+    return [one.removeprefix("--srun=") for one in batch_options(text) if "--srun=" in one]
 
 
 # --- who starts the ranks ---
@@ -75,7 +77,7 @@ def test_a_launcher_on_each_node_starts_its_ranks_and_has_all_of_their_cpus() ->
         "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=gloo "
         "--nproc-per-node=4 --max-restarts=3 train.py --lr 1"
     )
-    assert step(text).endswith('--cpus-per-task="$SLURM_CPUS_PER_TASK" --cpu-bind=none \\')
+    assert srun(text) == ["--cpu-bind=none"]
 
 
 def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
@@ -88,7 +90,7 @@ def test_srun_starts_every_rank_where_that_is_asked_for() -> None:
     assert program(text) == (
         "/p/python -m hpc_toolkit launch --run-dir=runs/job --backend=gloo train.py --lr 1"
     )
-    assert "--cpu-bind=cores" in step(text)
+    assert srun(text) == ["--cpu-bind=cores"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_trees_are_trained_by_the_script_alone_on_all_cpus_of_a_node() -> None:
     # Where several libraries bring an OpenMP of their own, the first one binds the main thread to
     # one core, and the threads of the others are all put there: LightGBM's beside scikit-learn.
     assert "OMP_PROC_BIND" not in text
-    assert "--cpu-bind=cores" in step(text)
+    assert srun(text) == ["--cpu-bind=cores"]
 
 
 def test_trees_have_64_cpus_where_nothing_says_how_many_a_node_has() -> None:
@@ -183,21 +185,18 @@ def test_ranks_are_warned_before_the_time_limit_and_start_again_after_75(templat
     assert option(text, "signal") == "B:USR1@300"
     assert "#SBATCH --requeue\n" in text
     assert "#SBATCH --no-kill" not in text
-    assert "if (( hpctk_step_rc == 75 )); then hpctk_start_again; fi" in text
 
 
-def test_a_script_that_knows_no_warning_outlives_it() -> None:
-    """The launcher's ranks ignore it until they say otherwise; without one the shell sees to it."""
-    assert 'trap "" USR1; "$@"' in script("train-cpu")
-    assert 'trap : USR1; "$@"' in script(**TWO_NODES)
+def test_only_a_script_without_a_launcher_is_protected_from_the_warning() -> None:
+    assert "--alone" in batch_options(script("train-cpu"))
+    assert "--alone" not in batch_options(script(**TWO_NODES))
 
 
 def test_a_training_has_a_directory_of_the_jobs_name() -> None:
-    assert "--run-dir=runs/job " in program(script())
+    assert "--run-dir=runs/job" in batch_options(script())
     text = script(run_dir="/scratch/it's")
-    assert "mkdir -p -- '/scratch/it'\"'\"'s'\n" in text
-    assert "HPCTK_RUN_DIR" not in text
-    assert "export HPCTK_RUN_DIR\n" in script("train-cpu")
+    assert "--run-dir=/scratch/it's" in batch_options(text)
+    assert "--run-dir=/scratch/it's" in batch_program(text)
 
 
 def test_what_tasks_are_bound_to_goes_to_srun() -> None:
@@ -207,13 +206,11 @@ def test_what_tasks_are_bound_to_goes_to_srun() -> None:
         "distribution": "block:cyclic",
     }
 
-    words = step(script(**TWO_NODES, **bound))
+    words = srun(script(**TWO_NODES, **bound))
 
-    assert "--cpu-bind=ldoms --mem-bind=local --distribution=block:cyclic" in words
+    assert words == ["--cpu-bind=ldoms", "--mem-bind=local", "--distribution=block:cyclic"]
     # srun takes one of the two.
-    hinted = step(script(**TWO_NODES, hint="nomultithread"))
-    assert "--hint=nomultithread" in hinted
-    assert "--cpu-bind" not in hinted
+    assert srun(script(**TWO_NODES, hint="nomultithread")) == ["--hint=nomultithread"]
 
 
 def test_a_launcher_binds_its_ranks_beside_their_gpus_where_asked() -> None:
@@ -228,35 +225,29 @@ def test_a_launcher_binds_its_ranks_beside_their_gpus_where_asked() -> None:
 def test_ranks_of_a_site_that_gives_gpus_to_tasks_see_those_of_their_node() -> None:
     site = replace(LAB, gpu_request="gpus-per-task")
 
-    assert "--gpu-bind=none" in step(script(cluster=site, **TWO_NODES, launch="task-per-gpu"))
-    assert "--gpu-bind" not in step(script(**TWO_NODES))
+    assert "--gpu-bind=none" in srun(script(cluster=site, **TWO_NODES, launch="task-per-gpu"))
+    assert "--gpu-bind=none" not in srun(script(**TWO_NODES))
 
 
-def test_in_a_container_the_launcher_and_the_checks_are_inside() -> None:
+def test_in_a_container_the_launcher_is_the_containers() -> None:
     site = replace(LAB, container_runtime="apptainer")
 
-    text = script(cluster=site, **TWO_NODES, container="/x.sif")
+    text = script(cluster=site, **TWO_NODES, container="/x.sif", container_python="/c/python")
 
-    assert 'apptainer exec --nv --bind "$PWD" --pwd "$PWD" /x.sif' in program(text)
-    assert '/x.sif \\\n  "$hpctk_python" -m hpc_toolkit preflight' in text
-    # Its interpreter is not this node's.
-    assert "[[ -x $hpctk_python ]]" not in text
-    assert "if [[ -n ${HPCTK_DEADLINE:-} ]]; then return; fi" in text
+    assert program(text).startswith("/c/python -m hpc_toolkit launch ")
+    assert {"--apptainer=/x.sif", "--container-python=/c/python"} <= set(batch_options(text))
 
 
 # --- copies on the nodes' disks ---
 
 
-def test_staged_paths_are_copied_once_a_node_and_named_to_the_ranks() -> None:
+def test_staged_paths_and_the_tasks_that_use_them_go_to_the_batch_process() -> None:
     text = script(**TWO_NODES, stage=("/data/it's", "tokens.bin"), stage_dir="/local")
 
-    assert "hpctk_staging=/local/hpctk-$hpctk_id.${SLURM_RESTART_COUNT:-0}\n" in text
-    assert "stage \"$hpctk_staging\" --users 1 -- \\\n  '/data/it'\"'\"'s' tokens.bin ||" in text
-    assert "export HPCTK_STAGED_2=tokens.bin\n" in text
-    assert "HPCTK_STAGED_2=$HPCTK_STAGED/$HPCTK_STAGED_2\n" in text
+    options = batch_options(text)
+    assert {"--stage=/data/it's", "--stage=tokens.bin", "--stage-dir=/local"} <= set(options)
     by_rank = script(**TWO_NODES, launch="task-per-gpu", stage=("x",))
-    assert "--users 4 " in by_rank
-    assert "hpctk_staging=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/hpctk-" in by_rank
+    assert "--tasks=4" in batch_options(by_rank)
 
 
 @pytest.mark.parametrize("path", ["/", "..", "a/.", "a/..", ".users", "-x"])
@@ -328,3 +319,62 @@ def test_a_request_that_makes_no_sense_is_refused(
 
     assert caught.value.message.startswith(message) or message in caught.value.message
     assert caught.value.hint
+
+
+# --- plain scripts ---
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "starts"),
+    [
+        ("command", {}, "srun --kill-on-bad-exit=1 --cpus-per-task=$SLURM_CPUS_PER_TASK run"),
+        ("train-cpu", {}, "srun --kill-on-bad-exit=1 --cpus-per-task=$SLURM_CPUS_PER_TASK"),
+        ("train-single-gpu", {}, "srun "),
+        ("train-multi-gpu", {"gpus_per_node": 4}, "srun "),
+        ("train-multi-node", TWO_NODES, "srun "),
+    ],
+)
+def test_a_plain_script_has_nothing_of_hpctk(
+    template: str, fields: dict[str, Any], starts: str
+) -> None:
+    command = ("run", "--lr", "1") if template == "command" else SCRIPT
+    text = script(template, plain=True, python=None, command=command, **fields)
+
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    assert not [line for line in lines if "hpctk" in line and not line.startswith("#")]
+    assert not [line for line in lines if "hpc_toolkit" in line]
+    assert option(text, "signal") is None, "nothing would handle it"
+    (step,) = [at for at, line in enumerate(lines) if line.startswith("srun ")]
+    words = shlex.split("\n".join(lines[step:]))
+    assert shlex.join(words).replace("'", "").startswith(starts)
+    assert words[-len(command) - 1 :] == [*command, "$@"]
+    assert ("torchrun" in words) == (template in ("train-multi-gpu", "train-multi-node"))
+    assert ("--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT" in words) == (fields is TWO_NODES)
+
+
+def test_a_plain_script_calls_the_given_interpreter() -> None:
+    text = script(**TWO_NODES, plain=True)
+
+    assert " /p/python -m torch.distributed.run --nproc-per-node=4 " in text.replace("\\\n ", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "message"),
+    [
+        ("work-queue", {"command": ()}, "--plain: the template work-queue needs hpctk"),
+        ("command", {"signal": "B:USR1@60"}, "--signal: a plain script has nothing"),
+        ("train-multi-node", {"stage": ("x",)}, "--stage: a plain script has nothing"),
+        ("train-multi-node", {"container": "x"}, "--container: a plain script has nothing"),
+    ],
+)
+def test_a_plain_script_does_not_promise_what_hpctk_does(
+    template: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RenderError, match=message):
+        script(template, plain=True, **fields)
+
+
+def test_any_other_script_needs_an_interpreter() -> None:
+    with pytest.raises(RenderError, match="--python: nothing says which interpreter"):
+        script(python=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -20,6 +19,7 @@ from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import SubmittedJob
 from hpc_toolkit.training.scaling import collectives
 from hpc_toolkit.training.scaling.bandwidth import Timed
+from tests.scripttext import batch_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -290,8 +290,8 @@ def test_through_slurm_each_world_size_is_a_job_of_as_many_gpus(
     ]
     rendered = [line.split()[3] for line in lines if line.startswith("#   hpctk render")]
     assert rendered == ["train-multi-gpu", "train-multi-gpu", "train-multi-node"]
-    programs = [line for line in lines if line.startswith("hpctk_program=")]
-    assert ["--nproc-per-node=4" in line for line in programs] == [False, True, True]
+    scripts = found.stdout.split("#!/bin/bash")[1:]
+    assert ["--nproc-per-node=4" in batch_program(one) for one in scripts] == [False, True, True]
     assert not list(tmp_path.rglob("*.sbatch"))
     assert not (tmp_path / "d").exists()
 
@@ -305,8 +305,8 @@ def test_a_job_says_its_cluster_to_the_records_unless_nothing_is_known_of_it(
 
     named = [scaling(*words, name).stdout for name in ("lab", "generic", "mine.toml")]
 
-    said = [re.search(r"^hpctk_program=.* --cluster (\S+)", text, re.MULTILINE) for text in named]
-    assert [one and one[1] for one in said] == ["lab", None, str(tmp_path / "mine.toml")]
+    said = [" ".join(batch_program(text)).partition(" --cluster ")[2].split() for text in named]
+    assert [one[:1] for one in said] == [["lab"], [], [str(tmp_path / "mine.toml")]]
 
 
 def test_jobs_that_are_there_already_are_named_and_not_sent_twice(

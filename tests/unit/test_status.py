@@ -19,9 +19,10 @@ from hpc_toolkit.queue.control import (
     give_notice,
     give_sick_notice,
 )
+from hpc_toolkit.queue.left import what_is_left
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, read_presence
 from hpc_toolkit.queue.view import RunView
-from hpc_toolkit.results.status import StageCounts, Status, held_elsewhere, read_status
+from hpc_toolkit.results.status import StageCounts, Status, read_status
 from hpc_toolkit.system.ranks import boot_id, host_name
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker, empty_campaign, tree
@@ -547,7 +548,9 @@ def test_i4_what_another_job_holds_is_told_by_heartbeats_and_by_no_other_clock(
             owner.presence.update(at=clock.now + ahead_s)
 
     def held(job: str) -> int:
-        return held_elsewhere(toy.view(), clock, job=job, watch_s=watch_s, pause=pause)
+        left = what_is_left(toy.view(), clock, job=job, watch_s=watch_s, pause=pause)
+        assert left.items == 4
+        return left.elsewhere
 
     assert held("17") == count
     assert clock.now <= NOW + 1.5 * owner.presence.presence.interval_s
@@ -561,4 +564,6 @@ def test_nobody_is_watched_where_others_hold_a_part_of_what_is_left(fast_dir: Pa
     def pause(_seconds: float) -> None:
         pytest.fail("it waits for what decides nothing")
 
-    assert held_elsewhere(toy.view(), ManualClock(NOW), job="17", pause=pause) == 0
+    left = what_is_left(toy.view(), ManualClock(NOW), job="17", watch_s=60.0, pause=pause)
+
+    assert left == (8, False, 0)

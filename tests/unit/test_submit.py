@@ -99,7 +99,7 @@ def test_the_only_run_is_meant_where_none_is_named(run: ToyRun, programs: Progra
     assert call().stdout == "101\n"
 
     ((_, script),) = sent(programs)
-    assert '"run": "runs/a"' in Path(script).read_text()
+    assert "--run runs/a " in Path(script).read_text()
     assert read_jobs(run.paths)
 
 
@@ -773,7 +773,7 @@ def test_a_script_is_refused_from_a_forbidden_directory(
 def test_a_script_whose_request_was_edited_names_no_run(run: ToyRun, programs: Programs) -> None:
     shown = call("--dry-run").stdout
     programs.add("sbatch", "echo 5")
-    text = shown.replace('"run": "runs/a"', '"run": "runs/b", "nodes": "x"')
+    text = shown.replace("--run runs/a ", "--run runs/b --nodes x ")
     Path("own.sbatch").write_text(text)
 
     error = refused("own.sbatch")

@@ -75,7 +75,7 @@ def complete(spec: ScriptSpec, cluster: Cluster) -> ScriptSpec:
         output=log_pattern(full),
         **_ranks(full, cluster),
     )
-    if not full.signal and (full.launch or not full.command):
+    if not (full.signal or full.plain) and (full.launch or not full.command):
         # Not for other programs: the signal ends a program that does not handle it.
         shortest = full.time_min or full.time or FALLBACK_TIME
         full = replace(full, signal=_signal(parse_walltime(shortest)))

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.render.plain import check_plain
 from hpc_toolkit.slurm.render.rules import asked, option
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ _EXAMPLE = {
 def check_template(spec: ScriptSpec, template: str) -> None:
     """Raise RenderError for options that the template ignores, and for missing required ones."""
     given = asked(spec)
+    if spec.plain:
+        check_plain(spec, template)
+    elif spec.python is None:
+        msg = "--python: nothing says which interpreter on the nodes has hpc_toolkit"
+        raise RenderError(msg, hint="give its absolute path")
     if template in PROGRAMS:
         _check_program(spec, template, given)
     elif spec.command:
@@ -60,12 +66,24 @@ def check_template(spec: ScriptSpec, template: str) -> None:
         _check_training(spec, template, given)
     else:
         _refuse(given, _OF_TRAININGS, f"the template {template} starts no training", "train-...")
+    _check_container(spec, template)
     if template == "array" and spec.array is None:
         msg = "--array: the template array needs it"
         raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
     if spec.array is not None and template not in ARRAYS:
         msg = f"--array: the template {template} is one job"
         raise RenderError(msg, hint="the templates array and command can be arrays")
+
+
+def _check_container(spec: ScriptSpec, template: str) -> None:
+    """The container of a command holds the program alone; any other one holds hpctk as well."""
+    inside = spec.container_python is not None
+    if inside and (spec.container is None or template == "command"):
+        msg = "--container-python: nothing calls hpctk in a container"
+        raise RenderError(msg, hint="leave it out")
+    if spec.container is not None and not inside and template != "command":
+        msg = "--container: nothing says which interpreter inside it has hpc_toolkit"
+        raise RenderError(msg, hint="give its path: --container-python /usr/bin/python3")
 
 
 def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ _OF_GPUS = (
 )
 _FLAGS = (
     *("isolate_gpus", "oversubscribe", "spread_job", "requeue", "kill_on_invalid_dep", "hold"),
-    "get_user_env",
+    *("get_user_env", "plain"),
 )
 _GRAMMARS: dict[str, Callable[[str, str], object]] = {
     "time": lambda text, where: parse_walltime(text, where=where),

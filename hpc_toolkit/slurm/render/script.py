@@ -19,20 +19,27 @@ from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.render.directives import complete, directive_text, directives
 from hpc_toolkit.slurm.render.file import sha256, sign
 from hpc_toolkit.slurm.render.kinds import check_template
-from hpc_toolkit.slurm.render.spec import command_line, spec_json
+from hpc_toolkit.slurm.render.plain import plain_words
+from hpc_toolkit.slurm.render.spec import command_line
 from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.slurm.render.training import prepared, training
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _SUFFIX = ".sbatch.j2"
-_PARENTS = ("base", "training")
+_PARENTS = ("base", "plain")
 """Templates that others extend, and that are not rendered by themselves."""
 _PARENT = re.compile(r"{% extends \"([^\"]+)\" %}")
+
+
+_SHORT = 16
+"""Hexadecimal digits of a hash that guards against accidents."""
+_WIDTH = 116
 
 
 class _Marked(str):
@@ -60,30 +67,28 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     full = complete(prepared(spec, template, cluster), cluster)
     trained = training(full, template, cluster)
     options = directives(full, cluster)
-    request = spec_json(spec, template=template, cluster=cluster.name)
+    program = trained.program if trained else full.command
+    quoted = (
+        plain_words(full, options, template, trained) if full.plain else map(shlex.quote, program)
+    )
+    file = ("plain" if full.plain else template) + _SUFFIX
+    around = surroundings(full, cluster, options, template, trained)
     values = {
         "version": __version__,
-        "command": command_line(spec, template=template, cluster=cluster.argument or cluster.file),
+        "command": _checked_words(command_line(spec, template, cluster.argument or cluster.file)),
         "template": template,
-        "template_sha256": sha256("".join(_lineage(template + _SUFFIX))),
+        "template_sha256": sha256("".join(_lineage(file)))[:_SHORT],
         "cluster": cluster.name,
-        "cluster_sha256": sha256(json.dumps(cluster.stated(), sort_keys=True)),
+        "cluster_sha256": sha256(json.dumps(cluster.stated(), sort_keys=True))[:_SHORT],
         "doubt": "" if cluster.verified or not cluster.source else " (facts not verified)",
-        "spec_sha256": sha256(request),
-        "spec_json": request,
         "directives": options,
-        "job_name": full.job_name,
-        "python": full.python,
-        "run": full.run or "",
-        "program": trained.program if trained else full.command,
-        "training": trained,
-        "array": full.array,
-        "array_offset": full.array_offset,
-        "requeue": full.requeue,
-        "max_restarts": full.max_restarts,
-        "around": surroundings(full, cluster, options),
+        "around": around,
+        "batch": (*around.batch, *(["--campaign"] if template == "campaign" else [])),
+        "plain": full.plain,
+        "several": template == "train-multi-node",
+        "words": tuple(quoted),
     }
-    return sign(_environment().get_template(template + _SUFFIX).render(values))
+    return sign(_environment().get_template(file).render(values))
 
 
 def _lineage(file: str) -> list[str]:
@@ -120,8 +125,10 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters.update(
         sh=lambda text: _Marked(shlex.quote(text)),
-        quoted=_quoted,
         sh_words=lambda words: _Marked(shlex.join(words)),
+        commented=lambda command: _Marked(_wrapped(command, "#   ", "#     ")),
+        started=_started,
+        run=lambda words: _Marked(_wrapped([*words, '"$@"'], "", "  ")),
         text=_comment_text,
         directive=lambda option: _Marked(directive_text(option)),
     )
@@ -135,10 +142,37 @@ def _refuse_unmarked(value: Any) -> Any:
     raise RenderError(msg, hint="use |sh, |sh_words, |directive or |text")
 
 
-def _quoted(text: str) -> _Marked:
-    """Quote text even where bash needs no quotes: ``job=date`` looks like a mistake."""
-    word = shlex.quote(text)
-    return _Marked(word if word != text else f"'{text}'")
+def _wrapped(words: list[str], first: str, further: str) -> str:
+    """Quoted words as a command over several lines, each ending in a backslash but the last."""
+    lines, line = [], first + words[0]
+    for word in _with_values(words[1:]):
+        if len(line) + len(word) + 3 > _WIDTH:
+            lines.append(f"{line} \\")
+            line = further + word
+        else:
+            line += f" {word}"
+    return "\n".join([*lines, line])
+
+
+def _with_values(words: list[str]) -> Iterator[str]:
+    """The words, with an option and its value as one."""
+    at = 0
+    while at < len(words):
+        pair = words[at : at + 2]
+        takes = pair[0].startswith("--") and "=" not in pair[0] and not pair[-1].startswith("-")
+        yield " ".join(pair) if takes and pair[0] != "--" else pair[0]
+        at += 2 if takes and pair[0] != "--" else 1
+
+
+def _checked_words(argv: list[str]) -> list[str]:
+    """The words of a command, quoted for a comment."""
+    return [_comment_text(shlex.quote(word)) for word in argv]
+
+
+def _started(batch: tuple[str, ...], words: tuple[str, ...]) -> _Marked:
+    """The line that starts the batch process; ``words``, of the user's program, are quoted."""
+    argv = [*map(shlex.quote, batch), "--", '"$0"', *words, '"$@"']
+    return _Marked(_wrapped(argv, "exec ", "  "))
 
 
 def _comment_text(text: str) -> _Marked:

@@ -5,13 +5,15 @@ An instance is valid by construction: no later step sees a value that a shell co
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.render.rules import asked, check_request, option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from dataclasses import Field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +146,13 @@ class ScriptSpec:
     """``NAME[=VALUE]``: options of sbatch that have no field of their own."""
     run: str | None = None
     """The run directory; the script's first argument overrides it."""
-    python: str
-    """Absolute path of the interpreter that has hpc_toolkit."""
+    plain: bool = False
+    """Whether the script has nothing of hpctk in it, and gives up what hpctk does around a step."""
+    python: str | None = None
+    """Absolute path of the interpreter on the nodes that has hpc_toolkit; needed unless ``plain``.
+    """
+    container_python: str | None = None
+    """The interpreter in the container that has hpc_toolkit."""
     modules: tuple[str, ...] = ()
     """Environment modules to load, after the cluster's."""
     setup: tuple[str, ...] = ()
@@ -197,29 +204,8 @@ class ScriptSpec:
         check_request(self)
 
 
-def spec_json(spec: ScriptSpec, *, template: str, cluster: str) -> str:
-    """Return the request as JSON on one ASCII line; equal requests give equal lines."""
-    return json.dumps({"template": template, "cluster": cluster, **asked(spec)}, ensure_ascii=True)
-
-
-def spec_values(embedded: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields in a decoded line of ``spec_json``, for ``ScriptSpec(**values)``.
-
-    Raises RenderError for a field that this version does not know.
-    """
-    values = {key: value for key, value in embedded.items() if key not in ("template", "cluster")}
-    known = [field.name for field in fields(ScriptSpec)]
-    for name, value in values.items():
-        if name not in known:
-            msg = f"its request has a field {name!r} that this version does not know"
-            raise RenderError(msg, hint=near_miss(name, known))
-        if isinstance(value, list):
-            values[name] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
-    return values
-
-
-def command_line(spec: ScriptSpec, *, template: str, cluster: str) -> str:
-    """Return the command that renders this script again, quoted for a shell."""
+def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
+    """Return the words of the command that renders this script again."""
     argv = ["hpctk", "render", template, "--cluster", cluster]
     values = asked(spec)
     words = values.pop("command", ())
@@ -237,4 +223,47 @@ def command_line(spec: ScriptSpec, *, template: str, cluster: str) -> str:
             argv.append(f"{option(name)}={value}")
         else:
             argv += [option(name), str(value)]
-    return shlex.join([*argv, "--", *words] if words else argv)
+    return [*argv, "--", *words] if words else argv
+
+
+def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
+    """The template, the cluster and the fields of a ``command_line`` that was split into words.
+
+    ``ScriptSpec(**fields)`` is the request. Raises RenderError for an option that this version does
+    not know, and ValueError for words that are not such a command.
+    """
+    known = {option(field.name): field for field in fields(ScriptSpec)}
+    hpctk, render, template, name, cluster, *words = argv
+    if (hpctk, render, name) != ("hpctk", "render", "--cluster"):
+        raise ValueError(argv)
+    found: dict[str, Any] = {}
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            found["command"] = tuple(words)
+            break
+        name, equals, value = word.partition("=")
+        negated = name not in known and name.startswith("--no-")
+        field = known.get(name.replace("--no-", "--", 1) if negated else name)
+        if field is None:
+            msg = f"its request has an option {name!r} that this version does not know"
+            raise RenderError(msg, hint=near_miss(name, list(known)))
+        flag = isinstance(field.default, bool) and not equals
+        if flag and field.name != "kill_on_invalid_dep":
+            found[field.name] = not negated
+            continue
+        text = value if equals else words.pop(0)
+        found[field.name] = _read_value(field, text, found.get(field.name, ()))
+    return template, cluster, found
+
+
+def _read_value(field: Field[Any], text: str, before: tuple[Any, ...]) -> Any:
+    """The value of a field from one option; ``before``, of the same option given earlier."""
+    if field.name == "env":
+        name, _, value = text.partition("=")
+        return (*before, (name, value))
+    if isinstance(field.default, tuple):
+        return (*before, text)
+    if field.name == "kill_on_invalid_dep":
+        return text == "yes"
+    return int(text) if "int" in str(field.type).split(" | ") else text

@@ -16,43 +16,33 @@ from hpc_toolkit.slurm.environment import check_directory
 from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.render.directives import Directive
     from hpc_toolkit.slurm.render.spec import ScriptSpec
+    from hpc_toolkit.slurm.render.training import Training
 
 Step = tuple[list[str], str]
 """The words of a command, and the log message if the command fails."""
 
-_SRUN_READS = {
-    "mem": "SLURM_MEM_PER_NODE",
-    "mem-per-cpu": "SLURM_MEM_PER_CPU",
-    "mem-per-gpu": "SLURM_MEM_PER_GPU",
-    "gpus": "SLURM_GPUS",
-    "gpus-per-node": "SLURM_GPUS_PER_NODE",
-    "gpus-per-task": "SLURM_GPUS_PER_TASK",
-    "gpu-bind": "SLURM_GPU_BIND",
-    "gres": "SLURM_GRES",
-    "cpus-per-task": "SLURM_CPUS_PER_TASK",
-    "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
-    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
-    "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
-    "ntasks-per-socket": "SLURM_NTASKS_PER_SOCKET",
-    "distribution": "SLURM_DISTRIBUTION",
-    "hint": "SLURM_HINT",
-    "threads-per-core": "SLURM_THREADS_PER_CORE",
+MAX_RESTARTS = 10
+_KIND = {
+    "work-queue": "work",
+    "array": "work",
+    "campaign": "work",
+    "command": "command",
+    "ray": "ray",
 }
-"""Variables that srun reads (srun(1), INPUT ENVIRONMENT VARIABLES), by the option of sbatch that
-sets them for a job's own steps."""
+"""What the batch process is told to do; "train" for a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The parts of a script before and after its step, in order of execution."""
+    """All that a script does before hpctk takes over, in the order in which it happens."""
 
     shebang: str
     """The first line."""
-    leftovers: tuple[str, ...]
-    """Variables that, if they are set, belong to another job; never empty."""
     env: tuple[tuple[str, str], ...]
     """Variables to export: the site's, its network's, the user's."""
     preparation: tuple[Step, ...]
@@ -61,68 +51,85 @@ class Surroundings:
     """The virtual environment, "" for none."""
     setup: tuple[Step, ...]
     """The site's and the user's commands."""
-    node_setup: str
-    """The bash command that runs once on each node, "" for none."""
-    teardown: tuple[Step, ...]
-    """The user's commands after the step."""
-    runtime: Literal["", "apptainer", "pyxis"]
-    """The container runtime, "" for none."""
-    container: tuple[str, ...]
-    """First words of the apptainer command; the job's directories and the image follow."""
-    mounts: str
-    """Further directories for pyxis, each after a comma."""
-    image: str
-    """The container's image."""
-    gpus: int
-    """GPUs that a task alone on its node must see."""
-    gpu_bound: bool
-    """Whether a task sees only some of its node's GPUs, unless srun gets another --gpu-bind."""
-    work: tuple[str, ...]
-    """Options of ``hpctk work``."""
-    threads: int
-    """CPUs that a rank can count on."""
-    cpus_per_task: bool
-    """Whether the script requests CPUs per task, not CPUs per GPU."""
-    shrink: bool
-    """Whether nodes without work are given back. Not with a container, where scontrol is out of
-    reach, nor in an array, where the id of the last element means all elements."""
+    threads: str
+    """The value of OMP_NUM_THREADS, as bash reads it."""
+    batch: tuple[str, ...]
+    """The command of the batch process, up to "--" and the words of the job."""
 
 
-def surroundings(full: ScriptSpec, cluster: Cluster, directives: list[Directive]) -> Surroundings:
+def surroundings(
+    full: ScriptSpec,
+    cluster: Cluster,
+    directives: list[Directive],
+    template: str,
+    trained: Training | None,
+) -> Surroundings:
     """Compute what surrounds the program of a complete request on ``cluster``.
 
     Args:
         full: the request, with every value that the script needs.
         cluster: the site's facts.
         directives: the script's options for sbatch.
+        template: the kind of script.
+        trained: what the script does for a training; None for any other template.
 
     Raises:
         RenderError: the request needs a fact that the site's file does not state.
     """
     given = {name for name, _ in directives}
-    unset = [name for option, name in _SRUN_READS.items() if option not in given]
-    runtime = _runtime(full, cluster)
-    binds = (*cluster.binds, *full.bind) if runtime else ()
     return Surroundings(
         shebang="#!/bin/bash -l" if cluster.login_shell else "#!/bin/bash",
-        leftovers=tuple(unset),
         env=(*cluster.env, *_network(full, cluster), *full.env),
         preparation=(*_modules(full, cluster), *_conda(full, cluster)),
         venv=(full.venv or "").rstrip("/"),
         setup=_steps((*cluster.setup, *full.setup), "--setup"),
-        node_setup=_node_setup((*cluster.node_setup, *full.node_setup)),
-        teardown=_steps(full.teardown, "--teardown"),
-        runtime=runtime,
-        container=_apptainer(binds, gpus=full.gpus_per_node),
-        mounts="".join(f",{_mount(directory)}" for directory in binds),
-        image=full.container or "",
-        gpus=_gpus_of_a_task(full, given),
-        gpu_bound="gpu-bind" in given,
-        work=_work_options(full),
-        threads=cpus_of_rank(full),
-        cpus_per_task="cpus-per-task" in given,
-        shrink=cluster.shrink_jobs and full.nodes > 1 and not (full.array or runtime),
+        threads=_threads(full, given, trained),
+        batch=(
+            *(full.python or "", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),
+            *(f"--{name}={value}" for name, value in _values(full, cluster, given, template)),
+            *(trained.options if trained else ()),
+        ),
     )
+
+
+def _values(
+    full: ScriptSpec, cluster: Cluster, given: set[str], template: str
+) -> Iterator[tuple[str, object]]:
+    """Options of the batch process, those that are not its defaults."""
+    standard = {
+        "run": (full.run, None),
+        "gpus": (_gpus_of_a_task(full, given), 0),
+        "max-restarts": (full.max_restarts, MAX_RESTARTS),
+        "array-offset": (full.array_offset, 0),
+        "idle-exit": (full.idle_exit, None),
+        "lease": (full.lease, None),
+    }
+    yield from ((name, value) for name, (value, usual) in standard.items() if value != usual)
+    # Not in an array, whose last element scontrol would take for all of them.
+    several = full.nodes > 1 and not (full.array or full.container)
+    if template == "work-queue" and cluster.shrink_jobs and several:
+        yield "shrink-every", "1min"
+    for line in (*cluster.node_setup, *full.node_setup):
+        yield "node-setup", shlex.join(setup_words(line, "--node-setup"))
+    for line in full.teardown:
+        yield "teardown", shlex.join(setup_words(line, "--teardown"))
+    if full.container is not None:
+        yield from _container(full, cluster, template)
+
+
+def _container(full: ScriptSpec, cluster: Cluster, template: str) -> Iterator[tuple[str, object]]:
+    yield _runtime(full, cluster), full.container
+    for directory in (*cluster.binds, *full.bind):
+        yield "bind", directory
+    if template != "command":
+        yield "container-python", full.container_python
+
+
+def _threads(full: ScriptSpec, given: set[str], trained: Training | None) -> str:
+    processes = trained.processes if trained else 1
+    if processes > 1 and "cpus-per-task" in given:
+        return f"$((SLURM_CPUS_PER_TASK > {processes} ? SLURM_CPUS_PER_TASK / {processes} : 1))"
+    return "$SLURM_CPUS_PER_TASK" if "cpus-per-task" in given else str(cpus_of_rank(full))
 
 
 def _network(full: ScriptSpec, cluster: Cluster) -> tuple[tuple[str, str], ...]:
@@ -163,16 +170,8 @@ def _conda(full: ScriptSpec, cluster: Cluster) -> tuple[Step, ...]:
     )
 
 
-def _node_setup(lines: tuple[str, ...]) -> str:
-    if not lines:
-        return ""
-    commands = " && ".join(shlex.join(setup_words(line, "--node-setup")) for line in lines)
-    return f'{commands} || {{ echo "failed on $SLURMD_NODENAME" >&2; exit 1; }}'
-
-
-def _runtime(full: ScriptSpec, cluster: Cluster) -> Literal["", "apptainer", "pyxis"]:
-    if full.container is None:
-        return ""
+def _runtime(full: ScriptSpec, cluster: Cluster) -> Literal["apptainer", "pyxis"]:
+    """What runs containers on the cluster. Raises RenderError if its file does not say."""
     if cluster.container_runtime is None:
         written = cluster.written("container_runtime")
         msg = f"--container: nothing says what runs containers on {cluster.name} ({written})"
@@ -180,22 +179,7 @@ def _runtime(full: ScriptSpec, cluster: Cluster) -> Literal["", "apptainer", "py
     return cluster.container_runtime
 
 
-def _apptainer(binds: tuple[str, ...], *, gpus: int) -> tuple[str, ...]:
-    shown = [word for directory in binds for word in ("--bind", directory)]
-    return ("apptainer", "exec", *(["--nv"] if gpus else []), *shown)
-
-
-def _mount(directory: str) -> str:
-    """Return ``FROM:TO[:ro]``, because pyxis takes a single path for a volume."""
-    return directory if ":" in directory else f"{directory}:{directory}"
-
-
 def _gpus_of_a_task(full: ScriptSpec, given: set[str]) -> int:
     if "gpus-per-task" in given:
         return full.gpus_per_node // ranks(full)
     return full.gpus_per_node
-
-
-def _work_options(full: ScriptSpec) -> tuple[str, ...]:
-    given = {"--idle-exit": full.idle_exit, "--lease": full.lease}
-    return tuple(f"{name}={value}" for name, value in given.items() if value is not None)

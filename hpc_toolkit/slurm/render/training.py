@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
@@ -27,24 +26,11 @@ class Training:
     """The parts of a script that only trainings have."""
 
     program: tuple[str, ...]
-    """The command that srun starts, the interpreter first."""
-    run_dir: str
-    """The training's directory, created before the ranks start."""
-    alone: bool
-    """Whether srun starts the training script without a launcher; the job then exports the
-    training's directory."""
+    """What srun starts, the interpreter first."""
     processes: int
     """Ranks that share the CPUs of one task."""
-    tasks: int
-    """Tasks per node."""
-    srun: tuple[str, ...]
-    """Options of srun that bind its tasks."""
-    stage: tuple[str, ...]
-    """Paths that each node copies to its own disk."""
-    staged: tuple[tuple[int, str], ...]
-    """Numbers and names of the copies."""
-    stage_dir: str
-    """Directory for the copies; "" for the job's directory on that disk."""
+    options: tuple[str, ...]
+    """Options of ``hpctk batch train``."""
 
 
 def prepared(spec: ScriptSpec, template: str, cluster: Cluster) -> ScriptSpec:
@@ -99,16 +85,18 @@ def training(full: ScriptSpec, template: str, cluster: Cluster) -> Training | No
     if cluster.gpu_request == "gpus-per-task" and full.gpus_per_node:
         # Otherwise each rank would see only its own GPU, with no direct path to its node's others.
         bound["--gpu-bind"] = "none"
+    options = [f"--run-dir={full.run_dir}", *(["--alone"] if alone else [])]
+    options += [f"--srun={name}={value}" for name, value in bound.items() if value]
+    options += [f"--stage={path}" for path in full.stage]
+    if full.stage_dir:
+        options.append(f"--stage-dir={full.stage_dir}")
+    if full.stage and full.ntasks_per_node > 1:
+        options.append(f"--tasks={full.ntasks_per_node}")
+    python = full.container_python if full.container else full.python
     return Training(
-        program=(full.python, *launcher, *full.command),
-        run_dir=full.run_dir or "",
-        alone=alone,
+        program=(python or "", *launcher, *full.command),
         processes=(full.nproc_per_node or 1) // full.ntasks_per_node,
-        tasks=full.ntasks_per_node,
-        srun=tuple(f"{name}={value}" for name, value in bound.items() if value),
-        stage=full.stage,
-        staged=tuple((at, PurePosixPath(path).name) for at, path in enumerate(full.stage, 1)),
-        stage_dir=full.stage_dir or "",
+        options=tuple(options),
     )
 
 

@@ -7,25 +7,24 @@ until the last rank of the job is done. The first node is kept: the script runs 
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import FINISHED, read_presence
 from hpc_toolkit.slurm.client import SlurmError
-from hpc_toolkit.slurm.controller import host_names, job_nodes, set_nodes
-from hpc_toolkit.system.ranks import RankInfo, host_name
+from hpc_toolkit.slurm.controller import job_nodes, set_nodes
+from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.system.ranks import RankInfo
 
 _STARTING_S = 900.0
 _REFUSALS = 10
-"""Consecutive refusals to shrink the job after which :func:`give_back` raises."""
+"""Consecutive refusals to shrink the job after which :func:`shrink_job` raises."""
 
 
 def kept_nodes(
@@ -57,21 +56,24 @@ def kept_nodes(
     ]
 
 
-def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
+def shrink_job(
+    paths: RunPaths, rank: RankInfo, nodes: list[str], *, every_s: float
+) -> Iterator[list[str]]:
     """Give back idle nodes until only the first one is left; yield the nodes each time.
 
-    Called by the script of a Slurm job, on its first node; checks every ``every_s`` seconds. Nodes
-    that the job loses are ignored. While Slurm does not list the job's nodes, none are given back.
+    Called by the batch process of a job, on its first node. Nodes that the job loses are ignored.
+    While Slurm does not list the job's nodes, none are given back.
+
+    Args:
+        paths: the run whose workers are the job's ranks.
+        rank: the place of this process in its job.
+        nodes: the nodes of the job at its start.
+        every_s: seconds between two checks.
 
     Raises:
-        ConfigError: this is not a Slurm job.
         SlurmError: Slurm refused ten times in a row to shrink the job.
     """
-    rank, listed = RankInfo.from_environ(), os.environ.get("SLURM_JOB_NODELIST")
-    if rank.job_id is None or listed is None:
-        msg = "this is not a Slurm job, and has no nodes to give back"
-        raise ConfigError(msg, hint="job scripts give them back by themselves")
-    nodes = host_names(listed)
+    job = rank.job_id or ""
     refusals = 0
     started = time.monotonic()
     while len(nodes) > 1:
@@ -80,20 +82,20 @@ def give_back(paths: RunPaths, *, every_s: float) -> Iterator[list[str]]:
         kept = kept_nodes(
             nodes,
             [one for one in found if one is not None],
-            job=rank.job_id,
+            job=job,
             restart=rank.restart,
             first=host_name(),
             starting=time.monotonic() - started < _STARTING_S,
         )
         # Slurm refuses a list that contains a node that the job has lost.
-        present = _present_nodes(rank.job_id) if kept != nodes else None
+        present = _present_nodes(job) if kept != nodes else None
         if present is None:
             continue
         kept = [node for node in kept if node in present]
         idle = [node for node in present if node not in kept]
         try:
             if idle:
-                set_nodes(rank.job_id, kept)
+                set_nodes(job, kept)
         except SlurmError:
             # The job may have lost a node after the listing, or slurmdbd may not answer.
             refusals += 1

@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from hpc_toolkit.cli import scripts
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
-from hpc_toolkit.slurm.batch.giveback import kept_nodes
+from hpc_toolkit.slurm.batch.shrink import kept_nodes, shrink_job
+from hpc_toolkit.slurm.client import SlurmError
 from hpc_toolkit.system import processes
+from hpc_toolkit.system.ranks import RankInfo
 from tests.fakeslurm import Programs
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from typer.testing import Result
 
     from tests.toyrun import ToyRun
 
@@ -111,54 +107,44 @@ def updates(programs: Programs) -> list[str]:
     return [one.removeprefix(head) for one in programs.calls("scontrol") if one.startswith(head)]
 
 
-def giveback(run: ToyRun) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    scripts.register(app)
-    return CliRunner().invoke(app, ["giveback", str(run.root), "--every", "0.01s"])
+def shrink(run: ToyRun) -> list[list[str]]:
+    """The nodes that are given back each time."""
+    rank = RankInfo.from_environ({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "1"})
+    return list(shrink_job(run.paths, rank, NODES, every_s=0.01))
 
 
-def test_giveback_tells_slurm_which_nodes_to_keep_and_ends_with_the_last(
+def test_shrink_tells_slurm_which_nodes_to_keep_and_ends_with_the_last(
     programs: Programs, toy: ToyRun
 ) -> None:
     controller(programs, "n1 n2 n3")
     for node in NODES[1:]:
         toy.worker(f"of-{node}", host=node, job="17", restart=1).finish()
 
-    result = giveback(toy)
-
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "gave back n2 n3: their ranks have left\n"
+    assert shrink(toy) == [["n2", "n3"]]
     assert updates(programs) == ["NodeList=n1"]
 
 
-def test_giveback_leaves_out_a_node_that_the_job_has_lost(programs: Programs, toy: ToyRun) -> None:
+def test_shrink_leaves_out_a_node_that_the_job_has_lost(programs: Programs, toy: ToyRun) -> None:
     controller(programs, "n1 n3")
     toy.worker("dead", host="n2", job="17", restart=1)
     toy.worker("idle", host="n3", job="17", restart=1).finish()
 
-    result = giveback(toy)
-
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "gave back n3: their ranks have left\n"
+    assert shrink(toy) == [["n3"]]
     assert updates(programs) == ["NodeList=n1"]
 
 
-def test_giveback_goes_on_when_a_node_is_lost_before_slurm_gets_the_list(
+def test_shrink_goes_on_when_a_node_is_lost_before_slurm_gets_the_list(
     programs: Programs, toy: ToyRun
 ) -> None:
     controller(programs, "n1 n2 n3", then="n1 n3")
     toy.worker("dead", host="n2", job="17", restart=1)
     toy.worker("idle", host="n3", job="17", restart=1).finish()
 
-    result = giveback(toy)
-
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "gave back n3: their ranks have left\n"
+    assert shrink(toy) == [["n3"]]
     assert updates(programs) == ["NodeList=n1,n2", "NodeList=n1"]
 
 
-def test_giveback_asks_again_when_slurm_does_not_say_which_nodes_are_left(
+def test_shrink_asks_again_when_slurm_does_not_say_which_nodes_are_left(
     programs: Programs, toy: ToyRun
 ) -> None:
     controller(programs, "n1 n2 n3")
@@ -167,27 +153,13 @@ def test_giveback_asks_again_when_slurm_does_not_say_which_nodes_are_left(
     for node in NODES[1:]:
         toy.worker(f"of-{node}", host=node, job="17", restart=1).finish()
 
-    assert giveback(toy).stdout == "gave back n2 n3: their ranks have left\n"
+    assert shrink(toy) == [["n2", "n3"]]
 
 
-def test_giveback_is_no_error_of_a_job_where_slurm_refuses(programs: Programs, toy: ToyRun) -> None:
+def test_shrink_ends_where_slurm_always_refuses(programs: Programs, toy: ToyRun) -> None:
     controller(programs, "n1 n2 n3")
     programs.add("scontrol", '[ "$1" = show ] && echo n1 n2 || { echo "not now" >&2; exit 1; }')
     toy.worker("other", host="n2", job="17", restart=1).finish()
 
-    result = giveback(toy)
-
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "note: no node is given back: scontrol: not now\n"
-
-
-def test_giveback_outside_a_job_is_refused(
-    programs: Programs, toy: ToyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID")
-
-    error = giveback(toy).exception
-
-    assert isinstance(error, ConfigError)
-    assert "this is not a Slurm job" in error.message
-    assert programs.calls("scontrol") == []
+    with pytest.raises(SlurmError, match="not now"):
+        shrink(toy)

@@ -1,0 +1,96 @@
+"""What is left of a run, for the decision whether a job starts again."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpc_toolkit.queue.presence import FINISHED, Presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.system.clock import Clock
+
+_LOOK_S = 0.5
+
+
+class Left(NamedTuple):
+    """What is left of a run."""
+
+    items: int
+    """Items that are not finished."""
+    complete: bool
+    """Whether all items are finished and none can be added."""
+    elsewhere: int
+    """Of ``items`` those that living workers of other jobs hold, if they hold all of them."""
+
+
+def what_is_left(
+    view: RunView,
+    clock: Clock,
+    *,
+    job: str | None,
+    watch_s: float,
+    pause: Callable[[float], None] = time.sleep,
+) -> Left:
+    """Return what is left of a run, for a process of ``job``.
+
+    A worker of another job counts as living once its heartbeat was seen to change, by this
+    process's own clock: the time that another host wrote into a heartbeat decides nothing. This
+    takes up to one and a half heartbeat intervals. If workers of other jobs hold only a part of the
+    items, none of them is watched or counted.
+
+    Args:
+        view, clock: of this process; the view is not read again.
+        job: None outside Slurm; then all workers are of other jobs.
+        watch_s: longest watch in seconds; 0 counts no worker.
+        pause: waits for a number of seconds.
+    """
+    held = _held(view)
+    items = sum(
+        len(one.state.pending(name)) for one in view.stages.values() for name in one.state.open
+    )
+    others: dict[str, Presence] = {}
+    for owner in held:
+        presence = view.presence(owner)
+        own = presence is not None and job is not None and presence.job == job
+        if presence is not None and presence.state != FINISHED and not own:
+            others[owner] = presence
+    elsewhere = 0
+    if items and sum(held[owner] for owner in others) == items:
+        living = _watched(view, clock, others, watch_s, pause)
+        elsewhere = sum(held[owner] for owner in living)
+    return Left(items, complete=view.complete, elsewhere=elsewhere)
+
+
+def _held(view: RunView) -> Counter[str]:
+    """How many pending items are in units that each worker holds."""
+    held: Counter[str] = Counter()
+    for stage in view.stages.values():
+        for name in stage.state.open:
+            for owner in stage.holders([name]):
+                held[owner] += len(stage.state.pending(name))
+    return held
+
+
+def _watched(
+    view: RunView,
+    clock: Clock,
+    others: dict[str, Presence],
+    watch_s: float,
+    pause: Callable[[float], None],
+) -> set[str]:
+    """Those of ``others`` whose heartbeats change."""
+    living: set[str] = set()
+    longest = max(1.5 * one.interval_s for one in others.values())
+    ends = clock.monotonic() + min(watch_s, longest)
+    while len(living) < len(others) and (rest_s := ends - clock.monotonic()) > 0:
+        pause(min(_LOOK_S, rest_s))
+        for owner, before in others.items():
+            now = view.presence(owner)
+            if now is not None and now.heartbeat != before.heartbeat:
+                living.add(owner)
+    return living

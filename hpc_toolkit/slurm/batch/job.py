@@ -1,0 +1,237 @@
+"""The Slurm job that this process is the batch script of: its facts, its environment, its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask
+from hpc_toolkit.slurm.controller import host_names
+from hpc_toolkit.system.ranks import host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+SRUN_READS = {
+    "mem": "SLURM_MEM_PER_NODE",
+    "mem-per-cpu": "SLURM_MEM_PER_CPU",
+    "mem-per-gpu": "SLURM_MEM_PER_GPU",
+    "gpus": "SLURM_GPUS",
+    "gpus-per-node": "SLURM_GPUS_PER_NODE",
+    "gpus-per-task": "SLURM_GPUS_PER_TASK",
+    "gpu-bind": "SLURM_GPU_BIND",
+    "gres": "SLURM_GRES",
+    "cpus-per-task": "SLURM_CPUS_PER_TASK",
+    "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+    "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
+    "ntasks-per-socket": "SLURM_NTASKS_PER_SOCKET",
+    "distribution": "SLURM_DISTRIBUTION",
+    "hint": "SLURM_HINT",
+    "threads-per-core": "SLURM_THREADS_PER_CORE",
+}
+"""What srun reads from the environment (srun(1), INPUT ENVIRONMENT VARIABLES), by the option of
+sbatch that sets it for a job's own steps."""
+
+_OF_STEPS = ("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_TRES")
+_SHORT = {"c": "cpus-per-task", "G": "gpus", "m": "distribution", "a": "array"}
+_WARNED = "HPCTK_WARNED"
+
+
+class JobError(HpcToolkitError):
+    """This job cannot run: the log says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A running job, as its batch process sees it."""
+
+    id: str
+    """What squeue and scancel call it: ``17``, or ``17_3`` for an element of an array."""
+    name: str
+    """Its name, for the log."""
+    restarts: str
+    """How often Slurm has restarted it, for the log."""
+    nodes: tuple[str, ...]
+    """The host names of its nodes."""
+    options: Mapping[str, str]
+    """The options of its ``#SBATCH`` lines."""
+    deadline: int | None
+    """Epoch seconds at which Slurm ends it; None if Slurm did not say."""
+    warned: bool
+    """Whether the warning of the time limit came before this process could receive it."""
+
+    def log(self, text: str) -> None:
+        """Write one line to the job's log, with the time and the job's id."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        show(f"{now} {self.name}[{self.id}.{self.restarts}] {text}\n")
+
+    def facts(self) -> str:
+        """Its nodes, its end and the version of Slurm, for the log."""
+        try:
+            version = ask(["srun", "--version"], timeout_s=SUBMIT_S).strip()
+        except SlurmError:
+            version = "unknown"
+        end = self.deadline or "unknown"
+        return f"nodes={','.join(self.nodes)} deadline={end} slurm={version}"
+
+
+def this_job(script: Path, *, array_offset: int = 0) -> Job:
+    """The job around this process, with ``os.environ`` and the directory ready for its steps.
+
+    Args:
+        script: the running script; its ``#SBATCH`` lines say which variables are this job's.
+        array_offset: added to the array's index in HPCTK_ARRAY_INDEX.
+
+    Raises:
+        JobError: this is not a job, or its nodes or its directory are not there.
+    """
+    environ = os.environ
+    raw = environ.get("SLURM_JOB_ID")
+    if not raw:
+        msg = "this is not a Slurm job"
+        raise JobError(msg, hint=f"start it with sbatch: sbatch {shlex.quote(script.name)}")
+    options = script_options(script)
+    row = _row(raw)
+    number = _element(row, options, environ, array_offset)
+    clean_environment(environ, options)
+    if row is not None:
+        _enter(row["directory"])
+    deadline = environ.get("SLURM_JOB_END_TIME") or (row or {}).get("end", "")
+    ends = int(deadline) if re.fullmatch("[0-9]+", deadline) else None
+    environ.pop("HPCTK_DEADLINE", None)
+    if ends is not None:
+        environ["HPCTK_DEADLINE"] = str(ends)
+    return Job(
+        id=number,
+        name=environ.get("SLURM_JOB_NAME", "job"),
+        restarts=environ.get("SLURM_RESTART_COUNT", "0"),
+        nodes=_nodes(environ),
+        options=options,
+        deadline=ends,
+        warned=_was_warned(environ, options, ends),
+    )
+
+
+def script_options(script: Path) -> dict[str, str]:
+    """Return the options of a script's ``#SBATCH`` lines by their long names, "" without a value.
+
+    A script that cannot be read has none.
+    """
+    try:
+        text = script.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in re.findall(r"(?m)^#SBATCH[ \t](.*)$", text):
+        name = ""
+        for word in _words(line):
+            if long := re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word):
+                name = long[1]
+                found[name] = long[2] or ""
+            elif short := re.fullmatch(r"-([A-Za-z])(.*)", word):
+                name = _SHORT.get(short[1], short[1])
+                found[name] = short[2]
+            elif name and not found[name]:
+                found[name] = word
+    return found
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return line.split()
+
+
+def clean_environment(environ: MutableMapping[str, str], options: Mapping[str, str]) -> None:
+    """Prepare the environment for the job's steps.
+
+    A job that was submitted from inside another one inherits variables that srun would read as its
+    own; those that the script's options do not set are removed.
+    """
+    foreign = {name for option, name in SRUN_READS.items() if option not in options}
+    foreign |= {"SRUN_CPUS_PER_TASK", "SLURM_LABELIO"}
+    for name in list(environ):
+        if name in foreign or name.startswith(_OF_STEPS):
+            del environ[name]
+    # After 'sbatch --export=NONE' srun would start its tasks with an empty environment.
+    environ["SLURM_EXPORT_ENV"] = "ALL"
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+
+
+def _row(raw: str) -> dict[str, str] | None:
+    """The controller's entry for this job; None while it does not answer."""
+    names = ("id", "index", "end", "directory")
+    try:
+        listed = ask(
+            ["squeue", "--noheader", f"--jobs={raw}", "--format=%A|%K|%e|%Z"], timeout_s=SUBMIT_S
+        )
+    except SlurmError:
+        return None
+    # The raw id of an array's last element is also the array's, and lists every element.
+    rows = [dict(zip(names, line.split("|", 3), strict=False)) for line in listed.splitlines()]
+    return next((row for row in rows if row["id"] == raw and len(row) == len(names)), None)
+
+
+def _element(
+    row: dict[str, str] | None,
+    options: Mapping[str, str],
+    environ: MutableMapping[str, str],
+    offset: int,
+) -> str:
+    """The job's id, with its variables for an element of an array."""
+    environ.pop("HPCTK_ARRAY_INDEX", None)
+    element = row["index"] != "N/A" if row is not None else "array" in options
+    if not element:
+        # A job that an array's element submits inherits the element's variables.
+        for name in [name for name in environ if name.startswith("SLURM_ARRAY")]:
+            del environ[name]
+        return environ["SLURM_JOB_ID"]
+    index = int(environ["SLURM_ARRAY_TASK_ID"])
+    environ["HPCTK_ARRAY_INDEX"] = str(index + offset)
+    # The last element has the array's own number, which would stand for all elements.
+    return f"{environ['SLURM_ARRAY_JOB_ID']}_{index}"
+
+
+def _enter(directory: str) -> None:
+    """Go to the job's directory, which the site's setup may have left."""
+    # Where a node lacks the job's directory, Slurm starts the script in /tmp instead.
+    if not Path(directory).is_dir():
+        msg = f"{host_name()} lacks the job's directory {directory}"
+        raise JobError(msg, hint="submit from a directory that all nodes share")
+    if not Path().samefile(directory):
+        show(f"the setup moved to {Path.cwd()}, back to {directory}: --chdir moves a job\n")
+        os.chdir(directory)
+
+
+def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    names = host_names(environ.get("SLURM_JOB_NODELIST", ""), timeout_s=SUBMIT_S)
+    expected = environ.get("SLURM_JOB_NUM_NODES")
+    if str(len(names)) != expected:
+        msg = f"the job has {expected} nodes, but scontrol names {len(names)}"
+        raise JobError(msg)
+    return tuple(names)
+
+
+def _was_warned(
+    environ: MutableMapping[str, str], options: Mapping[str, str], ends: int | None
+) -> bool:
+    """Whether Slurm's warning came while the script was in its setup or Python was starting."""
+    noted = environ.pop(_WARNED, None) is not None
+    lead = re.search(r"USR1@([0-9]+)", options.get("signal", ""))
+    return noted or (ends is not None and lead is not None and time.time() >= ends - int(lead[1]))
+
+
+def show(text: str) -> None:
+    """Write complete lines to the job's log."""
+    # A full disk must not keep a job from being requeued.
+    with suppress(OSError):
+        os.write(1, text.encode(errors="replace"))

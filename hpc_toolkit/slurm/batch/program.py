@@ -1,0 +1,189 @@
+"""The job that runs one program of the user's on all of its ranks: a command, or a training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.slurm.batch.container import NO_CONTAINER, Container
+from hpc_toolkit.slurm.batch.requeue import LATER, Restarts
+from hpc_toolkit.slurm.batch.step import CUT_SHORT, Batch, JobEnd, cpus_per_task
+from hpc_toolkit.slurm.environment import USERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+# srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
+# failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
+# after its program's. srun would take a word ":" for the begin of another program, so each word
+# comes with a "=" before it.
+_WORDS = """for hpctk_word do shift; set -- "$@" "${hpctk_word#=}"; done
+"""
+_TASK = """{begin}hpctk_ended=0; trap hpctk_ended=1 TERM; trap {on_warning} USR1
+"$@"; hpctk_code=$?
+{end}if [ "$hpctk_code" -eq 143 ]; then sleep 1; fi
+if [ "$hpctk_code$hpctk_ended" = 1431 ]; then hpctk_code=1; echo "cut short (SIGTERM)" >&2; fi
+exit "$hpctk_code"
+"""
+_LAST_LEAVES = f"""rmdir "$HPCTK_STAGED/{USERS}/$SLURM_LOCALID"
+if rmdir "$HPCTK_STAGED/{USERS}" 2>/dev/null; then
+  rm -rf "$HPCTK_STAGED"; rmdir "${{HPCTK_STAGED%/*}}" 2>/dev/null
+fi
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """Copies on each node's own disk, made before the ranks start and removed by the last one."""
+
+    paths: tuple[str, ...] = ()
+    """What is copied."""
+    directory: str = ""
+    """Where to; "" for the job's directory on the node's disk."""
+    users: int = 1
+    """Tasks of a node, which all use its copies."""
+
+
+NOTHING_STAGED = Staging()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRequest:
+    """What the job script asks for."""
+
+    words: tuple[str, ...]
+    """The program and its arguments."""
+    gpus: int = 0
+    """GPUs that a task alone on its node must see."""
+    srun: tuple[str, ...] = ()
+    """More options of srun."""
+    container: Container = NO_CONTAINER
+    """Where the program runs."""
+    check_inside: str = ""
+    """An interpreter in the container that checks the nodes from there; "" checks them outside."""
+    run_dir: str | None = None
+    """A training's directory, made before its ranks start."""
+    alone: bool = False
+    """Whether the script is started as it is: it finds its directory in HPCTK_RUN_DIR, and keeps
+    working when the time limit is near."""
+    bare: bool = False
+    """Whether the program takes the place of its task's shell, and handles all signals itself."""
+    staging: Staging = NOTHING_STAGED
+    """What is copied to the nodes."""
+    prepare: Callable[[tuple[str, ...]], tuple[str, ...]] = lambda words: words
+    """Called with ``words`` once the nodes have passed their checks; what it returns is run."""
+    within_s: int = 60
+    """Seconds that a node has to start its checks."""
+
+
+class ProgramJob:
+    """One start of the job.
+
+    Args:
+        batch: the batch process.
+        restarts: how the job may start again.
+        request: what the script asks for.
+    """
+
+    def __init__(self, batch: Batch, restarts: Restarts, request: ProgramRequest) -> None:
+        self._batch = batch
+        self._job = batch.job
+        self._restarts = restarts
+        self._request = request
+
+    def run(self) -> NoReturn:
+        """Check the nodes, run the program, and decide what comes after. Always raises JobEnd."""
+        self._request.container.check(os.getcwd())
+        self._check_nodes()
+        self._make_directory()
+        self._stage()
+        self._job.log(self._job.facts())
+        self._batch.start(self._step())
+        self._decide(self._batch.wait())
+
+    def _step(self) -> list[str]:
+        """The srun that starts the program."""
+        request = self._request
+        # One task that fails ends the step, and so does one that ends a minute before the others:
+        # in a training they would wait for it.
+        argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label", *cpus_per_task(self._job)]
+        argv += [*request.srun, *request.container.srun_options()]
+        words = request.container.inside(list(request.prepare(request.words)))
+        task = _WORDS + 'exec "$@"\n'
+        if not request.bare:
+            task = _task(alone=request.alone, staged=request.staging.paths)
+        return [*argv, "sh", "-c", task, "task", *protected(words)]
+
+    def _check_nodes(self) -> None:
+        request = self._request
+        python = request.check_inside or sys.executable
+        check = [python, "-m", "hpc_toolkit", "preflight", "--gpus", str(request.gpus)]
+        if request.check_inside:
+            inside = request.container.srun_options()
+            self._on_all_nodes("--time=10", *inside, words=request.container.inside(check))
+        else:
+            self._on_all_nodes("--time=10", words=check)
+
+    def _on_all_nodes(
+        self, *options: str, words: Sequence[str], failed: str = "a node is not fit for this job"
+    ) -> None:
+        argv = self._batch.once_per_node(*options, within_s=self._request.within_s)
+        code = self._batch.call([*argv, *words])
+        if code:
+            self._restarts.checks_failed(code, failed)
+
+    def _make_directory(self) -> None:
+        if self._request.run_dir is None:
+            return
+        os.makedirs(self._request.run_dir, exist_ok=True)
+        if self._request.alone:
+            os.environ["HPCTK_RUN_DIR"] = os.path.realpath(self._request.run_dir)
+
+    def _stage(self) -> None:
+        """Copy what the ranks read to the disk of each node."""
+        staging = self._request.staging
+        if not staging.paths:
+            return
+        environ = os.environ
+        disk = staging.directory or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"  # noqa: S108
+        place = f"{disk}/hpctk-{self._job.id}.{self._job.restarts}"
+        words = [sys.executable, "-m", "hpc_toolkit", "stage", place, "--users"]
+        words += [str(staging.users), "--", *staging.paths]
+        # Where ranks never start, nobody else removes the copies; ranks that start remove them.
+        remove = self._batch.once_per_node("--quiet", "--time=5")
+        self._batch.cleanup.insert(0, [*remove, "rm", "-rf", "--", place])
+        self._on_all_nodes(words=words, failed="a node could not stage its copies")
+        environ["HPCTK_STAGED"] = place
+        for number, path in enumerate(staging.paths, 1):
+            environ[f"HPCTK_STAGED_{number}"] = PurePosixPath(path).name
+
+    def _decide(self, code: int) -> NoReturn:
+        if self._batch.ended and code == 1:
+            raise JobEnd(CUT_SHORT)
+        # 75 is the program's way to say that it saved what it has and should be started again.
+        # Where a partition gives a preempted job time to end (GraceTime), only tasks get SIGTERM.
+        if code and (code == LATER or self._restarts.preempted()):
+            self._restarts.start_again()
+        if not code and not self._batch.ended:
+            self._restarts.finish()
+        raise JobEnd(code)
+
+
+def protected(words: Sequence[str]) -> list[str]:
+    """Words for a task's shell, in which srun reads none as its own ":"."""
+    return [f"={word}" for word in words]
+
+
+def _task(*, alone: bool, staged: Sequence[str]) -> str:
+    """What every task runs around the program, for sh."""
+    begin = end = ""
+    if staged:
+        begin = "HPCTK_STAGED=$HPCTK_STAGED/$SLURMD_NODENAME\n"
+        for number in range(1, len(staged) + 1):
+            begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
+        end = _LAST_LEAVES
+    return _WORDS + _TASK.format(begin=begin, on_warning='""' if alone else ":", end=end)

@@ -1,0 +1,152 @@
+"""Whether a job starts again. Every decision is one line in the job's log."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+from hpc_toolkit.slurm.batch.job import JobError, show
+from hpc_toolkit.slurm.batch.step import Batch, JobEnd, lost_nodes
+from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LATER = 75
+"""Exit code of a job whose work is not finished, and that does not start again by itself."""
+
+_SRUN_CODES = range(193, 255)
+"""Exit codes of srun itself; 255 is its answer to an option that it does not know."""
+_KILLED = 137
+"""What a lost node leaves of the tasks on the other nodes."""
+_REQUEUES_PREEMPTED = (24, 5)
+"""The first Slurm that requeues a job which ends within the grace of its preemption (GraceTime),
+whatever its exit code."""
+
+
+class Restarts:
+    """How a job may start again.
+
+    Args:
+        batch: the batch process.
+        most: how often; a script with ``#SBATCH --no-requeue`` never does.
+    """
+
+    def __init__(self, batch: Batch, *, most: int) -> None:
+        self._batch = batch
+        self._job = batch.job
+        self._requeue = "no-requeue" not in batch.job.options
+        self._most = most
+
+    def start_again(self) -> NoReturn:
+        """Requeue the job: raise JobEnd with 0 if it starts again, with 75 if it may not."""
+        if not self._requeue:
+            self.stay("--no-requeue")
+        self._batch.clean_up()
+        self._batch.receive_all()
+        if self._batch.ended:
+            raise JobEnd(LATER)
+        # The count is the scheduler's: a job that this one submits inherits SLURM_RESTART_COUNT.
+        state, restarts, preempted = self._scheduled()
+        if state != "RUNNING":
+            # A cancelled job must stay cancelled, and scontrol would requeue it too.
+            self.stay(f"the job is {state or 'unknown to Slurm'}")
+        if preempted and slurm_requeues():
+            # Slurm 24.11 would requeue the job twice: now, and again when the next start ends.
+            self.stay("Slurm itself requeues a preempted job")
+        if restarts >= self._most:
+            self.stay(f"{restarts} restarts, and --max-restarts is {self._most}")
+        self._job.log("requeueing")
+        done = _scontrol("requeue", self._job.id)
+        self._batch.receive_all()
+        # Requeueing ends this process by SIGTERM, and may end scontrol before it has answered.
+        if done or self._batch.ended:
+            raise JobEnd(0)
+        self.stay("Slurm refused")
+
+    def stay(self, reason: str) -> NoReturn:
+        """End the job with 75, and without another start."""
+        self._job.log(f"not requeued: {reason}")
+        raise JobEnd(LATER)
+
+    def checks_failed(self, code: int, what: str) -> NoReturn:
+        """End a job after checks that ended with ``code``; it starts again if a node was lost.
+
+        Raises:
+            JobError: no node was lost, so the checks would fail again.
+            JobEnd: the job has lost a node, which Slurm leaves out of the next start.
+        """
+        # Where a node is down or silent already, srun starts nothing and ends with 1. A node that
+        # was down for a moment is idle again, but Slurm has removed it from the job.
+        lost = code == _KILLED or code in _SRUN_CODES or lost_nodes(self._job) or self._shrunk()
+        if not lost:
+            msg = f"{what}: see above"
+            raise JobError(msg)
+        self._job.log("a node was lost before its checks were done: see above")
+        self.start_again()
+
+    def preempted(self) -> bool:
+        """Whether Slurm has preempted this start of the job."""
+        return self._scheduled()[2]
+
+    def finish(self) -> None:
+        """Keep Slurm from running a finished program again after a preemption.
+
+        24.05 and newer would because the job was preempted, and 24.11 also because an earlier start
+        outlived the grace of its preemption.
+        """
+        earlier = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if not (self._requeue and (earlier or self.preempted()) and slurm_requeues()):
+            return
+        if not _scontrol("update", f"JobId={self._job.id}", "Requeue=0"):
+            self._job.log("Slurm may start this job again although it has finished")
+
+    def _scheduled(self) -> tuple[str, int, bool]:
+        """State, restarts, and whether it is preempted; state "" where Slurm does not say."""
+        argv = ["squeue", "--noheader", f"--jobs={self._job.id}"]
+        try:
+            answer = ask(
+                [*argv, "--Format=State:20,RestartCnt:10,PreemptTime:30"], timeout_s=SUBMIT_S
+            )
+        except SlurmError:
+            return "", 0, False
+        rows = [line.split() for line in answer.splitlines()]
+        # Several rows: the raw id of an array's last element also stands for the whole array.
+        if len(rows) != 1 or len(rows[0]) < 3 or not rows[0][1].isdigit():
+            return "", 0, False
+        words = rows[0]
+        return words[0], int(words[1]), any(letter.isdigit() for letter in words[2])
+
+    def _shrunk(self) -> bool:
+        argv = ["squeue", "--noheader", f"--jobs={self._job.id}", "--format=%D"]
+        try:
+            nodes = ask(argv, timeout_s=SUBMIT_S).split()
+        except SlurmError:
+            return False
+        return bool(nodes) and nodes[0] != str(len(self._job.nodes))
+
+
+def slurm_requeues() -> bool:
+    """Whether Slurm itself requeues a preempted job of this partition."""
+    partition = os.environ.get("SLURM_JOB_PARTITION", "")
+    try:
+        config = ask(["scontrol", "show", "config"], timeout_s=SUBMIT_S)
+        version = re.search(r"SLURM_VERSION *= *([0-9]+)\.([0-9]+)", config)
+        if version is None or (int(version[1]), int(version[2])) < _REQUEUES_PREEMPTED:
+            return False
+        shown = ask(["scontrol", "--oneliner", "show", "partition", partition], timeout_s=SUBMIT_S)
+    except SlurmError:
+        return False
+    return re.search(r" PreemptMode=[A-Z,]*REQUEUE", shown) is not None
+
+
+def _scontrol(*words: str) -> bool:
+    argv: Sequence[str] = ["scontrol", *words]
+    try:
+        done = run(argv, timeout_s=SUBMIT_S)
+    except SlurmError as error:
+        show(f"{error.message}\n")
+        return False
+    show(done.stderr)
+    return done.code == 0

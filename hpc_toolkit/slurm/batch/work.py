@@ -1,0 +1,220 @@
+"""The job that works through a run's items: its ranks are workers of the run's queue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.queue.left import Left, what_is_left
+from hpc_toolkit.queue.view import RunView
+from hpc_toolkit.rundir.layout import RunPaths, read_manifest
+from hpc_toolkit.slurm.batch.container import NO_CONTAINER, Container
+from hpc_toolkit.slurm.batch.coordinator import Coordinator
+from hpc_toolkit.slurm.batch.job import JobError, show
+from hpc_toolkit.slurm.batch.requeue import LATER, Restarts
+from hpc_toolkit.slurm.batch.shrink import shrink_job
+from hpc_toolkit.slurm.batch.step import CUT_SHORT, Batch, JobEnd, cpus_per_task
+from hpc_toolkit.system.clock import SystemClock
+from hpc_toolkit.system.ranks import RankInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+_WATCH_S = 60.0
+"""How long workers of other jobs are watched, to see which of them live."""
+_HURRY_S = 1.0
+"""The same for a job that must end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest:
+    """What the job script asks for."""
+
+    run: str
+    """The run's directory."""
+    gpus: int = 0
+    """GPUs that a task alone on its node must see."""
+    options: Sequence[str] = ()
+    """Options of ``hpctk work``."""
+    container: Container = NO_CONTAINER
+    """Where the ranks run."""
+    python: str = sys.executable
+    """The interpreter of the ranks, in the container if there is one."""
+    shrink_every_s: float | None = None
+    """How often to look for nodes whose ranks have all left, in seconds; None gives none back."""
+    campaign: bool = False
+    """Whether a coordinator runs beside the ranks."""
+    within_s: int = 60
+    """Seconds that a node has to start its checks."""
+
+
+class WorkJob:
+    """One start of the job.
+
+    Args:
+        batch: the batch process.
+        restarts: how the job may start again.
+        request: what the script asks for.
+    """
+
+    def __init__(self, batch: Batch, restarts: Restarts, request: WorkRequest) -> None:
+        self._batch = batch
+        self._job = batch.job
+        self._restarts = restarts
+        self._request = request
+        self._run = _run_directory(request)
+        self._coordinator: Coordinator | None = None
+
+    def run(self) -> NoReturn:
+        """Check the nodes, run the workers, and decide what comes after. Always raises JobEnd."""
+        request = self._request
+        fit = self._fit_nodes()
+        facts = f"run={self._run} interpreter={request.python}"
+        self._job.log(f"{facts} {self._job.facts()}")
+        # A rank that finds the queue empty leaves, and the others work on. So, other than in a
+        # training, neither the first exit (--wait=0) nor a failed rank ends the step.
+        step = ["srun", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--label"]
+        step += [*cpus_per_task(self._job), *self._placement(fit)]
+        step += request.container.srun_options(self._run)
+        self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])
+        if request.campaign:
+            conduct = [sys.executable, "-m", "hpc_toolkit", "conduct", self._run, "--summary"]
+            self._coordinator = Coordinator(conduct, self._job.log, self._stop_ranks)
+        elif request.shrink_every_s is not None and len(fit) > 1:
+            self._shrink(request.shrink_every_s)
+        code = self._batch.wait(self._beside)
+        self._decide(code)
+
+    def _hpctk(self, *words: str) -> list[str]:
+        argv = [self._request.python, "-m", "hpc_toolkit", *words]
+        return self._request.container.inside(argv, self._run)
+
+    def _fit_nodes(self) -> list[str]:
+        """The nodes that pass the checks. Raises JobEnd or JobError if none does."""
+        request = self._request
+        checks = self._batch.once_per_node(
+            "--time=10", *request.container.srun_options(self._run), within_s=request.within_s
+        )
+        checks += self._hpctk("preflight", self._run, "--gpus", str(request.gpus))
+        done = subprocess.run(checks, check=False, stdout=subprocess.PIPE)
+        report = done.stdout.decode(errors="replace").splitlines()
+        show(done.stdout.decode(errors="replace"))
+        self._batch.receive_all()
+        fit = [line.split(": ready: ")[0] for line in report if ": ready: " in line]
+        if not fit:
+            code = done.returncode
+            code = code if code >= 0 else 128 - code
+            self._restarts.checks_failed(code, "no node is fit for this job")
+        return fit
+
+    def _placement(self, fit: Sequence[str]) -> list[str]:
+        """srun's options that leave out the nodes that are not fit."""
+        nodes = [f"--nodes={len(fit)}"]
+        out = len(self._job.nodes) - len(fit)
+        if not out:
+            return nodes
+        ranks = os.environ.get("SLURM_NTASKS_PER_NODE")
+        if not ranks:
+            msg = "a node is not fit for this job: see above"
+            raise JobError(msg, hint="a job with --ntasks-per-node would go on without it")
+        self._job.log(f"left out: {out} of {len(self._job.nodes)} nodes, see above")
+        return [*nodes, f"--ntasks={len(fit) * int(ranks)}", f"--nodelist={','.join(fit)}"]
+
+    def _shrink(self, every_s: float) -> None:
+        """Give nodes back to the site when all their ranks have left, while the others work on."""
+        paths, rank = RunPaths(Path(self._run)), RankInfo.from_environ()
+
+        def shrink() -> None:
+            try:
+                for nodes in shrink_job(paths, rank, list(self._job.nodes), every_s=every_s):
+                    names = " ".join(nodes)
+                    show(f"gave back {names}: their ranks have left\n")
+            except (HpcToolkitError, OSError) as error:
+                # The job goes on with all of its nodes.
+                self._job.log(f"no node is given back: {error}")
+
+        threading.Thread(target=shrink, daemon=True).start()
+
+    def _beside(self) -> float | None:
+        return self._coordinator.poll(ranks=self._batch.running) if self._coordinator else None
+
+    def _stop_ranks(self) -> None:
+        """Ask the ranks to finish their items and leave."""
+        if self._request.container.runtime != "apptainer":
+            self._batch.warn_ranks()
+            return
+        # The signal would also end the process that unpacks the image.
+        drain = [sys.executable, "-m", "hpc_toolkit", "drain", self._run]
+        if subprocess.run(drain, check=False).returncode:
+            self._job.log("the ranks could not be asked to leave")
+
+    def _decide(self, code: int) -> NoReturn:
+        """What is left decides, not the exit code of one of many ranks."""
+        batch = self._batch
+        left = self._what_is_left()
+        batch.receive_all()
+        self._end_if_done(left, code)
+        # 75: items are left. Above 128: a rank was killed. Any other code is an error that a
+        # restart would repeat.
+        if not batch.warned and code not in (0, LATER) and code <= 128:
+            raise JobEnd(code)
+        if not batch.warned and left is not None and left.items == left.elsewhere != 0:
+            # A start that finds nothing to do would hold the nodes until --idle-exit, repeatedly.
+            self._restarts.stay("workers of other jobs hold all that is left")
+        self._restarts.start_again()
+
+    def _what_is_left(self) -> Left | None:
+        """None where the run cannot be read."""
+        try:
+            left = read_left(Path(self._run), _HURRY_S if self._batch.warned else _WATCH_S)
+        except (HpcToolkitError, OSError) as error:
+            self._job.log(f"items left: unknown ({error})")
+            return None
+        self._job.log(f"items left: {left.items} ({'complete' if left.complete else 'open'})")
+        return left
+
+    def _end_if_done(self, left: Left | None, code: int) -> None:
+        if self._coordinator is None:
+            if (left is None and code == 0) or (left is not None and left.items == 0):
+                raise JobEnd(0)
+            return
+        if code == 0 or (left is not None and left.complete):
+            # The coordinator publishes the last table.
+            if self._batch.wait_for(self._coordinator.ended, self._beside) == 0:
+                raise JobEnd(0)
+        else:
+            self._coordinator.stop()
+        verdict = self._batch.wait_for(self._coordinator.ended, self._beside)
+        # 143 is the answer to stop(); any other code is why the coordinator could not go on.
+        if not self._batch.ended and verdict not in (0, CUT_SHORT):
+            raise JobEnd(verdict)
+
+
+def read_left(run: Path, watch_s: float) -> Left:
+    """What is left of a run; workers of other jobs are watched for at most ``watch_s`` seconds."""
+    view = RunView(RunPaths(run), read_manifest(run))
+    view.poll()
+    view.poll_claims()
+    job = RankInfo.from_environ().job_id
+    return what_is_left(view, SystemClock(), job=job, watch_s=watch_s)
+
+
+def _run_directory(request: WorkRequest) -> str:
+    """The run's directory as the ranks are told it."""
+    # A name such as '-x' must not be read as an option, nor ':' as srun's word between programs.
+    given = request.run
+    run = f"./{given}" if given.startswith("-") or given == ":" else given
+    if not Path(run).is_dir():
+        msg = f"no run directory {run} (in {Path.cwd()})"
+        raise JobError(msg, hint=f"make it with 'hpctk init {run}'")
+    if request.container.runtime:
+        run = os.path.realpath(run)
+        request.container.check(os.getcwd(), run)
+    return run

@@ -1,0 +1,79 @@
+"""The batch process of a job: what it reads from its script, and what its environment becomes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.slurm.batch.job import clean_environment, script_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("#SBATCH --nodes=2", {"nodes": "2"}),
+        ("#SBATCH --nodes 2 --no-kill -c4", {"nodes": "2", "no-kill": "", "cpus-per-task": "4"}),
+        ("#SBATCH -c 4  # four", {"cpus-per-task": "4"}),
+        ('#SBATCH --comment="a \\"b\\" --mem=4G"', {"comment": 'a "b" --mem=4G'}),
+        ("#SBATCH --comment='open", {"comment": "'open"}),
+        ("#SBATCH\t--signal=B:USR1@60", {"signal": "B:USR1@60"}),
+        (" #SBATCH --mem=4G", {}),
+        ("##SBATCH --mem=4G", {}),
+    ],
+)
+def test_the_options_of_an_edited_script_are_read(
+    tmp_path: Path, line: str, found: dict[str, str]
+) -> None:
+    path = tmp_path / "script"
+    path.write_text(f"#!/bin/bash\n{line}\n")
+
+    assert script_options(path) == found
+
+
+def test_a_script_that_cannot_be_read_has_no_options(tmp_path: Path) -> None:
+    assert script_options(tmp_path / "missing") == {}
+
+
+def test_variables_of_an_outer_job_are_removed_and_those_of_the_options_kept() -> None:
+    environ = dict.fromkeys(("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_STEP_ID"), "1")
+    environ |= {"SLURM_CPU_BIND_LIST": "0x1", "SLURM_JOB_ID": "17", "PYTHONUNBUFFERED": "0"}
+
+    clean_environment(environ, {"mem-per-cpu": "4G"})
+
+    assert environ == {
+        "SLURM_MEM_PER_CPU": "1",
+        "SLURM_JOB_ID": "17",
+        "SLURM_EXPORT_ENV": "ALL",
+        "PYTHONUNBUFFERED": "0",
+    }
+
+
+# In a process of its own: a wakeup descriptor and handlers belong to the whole process.
+QUEUE = """
+import os, signal, subprocess
+from hpc_toolkit.slurm.batch.signals import Signals
+signals = Signals()
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGTERM)
+found = [signals.next(5), signals.next(5), signals.next(0)]
+child = subprocess.Popen(["bash", "-c", "kill -USR1 $$; exit 3"])
+ended = signals.next(5)
+print(*found, ended, child.wait())
+"""
+
+
+def test_signals_are_kept_in_order_and_children_have_the_default_actions() -> None:
+    done = subprocess.run([sys.executable, "-c", QUEUE], capture_output=True, text=True, check=True)
+
+    usr1, term, chld = signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD
+    assert done.stdout.split() == [
+        *(str(int(usr1)), str(int(term)), "None"),
+        *(str(int(chld)), str(-int(usr1))),
+    ]

@@ -78,5 +78,5 @@ def test_examples_show_every_option_and_every_template() -> None:
     examples = _load().EXAMPLES.values()
 
     shown = {name for _, _, request in examples for name in request}
-    assert {field.name for field in fields(ScriptSpec)} - shown == {"job_name", "python"}
+    assert {field.name for field in fields(ScriptSpec)} - shown == {"job_name"}
     assert {template for _, template, _ in examples} == set(template_names())

@@ -356,7 +356,9 @@ def test_a_plain_script_has_nothing_of_hpctk(
 def test_a_plain_script_calls_the_given_interpreter() -> None:
     text = script(**TWO_NODES, plain=True)
 
-    assert " /p/python -m torch.distributed.run --nproc-per-node=4 " in text.replace("\\\n ", "")
+    words = shlex.split(text.replace("\\\n", ""), comments=True)
+    start = words.index("/p/python")
+    assert words[start + 1 : start + 4] == ["-m", "torch.distributed.run", "--nproc-per-node=4"]
 
 
 @pytest.mark.parametrize(

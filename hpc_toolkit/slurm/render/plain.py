@@ -9,9 +9,10 @@ from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.render.rules import asked, option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hpc_toolkit.slurm.render.directives import Directive
     from hpc_toolkit.slurm.render.spec import ScriptSpec
-    from hpc_toolkit.slurm.render.training import Training
 
 TEMPLATES = ("command", "train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
 """The templates of which there are plain scripts."""
@@ -35,14 +36,14 @@ def check_plain(spec: ScriptSpec, template: str) -> None:
 
 
 def plain_words(
-    full: ScriptSpec, directives: list[Directive], template: str, trained: Training | None
+    full: ScriptSpec, directives: list[Directive], template: str, options: Iterable[str]
 ) -> list[str]:
     """The step's command, each word quoted for bash; the script's own arguments follow."""
     words = ["srun", "--kill-on-bad-exit=1"]
     if "cpus-per-task" in {name for name, _ in directives}:
         # From 22.05 to 23.02 srun ignores SLURM_CPUS_PER_TASK.
         words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
-    bound = [one for one in trained.options if one.startswith("--srun=")] if trained else []
+    bound = (one for one in options if one.startswith("--srun="))
     words += [shlex.quote(one.removeprefix("--srun=")) for one in bound]
     words += _starter(full, template)
     return [*words, *map(shlex.quote, full.command)]

@@ -69,7 +69,9 @@ def render_script(spec: ScriptSpec, cluster: Cluster, template: str = "work-queu
     options = directives(full, cluster)
     program = trained.program if trained else full.command
     quoted = (
-        plain_words(full, options, template, trained) if full.plain else map(shlex.quote, program)
+        plain_words(full, options, template, trained.options if trained else ())
+        if full.plain
+        else map(shlex.quote, program)
     )
     file = ("plain" if full.plain else template) + _SUFFIX
     around = surroundings(full, cluster, options, template, trained)

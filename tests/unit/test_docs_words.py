@@ -20,12 +20,6 @@ from tests.documents import DOCS, PACKAGE, REPOSITORY, USER_DOCS, read_blocks
 if TYPE_CHECKING:
     from pathlib import Path
 
-WORDS = re.findall(
-    r"\w+",
-    """run stage segment item group unit claim generation lease heartbeat attempt death worker
-    executor rank local_rank world_size pending leased done failed gather checkpoint layer arm pull
-    reward regret policy budget task job cluster lab""",
-)
 BANNED_MODULES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
 BANNED_WORDS = re.compile(r"\b(slaves?|experiments?|sessions?)\b", re.IGNORECASE)
 
@@ -54,17 +48,11 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_every_word_is_in_the_glossary() -> None:
+def test_the_glossary_defines_few_terms_and_each_once() -> None:
     text = (REPOSITORY / "docs/glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"\*\*([\w ]+)\*\*", text)
 
-    assert [word for word in WORDS if f"**{word}**:" not in text] == []
-
-
-def test_no_word_is_defined_twice() -> None:
-    text = (REPOSITORY / "docs/glossary.md").read_text(encoding="utf-8")
-    words = re.findall(r"\*\*([\w ]+)\*\*:", text)
-
-    assert len(words) == len(set(words))
+    assert len(terms) == len(set(terms)) < 40
 
 
 def test_banned_words_do_not_appear_in_the_package() -> None:

@@ -7,7 +7,6 @@ the time limit, but for one test that waits for the limit.
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +163,14 @@ def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
     return job, site.hosts_of(job)[1]
 
 
+def at_each_start(site: Site, code: str) -> tuple[tuple[str, str]]:
+    """Variables with which every Python of the job runs ``code`` first."""
+    place = site.cwd / "first'"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(code)
+    return (("PYTHONPATH", str(place)),)
+
+
 @pytest.mark.parametrize("down", [False, True], ids=["silent", "down"])
 def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
     site: Site, *, down: bool
@@ -171,11 +178,9 @@ def test_a_node_that_is_lost_while_the_job_starts_is_left_out_of_the_next_start(
     site.init(4, 0.1)
     site.lab.configure(KillWait=5)
     # Slower than srun, which gives up a node that does not answer after 11 s and KillWait.
-    python = site.cwd / "slow python"
-    slow = "(( ${SLURM_RESTART_COUNT:-0} )) || sleep 30"
-    python.write_text(f'#!/bin/bash\n{slow}\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o755)
-    job, lost = start_with_checks_held(site, python=str(python))
+    slow = "'SLURM_STEP_ID' in os.environ and os.environ.get('SLURM_RESTART_COUNT', '0') == '0'"
+    env = at_each_start(site, f"import os, time\nif {slow}:\n    time.sleep(30)\n")
+    job, lost = start_with_checks_held(site, env=env)
 
     site.lab.lab.crash(lost, daemon_only=not down)
     (site.cwd / "lost").touch()
@@ -232,14 +237,11 @@ def test_a_job_does_not_start_again_for_an_item_that_another_job_holds(site: Sit
 
 def test_a_node_that_lacks_a_gpu_is_named_and_the_other_works(site: Site) -> None:
     site.init(4, 0.1)
-    python = site.cwd / "py thon'"
-    python.write_text(
-        "#!/bin/bash\n[[ $SLURMD_NODENAME != n2 ]] || export CUDA_VISIBLE_DEVICES=0,1,2\n"
-        f'exec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    python.chmod(0o755)
+    lacks = "os.environ.get('SLURMD_NODENAME') == 'n2'"
+    see = "os.environ['CUDA_VISIBLE_DEVICES'] = '0,1,2'"
+    env = at_each_start(site, f"import os\nif {lacks}:\n    {see}\n")
 
-    job = site.submit(gpus_per_node=4, ntasks_per_node=4, nodelist="n[1-2]", python=str(python))
+    job = site.submit(gpus_per_node=4, ntasks_per_node=4, nodelist="n[1-2]", env=env)
     ended = site.end_of(job)
 
     assert ended == ("COMPLETED", 0, 0), site.said(job)

@@ -244,3 +244,35 @@ def test_trees_are_trained_with_all_cores_that_were_granted(trained: Trained, li
     assert (told["threads"], told["rounds"], told["resumed_from"]) == (CORES, 20, 0)
     assert told["test_error"] < 0.25
     assert Path(told["model"]).is_relative_to(trained.site.cwd / "runs" / library)
+
+
+ADD_UP = """
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} has {total.item():.0f}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_plain_script_starts_torchrun_on_all_nodes(lab: LabUnderTest, tmp_path: Path) -> None:
+    """The nodes of a lab are this machine, which has none of their names."""
+    site = Site(lab, tmp_path)
+    (tmp_path / "add up.py").write_text(ADD_UP)
+    script = site.script(
+        "train-multi-node", nodes=2, nproc_per_node=2, ntasks_per_node=None, cpus_per_task=2,
+        plain=True, command=("add up.py",),
+    )  # fmt: skip
+    text = script.read_text()
+    named = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    assert named in text
+    script.write_text(text.replace(named, "127.0.0.1"))
+
+    job = lab.sbatch(script, cwd=tmp_path)
+
+    assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
+    said = re.findall("rank [0-3] of 4 has 6", site.said(job))
+    assert len(set(said)) == 4, site.said(job)

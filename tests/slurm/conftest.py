@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["LabUnderTest"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the trainings, which take longest and share one process of several."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Give what one of several processes measured to the one that shows it."""
     if hasattr(session.config, "workeroutput"):

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
+# In one process: all tests look at the same jobs.
+pytestmark = [
+    *(pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)),
+    pytest.mark.xdist_group("training"),
+]
 
 REPOSITORY = Path(__file__).parents[2]
 HELD_TRAINING = str(Path(__file__).with_name("held_training.py"))

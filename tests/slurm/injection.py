@@ -144,6 +144,7 @@ def own(
 GPU = {"gpus_per_node": 1}
 TRAIN = {"launch": "task-per-gpu", "command": ("train.py",)}
 DIRECTORY = ("{}", "/x/{}")
+INSIDE = {"container_python": "/opt/python"}
 
 DIRECTIVES = (
     *(option("job_name", "a"), option("account", "a"), option("partition", "a,"), option("qos")),
@@ -164,7 +165,8 @@ DIRECTIVES = (
 BODY = (
     *(option("run", "x/"), option("python", "/x/")),
     *(option("conda", "/x/envs/"), option("venv", "/x/")),
-    option("container", "/x/", "docker://"),
+    option("container", "/x/", "docker://", **INSIDE),
+    option("container_python", "/x/", container="/x.sif"),
     *(option("idle_exit", "1"), option("lease", "10")),
     *(option("run_dir", "x/", **TRAIN), option("backend", "gloo", **TRAIN)),
     option("stage_dir", "/x/", stage=("/data/x",), **TRAIN),
@@ -173,7 +175,7 @@ BODY = (
     *(option("cpu_bind", "cores", "map_cpu:0,", **TRAIN), option("mem_bind", "local,", **TRAIN)),
     option("numa_binding", "node", "core-", **TRAIN),
     *(option("distribution", "block:", **TRAIN), option("hint", "nomultithread", **TRAIN)),
-    many("bind", "bind", *DIRECTORY, "/a:/x/{}", container="/x.sif"),
+    many("bind", "bind", *DIRECTORY, "/a:/x/{}", container="/x.sif", **INSIDE),
     many("module", "modules", "{}", "cuda/{}"),
     many("setup", "setup", "{}", "record {}"),
     many("node-setup", "node_setup", "{}", "record {}"),
@@ -194,7 +196,7 @@ SITE = (
     own("A", table="env"),
     own("NCCL_A", table="nccl", needs=GPU),
     own("conda_base", *DIRECTORY, needs={"conda": "e"}),
-    own("binds", *DIRECTORY, listed=True, needs={"container": "/x.sif"}),
+    own("binds", *DIRECTORY, listed=True, needs={"container": "/x.sif", **INSIDE}),
     own("gpu_type", "{}", "l{}", needs=GPU),
     own("gpu_request", "{}", needs=GPU),
     own("max_walltime", "1-{}"),

@@ -103,7 +103,7 @@ def test_a_killed_conduct_is_started_again(site: Site, undisturbed: list[list[st
         os.kill(pid, signal.SIGKILL)
 
     assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
-    assert "conduct was killed (code 137): starting it again" in site.said(job)
+    assert "the coordinator was killed (code 137): starting it again" in site.said(job)
     check_complete(site, job, undisturbed)
 
 
@@ -184,4 +184,4 @@ def test_a_conduct_that_cannot_go_on_ends_the_ranks_and_the_job(site: Site) -> N
 
     assert (state, restarts) == ("FAILED", 0)
     assert code not in {0, 75, 143}
-    assert f"conduct ended with code {code}: telling the ranks to finish" in site.said(job)
+    assert f"the coordinator ended with code {code}: telling the ranks to finish" in site.said(job)

@@ -299,22 +299,21 @@ def test_runs_with_odd_names_are_worked_on(lab: LabUnderTest, tmp_path: Path) ->
 
 def unquoted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Break one of the filters through which every value of a script goes."""
-    broken: dict[str, Callable[[Any], str]] = {
+    broken: dict[str, Callable[..., str]] = {
         "sh": str,
-        "quoted": str,
-        "sh_words": " ".join,
+        "started": lambda batch, words: " ".join(["exec", *batch, "--", '"$0"', *words]),
         "directive": lambda option: "--" + "=".join(filter(None, option)),
     }
     filters = render._environment().filters
-    monkeypatch.setitem(filters, name, lambda value: render._Marked(broken[name](value)))
+    monkeypatch.setitem(filters, name, lambda *values: render._Marked(broken[name](*values)))
 
 
-@pytest.mark.parametrize("name", ["sh", "quoted", "sh_words"])
+@pytest.mark.parametrize("name", ["sh", "started"])
 def test_a_filter_that_does_not_quote_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch, lab: LabUnderTest, tmp_path: Path
 ) -> None:
     bench = Bench(lab, tmp_path)
-    place = {"sh": "env value", "quoted": "python", "sh_words": "program's word"}[name]
+    place = {"sh": "env value", "started": "python"}[name]
     (part,) = (one for one in PARTS if one.place == place)
     plan = single(bench, part, "$(touch canary)")
     unquoted(monkeypatch, name)
@@ -350,7 +349,7 @@ def test_a_line_too_many_is_found(
     with pytest.raises(HpcToolkitError, match="would not stay on one line"):
         render.render_script(spec, injection.LAB, "command")
     unquoted(monkeypatch, "directive")
-    monkeypatch.setitem(render._environment().filters, "text", render._Marked)
+    monkeypatch.setattr(render, "_comment_text", render._Marked)
 
     bench.lab.wait_for(bench.submit(Plan(), render.render_script(spec, injection.LAB, "command")))
 

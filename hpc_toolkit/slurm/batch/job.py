@@ -177,8 +177,9 @@ def _row(raw: str) -> dict[str, str] | None:
     except SlurmError:
         return None
     # The raw id of an array's last element is also the array's, and lists every element.
-    rows = [dict(zip(names, line.split("|", 3), strict=False)) for line in listed.splitlines()]
-    return next((row for row in rows if row["id"] == raw and len(row) == len(names)), None)
+    # A directory's name may have several lines.
+    rows = re.findall(r"(?ms)^([0-9]+)\|([^|]*)\|([^|]*)\|(.*?)\n(?=[0-9]+\||\Z)", listed)
+    return next((dict(zip(names, row, strict=True)) for row in rows if row[0] == raw), None)
 
 
 def _element(

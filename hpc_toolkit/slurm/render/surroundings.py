@@ -51,6 +51,8 @@ class Surroundings:
     """The virtual environment, "" for none."""
     setup: tuple[Step, ...]
     """The site's and the user's commands."""
+    teardown: tuple[list[str], ...]
+    """The user's commands for the end of the job, which a failed setup runs as well."""
     threads: str
     """The value of OMP_NUM_THREADS, as bash reads it."""
     batch: tuple[str, ...]
@@ -83,6 +85,7 @@ def surroundings(
         preparation=(*_modules(full, cluster), *_conda(full, cluster)),
         venv=(full.venv or "").rstrip("/"),
         setup=_steps((*cluster.setup, *full.setup), "--setup"),
+        teardown=tuple(setup_words(line, "--teardown") for line in full.teardown),
         threads=_threads(full, given, trained),
         batch=(
             *(full.python or "", "-m", "hpc_toolkit", "batch", _KIND.get(template, "train")),

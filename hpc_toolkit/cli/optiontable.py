@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.options import Option, Panels
 
 _TYPES: dict[str, type] = {
-    **dict.fromkeys(("N", "[=N]", "PORT"), int),
+    **dict.fromkeys(("N", "PORT"), int),
     **dict.fromkeys(("MS", "NUMBER", "SECONDS"), float),
 }
 """Names of values that are no text."""

@@ -14,7 +14,7 @@ from hpc_toolkit.cli.manifests import RenderCommand
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import only_given, spelled
+from hpc_toolkit.system.options import only_given
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -71,10 +71,10 @@ def render(
 ) -> None:
     """Write a job script and print its path, for sbatch "$(hpctk render --nodes 8 ...)".
 
-    The options bear sbatch's names; --output is the log of the job, -o the file that this command
-    writes (slurm/JOB-NAME.sbatch). The templates kubernetes-queue, kubernetes-ddp and
-    kubernetes-scaling are manifests with options of their own, which 'hpctk render kubernetes-queue
-    --help' lists.
+    The options have sbatch's names; --sbatch takes those of sbatch that are not listed. --output is
+    the log of the job, -o the file that this command writes (slurm/JOB-NAME.sbatch). The templates
+    kubernetes-queue, kubernetes-ddp and kubernetes-scaling are manifests with options of their own,
+    which 'hpctk render kubernetes-queue --help' lists.
     """
     if check:
         _refuse_writing({"-o": out, "--force": force, "--from": source})
@@ -144,10 +144,11 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
     from hpc_toolkit.engines.kubernetes.drift import check_manifest, is_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
+    from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.system.terminal import printable
 
     for name in only_given(given):
-        msg = f"{spelled(name)}: --check renders what each script asks for"
+        msg = f"{option(name)}: --check renders what each script asks for"
         raise ConfigError(msg, hint="leave it out; --from FILE renders with other options")
     paths = [Path(word) for word in words] or _own_scripts()
     found = [check_manifest(path) if is_manifest(path) else check_drift(path) for path in paths]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.system.options import spelled
 
 if TYPE_CHECKING:
     from hpc_toolkit.submit.submission import Submission
@@ -39,17 +38,18 @@ def submissions(
     run: ScalingRun, given: dict[str, Any], ranks_per_node: int | None, *, dry_run: bool
 ) -> dict[int, Submission]:
     """A job for each world size; with ``dry_run`` their scripts are printed."""
+    from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
     from hpc_toolkit.training.scaling.jobs import job_name, job_request
 
     for name, instead in DECIDED.items():
         if given.get(name):
-            message = f"{spelled(name)}: {instead} decides that here"
+            message = f"{option(name)}: {instead} decides that here"
             raise ConfigError(message, hint=f"leave it out, and give {instead}")
     for name, why in USELESS.items():
         if given.get(name) not in (None, (), []):
-            message = f"{spelled(name)}: {why}"
+            message = f"{option(name)}: {why}"
             raise ConfigError(message, hint="leave it out")
     gpus, name = str(given.get("gpus_per_node") or ""), given.pop("job_name", None)
     count = gpus.rpartition(":")[2]

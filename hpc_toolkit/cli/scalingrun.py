@@ -15,7 +15,7 @@ from hpc_toolkit.cli.scalingjobs import DECIDED, USELESS, submissions, submit
 from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.options import Option, Panels, by_name, many, only_given, spelled
+from hpc_toolkit.system.options import Option, Panels, by_name, many, only_given
 from hpc_toolkit.training.scaling.settings import Settings, Variation, parse_world_sizes
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 _TRAINING = "Training"
 _WHERE = "Where"
 _RANKS = "Ranks of a job"
-_REFUSED = {
-    *(*DECIDED, *USELESS, "array_offset", "run", "idle_exit", "lease"),
-    *("ntasks_per_gpu", "isolate_gpus", "gpu_bind"),
-}
+_REFUSED = {*DECIDED, *USELESS, "run"}
 """Not shown: no job of a measurement takes them."""
 
 
@@ -80,7 +77,7 @@ class RunCommand(ScriptCommand):
 
     panels: ClassVar[Panels] = {
         (_RANKS if panel == _TRAINING else panel): tuple(
-            one._replace(hidden=one.name in _REFUSED)
+            one._replace(hidden=one.hidden or one.name in _REFUSED)
             for one in group
             if one.name != "backend"  # is ours
         )
@@ -195,11 +192,12 @@ def _here(
     backend: str | None,
     dry_run: bool,
 ) -> None:
+    from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.training.scaling.launches import with_equal_threads
     from hpc_toolkit.training.scaling.place import prepare
 
     for name in only_given(given):
-        message = f"{spelled(name)} is for jobs"
+        message = f"{option(name)} is for jobs"
         raise ConfigError(message, hint="add --slurm, or leave it out")
     run = with_equal_threads(run)
     if dry_run:

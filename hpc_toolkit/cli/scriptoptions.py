@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typer.core import TyperArgument
 from hpc_toolkit.cli.optiontable import TableCommand
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError, RenderError, near_miss
-from hpc_toolkit.system.options import by_name, only_given
+from hpc_toolkit.system.options import only_given
 
 if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
@@ -57,12 +58,44 @@ class ScriptCommand(TableCommand):
         return [name for name in self.templates() if name.startswith(incomplete)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write out the value of an option that stands without one."""
-        end = args.index("--") if "--" in args else len(args)
-        options = by_name(self.panels).values()
-        bare = {one.spelling: one.without for one in options if one.without is not None}
-        words = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
-        return super().parse_args(ctx, [*words, *args[end:]])
+        """Parse the options; for one of sbatch that is none of ours, name ``--sbatch``."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # noqa: BLE001 - of click, or of the copy of it in typer
+            unknown = getattr(error, "option_name", None) or ""
+            raise (_moved(unknown, words) if unknown else None) or error from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the function, with the fields that ``--sbatch`` sets beside the other options."""
+        if ctx.params["sbatch"]:
+            from hpc_toolkit.slurm.render.spec import read_sbatch
+
+            ctx.params |= read_sbatch(ctx.params.pop("sbatch"))
+        return super().invoke(ctx)
+
+
+class _MovedOptionError(ConfigError):
+    """An option of sbatch is given without ``--sbatch``."""
+
+    exit_code = 2
+
+
+def _moved(option: str, words: list[str]) -> ConfigError | None:
+    """The error for an option that ``--sbatch`` takes; None for any other unknown option."""
+    from hpc_toolkit.slurm.render.passthrough import FIELDS
+    from hpc_toolkit.slurm.render.spec import needs_value
+
+    name = option.removeprefix("--")
+    if name not in FIELDS:
+        return None
+    after = zip(words, [*words[1:], ""], strict=True)
+    word, value = next(pair for pair in after if pair[0].partition("=")[0] == option)
+    text = word.removeprefix("--")
+    if word == option and needs_value(name):
+        text += f"={value or 'VALUE'}"
+    hint = f"write --sbatch {shlex.quote(text)}"
+    return _MovedOptionError(f"no such option: {option}", hint=hint)
 
 
 def requested(
@@ -141,9 +174,6 @@ def _fields(given: dict[str, Any]) -> dict[str, Any]:
         values["env"] = [read_variable(text) for text in values["env"]]
     if "gpus_per_node" in values:
         values |= _gpus(values["gpus_per_node"])
-    for name in ("exclusive", "kill_on_invalid_dep"):
-        if values.get(name) in ("yes", "no"):
-            values[name] = values[name] == "yes"
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }

@@ -20,7 +20,7 @@ from hpc_toolkit.cli.scriptoptions import (
     requested,
 )
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
-from hpc_toolkit.system.options import only_given, spelled
+from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -167,13 +167,14 @@ def _of_script(
     from dataclasses import replace
 
     from hpc_toolkit.slurm.render.file import read_script
+    from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
     from hpc_toolkit.submit.submission import of_script, script_options
 
     path = Path(template or "")
     for name in only_given({**given, "run": None, "dependency": None}):
-        message = f"{spelled(name)}: {path} is sent as it is"
+        message = f"{option(name)}: {path} is sent as it is"
         raise ConfigError(message, hint="render it anew, or edit it; --run and --dependency work")
     text = read_script(path)
     header = _header(path, text, needed=not given.get("run"))

@@ -29,7 +29,7 @@ _AMD = Path("/dev/kfd")
 MEETING = "meeting"
 """Name of the file into which the first rank writes its address."""
 _FAILS = "items that use a GPU fail on this node, or wait for ever"
-_LEAVE_OUT = "leave the node out (--exclude), and tell the site"
+_LEAVE_OUT = "leave the node out (--sbatch exclude=NODE), and tell the site"
 _TOGETHER = "srun -N2 --ntasks-per-node=1 --gpus-per-node=1 hpctk doctor DIR"
 _CPU = "cpu"
 

@@ -59,7 +59,7 @@ def judge_requeue(config: Mapping[str, str]) -> Finding:
         slower.append((means, "submit again when it was preempted, or ask for another QOS"))
     if wait_s is not None and wait_s < _GRACE_S:
         means = f"an item that takes longer than {wait_s} s is begun again after a time limit"
-        mend = f"render with --signal B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s"
+        mend = f"render with --sbatch signal=B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s"
         slower.append((means, mend))
     return Finding(
         check=check,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _SENTENCES = {
     "AccountNotAllowed": "its account may not use this partition: submit with another --account",
     "BadConstraints": "no node can give what it asks for: cancel it and ask for less",
-    "BeginTime": "it may not start yet: a requeued job waits about two minutes, --begin as asked",
+    "BeginTime": "its begin time has not come; a requeued job waits about two minutes",
     "Cleaning": "Slurm is still cleaning up after its last start",
     "Dependency": "it waits for another job to end",
     "DependencyNeverSatisfied": "what it waits for can never happen any more: cancel it",
@@ -22,7 +22,7 @@ _SENTENCES = {
     "JobHeldUser": "it is held: 'scontrol release {id}' lets it go",
     "JobHoldMaxRequeue": "requeued too often and held: 'scontrol release {id}' lets it go",
     "Licenses": "a license that it asked for is not free",
-    "NodeDown": "a node that it needs is down: wait, or submit without --nodelist",
+    "NodeDown": "a node that it needs is down: wait, or submit without a nodelist",
     "None": "Slurm has not looked at it yet",
     "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
     "PartitionInactive": "its partition is inactive: submit with another --partition",
@@ -32,7 +32,7 @@ _SENTENCES = {
     "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved: wait, or ask for others",
     "Reservation": "its reservation has not begun",
-    "ReservationDeleted": "its reservation is gone: cancel it and submit without --reservation",
+    "ReservationDeleted": "its reservation is gone: cancel it and submit without a reservation",
     "Resources": "the nodes that it needs are busy",
 }
 _PREFIXES = (
@@ -45,7 +45,7 @@ _PREFIXES = (
 )
 _STATES = {
     "REQUEUE_HOLD": "it was requeued and is held: 'scontrol release {id}' lets it go",
-    "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without --reservation",
+    "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without a reservation",
     "SPECIAL_EXIT": "it ended in a way that needs a look, and is held: 'scontrol release {id}'",
 }
 

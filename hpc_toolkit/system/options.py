@@ -21,15 +21,10 @@ class Option(NamedTuple):
     metavar: str = "TEXT"
     """Name of the value in the help; "" for an option without a value.
 
-    "N", "[=N]" and "PORT" are whole numbers; "NUMBER", "SECONDS" and "MS" are any numbers.
+    "N" and "PORT" are whole numbers; "NUMBER", "SECONDS" and "MS" are any numbers.
     """
     repeated: bool = False
     """Whether it may be given more than once."""
-    without: str | None = None
-    """The value that the bare option stands for; None if the option needs a value.
-
-    As in sbatch, a value of such an option must follow an equals sign.
-    """
     short: str = ""
     """Its one-letter spelling."""
     default: Any = None

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.cli.scripttable import PANELS
+from hpc_toolkit.system.options import by_name
 from tests.documents import PACKAGE, REPOSITORY, USER_DOCS, Block, read_blocks
 
 if TYPE_CHECKING:
@@ -126,6 +128,9 @@ def commands() -> dict[str, set[str]]:
         for full in [f"{name} {inner}" for inner in subcommands(name)] or [name]:
             found[full] = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", helped(*full.split())))
     assert {"init", "work", "cluster show"} <= set(found)
+    scripts = {option.spelling for option in by_name(PANELS).values()}
+    for name in ("render", "submit", "scaling run"):
+        found[name] |= scripts  # some are hidden
     return found
 
 

@@ -151,7 +151,7 @@ def test_hostile_ids_of_jobs_are_refused_and_cancel_nothing(
     call: Call, lab: LabUnderTest, tmp_path: Path
 ) -> None:
     sleeping("r")
-    job = call("submit", *SMALL, "--run=r", "--hold").out.strip()
+    job = call("submit", *SMALL, "--run=r", "--sbatch=hold").out.strip()
     other = lab.sbatch("--hold", "--output=/dev/null", "--wrap=true", cwd=tmp_path)
     hostile = (*HOSTILE, *ODD_BUT_FINE, f"{job},{other}", f"{job} {other}", f"{job}_../x", other)
     files = set(tmp_path.rglob("*"))

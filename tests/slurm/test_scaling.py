@@ -24,7 +24,7 @@ def test_a_world_size_of_two_nodes_is_measured_by_one_job(
     words = ("scaling", "run", "-o", "s", "--slurm", "--world-sizes", "2", "--ranks-per-node", "1")
 
     argv = (sys.executable, "-m", "hpc_toolkit", *words, *small, *request)
-    sent = lab.run(*argv, "--hold", cwd=tmp_path)
+    sent = lab.run(*argv, "--sbatch=hold", cwd=tmp_path)
     (job,) = sent.stdout.split()
     again = lab.run(*argv, cwd=tmp_path, check=False)
     lab.scontrol("release", job)

@@ -66,7 +66,7 @@ def desk(lab: LabUnderTest, tmp_path: Path) -> Desk:
 
 def test_a_job_is_submitted_shown_and_cancelled(desk: Desk) -> None:
     run = desk.init()
-    (job,) = desk.submit(*SMALL, "--run", run, "--hold")
+    (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=hold")
 
     text = desk.call("status", run).stdout
 
@@ -104,8 +104,8 @@ def test_a_submitted_job_does_the_work_and_its_log_is_found(desk: Desk) -> None:
 
 def test_cancel_leaves_jobs_of_others_alone(desk: Desk) -> None:
     mine, other = desk.init(name="mine"), desk.init(name="other")
-    (first,) = desk.submit(*SMALL, "--run", mine, "--hold")
-    (second,) = desk.submit(*SMALL, "--run", other, "--hold")
+    (first,) = desk.submit(*SMALL, "--run", mine, "--sbatch=hold")
+    (second,) = desk.submit(*SMALL, "--run", other, "--sbatch=hold")
 
     desk.call("cancel", mine, "--yes")
 
@@ -224,7 +224,7 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
     desk.lab.wait_for(job, "NODE_FAIL")
 
-    again = desk.call("submit", *SMALL, "--run", run, "--hold")
+    again = desk.call("submit", *SMALL, "--run", run, "--sbatch=hold")
 
     assert (
         f"note: n3 is left out (--no-exclude-failed takes it): job {job} ended with NODE_FAIL"
@@ -233,7 +233,7 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
     assert "ExcNodeList=n3\n" in desk.lab.scontrol("show", "job", again.stdout.strip())
     record = desk.cwd / run / "jobs" / f"{again.stdout.strip()}.json"
     assert json.loads(record.read_text())["excluded"] == ["n3"]
-    taken = desk.submit(*SMALL, "--run", run, "--hold", "--no-exclude-failed")
+    taken = desk.submit(*SMALL, "--run", run, "--sbatch=hold", "--no-exclude-failed")
     assert "ExcNodeList=(null)\n" in desk.lab.scontrol("show", "job", taken[0])
 
     # A job that is held is not tested by Slurm.
@@ -247,7 +247,7 @@ def test_a_node_that_failed_is_left_out_of_the_next_submission(desk: Desk) -> No
 @pytest.mark.slow
 def test_a_node_that_failed_under_a_job_that_was_requeued_is_left_out(desk: Desk) -> None:
     run = desk.init(1, 300.0)
-    (job,) = desk.submit(*SMALL, "--run", run, "--nodelist", "n3")
+    (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=nodelist=n3")
     workers = desk.cwd / run / "workers"
     wait_until(
         lambda: list(workers.glob("*.json")),
@@ -257,7 +257,7 @@ def test_a_node_that_failed_under_a_job_that_was_requeued_is_left_out(desk: Desk
     desk.lab.scontrol("update", "nodename=n3", "state=down", "reason=test")
     desk.lab.wait_for(job, "PENDING")
 
-    again = desk.call("submit", *SMALL, "--run", run, "--hold")
+    again = desk.call("submit", *SMALL, "--run", run, "--sbatch=hold")
 
     note = f"it went down under job {job}, which was requeued"
     assert f"note: n3 is left out (--no-exclude-failed takes it): {note}\n" in again.stderr
@@ -284,7 +284,7 @@ def test_slurm_says_of_a_suspended_job_that_it_is(
 def test_values_reach_slurm_as_they_are_or_not_at_all(desk: Desk) -> None:
     run = desk.init()
     comment = "it is $(touch canary); `touch canary` & 50%"
-    (job,) = desk.submit(*SMALL, "--run", run, "--hold", "--comment", comment)
+    (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=hold", f"--sbatch=comment={comment}")
     assert f"Comment={comment}" in desk.lab.scontrol("show", "job", job)
     for name in ("$(touch canary)", "a\n#SBATCH --nice=5", "-x", "a b"):
         refused = desk.call("submit", *SMALL, "--run", run, f"--job-name={name}", check=False)
@@ -311,7 +311,7 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
 ) -> None:
     desk = Desk(own_lab, tmp_path)
     run = desk.init()
-    (job,) = desk.submit(*SMALL, "--run", run, "--hold")
+    (job,) = desk.submit(*SMALL, "--run", run, "--sbatch=hold")
     (pid_file,) = re.findall(r"SlurmctldPidFile *= *(\S+)", own_lab.scontrol("show", "config"))
     with open(pid_file, encoding="ascii") as file:
         controller = int(file.read())

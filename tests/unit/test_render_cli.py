@@ -19,6 +19,7 @@ from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.engines.kubernetes.request import KINDS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
+from hpc_toolkit.slurm.render.passthrough import FIELDS
 from hpc_toolkit.slurm.render.script import template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.scripttext import batch_words
@@ -205,7 +206,7 @@ def test_render_takes_sbatchs_names_and_its_own_output(elsewhere: Path) -> None:
             "--setup",
             "ulimit -c 0",
         ),
-        *("--no-requeue", "--exclusive", "--run", "runs/x", "-o", "out/my.sbatch"),
+        *("--no-requeue", "--sbatch", "exclusive", "--run", "runs/x", "-o", "out/my.sbatch"),
     )
 
     assert result.stdout == "out/my.sbatch\n"
@@ -271,17 +272,17 @@ def command_of(script: str) -> list[str]:
     ("arguments", "lines"),
     [
         (("--gpus-per-node", "a100:2"), ("--gpus-per-node=a100:2",)),
-        (("--exclusive",), ("--exclusive",)),
-        (("--exclusive=user",), ("--exclusive=user",)),
-        (("--nice", "--nodes", "2"), ("--nice=100", "--nodes=2")),
-        (("--nice=-5",), ("--nice=-5",)),
-        (("--propagate",), ("--propagate=ALL",)),
+        (("--sbatch", "exclusive"), ("--exclusive",)),
+        (("--sbatch", "exclusive=user"), ("--exclusive=user",)),
+        (("--sbatch", "nice", "--nodes", "2"), ("--nice=100", "--nodes=2")),
+        (("--sbatch=nice=-5",), ("--nice=-5",)),
+        (("--sbatch", "propagate"), ("--propagate=ALL",)),
         (
-            ("--dependency", "singleton", "--kill-on-invalid-dep", "no"),
+            ("--dependency", "singleton", "--sbatch", "kill-on-invalid-dep=no"),
             ("--kill-on-invalid-dep=no",),
         ),
         (("--sbatch", "contiguous", "--sbatch", "hint=nomultithread"), ("--hint=nomultithread",)),
-        (("--comment", "--nodes"), ("--comment=--nodes",)),
+        (("--sbatch", "comment=--nodes"), ("--comment=--nodes",)),
         (("command", "--nodes", "2", "--", "python", "--exclusive", "-c", "x"), ("--nodes=2",)),
     ],
 )
@@ -305,11 +306,20 @@ def test_every_field_has_an_option_and_every_option_a_field() -> None:
     named = {option.name.partition("/")[0] for group in PANELS.values() for option in group}
 
     known = {field.name for field in fields(ScriptSpec)}
-    assert named - {"cluster", "module"} == known - {"modules", "command"}
+    passed = {name.replace("-", "_") for name in FIELDS}
+    assert not named & passed
+    assert (named | passed) - {"cluster", "module"} == known - {"modules", "command"}
+
+
+def test_the_help_shows_about_twenty_options() -> None:
+    shown = [option for group in PANELS.values() for option in group if not option.hidden]
+
+    assert len(shown) < 26
+    assert all(len(option.help) <= 48 for option in shown)
 
 
 def test_the_log_directory_lies_below_the_directory_of_the_job(elsewhere: Path) -> None:
-    call("render", "--chdir", "there", "--output", "a/%j", "--error", "b/c/%j")
+    call("render", "--output", "a/%j", "--sbatch=chdir=there", "--sbatch=error=b/c/%j")
 
     assert (elsewhere / "there/a").is_dir()
     assert (elsewhere / "there/b/c").is_dir()
@@ -360,8 +370,13 @@ def test_render_warns_of_a_directory_from_which_the_site_takes_no_jobs(
         (("--env", "A"), "--env: 'A' has no '='"),
         (("--gpus-per-node", "l40s"), "--gpus-per-node: 'l40s' is no number of GPUs"),
         (("--gpus-per-node", ":4"), "--gpus-per-node: ':4' is no number of GPUs"),
-        (("--exclusive=node",), "--exclusive: 'node' is not accepted"),
-        (("--kill-on-invalid-dep", "maybe"), "--kill-on-invalid-dep: 'maybe' is not accepted"),
+        (("--sbatch", "exclusive=node"), "--sbatch exclusive: 'node' is not accepted"),
+        (("--sbatch", "hold=maybe"), "--sbatch hold: 'maybe' is not accepted"),
+        (("--sbatch", "ntasks=x"), "--sbatch ntasks: 'x' is not accepted"),
+        (("--sbatch", "comment"), "--sbatch: 'comment' needs a value"),
+        (("--sbatch=hold", "--sbatch=hold=no"), "--sbatch: 'hold' is given twice"),
+        (("--sbatch", "time=5"), "--sbatch: 'time' is not passed through"),
+        (("--mem=1G", "--sbatch=mem-per-cpu=1G"), "--mem and --sbatch mem-per-cpu exclude each"),
         (("work-queue", "--", "python"), "the template work-queue runs hpctk"),
     ],
 )
@@ -373,6 +388,24 @@ def test_render_refuses_and_writes_nothing(
     assert message in error.message.replace("\\", ".")
     assert error.hint
     assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--mem-per-cpu", "4G"), "mem-per-cpu=4G"),
+        (("--exclusive=user", "x"), "exclusive=user"),
+        (("--hold", "work-queue"), "hold"),
+        (("--comment", "a b"), "'comment=a b'"),
+    ],
+)
+def test_an_option_of_sbatch_without_its_prefix_is_a_usage_error(
+    words: tuple[str, ...], hint: str
+) -> None:
+    error = refused("render", *words)
+
+    assert error.message == f"no such option: {words[0].partition('=')[0]}"
+    assert (error.hint, error.exit_code) == (f"write --sbatch {hint}", 2)
 
 
 @pytest.mark.parametrize("out", ["taken", "taken/x/y.sbatch", "/proc/nowhere/x.sbatch"])

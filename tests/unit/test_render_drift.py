@@ -47,7 +47,7 @@ def written(text: str, path: Path = DEFAULT) -> Path:
 
 
 def test_a_fresh_script_is_up_to_date() -> None:
-    call("--nodes", "2", "--comment", 'a "b" #c', "--dependency", "afterok:1")
+    call("--nodes", "2", "--sbatch", 'comment=a "b" #c', "--dependency", "afterok:1")
 
     result = call("--check")
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_checked_is_an_error(arguments: tuple[str, ...], message:
 def test_from_renders_a_script_again_with_other_options() -> None:
     call("--nodes", "2", "--mem", "4G", "--env", "A=1", "-o", "my.sbatch")
 
-    again = call("--from", "my.sbatch", "--nodes", "3", "--mem-per-cpu", "2G")
+    again = call("--from", "my.sbatch", "--nodes", "3", "--sbatch", "mem-per-cpu=2G")
 
     script = Path("my.sbatch").read_text()
     assert again.stdout == "my.sbatch\n"

@@ -152,7 +152,7 @@ def test_time_is_canonical_and_the_warning_fits(time: str, canonical: str, signa
         ({"mem_per_cpu": "10G", "cpus_per_task": 32}, r"320G is more than .*mem_per_node"),
         ({"mem_per_gpu": "60G", "gpus_per_node": 4}, r"240G is more than .*mem_per_node"),
         ({"time": "3-00:00:01"}, r"3-00:00:01 is more than .*max_walltime = 3-00:00:00"),
-        ({"time": "5", "signal": "B:USR1@300"}, "--signal: 300 s before the end do not fit"),
+        ({"time": "5", "signal": "B:USR1@300"}, "--sbatch signal: 300 s before the end do not fit"),
     ],
 )
 def test_a_request_beyond_the_cluster_is_refused_with_the_limit_and_its_file(
@@ -212,7 +212,7 @@ def test_a_partition_without_a_known_size_takes_any_number_of_nodes() -> None:
 def test_a_bad_default_of_a_site_is_refused_with_its_file() -> None:
     site = Cluster(name="s", file="s.toml", defaults=(("constraint", "a b"),))
 
-    with pytest.raises(RenderError, match=r"s\.toml: defaults\.constraint: --constraint: 'a b'"):
+    with pytest.raises(RenderError, match=r"s\.toml: defaults\.constraint: .*constraint: 'a b'"):
         options(spec(), site)
 
 
@@ -244,13 +244,13 @@ def test_absurd_numbers_are_refused(nodes: Any) -> None:
         ({"time": "0"}, "--time"),
         ({"time": "nan"}, "--time"),
         ({"mem": "-1G"}, "--mem"),
-        ({"mem_per_cpu": "0"}, "--mem-per-cpu"),
-        ({"mem": "1G", "mem_per_cpu": "1G"}, "--mem and --mem-per-cpu exclude each other"),
-        ({"exclusive": 1}, "--exclusive"),
+        ({"mem_per_cpu": "0"}, "--sbatch mem-per-cpu"),
+        ({"mem": "1G", "mem_per_cpu": "1G"}, "--mem and --sbatch mem-per-cpu exclude each other"),
+        ({"exclusive": 1}, "--sbatch exclusive"),
         ({"job_name": None}, "--job-name"),
         ({"python": "python3"}, "--python"),
         ({"run": "-x"}, "--run"),
-        ({"signal": "USR1@60"}, "--signal"),
+        ({"signal": "USR1@60"}, "--sbatch signal"),
         ({"output": "logs/"}, "--output"),
         ({"output": "logs/%q.out"}, "--output"),
         ({"env": (("1A", "x"),)}, "--env"),
@@ -294,45 +294,48 @@ def test_a_long_bad_value_is_shortened_in_the_error() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mem": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1}, "--mem and --mem-per-gpu exclude"),
-        ({"cpus_per_task": 1, "cpus_per_gpu": 1, "gpus_per_node": 1}, "--cpus-per-gpu exclude"),
-        ({"exclusive": True, "oversubscribe": True}, "--exclusive and --oversubscribe exclude"),
-        ({"exclusive": "user", "oversubscribe": True}, "--exclusive and --oversubscribe exclude"),
-        ({"ntasks_per_node": 1, "ntasks_per_gpu": 1}, "--ntasks-per-node and --ntasks-per-gpu"),
-        ({"isolate_gpus": True, "gpu_bind": "none"}, "--gpu-bind and --isolate-gpus exclude"),
-        ({"mem_per_gpu": "1G"}, "--mem-per-gpu: the job asks for no GPU"),
-        ({"cpus_per_gpu": 2}, "--cpus-per-gpu: the job asks for no GPU"),
+        ({"mem": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1}, "sbatch mem-per-gpu exclude"),
+        (
+            {"cpus_per_task": 1, "cpus_per_gpu": 1, "gpus_per_node": 1},
+            "sbatch cpus-per-gpu exclude",
+        ),
+        ({"exclusive": True, "oversubscribe": True}, "--sbatch oversubscribe exclude"),
+        ({"exclusive": "user", "oversubscribe": True}, "--sbatch oversubscribe exclude"),
+        ({"ntasks_per_node": 1, "ntasks_per_gpu": 1}, "sbatch ntasks-per-gpu exclude"),
+        ({"isolate_gpus": True, "gpu_bind": "none"}, "sbatch gpu-bind and --isolate-gpus"),
+        ({"mem_per_gpu": "1G"}, "--sbatch mem-per-gpu: the job asks for no GPU"),
+        ({"cpus_per_gpu": 2}, "--sbatch cpus-per-gpu: the job asks for no GPU"),
         ({"isolate_gpus": True}, "--isolate-gpus: the job asks for no GPU"),
         ({"gpu_type": "l40s"}, "--gpu-type: the job asks for no GPU"),
-        ({"gres": "gpu:4"}, "--gres: 'gpu:4' is not accepted"),
-        ({"gres": "GPU:4"}, "--gres: 'GPU:4' is not accepted"),
-        ({"gres": "nvme:1,gpu:l40s:4"}, "--gres: .* is not accepted"),
-        ({"ntasks": 3, "nodes": 4}, "--ntasks: 3 ranks leave some of 4 nodes without any"),
-        ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "--ntasks: 9 are more than .* most 8"),
-        ({"ntasks": 5000}, "--ntasks: 5000 are more than .* most 4096"),
-        ({"nodes": 5, "segment": 2}, "--segment: 5 nodes are no multiple of 2"),
-        ({"begin": "2030-02-01", "deadline": "2030-01-31"}, "--deadline: .* is not after --begin"),
-        ({"begin": "now+2hours", "deadline": "now+1hour"}, "--deadline: .* is not after --begin"),
-        ({"exclusive": "node"}, "--exclusive: 'node' is not accepted"),
+        ({"gres": "gpu:4"}, "--sbatch gres: 'gpu:4' is not accepted"),
+        ({"gres": "GPU:4"}, "--sbatch gres: 'GPU:4' is not accepted"),
+        ({"gres": "nvme:1,gpu:l40s:4"}, "--sbatch gres: .* is not accepted"),
+        ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks leave some of 4 nodes without any"),
+        ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "ntasks: 9 are more than .* most 8"),
+        ({"ntasks": 5000}, "--sbatch ntasks: 5000 are more than .* most 4096"),
+        ({"nodes": 5, "segment": 2}, "--sbatch segment: 5 nodes are no multiple of 2"),
+        ({"begin": "2030-02-01", "deadline": "2030-01-31"}, "deadline: .* is not after begin="),
+        ({"begin": "now+2hours", "deadline": "now+1hour"}, "deadline: .* is not after begin="),
+        ({"exclusive": "node"}, "--sbatch exclusive: 'node' is not accepted"),
         ({"sbatch": ("nodes=2",)}, "--sbatch: 'nodes' is not passed through"),
         ({"sbatch": ("node=2",)}, "--sbatch: sbatch may read 'node' as 'nodelist'"),
         ({"sbatch": ("N=2",)}, "--sbatch: 'N=2' is not accepted"),
         ({"sbatch": ("--hint=x",)}, "--sbatch: '--hint=x' is not accepted"),
         ({"sbatch": ("hint=a", "hint=b")}, "--sbatch: 'hint' is given twice"),
         ({"sbatch": ("test-only",)}, "--sbatch: 'test-only' is not passed through"),
-        ({"chdir": "a\\b"}, "--chdir: .* is not accepted"),
-        ({"chdir": "x%j"}, "--chdir: .* is not accepted"),
-        ({"chdir": "~/x"}, "--chdir: .* is not accepted"),
-        ({"error": "a\\b"}, "--error: .* is not accepted"),
+        ({"chdir": "a\\b"}, "--sbatch chdir: .* is not accepted"),
+        ({"chdir": "x%j"}, "--sbatch chdir: .* is not accepted"),
+        ({"chdir": "~/x"}, "--sbatch chdir: .* is not accepted"),
+        ({"error": "a\\b"}, "--sbatch error: .* is not accepted"),
         ({"output": "~/x"}, "--output: .* is not accepted"),
-        ({"propagate": "CORES"}, "--propagate: 'CORES' is not accepted"),
-        ({"mail_type": "end"}, "--mail-type: 'end' is not accepted"),
-        ({"priority": "top"}, "--priority: 'top' is not accepted"),
-        ({"open_mode": "w"}, "--open-mode: 'w' is not accepted"),
-        ({"nice": 2**31}, "--nice: .* is not accepted"),
-        ({"gres_flags": "allow-task-sharing"}, "--gres-flags: .* is not accepted"),
-        ({"licenses": "a,b|c"}, "--licenses: .* is not accepted"),
-        ({"gpu_bind": "single:0", "gpus_per_node": 1}, "--gpu-bind: .* is not accepted"),
+        ({"propagate": "CORES"}, "--sbatch propagate: 'CORES' is not accepted"),
+        ({"mail_type": "end"}, "--sbatch mail-type: 'end' is not accepted"),
+        ({"priority": "top"}, "--sbatch priority: 'top' is not accepted"),
+        ({"open_mode": "w"}, "--sbatch open-mode: 'w' is not accepted"),
+        ({"nice": 2**31}, "--sbatch nice: .* is not accepted"),
+        ({"gres_flags": "allow-task-sharing"}, "--sbatch gres-flags: .* is not accepted"),
+        ({"licenses": "a,b|c"}, "--sbatch licenses: .* is not accepted"),
+        ({"gpu_bind": "single:0", "gpus_per_node": 1}, "--sbatch gpu-bind: .* is not accepted"),
     ],
 )
 def test_what_sbatch_would_refuse_or_misread_is_refused(
@@ -347,11 +350,11 @@ def test_what_sbatch_would_refuse_or_misread_is_refused(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"time": "1:00:00", "time_min": "2:00:00"}, "--time-min: 2:00:00 is more than --time"),
-        ({"time": "60", "deadline": "now+30minutes"}, "--deadline: a job of 01:00:00 cannot end"),
+        ({"time": "1:00:00", "time_min": "2:00:00"}, "time-min: 2:00:00 is more than --time"),
+        ({"time": "60", "deadline": "now+30minutes"}, "deadline: a job of 01:00:00 cannot end"),
         (
             {"time": "60", "begin": "2030-01-01", "deadline": "2030-01-01T00:30"},
-            "--deadline: a job of 01:00:00 cannot end by 2030-01-01T00:30:00 if it starts at 2030",
+            "--sbatch deadline: a job of 01:00:00 cannot end by 2030-01-01T00:30:00 if it starts",
         ),
     ],
 )
@@ -612,7 +615,7 @@ def test_command_line_names_what_differs_from_the_default() -> None:
     words = command_line(request, "work-queue", "lab")
 
     assert shlex.join(words) == (
-        "hpctk render work-queue --cluster lab --nodes 2 --exclusive --no-requeue"
+        "hpctk render work-queue --cluster lab --nodes 2 --sbatch exclusive --no-requeue"
         " --python /opt/python --setup 'a b' --env 'A=b c'"
     )
     assert read_command(words)[:2] == ("work-queue", "lab")

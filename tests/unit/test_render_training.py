@@ -365,7 +365,7 @@ def test_a_plain_script_calls_the_given_interpreter() -> None:
     ("template", "fields", "message"),
     [
         ("work-queue", {"command": ()}, "--plain: the template work-queue needs hpctk"),
-        ("command", {"signal": "B:USR1@60"}, "--signal: a plain script has nothing"),
+        ("command", {"signal": "B:USR1@60"}, "--sbatch signal: a plain script has nothing"),
         ("train-multi-node", {"stage": ("x",)}, "--stage: a plain script has nothing"),
         ("train-multi-node", {"container": "x"}, "--container: a plain script has nothing"),
     ],

@@ -459,7 +459,7 @@ def failing_node(
 def test_a_node_that_failed_is_left_out_and_that_is_said(run: ToyRun, programs: Programs) -> None:
     failing_node(run, "w", "n3", time.time() - 60)
 
-    result = call("--nodes", "2", "--exclude", "n7")
+    result = call("--nodes", "2", "--sbatch", "exclude=n7")
 
     assert result.stdout == "101\n"
     note = "n3 is left out (--no-exclude-failed takes it): it failed under worker w of job 7"
@@ -497,7 +497,7 @@ def test_a_failure_of_another_day_is_forgotten(run: ToyRun, programs: Programs) 
 def test_a_node_that_is_asked_for_by_name_is_taken(run: ToyRun, programs: Programs) -> None:
     failing_node(run, "w", "n3", time.time() - 60)
 
-    call("--nodelist", "n3")
+    call("--sbatch", "nodelist=n3")
 
     assert len(sent(programs)[0]) == 2
 

@@ -209,7 +209,7 @@ def _enter(directory: str) -> None:
         msg = f"{host_name()} lacks the job's directory {directory}"
         raise JobError(msg, hint="submit from a directory that all nodes share")
     if not Path().samefile(directory):
-        show(f"the setup moved to {Path.cwd()}, back to {directory}: --chdir moves a job\n")
+        show(f"the setup moved to {Path.cwd()}, back to {directory}: --sbatch chdir moves a job\n")
         os.chdir(directory)
 
 

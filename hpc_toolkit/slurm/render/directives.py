@@ -18,6 +18,7 @@ from hpc_toolkit.slurm.environment import check_environment
 from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment, parse_switches
 from hpc_toolkit.slurm.render.limits import check_limits
 from hpc_toolkit.slurm.render.passthrough import split_passed
+from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.shares import (
     MEMORY,
     cpus,
@@ -123,7 +124,7 @@ def directives(full: ScriptSpec, cluster: Cluster) -> list[Directive]:
     return [*given, *(split_passed(text, "--sbatch") for text in full.sbatch)]
 
 
-def directive_text(option: Directive) -> str:
+def directive_text(directive: Directive) -> str:
     """Return ``--name=value`` as sbatch reads it from a ``#SBATCH`` line. Raises RenderError.
 
     In double quotes, with a backslash before ``"``, ``\\`` and ``#``, sbatch reads every printable
@@ -132,11 +133,11 @@ def directive_text(option: Directive) -> str:
     single quotes and ``$`` have no meaning inside. BLANKED words are refused: up to 20.11 sbatch
     blanks them.
     """
-    name, value = option
+    name, value = directive
     if value is None:
         return f"--{name}"
     if not value.isprintable() or re.search(BLANKED, value):
-        msg = f"--{name}: {value!r} cannot be written into a directive"
+        msg = f"{option(name)}: {value!r} cannot be written into a directive"
         raise RenderError(msg, hint="remove control characters, and the words hetjob and packjob")
     if _PLAIN.fullmatch(value):
         return f"--{name}={value}"
@@ -151,10 +152,10 @@ def log_pattern(spec: ScriptSpec) -> str:
 
 _CANONICAL: dict[str, Callable[[str], str]] = {
     "time-min": lambda text: format_walltime(parse_walltime(text)),
-    "begin": lambda text: parse_moment(text, "--begin").text,
-    "deadline": lambda text: parse_moment(text, "--deadline").text,
+    "begin": lambda text: parse_moment(text, option("begin")).text,
+    "deadline": lambda text: parse_moment(text, option("deadline")).text,
     "array": lambda text: parse_array(text, "--array").text,
-    "switches": lambda text: parse_switches(text, "--switches"),
+    "switches": lambda text: parse_switches(text, option("switches")),
     "mem": lambda text: format_mem(parse_mem_mib(text, zero=True)),
     "mem-per-cpu": lambda text: format_mem(parse_mem_mib(text)),
     "mem-per-gpu": lambda text: format_mem(parse_mem_mib(text)),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment
+from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.system.quantities import format_walltime, parse_walltime
 
 if TYPE_CHECKING:
@@ -58,20 +59,20 @@ def _check_times(full: ScriptSpec, sources: Mapping[str, str]) -> None:
     shortest_s = parse_walltime(full.time_min) if full.time_min else time_s
     said = sources.get("time", "--time")
     if shortest_s > time_s:
-        msg = f"--time-min: {full.time_min} is more than {said} {full.time}"
+        msg = f"{option('time_min')}: {full.time_min} is more than {said} {full.time}"
         raise RenderError(msg, hint="Slurm lowers the limit, it never raises it")
     warning_s = int((full.signal or "@0").rpartition("@")[2])
     if warning_s >= shortest_s:
-        msg = f"--signal: {warning_s} s before the end do not fit into {said} {full.time}"
+        msg = f"{option('signal')}: {warning_s} s before the end do not fit into {said} {full.time}"
         raise RenderError(msg, hint="warn later, or ask for more time")
     if full.deadline is None:
         return
-    begin = parse_moment(full.begin or "now", "--begin")
-    deadline = parse_moment(full.deadline, "--deadline")
+    begin = parse_moment(full.begin or "now", option("begin"))
+    deadline = parse_moment(full.deadline, option("deadline"))
     if begin.kind == deadline.kind != "clock" and deadline.seconds - begin.seconds < shortest_s:
         span = f"{format_walltime(shortest_s)} cannot end by {deadline.text}"
-        msg = f"--deadline: a job of {span} if it starts at {begin.text}"
-        raise RenderError(msg, hint="Slurm would remove it; see --time-min")
+        msg = f"{option('deadline')}: a job of {span} if it starts at {begin.text}"
+        raise RenderError(msg, hint="Slurm would remove it; see --sbatch time-min")
 
 
 def _check_array(full: ScriptSpec, site: Cluster) -> None:

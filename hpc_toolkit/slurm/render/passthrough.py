@@ -1,7 +1,7 @@
-"""Pass on options of sbatch that hpctk has no option for: ``--sbatch NAME[=VALUE]``.
+"""The options of sbatch behind ``--sbatch NAME[=VALUE]``: fields of a request, or passed on.
 
-An option that the script sets itself is refused, also in a short form or an abbreviation that
-sbatch accepts: the last of two directives would win silently.
+An option that the script sets itself is not passed on, also in a short form or an abbreviation
+that sbatch accepts: the last of two directives would win silently.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from hpc_toolkit.slurm.allowlist import check_text, refusal
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,39}")
 _VALUE = re.compile(r".{0,1024}")
 
-_SAME = (
-    *("account", "array", "begin", "chdir", "comment", "constraint", "cpus-per-gpu"),
-    *("cpus-per-task", "deadline", "dependency", "error", "exclude", "exclusive", "get-user-env"),
-    *("gpu-bind", "gpus-per-node", "gres", "gres-flags", "hold", "job-name"),
-    *("kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mem", "mem-per-cpu"),
-    *("mem-per-gpu", "network", "nice", "nodelist", "nodes", "ntasks", "ntasks-per-gpu"),
-    *("ntasks-per-node", "open-mode", "output", "oversubscribe", "partition", "prefer"),
-    *("priority", "propagate", "qos", "requeue", "reservation", "segment", "signal"),
-    *("spread-job", "switches", "time", "time-min", "tmp", "wckey"),
+_NAMED = (
+    *("account", "array", "cpus-per-task", "dependency", "gpus-per-node", "job-name", "mem"),
+    *("nodes", "ntasks-per-node", "output", "partition", "qos", "requeue", "time"),
 )
+
+FIELDS = (
+    *("begin", "chdir", "comment", "constraint", "cpus-per-gpu", "deadline", "error", "exclude"),
+    *("exclusive", "get-user-env", "gpu-bind", "gres", "gres-flags", "hold"),
+    *("kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mem-per-cpu", "mem-per-gpu"),
+    *("network", "nice", "nodelist", "ntasks", "ntasks-per-gpu", "open-mode", "oversubscribe"),
+    *("prefer", "priority", "propagate", "reservation", "segment", "signal", "spread-job"),
+    *("switches", "time-min", "tmp", "wckey"),
+)
+"""Names that set the field of ``ScriptSpec`` with this name, in underscores, and are checked."""
 
 _OTHERS = {
     "gpus": "use --gpus-per-node",
@@ -46,7 +50,11 @@ _OTHERS = {
     "wrap": "the script is the program; see the template 'command'",
 }
 
-MANAGED = {**{name: f"use --{name}" for name in _SAME}, **_OTHERS}
+MANAGED = {
+    **{name: f"use --{name}" for name in _NAMED},
+    **{name: f"use --sbatch {name}" for name in FIELDS},
+    **_OTHERS,
+}
 """Options of sbatch that are not passed on, and what to do instead."""
 
 
@@ -57,7 +65,8 @@ def split_passed(text: str, where: str) -> tuple[str, str | None]:
         raise refusal(where, text, "NAME or NAME=VALUE, NAME being a long option of sbatch")
     if name in MANAGED:
         msg = f"{where}: {name!r} is not passed through"
-        raise RenderError(msg, hint=MANAGED[name])
+        field = f"ScriptSpec has the field {name.replace('-', '_')}"
+        raise RenderError(msg, hint=field if name in FIELDS else MANAGED[name])
     longer = sorted(option for option in MANAGED if option.startswith(name))
     if longer:
         msg = f"{where}: sbatch may read {name!r} as {longer[0]!r}"

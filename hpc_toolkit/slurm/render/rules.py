@@ -14,7 +14,7 @@ from hpc_toolkit.slurm.render.grammar import (
     parse_moment,
     parse_switches,
 )
-from hpc_toolkit.slurm.render.passthrough import check_passed
+from hpc_toolkit.slurm.render.passthrough import FIELDS, check_passed
 from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ _GRAMMARS: dict[str, Callable[[str, str], object]] = {
 
 def option(field: str) -> str:
     """Return the command-line option of a field."""
-    return {"modules": "--module"}.get(field, f"--{field.replace('_', '-')}")
+    name = {"modules": "module"}.get(field, field).replace("_", "-")
+    return f"--sbatch {name}" if name in FIELDS else f"--{name}"
 
 
 def asked(spec: Request) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _check_values(spec: Request) -> None:
         check_text(getattr(spec, name), name, option(name))
     for name in _FLAGS:
         if not isinstance(getattr(spec, name), bool):
-            raise refusal(option(name), getattr(spec, name), "true or false")
+            raise refusal(option(name), getattr(spec, name), "yes or no; in Python, True or False")
     if not isinstance(spec.exclusive, bool) and spec.exclusive not in ("user", "mcs", "topo"):
         wanted = "no value, or one of user, mcs and topo"
         raise refusal(option("exclusive"), spec.exclusive, wanted)
@@ -140,21 +141,23 @@ def _check_together(spec: Request) -> None:
 
 def _check_ranks(spec: Request) -> None:
     if spec.ntasks is not None and spec.ntasks < spec.nodes:
-        msg = f"--ntasks: {spec.ntasks} ranks leave some of {spec.nodes} nodes without any"
+        msg = f"--sbatch ntasks: {spec.ntasks} ranks leave some of {spec.nodes} nodes without any"
         raise RenderError(msg, hint="ask for fewer nodes")
     most = spec.nodes * (spec.ntasks_per_node or COUNTS["ntasks_per_node"][1])
     if spec.ntasks is not None and spec.ntasks > most:
-        msg = f"--ntasks: {spec.ntasks} are more than --nodes x --ntasks-per-node, at most {most}"
+        msg = f"--sbatch ntasks: {spec.ntasks} are more than"
+        msg += f" --nodes x --ntasks-per-node, at most {most}"
         raise RenderError(msg, hint="leave out --ntasks-per-node, or ask for more nodes")
     if spec.segment and spec.nodes > spec.segment and spec.nodes % spec.segment:
-        msg = f"--segment: {spec.nodes} nodes are no multiple of {spec.segment}"
+        msg = f"--sbatch segment: {spec.nodes} nodes are no multiple of {spec.segment}"
         raise RenderError(msg, hint="ask for a multiple of it")
 
 
 def _check_times(spec: Request) -> None:
     if spec.begin is None or spec.deadline is None:
         return
-    begin, deadline = parse_moment(spec.begin, "--begin"), parse_moment(spec.deadline, "--deadline")
+    begin = parse_moment(spec.begin, option("begin"))
+    deadline = parse_moment(spec.deadline, option("deadline"))
     if begin.kind == deadline.kind != "clock" and begin.seconds >= deadline.seconds:
-        msg = f"--deadline: {deadline.text} is not after --begin {begin.text}"
+        msg = f"{option('deadline')}: {deadline.text} is not after begin={begin.text}"
         raise RenderError(msg, hint="Slurm would never start the job")

@@ -9,11 +9,15 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError, near_miss
+from hpc_toolkit.slurm.render.passthrough import FIELDS
 from hpc_toolkit.slurm.render.rules import asked, check_request, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from dataclasses import Field
+
+_BARE = {"nice": 100, "propagate": "ALL"}
+"""What sbatch takes for these options if they have no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,17 +214,16 @@ def command_line(spec: ScriptSpec, template: str, cluster: str) -> list[str]:
     values = asked(spec)
     words = values.pop("command", ())
     for name, value in values.items():
-        if name == "env":
+        passed = name.replace("_", "-")
+        if passed in FIELDS:
+            text = "no" if value is False else value
+            argv += ["--sbatch", passed if value is True else f"{passed}={text}"]
+        elif name == "env":
             argv += [part for key, text in value for part in (option(name), f"{key}={text}")]
         elif isinstance(value, tuple):
             argv += [part for text in value for part in (option(name), text)]
-        elif name == "kill_on_invalid_dep":
-            argv += [option(name), "yes" if value else "no"]
         elif isinstance(value, bool):
             argv.append(option(name) if value else option(name).replace("--", "--no-", 1))
-        elif name in ("exclusive", "propagate", "nice"):
-            # These options are valid without a value, so a value must follow "=".
-            argv.append(f"{option(name)}={value}")
         else:
             argv += [option(name), str(value)]
     return [*argv, "--", *words] if words else argv
@@ -242,28 +245,61 @@ def read_command(argv: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
         if word == "--":
             found["command"] = tuple(words)
             break
-        name, equals, value = word.partition("=")
-        negated = name not in known and name.startswith("--no-")
-        field = known.get(name.replace("--no-", "--", 1) if negated else name)
+        negated = word not in known and word.startswith("--no-")
+        field = known.get(word.replace("--no-", "--", 1) if negated else word)
         if field is None:
-            msg = f"its request has an option {name!r} that this version does not know"
-            raise RenderError(msg, hint=near_miss(name, list(known)))
-        flag = isinstance(field.default, bool) and not equals
-        if flag and field.name != "kill_on_invalid_dep":
+            msg = f"its request has an option {word!r} that this version does not know"
+            raise RenderError(msg, hint=near_miss(word, list(known)))
+        if isinstance(field.default, bool):
             found[field.name] = not negated
+        else:
+            found[field.name] = _read_value(field, words.pop(0), found.get(field.name, ()))
+    return template, cluster, found | read_sbatch(found.pop("sbatch", ()))
+
+
+def read_sbatch(texts: Sequence[str]) -> dict[str, Any]:
+    """The fields that ``--sbatch NAME[=VALUE]`` sets; other names stay in the field ``sbatch``.
+
+    Raises RenderError for a name that is given twice or lacks its value.
+    """
+    found: dict[str, Any] = {}
+    passed = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name not in FIELDS:
+            passed.append(text)
             continue
-        text = value if equals else words.pop(0)
-        found[field.name] = _read_value(field, text, found.get(field.name, ()))
-    return template, cluster, found
+        field = _field(name)
+        if field.name in found:
+            msg = f"--sbatch: {name!r} is given twice"
+            raise RenderError(msg, hint="leave one of them out")
+        if not equals and needs_value(name):
+            msg = f"--sbatch: {name!r} needs a value"
+            raise RenderError(msg, hint=f"write --sbatch {name}=VALUE")
+        try:
+            found[field.name] = _read_value(field, value) if equals else _BARE.get(name, True)
+        except ValueError:
+            found[field.name] = value  # ScriptSpec refuses it and names the range
+    return found | ({"sbatch": tuple(passed)} if passed else {})
 
 
-def _read_value(field: Field[Any], text: str, before: tuple[Any, ...]) -> Any:
+def needs_value(name: str) -> bool:
+    """Whether an option of ``FIELDS`` must have a value."""
+    return name not in _BARE and _field(name).default is not False
+
+
+def _field(name: str) -> Field[Any]:
+    """The field that the option of sbatch with this name sets."""
+    return next(field for field in fields(ScriptSpec) if field.name == name.replace("-", "_"))
+
+
+def _read_value(field: Field[Any], text: str, before: tuple[Any, ...] = ()) -> Any:
     """The value of a field from one option; ``before``, of the same option given earlier."""
     if field.name == "env":
         name, _, value = text.partition("=")
         return (*before, (name, value))
     if isinstance(field.default, tuple):
         return (*before, text)
-    if field.name == "kill_on_invalid_dep":
-        return text == "yes"
+    if isinstance(field.default, bool):
+        return {"yes": True, "no": False}.get(text, text)
     return int(text) if "int" in str(field.type).split(" | ") else text

@@ -14,7 +14,7 @@ from hpc_toolkit.rundir import files
 _MARK = "# hpctk-body: sha256:"
 _HERE = "# hpctk-body:"
 """A line of a template that the hash takes the place of."""
-_VERSION = r"(?m)^# (?:Generated|Rendered) by hpctk (\S+?)[. ]"
+_VERSION = r"(?m)^# (?:Generated|Rendered) by hpctk (\S+?)\.? "
 _COMMAND = r"(?m)^#   (hpctk render (?:.* \\\n#     )*.*)$"
 _TEMPLATE = r"(?m)^# hpctk-template: (\S+) ([0-9a-f]+)$"
 _CLUSTER = r"(?m)^# hpctk-cluster: (\S+) ([0-9a-f]+)"

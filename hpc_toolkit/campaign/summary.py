@@ -17,6 +17,7 @@ from hpc_toolkit.campaign.search import CampaignSearch, as_decided, make_arms, m
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import check_rows
+from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -281,7 +282,9 @@ def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> s
         # The time since the last decision is not recorded.
         hours = found.campaign.search.wall_hours
         end = "its end was decided"
-        return end if hours is None else f"{end}: {hours:.4g} hours, or a budget of then"
+        if hours is None:
+            return end
+        return f"{end}: {format_duration(hours * HOUR_S)}, or a budget of then"
     return search.ended
 
 

@@ -152,8 +152,8 @@ MUTANTS = (
         "I3",
         "an interruption writes a failure",
         "worker/passes.py",
-        '                if stream.end not in ("", wire.FAILING):\n',
-        '                if stream.end != "":\n                    lines.timed_out(left[0], 0.0)\n',
+        '            if stream.end not in ("", wire.FAILING):\n',
+        '            if stream.end != "":\n                stream.lines.timed_out(left[0], 0.0)\n',
         ("test_passes.py",),
     ),
     Mutant(
@@ -225,8 +225,8 @@ MUTANTS = (
         "I5",
         "a worker that was overtaken goes on writing",
         "worker/passes.py",
-        "            if self._overtaken:\n                return Outcome.OVERTAKEN",
-        "            if self._overtaken:\n                return Outcome.STOPPED",
+        "        if self._overtaken:\n            return Outcome.OVERTAKEN",
+        "        if self._overtaken:\n            return Outcome.STOPPED",
         ("test_passes.py",),
     ),
     Mutant(

@@ -12,6 +12,7 @@ from hpc_toolkit.bandit.odds import win_odds
 from hpc_toolkit.bandit.options import check_number, checked_count
 from hpc_toolkit.bandit.spending import seconds_spent
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,9 +79,11 @@ class StopRules:
         if self.gpu_s is not None:
             spent = seconds_spent(history)
             if spent >= self.gpu_s:
-                return f"{spent:.4g} GPU seconds asked for, the budget is {self.gpu_s:.4g}"
+                used, most = format_duration(spent), format_duration(self.gpu_s)
+                return f"asked for {used} of GPU time, the budget is {most}"
         if self.wall_s is not None and wall_s >= self.wall_s:
-            return f"{wall_s:.4g} seconds have passed, the budget is {self.wall_s:.4g}"
+            passed, most = format_duration(wall_s), format_duration(self.wall_s)
+            return f"{passed} have passed, the budget is {most}"
         if self.win_probability is not None:
             highest = float(np.max(win_odds(history, judged), initial=0.0))
             if highest <= self.win_probability:

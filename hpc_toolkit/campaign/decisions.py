@@ -77,48 +77,62 @@ def read_decision(segment: Segment) -> Decision:
     """
     assert segment.decision is not None
     path, record = segment.path, segment.decision
-    if "why" not in record or not all(
-        isinstance(record.get(key), list) for key in ("arms", "tells")
-    ):
-        raise damaged(path, "line 1: its decision says no arms, tells or why")
-    arms, tasks = record["arms"], record.get("tasks")
-    if tasks is None:
-        tasks = [[]] * len(arms)
-    if not (
-        all(isinstance(arm, str) for arm in arms)
-        and isinstance(tasks, list)
-        and len(tasks) == len(arms)
-        and all(isinstance(some, list) and all(isinstance(t, str) for t in some) for some in tasks)
-    ):
-        raise damaged(path, "line 1: the tasks of its decision are not those of its arms")
-    wall_s, metrics = record.get("wall_s", 0.0), record.get("metrics")
-    if not (isinstance(wall_s, int | float) and wall_s >= 0):
-        raise damaged(path, f"line 1: wall_s of its decision is {str(wall_s)[:50]}")
-    if not (metrics is None or _are_columns(metrics)):
-        raise damaged(path, "line 1: the metrics of its decision are no columns of numbers")
-    search = record.get("search")
-    if not (search is None or isinstance(search, dict)):
-        raise damaged(path, "line 1: the search of its decision is no table")
+    if problem := _problem(record):
+        raise damaged(path, f"line 1: {problem}")
     try:
         tells = tuple(Observation.from_json(tell) for tell in record["tells"])
     except (ConfigError, TypeError) as error:
         raise damaged(path, f"line 1: a tell of its decision: {error}") from error
+    pulls = zip(record["arms"], _tasks(record), strict=True)
     return Decision(
         why=record["why"],
         number=record.get("number", 0),
-        pulls=tuple(Pull(arm, tuple(some)) for arm, some in zip(arms, tasks, strict=True)),
+        pulls=tuple(Pull(arm, tuple(tasks)) for arm, tasks in pulls),
         tells=tells,
-        wall_s=float(wall_s),
-        metrics=metrics,
-        search=search,
+        wall_s=float(record.get("wall_s", 0.0)),
+        metrics=record.get("metrics"),
+        search=record.get("search"),
     )
 
 
+def _problem(record: dict[str, Any]) -> str | None:
+    """What is wrong with the record of a decision, apart from its tells; None if nothing is."""
+    wall_s = record.get("wall_s", 0.0)
+    if "why" not in record or not all(isinstance(record.get(k), list) for k in ("arms", "tells")):
+        return "its decision says no arms, tells or why"
+    if not (_are_texts(record["arms"]) and _are_tasks(_tasks(record), len(record["arms"]))):
+        return "the tasks of its decision are not those of its arms"
+    if not (isinstance(wall_s, int | float) and wall_s >= 0):
+        return f"wall_s of its decision is {str(wall_s)[:50]}"
+    if not _are_columns(record.get("metrics")):
+        return "the metrics of its decision are no columns of numbers"
+    if not isinstance(record.get("search"), dict | None):
+        return "the search of its decision is no table"
+    return None
+
+
+def _tasks(record: dict[str, Any]) -> Any:
+    """The tasks of each pull; without the key every pull is of all tasks."""
+    tasks = record.get("tasks")
+    return [[]] * len(record["arms"]) if tasks is None else tasks
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _are_tasks(tasks: object, pulls: int) -> bool:
+    return isinstance(tasks, list) and len(tasks) == pulls and all(map(_are_texts, tasks))
+
+
 def _are_columns(metrics: object) -> bool:
-    return isinstance(metrics, dict) and all(
-        isinstance(column, list)
-        and all(value is None or isinstance(value, int | float) for value in column)
-        for column in metrics.values()
+    return metrics is None or (
+        isinstance(metrics, dict)
+        and all(
+            isinstance(column, list)
+            and all(value is None or isinstance(value, int | float) for value in column)
+            for column in metrics.values()
+        )
     )
 
 

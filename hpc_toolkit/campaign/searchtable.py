@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_toolkit.campaign.worktable import a_table
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.tomltable import convert, count, flag, word, wrong
+from hpc_toolkit.system.tomltable import convert, count, duration_h, flag, word, wrong
 
 ROUNDS, WINDOW = "rounds", "window"
 """Values of the key ``asks``: how asks follow each other."""
@@ -70,8 +70,8 @@ def search_table(value: object, where: str, *, ends: bool = True) -> Search:
             "policy": ("policy", word),
             "budget": ("budget", count),
             "evaluations": ("evaluations", _evaluations),
-            "gpu_hours": ("gpu_hours", _hours),
-            "wall_hours": ("wall_hours", _hours),
+            "gpu_hours": ("gpu_hours", duration_h),
+            "wall_hours": ("wall_hours", duration_h),
             "win_probability": ("win_probability", _probability),
             "pending": ("pending", count),
             "asks": ("asks", _asks),
@@ -96,12 +96,6 @@ def _ends_by_itself(search: Search) -> bool:
     from hpc_toolkit.bandit.registry import TASK_RULES
 
     return search.policy in TASK_RULES
-
-
-def _hours(value: object, where: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e6:
-        return value
-    raise wrong(where, value, "a positive number of hours")
 
 
 def _evaluations(value: object, where: str) -> int:

@@ -17,11 +17,12 @@ from hpc_toolkit.campaign.search import CampaignSearch, as_decided, make_arms, m
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.tables import check_rows
+from hpc_toolkit.system.quantities import HOUR_S, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpc_toolkit.bandit import ArmTable, Observation, Pull, Recommendation
+    from hpc_toolkit.bandit import ArmTable, Observation, Policy, Pull, Recommendation
     from hpc_toolkit.bandit.reward import Reward
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.queue.view import RunView
@@ -92,62 +93,93 @@ class Summary:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _Evaluations:
+    """The finished evaluations of a campaign."""
+
+    campaign: Campaign
+    arms: ArmTable
+    rows: Rows
+
+    @property
+    def total(self) -> int:
+        """Evaluations of all arms on all tasks."""
+        return len(self.arms.arms) * len(self.campaign.tasks.names)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all arms were evaluated on all tasks."""
+        return self.total == sum(len(found) for found in self.rows.values())
+
+    def rows_of(self, pull: Pull) -> list[dict[str, Any]] | None:
+        """The row of each task of a pull; None unless all are finished."""
+        found, wanted = self.rows.get(pull.arm, {}), pull.tasks or self.campaign.tasks.names
+        return [found[task] for task in wanted] if found.keys() >= set(wanted) else None
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The rows without a score, of arms that have results of all tasks."""
+        arms = [one for one in self.rows.values() if len(one) == len(self.campaign.tasks.names)]
+        return [row for found in arms for row in found.values() if score_of(row) is None]
+
+    def best(self) -> Recommendation | None:
+        """The best arm by the results of all arms."""
+        search = self.campaign.search
+        tasks = make_tasks(self.campaign)
+        judge = make_policy("random", self.arms, 0, tasks=tasks, scalariser=search.scalariser)
+        for arm, found in self.rows.items():
+            judge.tell(observe(arm, list(found.values())))
+        return judge.best()
+
+    def rewards(self, among: Sequence[str], tasks: Iterable[str]) -> dict[str, Reward]:
+        """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
+        campaign, arms, wanted = self.campaign, self.arms, set(tasks)
+        results, known = ResultArrays(len(arms.arms), make_tasks(campaign)), []
+        for arm in among:
+            if self.rows.get(arm, {}).keys() >= wanted:
+                results.take(arms.index(arm), observe(arm, list(self.rows[arm].values())))
+                known.append(arms.index(arm))
+        columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
+        rewards = rewards_of(
+            results.results(), known, tasks=columns, scalariser=campaign.search.scalariser
+        )
+        return {arms.ids[index]: reward for index, reward in rewards.items()}
+
+
 def summarize(view: RunView, campaign: Campaign) -> Summary | None:
     """Summarize what is finished so far; None while no arm has a reward and the search goes on."""
-    stage = view.stages[TASKS]
+    # This reads the log, which the decisions are in.
     rows = _rows(view)
-    decisions = read_decisions(stage.log.segments.values())
+    log = view.stages[TASKS].log
+    decisions = read_decisions(log.segments.values())
     campaign = as_decided(campaign, decisions)
-    metrics = decisions[0].metrics if decisions else None
-    arms = make_arms(campaign, metrics)
-    pulls = [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
-    names = campaign.tasks.names
-    searched = {
-        pull: [rows[pull.arm][task] for task in pull.tasks or names]
-        for pull in pulls
-        if rows.get(pull.arm, {}).keys() >= set(pull.tasks or names)
-    }
-    judge = policy_of(campaign, arms)
-    for pull, found in searched.items():
-        judge.tell(observe(pull.arm, found))
-    best = judge.best()
-    if best is None and not stage.log.sealed:
+    arms = make_arms(campaign, decisions[0].metrics if decisions else None)
+    found = _Evaluations(campaign, arms, rows)
+    pulls = _chosen(decisions)
+    searched = {pull: some for pull in pulls if (some := found.rows_of(pull)) is not None}
+    best = _best_of(policy_of(campaign, arms), searched)
+    if best is None and not log.sealed:
         return None
-    compared = {*best.tasks, *best.failed} if best is not None else names
-    over = [name for name in names if name in compared]
-    last = [arm.id for arm in campaign.arms() if arm.is_last_layer]
-    baseline = _rewards(campaign, arms, rows, last, over)
-    whole = len(arms.arms) * len(names) == sum(len(found) for found in rows.values())
-    everything = _best_of_all(campaign, arms, rows) if whole else None
-    verified = (
-        _rewards(campaign, arms, rows, arms.ids, names).get(best.arm) if whole and best else None
-    )
-    failures = [
-        row
-        for arm in rows.values()
-        if len(arm) == len(names)
-        for row in arm.values()
-        if score_of(row) is None
-    ]
-    chosen = list(dict.fromkeys(pull.arm for pull in pulls))
+    over = _compared(best, campaign)
+    failures = found.failures()
+    everything = found.best() if found.complete else None
     return Summary(
         policy=campaign.search.policy,
         scalariser=WORDS[campaign.search.scalariser],
-        ended=_ended(campaign, arms, decisions, rows, sealed=stage.log.sealed),
+        ended=_ended(found, decisions, sealed=log.sealed),
         arms=len(arms.arms),
         evaluated=len({pull.arm for pull in searched}),
         evaluations=sum(map(len, searched.values())),
-        all_evaluations=len(arms.arms) * len(names),
-        gpu_s=math.fsum(row["seconds"] for found in searched.values() for row in found),
-        best=_found(best) if best is not None else None,
+        all_evaluations=found.total,
+        gpu_s=_seconds(searched.values()),
+        best=_found(best),
         tasks=over,
-        ties=list(best.ties) if best is not None else [],
-        last_layer=_highest(baseline),
-        exhaustive=_found(everything) if everything is not None else None,
-        exhaustive_ties=list(everything.ties) if everything is not None else [],
-        verified=_scored(best.arm, verified) if best and verified else None,
-        exhaustive_gpu_s=_seconds(rows) if whole else None,
-        sequence=chosen,
+        ties=_ties(best),
+        last_layer=_best_last_layer(found, over),
+        exhaustive=_found(everything),
+        exhaustive_ties=_ties(everything),
+        verified=_verified(best, found),
+        exhaustive_gpu_s=_seconds(map(dict.values, rows.values())) if found.complete else None,
+        sequence=list(dict.fromkeys(pull.arm for pull in pulls)),
         failed_tasks=len(failures),
         failure=_said(failures[0]) if failures else None,
         same_metrics=_same_metrics(view, campaign),
@@ -163,8 +195,8 @@ def _rows(view: RunView) -> Rows:
     return found
 
 
-def _seconds(rows: Rows) -> float:
-    return math.fsum(row["seconds"] for found in rows.values() for row in found.values())
+def _seconds(rows: Iterable[Iterable[dict[str, Any]]]) -> float:
+    return math.fsum(row["seconds"] for some in rows for row in some)
 
 
 def _said(row: dict[str, Any]) -> str:
@@ -173,29 +205,34 @@ def _said(row: dict[str, Any]) -> str:
     return f"{arm_of(row['item'])} on {row['item']['task']}: {str(gave)[:120]}"
 
 
-def _best_of_all(campaign: Campaign, arms: ArmTable, rows: Rows) -> Recommendation | None:
-    judge = make_policy(
-        "random", arms, 0, tasks=make_tasks(campaign), scalariser=campaign.search.scalariser
-    )
-    for arm, found in rows.items():
-        judge.tell(observe(arm, list(found.values())))
+def _chosen(decisions: list[Decision]) -> list[Pull]:
+    """The pulls that the policy asked for, in order."""
+    return [pull for one in decisions if one.why != EXHAUSTIVE for pull in one.pulls]
+
+
+def _compared(best: Recommendation | None, campaign: Campaign) -> list[str]:
+    """The tasks on which the best arm was compared; all of them if there is none."""
+    names = campaign.tasks.names
+    return [name for name in names if best is None or name in {*best.tasks, *best.failed}]
+
+
+def _best_last_layer(found: _Evaluations, tasks: list[str]) -> Found | None:
+    last = [arm.id for arm in found.campaign.arms() if arm.is_last_layer]
+    return _highest(found.rewards(last, tasks))
+
+
+def _best_of(judge: Policy, searched: dict[Pull, list[dict[str, Any]]]) -> Recommendation | None:
+    for pull, rows in searched.items():
+        judge.tell(observe(pull.arm, rows))
     return judge.best()
 
 
-def _rewards(
-    campaign: Campaign, arms: ArmTable, rows: Rows, among: Sequence[str], tasks: Iterable[str]
-) -> dict[str, Reward]:
-    """The rewards over ``tasks`` of the arms in ``among`` that have a row of each task."""
-    results, known, wanted = ResultArrays(len(arms.arms), make_tasks(campaign)), [], set(tasks)
-    for arm in among:
-        if rows.get(arm, {}).keys() >= wanted:
-            results.take(arms.index(arm), observe(arm, list(rows[arm].values())))
-            known.append(arms.index(arm))
-    columns = [index for index, name in enumerate(campaign.tasks.names) if name in wanted]
-    rewards = rewards_of(
-        results.results(), known, tasks=columns, scalariser=campaign.search.scalariser
-    )
-    return {arms.ids[index]: reward for index, reward in rewards.items()}
+def _verified(best: Recommendation | None, found: _Evaluations) -> Found | None:
+    """The reward of ``best`` among all arms over all tasks; None unless all were evaluated."""
+    if best is None or not found.complete:
+        return None
+    reward = found.rewards(found.arms.ids, found.campaign.tasks.names).get(best.arm)
+    return _scored(best.arm, reward) if reward else None
 
 
 def _highest(rewards: dict[str, Reward]) -> Found | None:
@@ -209,15 +246,19 @@ def _scored(arm: str, reward: Reward) -> Found:
     return Found(arm=arm, score=reward.mean, stderr=reward.stderr)
 
 
-def _found(recommendation: Recommendation) -> Found:
+def _found(recommendation: Recommendation | None) -> Found | None:
+    if recommendation is None:
+        return None
     return Found(arm=recommendation.arm, score=recommendation.mean, stderr=recommendation.stderr)
 
 
-def _ended(
-    campaign: Campaign, arms: ArmTable, decisions: list[Decision], rows: Rows, *, sealed: bool
-) -> str | None:
+def _ties(recommendation: Recommendation | None) -> list[str]:
+    return list(recommendation.ties) if recommendation is not None else []
+
+
+def _ended(found: _Evaluations, decisions: list[Decision], *, sealed: bool) -> str | None:
     """Why the search ended, found by the same steps that the coordinator takes."""
-    search = CampaignSearch(campaign, arms)
+    search = CampaignSearch(found.campaign, found.arms)
     last_s, over = 0.0, sealed
     for decision in decisions:
         if decision.why == EXHAUSTIVE:
@@ -228,20 +269,22 @@ def _ended(
         last_s = decision.wall_s
 
     def results_of(pulls: Sequence[Pull]) -> list[Observation] | None:
-        found = []
+        results = []
         for pull in pulls:
-            wanted = pull.tasks or campaign.tasks.names
-            if not rows.get(pull.arm, {}).keys() >= set(wanted):
+            rows = found.rows_of(pull)
+            if rows is None:
                 return None
-            found.append(observe(pull.arm, [rows[pull.arm][task] for task in wanted]))
-        return found
+            results.append(observe(pull.arm, rows))
+        return results
 
     search.advance(results_of, lambda: last_s)
     if search.ended is None and over:
         # The time since the last decision is not recorded.
-        hours = campaign.search.wall_hours
+        hours = found.campaign.search.wall_hours
         end = "its end was decided"
-        return end if hours is None else f"{end}: {hours:.4g} hours, or a budget of then"
+        if hours is None:
+            return end
+        return f"{end}: {format_duration(hours * HOUR_S)}, or a budget of then"
     return search.ended
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
-from hpc_toolkit.system.tomltable import Key, convert, count, text, word, wrong
+from hpc_toolkit.system.tomltable import Key, convert, count, duration_s, text, word, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def work_table(required: str = "") -> Callable[[Any, str], Work]:
         "names": {
             "names": ("names", _names),
             "kinds": ("kinds", _by_task(word)),
-            "seconds": ("seconds", _by_task(positive)),
+            "seconds": ("seconds", _by_task(duration_s)),
         },
     }
 
@@ -63,7 +63,7 @@ def work_table(required: str = "") -> Callable[[Any, str], Work]:
             "workload": ("workload", text),
             "options": ("options", a_table),
             "max_attempts": ("max_attempts", count),
-            "timeout_s": ("timeout_s", positive),
+            "timeout_s": ("timeout_s", duration_s),
             **extra[required],
         }
         fields = convert(a_table(value, where), keys, where)

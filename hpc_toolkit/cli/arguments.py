@@ -39,6 +39,9 @@ RunArgument = Annotated[
         autocompletion=_complete_run,
     ),
 ]
+ITEM_HELP = "The item: its number from 0, or a part of its JSON."
+"""Help of the option ``--item ITEM``, which names an item for every command."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,8 +39,8 @@ Bind = Annotated[
     list[str] | None,
     typer.Option("--bind", metavar="FROM[:TO[:ro]]", help="Show this directory in the container."),
 ]
-Within = Annotated[
-    int, typer.Option(metavar="SECONDS", help="Time that a node has to start its checks.")
+CheckWithin = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time that a node has to start its checks.")
 ]
 MAX_RESTARTS = 10
 _FOREVER = "1000d"
@@ -65,14 +66,14 @@ def work(
     gpus: Gpus = 0,
     max_restarts: MaxRestarts = MAX_RESTARTS,
     idle_exit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="hpctk work --idle-exit TIME.")
+        str | None, typer.Option(metavar="DURATION", help="hpctk work --idle-exit DURATION.")
     ] = None,
-    lease: Annotated[str | None, typer.Option(metavar="TIME", help="hpctk work --lease TIME.")] = (
-        None
-    ),
+    lease: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="hpctk work --lease DURATION.")
+    ] = None,
     shrink_every: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="How often to give nodes back that have no more work."),
+        typer.Option(metavar="DURATION", help="How often to give back nodes without work."),
     ] = None,
     node_setup: NodeSetup = None,
     teardown: Teardown = None,
@@ -83,7 +84,7 @@ def work(
     container_python: Annotated[
         str | None, typer.Option(metavar="PATH", help="The interpreter in the container.")
     ] = None,
-    check_within: Within = 60,
+    check_within: CheckWithin = "60s",
     campaign: Annotated[
         bool, typer.Option("--campaign", help="Run the campaign's coordinator beside the ranks.")
     ] = False,
@@ -104,7 +105,7 @@ def work(
             parse_duration(shrink_every, where="--shrink-every") if shrink_every else None
         ),
         campaign=campaign,
-        within_s=check_within,
+        within_s=_whole_seconds(check_within),
     )
     code = run_batch(
         Path(script),
@@ -129,7 +130,7 @@ def command(
     apptainer: Apptainer = "",
     pyxis: Pyxis = "",
     bind: Bind = None,
-    check_within: Within = 60,
+    check_within: CheckWithin = "60s",
 ) -> None:
     """Run a program on all ranks of this job; requeue the job when it exits with 75."""
     from hpc_toolkit.slurm.batch.process import run_batch
@@ -139,7 +140,7 @@ def command(
         words=tuple(program),
         gpus=gpus,
         container=_container(apptainer, pyxis, bind, gpus=gpus),
-        within_s=check_within,
+        within_s=_whole_seconds(check_within),
     )
     code = run_batch(
         Path(script),
@@ -180,7 +181,7 @@ def train(
     container_python: Annotated[
         str, typer.Option(metavar="PATH", help="The interpreter in the container.")
     ] = "",
-    check_within: Within = 60,
+    check_within: CheckWithin = "60s",
 ) -> None:
     """Start the ranks of a training on this job's nodes; requeue the job when it exits with 75."""
     from hpc_toolkit.slurm.batch.process import run_batch
@@ -195,7 +196,7 @@ def train(
         run_dir=run_dir,
         alone=alone,
         staging=Staging(paths=tuple(stage or ()), directory=stage_dir, users=tasks),
-        within_s=check_within,
+        within_s=_whole_seconds(check_within),
     )
     code = run_batch(
         Path(script),
@@ -215,12 +216,14 @@ def ray(
     max_restarts: MaxRestarts = MAX_RESTARTS,
     node_setup: NodeSetup = None,
     teardown: Teardown = None,
-    check_within: Within = 60,
+    check_within: CheckWithin = "60s",
 ) -> None:
     """Start Ray on this job's nodes and run a driver program; requeue when it exits with 75."""
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
     from hpc_toolkit.slurm.batch.raycluster import ray_words
+
+    within_s = _whole_seconds(check_within)
 
     def body(batch: Batch, restarts: Restarts) -> None:
         request = ProgramRequest(
@@ -228,7 +231,7 @@ def ray(
             gpus=gpus,
             srun=("--ntasks-per-node=1",),
             bare=True,
-            within_s=check_within,
+            within_s=within_s,
             prepare=lambda words: ray_words(batch.job, words),
         )
         ProgramJob(batch, restarts, request).run()
@@ -241,6 +244,13 @@ def ray(
         teardown=teardown or (),
     )
     sys.exit(code)
+
+
+def _whole_seconds(check_within: str) -> int:
+    """Seconds for srun --immediate, rounded up: 0 would mean "at once"."""
+    from hpc_toolkit.system.quantities import parse_duration
+
+    return math.ceil(parse_duration(check_within, where="--check-within"))
 
 
 def _one_run(given: list[str]) -> str:

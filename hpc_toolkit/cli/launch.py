@@ -6,6 +6,7 @@ typer reads them from a signature that is made at run time.
 
 import gc
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.core import TyperArgument
 
 from hpc_toolkit.cli.optiontable import TableCommand, add_table_command
 from hpc_toolkit.system.options import only_given
+from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.training.launch.options import PANELS
 from hpc_toolkit.training.launch.plan import START_TIMEOUT_S
 
@@ -70,8 +72,8 @@ def launch(
         ),
     ] = None,
     start_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for all nodes.")
-    ] = START_TIMEOUT_S,
+        str, typer.Option(metavar="DURATION", help="How long to wait for all nodes.")
+    ] = f"{START_TIMEOUT_S / 60:g}min",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would start here, and start nothing.")
     ] = False,
@@ -90,9 +92,9 @@ def launch(
     request = Request(
         script=script,
         arguments=arguments,
-        options=only_given(given),
+        options=_in_seconds(only_given(given)),
         backend=backend,
-        start_timeout_s=start_timeout,
+        start_timeout_s=parse_duration(start_timeout, where="--start-timeout"),
         run_dir=run_dir.absolute() if run_dir is not None else None,
     )
     if as_json and not dry_run:
@@ -112,6 +114,21 @@ def launch(
     # Nothing is left that taking down in good order would keep.
     gc.disable()
     sys.exit(outcome.code)
+
+
+def _in_seconds(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of torchrun with their durations as numbers, the way torchrun takes them."""
+    found = dict(options)
+    if "monitor_interval" in found:
+        found["monitor_interval"] = parse_duration(
+            found["monitor_interval"], where="--monitor-interval"
+        )
+    if "shutdown_timeout" in found:
+        # torchrun takes whole seconds.
+        found["shutdown_timeout"] = math.ceil(
+            parse_duration(found["shutdown_timeout"], where="--shutdown-timeout", zero=True)
+        )
+    return found
 
 
 def _tell(request: "Request", *, as_json: bool) -> None:

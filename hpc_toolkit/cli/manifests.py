@@ -55,7 +55,7 @@ PANELS: Panels = {
     "Failures": (
         Option("rank_restarts", "Restarts of ranks inside pods; by default 3.", "N"),
         Option("max_restarts", "How often a JobSet starts all pods again; by default 3.", "N"),
-        Option("time", "Time limit of the whole Job, as sbatch reads it.", "TIME"),
+        Option("time", "Time limit of the Job, such as 12h or 12:00:00.", "DURATION"),
         Option("ttl", "How long a finished Job is kept; by default for ever.", "DURATION"),
     ),
     "Placement": (

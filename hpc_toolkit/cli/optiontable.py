@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("N", "PORT"), int),
-    **dict.fromkeys(("MS", "NUMBER", "SECONDS"), float),
+    "NUMBER": float,
 }
-"""Names of values that are no text."""
+"""Value names whose values are converted; all others stay text."""
 
 
 class TableCommand(TyperCommand):

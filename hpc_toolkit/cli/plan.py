@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads it
@@ -50,7 +51,7 @@ def plan(
     groups: Annotated[
         int, typer.Option(help="How many groups they are in.", rich_help_panel=_WORK)
     ] = 1,
-    seconds_per_item: Annotated[
+    item_time: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
@@ -58,7 +59,7 @@ def plan(
             rich_help_panel=_WORK,
         ),
     ] = None,
-    load_seconds: Annotated[
+    load_time: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
@@ -114,14 +115,14 @@ def plan(
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Say what is done by then, and how probably all: 72:00:00.",
+            help="Say what is done by then, and how probably all: 72h.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Longest job, as sbatch reads it.", rich_help_panel=_LIMITS
+            metavar="DURATION", help="Time limit of the longest job: 12h.", rich_help_panel=_LIMITS
         ),
     ] = None,
     check: Annotated[
@@ -143,7 +144,7 @@ def plan(
     """
     from hpc_toolkit.planning.making import make_plan
     from hpc_toolkit.planning.nodes import Worker, node_of
-    from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
+    from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
     for path in out or []:
         _check_out(path)
@@ -153,21 +154,21 @@ def plan(
         return
     if items is None:
         refuse_given(context, context.params.keys() - {"groups"}, "is for --items")
-    if seconds_per_item is None:
-        of_guess = {"load_seconds", "guess_factor"}
-        refuse_given(context, context.params.keys() - of_guess, "is for --seconds-per-item")
+    if item_time is None:
+        of_guess = {"load_time", "guess_factor"}
+        refuse_given(context, context.params.keys() - of_guess, "is for --item-time")
     counts = _counts(nodes)
     _refuse_below(1, {"workers-per-node": workers_per_node, "cores-per-worker": cores_per_worker})
     _refuse_below(0, {"gpus-per-node": gpus_per_node, "seed": seed})
     _refuse_below(0, {"price-per-gpu-hour": price_per_gpu_hour, "watts-per-gpu": watts_per_gpu})
-    guess = _guess(seconds_per_item, load_seconds, guess_factor)
+    guess = _guess(item_time, load_time, guess_factor)
     memory = memory_per_worker
     site = _site(cluster)
     node = node_of(
         site,
         Worker(
             cores=cores_per_worker,
-            mem_mib=None if memory is None else parse_mem_mib(memory, where="--memory-per-worker"),
+            mem_mib=None if memory is None else parse_size_mib(memory, where="--memory-per-worker"),
             per_node=workers_per_node,
         ),
         gpus=gpus_per_node,
@@ -181,7 +182,9 @@ def plan(
         site,
         node,
         within_s=None if within is None else parse_duration(within, where="--within"),
-        limit_s=None if time_limit is None else parse_walltime(time_limit, where="--time-limit"),
+        limit_s=None
+        if time_limit is None
+        else math.ceil(parse_duration(time_limit, where="--time-limit")),
         seed=seed,
     )
     _show(found, out or [], as_json=as_json)
@@ -204,8 +207,8 @@ def _guess(seconds: str | None, load: str, factor: float) -> Guess | None:
         message = f"--guess-factor: {factor:g} is not a number from 1 to {_MOST_FACTOR}"
         raise ConfigError(message, hint="1.5 is: two thirds to one and a half times as long")
     return Guess(
-        parse_duration(seconds, where="--seconds-per-item"),
-        parse_duration(load, where="--load-seconds", zero=True),
+        parse_duration(seconds, where="--item-time"),
+        parse_duration(load, where="--load-time", zero=True),
         factor,
     )
 
@@ -242,8 +245,8 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
         message = f"--items {items} is for a run to come, and {given} is there"
         raise ConfigError(message, hint="leave out one of the two")
     if guess is None:
-        message = "--items needs --seconds-per-item: nothing is known of them"
-        raise ConfigError(message, hint="give a guess, such as --seconds-per-item 30")
+        message = "--items needs --item-time: nothing is known of them"
+        raise ConfigError(message, hint="give a guess, such as --item-time 30")
     if not 1 <= groups <= items <= _MOST_ITEMS:
         message = f"--items {items} --groups {groups}: not 1 to {_MOST_ITEMS} items, in groups"
         raise ConfigError(message, hint="a group has at least one item")

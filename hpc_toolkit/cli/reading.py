@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.arguments import ITEM_HELP, JsonOption, RunArgument, open_run
 from hpc_toolkit.cli.statuslines import failed_items, not_shown, place_lines, status_parts
 from hpc_toolkit.errors import UNREACHABLE, ConfigError, RunError
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -208,23 +209,17 @@ def _unwritten(out: str, error: OSError) -> ConfigError:
 
 
 def explain(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[RUN] ITEM", help="The item: its number from 0, or a part of its JSON."
-        ),
-    ],
+    run: RunArgument = None,
+    *,
+    item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)],
     as_json: JsonOption = False,
 ) -> None:
     """Show the life of one item: claims, attempts, deaths."""
     from hpc_toolkit.results.explain import explain as explain_item
     from hpc_toolkit.results.explain import find_item
 
-    if len(words) > 2:
-        message = f"too many words: {words[2:]}"
-        raise typer.BadParameter(message)
-    view = open_run(words[0] if len(words) == 2 else None).view
-    life = explain_item(view, find_item(view, words[-1]))
+    view = open_run(run).view
+    life = explain_item(view, find_item(view, item))
     if as_json:
         print(json.dumps(life))
         return
@@ -249,9 +244,8 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
         if attempt["generation"] != generation:
             continue
         came = json.dumps(attempt["value"]) if "value" in attempt else attempt["error"]
-        lines.append(
-            f"    {attempt['type']} by {attempt['worker']} in {attempt['seconds']:.3g} s: {came}"
-        )
+        took = format_duration(attempt["seconds"])
+        lines.append(f"    {attempt['type']} by {attempt['worker']} in {took}: {came}")
         lines += [f"      | {line}" for line in attempt.get("traceback", "").splitlines()]
     for death in life["deaths"]:
         if death["generation"] == generation:
@@ -264,9 +258,7 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
 def logs(
     run: RunArgument = None,
     worker: Annotated[str | None, typer.Option(help="A worker's name, or its beginning.")] = None,
-    item: Annotated[
-        str | None, typer.Option(help="An item's number from 0, or a part of its JSON.")
-    ] = None,
+    item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
     job: Annotated[
         str | None, typer.Option(metavar="ID", help="The log of a Slurm job of this run.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import GivenRun, RunArgument, open_run
+from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.system.quantities import parse_duration
@@ -76,7 +76,7 @@ def init(
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Longest time of one item, such as 90s, 5min."),
+        typer.Option(metavar="DURATION", help="Time limit of one item, such as 90s or 5min."),
     ] = None,
     max_failures: Annotated[
         str | None,
@@ -207,13 +207,14 @@ def retry(
     failed: Annotated[
         bool, typer.Option("--failed", help="All failed items; this is the default.")
     ] = True,
+    item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
     match: Annotated[
         str, typer.Option(metavar="TEXT", help="Only items whose JSON or error contains TEXT.")
     ] = "",
 ) -> None:
     """Give failed items a full budget of attempts again."""
     found = open_run(run)
-    count = found.retry(match=match)
+    count = found.retry(match=match, item=item)
     print(f"{count} items are pending again", file=sys.stderr)
     if count and not found.status().workers.alive:
         print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
@@ -227,9 +228,7 @@ def drain(run: RunArgument = None) -> None:
 
 def try_(
     run: RunArgument = None,
-    item: Annotated[
-        str, typer.Option("--item", help="Its number from 0, or a part of its JSON.")
-    ] = "0",
+    item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)] = "0",
 ) -> None:
     """Run one item here in the foreground, traceback and all; nothing is recorded."""
     from hpc_toolkit.results.explain import find_item

@@ -158,7 +158,9 @@ def collectives(
         typer.Argument(metavar="[LOG]...", help="Show what these logs hold; measure nothing."),
     ] = None,
     world_size: Annotated[int, typer.Option(min=2, help="Ranks on this machine.")] = 2,
-    sizes: Annotated[str, typer.Option(help="Sizes of messages.")] = DEFAULT_SIZES,
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,...", help="Sizes of messages.")
+    ] = DEFAULT_SIZES,
     names: Annotated[
         str, typer.Option("--collectives", help="all_reduce, all_gather ...; or all.")
     ] = "all",

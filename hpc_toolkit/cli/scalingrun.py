@@ -16,7 +16,12 @@ from hpc_toolkit.cli.scriptoptions import ScriptCommand
 from hpc_toolkit.cli.scripttable import PANELS
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import Option, Panels, by_name, many, only_given
-from hpc_toolkit.training.scaling.settings import Settings, Variation, parse_world_sizes
+from hpc_toolkit.training.scaling.settings import (
+    Settings,
+    Variation,
+    parse_world_sizes,
+    sample_cost_ms,
+)
 
 if TYPE_CHECKING:
     from typer.core import TyperArgument
@@ -56,7 +61,7 @@ _SETTINGS: Panels = {
         _setting("accumulate", "Forward passes of a step."),
         _setting("loader_workers", "Processes that make each rank's samples."),
         _setting("bucket_cap_mb", "MiB of gradients exchanged at once."),
-        _setting("sample_cost_ms", "CPU time that making a sample costs.", "MS"),
+        Option("sample_cost", "CPU time to make a sample, such as 5ms.", "DURATION", default="0"),
         _setting(
             "threads",
             "Threads of each rank; 0 is what the largest world size has CPUs for here, and what "
@@ -150,7 +155,8 @@ def run(
     """
     from hpc_toolkit.training.scaling.launches import ScalingRun
 
-    settings = Settings(**{name: given.pop(name) for name in by_name(_SETTINGS)})
+    values = {name: given.pop(name) for name in by_name(_SETTINGS)}
+    settings = Settings(sample_cost_ms=sample_cost_ms(values.pop("sample_cost")), **values)
     variations = tuple(Variation.parse(text) for text in given.pop("vary") or ())
     wanted = ScalingRun(
         directory=out.absolute(),

@@ -55,26 +55,27 @@ def work(
     deadline: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME",
-            help="Be gone by then: a duration from now, or @EPOCH. By default the end "
+            metavar="DURATION",
+            help="Exit before this time: a duration from now, or @EPOCH. By default the end "
             "of the Slurm job, or $HPCTK_DEADLINE where the job does not know it.",
         ),
     ] = None,
     idle_exit: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Leave after so long without work; inside Slurm 10min, else never."
+            metavar="DURATION",
+            help="Exit after this time without work; inside Slurm 10min, else never.",
         ),
     ] = None,
     lease: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Silence after which a worker of another host counts as dead."
+            metavar="DURATION", help="Silence after which a worker of another host counts as dead."
         ),
     ] = None,
     grace: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Time for the running item when asked to leave."),
+        typer.Option(metavar="DURATION", help="Time for the running item when asked to leave."),
     ] = None,
     strict_code: Annotated[
         bool, typer.Option("--strict-code", help="Refuse if the code changed since init.")

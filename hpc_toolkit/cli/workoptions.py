@@ -49,7 +49,7 @@ PANELS: Panels = {
             "",
             variable="HPCTK_MONITOR",
         ),
-        Option("monitor_interval", "Time between samples; 1s by default.", "TIME"),
+        Option("monitor_interval", "Time between samples; 1s by default.", "DURATION"),
         Option(
             "snapshot",
             "Write a snapshot when the work ends; {done} in the name is the number of done items.",

@@ -14,7 +14,7 @@ from hpc_toolkit.lab.submission import submit
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord, parse_squeue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hpc_toolkit.lab.lab import Lab
 
@@ -99,8 +99,26 @@ def _follow(
 ) -> list[JobRecord]:
     """Follow a job until its final end and return its last records."""
     shown: dict[Path, _Shown] = {}
-    pause, failed, ended_since, reason = _FIRST_PAUSE_S, 0, None, ""
+    looks, end, reason = _looks(lab, job), _End(), ""
     while True:
+        records, logs = next(looks)
+        restarts = sum(one.restarts or 0 for one in records)
+        for log in logs:
+            shown.setdefault(log, _Shown()).show_more(log, restarts, show)
+        waits = next((one.reason for one in records if one.waiting and one.reason), "")
+        if waits and waits != reason:
+            tell(f"job {job} waits: {waits}")
+        reason = waits or reason
+        if end.is_final(records):
+            return records
+
+
+def _looks(lab: Lab, job: str) -> Iterator[tuple[list[JobRecord], list[Path]]]:
+    """Query a job's records and its logs again and again; [] for both if a query fails."""
+    pause, failed = _FIRST_PAUSE_S, 0
+    while True:
+        records: list[JobRecord] = []
+        logs: list[Path] = []
         try:
             _check_there(lab, job)
             # Query the state before reading the log, so that the log of an ended job is complete.
@@ -112,24 +130,27 @@ def _follow(
             _check_there(lab, job)
             if failed == _QUESTIONS or lab.status().state != "up":
                 raise
-            records, logs = [], []
-        restarts = sum(one.restarts or 0 for one in records)
-        for log in logs:
-            shown.setdefault(log, _Shown()).show_more(log, restarts, show)
-        waits = next((one.reason for one in records if one.waiting and one.reason), "")
-        if waits and waits != reason:
-            tell(f"job {job} waits: {waits}")
-        reason = waits or reason
-        if not records or any(not one.ended for one in records):
-            ended_since = None
-        else:
-            now = time.monotonic()
-            ended_since = now if ended_since is None else ended_since
-            doubtful = any(one.state in _QUEUED_AGAIN for one in records)
-            if not doubtful or now - ended_since >= _STANDS_S:
-                return records
+        yield records, logs
         time.sleep(pause)
         pause = min(2 * pause, _PAUSE_S)
+
+
+@dataclass(slots=True)
+class _End:
+    """Decides whether a job has ended for good."""
+
+    since: float | None = None
+    """Monotonic time at which all elements of the job were first seen to have ended."""
+
+    def is_final(self, records: list[JobRecord]) -> bool:
+        """Return whether all have ended, and long enough ago where Slurm may requeue the job."""
+        if not records or any(not one.ended for one in records):
+            self.since = None
+            return False
+        now = time.monotonic()
+        self.since = now if self.since is None else self.since
+        doubtful = any(one.state in _QUEUED_AGAIN for one in records)
+        return not doubtful or now - self.since >= _STANDS_S
 
 
 def _check_there(lab: Lab, job: str) -> None:

@@ -267,7 +267,7 @@ def _model(stage: StageWork, guess: Guess | None) -> LearnedLengths | GuessedLen
         message = (
             f"no item of {stage.name} has ended yet, so nothing is known of how long they take"
         )
-        hint = "give a guess, such as --seconds-per-item 30, or wait for the first results"
+        hint = "give a guess, such as --item-time 30s, or wait for the first results"
         raise ConfigError(message, hint=hint)
     return GuessedLengths(stage, guess)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ItemsError
@@ -11,7 +12,7 @@ from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.rundir.journal import decode_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.queue.state import History, Ref
     from hpc_toolkit.queue.units import Unit
@@ -38,14 +39,20 @@ class FoundItem:
     item: dict[str, Any]
 
 
-def failed_items(view: RunView, stage: StageView, match: str = "") -> Iterator[FailedItem]:
+def failed_items(
+    view: RunView, stage: StageView, match: str = "", only: FoundItem | None = None
+) -> Iterator[FailedItem]:
     """Items that failed, and pending items that have failed so far.
 
     Args:
         match: only items whose JSON or last error contains this text.
+        only: only this item.
     """
+    wanted = (only.stage.spec.name, only.unit.entry, only.position) if only else None
     for unit in stage.state.units.values():
         for position, history in unit.histories.items():
+            if wanted not in (None, (stage.spec.name, unit.unit.entry, position)):
+                continue
             floor = stage.state.floor(unit.unit.entry, position)
             state = stage.state.item_state(unit, position)
             ref = history.last_failure(floor)
@@ -57,6 +64,18 @@ def failed_items(view: RunView, stage: StageView, match: str = "") -> Iterator[F
                 if match not in error and match not in item:
                     continue
             yield FailedItem(unit.unit.entry, position, max(history.failures))
+
+
+def failed_finder(
+    view: RunView, match: str = "", item: str | None = None
+) -> Callable[[RunView, StageView], Iterator[FailedItem]]:
+    """Return :func:`failed_items` for ``match`` and the item that ``item`` identifies.
+
+    Raises:
+        ItemsError: as :func:`find_item` does.
+    """
+    only = find_item(view, item) if item is not None else None
+    return partial(failed_items, match=match, only=only)
 
 
 def item_json(stage: StageView, unit: Unit, position: int) -> str:

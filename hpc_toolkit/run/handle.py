@@ -219,21 +219,21 @@ class Run:
         with _writing(self.root):
             return gather(self.view, name, partial=partial)
 
-    def retry(self, *, match: str = "") -> int:
+    def retry(self, *, match: str = "", item: str | None = None) -> int:
         """Give failed items a full budget of attempts again; return how many.
 
         This includes pending items that have failed so far, so that a paused run can go on.
 
         Args:
             match: only items whose JSON or last error contains this text.
+            item: only this item: its number from 0, or a part of its JSON.
         """
-        from hpc_toolkit.results.explain import failed_items
+        from hpc_toolkit.results.explain import failed_finder
 
         self._trust()
         with _writing(self.root):
-            return sum(
-                _retry(self.view, stage, match, failed_items) for stage in self.view.stages.values()
-            )
+            find = failed_finder(self.view, match, item)
+            return sum(_retry(self.view, stage, find) for stage in self.view.stages.values())
 
     def drain(self) -> int:
         """Ask running workers to exit after their current item; return how many were asked.
@@ -285,10 +285,10 @@ def _writing(root: Path) -> Iterator[None]:
         raise failure from error
 
 
-def _retry(view: RunView, stage: StageView, match: str, failed_items: Callable[..., Any]) -> int:
+def _retry(view: RunView, stage: StageView, find: Callable[..., Any]) -> int:
     while True:
         view.poll()
-        found = list(failed_items(view, stage, match))
+        found = list(find(view, stage))
         if not found:
             return 0
         if stage.log.add_retry([(f.entry, f.position, f.generation) for f in found]):

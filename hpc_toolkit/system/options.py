@@ -21,7 +21,8 @@ class Option(NamedTuple):
     metavar: str = "TEXT"
     """Name of the value in the help; "" for an option without a value.
 
-    "N" and "PORT" are whole numbers; "NUMBER", "SECONDS" and "MS" are any numbers.
+    "N" and "PORT" are whole numbers; "NUMBER" is any number. The command parses the text of
+    a "DURATION" or a "SIZE" with system/quantities.py.
     """
     repeated: bool = False
     """Whether it may be given more than once."""

@@ -1,4 +1,4 @@
-"""Parse and format times and sizes in the notations of people and of Slurm."""
+"""Parse and format durations and sizes, for people and for Slurm."""
 
 from __future__ import annotations
 
@@ -18,51 +18,87 @@ HOUR_S = 3600
 DAY_S = 86400
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+_UNIT_BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 # 12 digits are far above every limit below, and keep int() from parsing megabytes of text.
 _INT = "[0-9]{1,12}"
+_PART = re.compile(rf"({_INT}(?:\.{_INT})?) ?(ms|min|s|m|h|d)")
+_PARTS = re.compile(rf"{_PART.pattern}(?: ?{_PART.pattern})*")
 _DAYS = re.compile(rf"({_INT})-({_INT})(?::({_INT}))?(?::({_INT}))?")
-_CLOCK = re.compile(rf"({_INT})(?::({_INT}))?(?::({_INT}))?")
-_OWN_CLOCK = re.compile(rf"(?:({_INT})-)?({_INT}):([0-5][0-9]):([0-5][0-9])")
-_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?(ms|min|s|m|h|d)")
-_NUMBER = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?")
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,12})?) ?([KMGTP]?)(?:I?B)?", re.IGNORECASE)
-_MEM = re.compile(rf"({_INT})([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_CLOCK = re.compile(rf"({_INT}):({_INT}):({_INT})")
+_MINUTES = re.compile(rf"({_INT})(?::({_INT}))?")
+_NUMBER = re.compile(r"[0-9]{1,19}(?:\.[0-9]{1,12})?")
+_SIZE = re.compile(rf"({_NUMBER.pattern}) ?(?:([KMGTP])I?B?|B)", re.IGNORECASE)
 
-_WALLTIME_HINT = "Slurm reads minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S: 90 minutes are '1:30:00'"
-_DURATION_HINT = "write seconds ('90'), a unit ('90s', '10min', '1.5h', '2d') or 'H:MM:SS'"
-_SIZE_HINT = "write bytes, or a number with K, M, G, T or P (powers of 1024): '512M', '1.5G'"
-_MEM_HINT = "write a whole number with K, M, G or T (powers of 1024; M if left out): '480G'"
+_DURATION_HINT = "write '90s', '90min', '4h', '2d', '1:30:00' or '1-12:00:00'"
+_WALLTIME_HINT = "write '90min', '4h', '1:30:00' or '1-12:00:00'; as in sbatch, '90' is 90 minutes"
+_SIZE_HINT = "write a number with K, M, G, T or P (powers of 1024), or B: '512M', '1.5G'"
 
 
-def parse_walltime(text: str, *, where: str = "time") -> int:
-    """Parse a Slurm time limit into seconds; a bare number is minutes, as in sbatch(1).
+def parse_duration(text: str, *, where: str = "duration", zero: bool = False) -> float:
+    """Parse a duration into seconds: "90s", "1h 30min", "500ms", "1:30:00" or "1-12:00:00".
 
-    ``where`` is the source of ``text`` for error messages: an option, or a file and key.
-    Raises ConfigError, also for zero and for words such as ``UNLIMITED``.
+    A number without a unit is refused. ``zero`` allows 0, which needs none. ``where`` is the source
+    of ``text`` for error messages: an option, or a file and key. Raises ConfigError.
     """
-    if match := _DAYS.fullmatch(text):
-        days, hours, minutes, seconds = (int(field or 0) for field in match.groups())
-    elif match := _CLOCK.fullmatch(text):
-        days, hours, minutes, seconds = (0, *_clock_fields(match))
-    else:
-        msg = f"{where}: {text!r} is not a Slurm time limit"
-        raise ConfigError(msg, hint=_WALLTIME_HINT)
-    total = days * DAY_S + hours * HOUR_S + minutes * MINUTE_S + seconds
-    if not 0 < total <= MAX_WALLTIME_S:
-        msg = f"{where}: {text!r} is {total} seconds, outside 1..{MAX_WALLTIME_S}"
-        raise ConfigError(msg, hint=_WALLTIME_HINT)
+    total = _duration_s(text)
+    if total is None:
+        _refuse_bare(text, where, "s", "min", "h")
+        msg = f"{where}: {text!r} is not a duration"
+        raise ConfigError(msg, hint=_DURATION_HINT)
+    _check_range(total, MAX_WALLTIME_S, text, where, _DURATION_HINT, zero=zero)
     return total
 
 
-def _clock_fields(match: re.Match[str]) -> tuple[int, int, int]:
-    first, second, third = match.groups()
-    if second is None:
-        return 0, int(first), 0
-    if third is None:
-        return 0, int(first), int(second)
-    return int(first), int(second), int(third)
+def parse_walltime(text: str, *, where: str = "time") -> int:
+    """Parse a time option of sbatch into whole seconds.
+
+    Reads the same as :func:`parse_duration`, and the two short forms of sbatch(1): a number is
+    minutes, and "90:30" is minutes and seconds. Raises ConfigError, also for ``UNLIMITED``.
+    """
+    if match := _MINUTES.fullmatch(text):
+        total: float | None = _clock_s("0", "0", *match.groups())
+    else:
+        total = _duration_s(text)
+    if total is None:
+        msg = f"{where}: {text!r} is not a time limit"
+        raise ConfigError(msg, hint=_WALLTIME_HINT)
+    _check_range(total, MAX_WALLTIME_S, text, where, _WALLTIME_HINT)
+    return math.ceil(total)
+
+
+def _duration_s(text: str) -> float | None:
+    if text == "0":
+        return 0.0
+    if match := _DAYS.fullmatch(text):
+        return _clock_s(*match.groups())
+    if match := _CLOCK.fullmatch(text):
+        return _clock_s("0", *match.groups())
+    if _PARTS.fullmatch(text):
+        return sum(float(number) * _UNIT_S[unit] for number, unit in _PART.findall(text))
+    return None
+
+
+def _clock_s(*fields: str | None) -> float:
+    """Seconds of days, hours, minutes and seconds; missing fields are 0."""
+    units = (DAY_S, HOUR_S, MINUTE_S, 1)
+    return float(sum(int(field or 0) * unit for field, unit in zip(fields, units, strict=True)))
+
+
+def _refuse_bare(text: str, where: str, *units: str) -> None:
+    """Raise ConfigError if ``text`` is a number without a unit."""
+    if _NUMBER.fullmatch(text):
+        *others, last = (f"{text}{unit}" for unit in units)
+        msg = f"{where}: {text!r} has no unit"
+        raise ConfigError(msg, hint=f"write {', '.join(others)} or {last}")
+
+
+def _check_range(
+    number: float, most: int, text: str, where: str, hint: str, *, zero: bool = False
+) -> None:
+    if number > most or (number == 0 and not zero):
+        msg = f"{where}: {text!r} is {'too large' if number else 'zero'}"
+        raise ConfigError(msg, hint=hint)
 
 
 def format_walltime(seconds: int) -> str:
@@ -73,37 +109,6 @@ def format_walltime(seconds: int) -> str:
     days, rest = divmod(seconds, DAY_S)
     clock = f"{rest // HOUR_S:02d}:{rest % HOUR_S // MINUTE_S:02d}:{rest % MINUTE_S:02d}"
     return f"{days}-{clock}" if days else clock
-
-
-def parse_duration(text: str, *, where: str = "duration", zero: bool = False) -> float:
-    """Parse a duration of hpctk's own options into seconds; a bare number is seconds.
-
-    Parts may follow each other ("1h 30min"). ``zero`` allows 0. Raises ConfigError.
-    """
-    total = _duration_s(text.strip())
-    if total is None:
-        msg = f"{where}: {text!r} is not a duration"
-        raise ConfigError(msg, hint=_DURATION_HINT)
-    if total > MAX_WALLTIME_S or (total == 0 and not zero):
-        what = "too long" if total else "zero"
-        msg = f"{where}: {text!r} is {what}"
-        raise ConfigError(msg, hint=_DURATION_HINT)
-    return total
-
-
-def _duration_s(text: str) -> float | None:
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    if match := _OWN_CLOCK.fullmatch(text):
-        days, hours, minutes, seconds = (int(field or 0) for field in match.groups())
-        return float(days * DAY_S + hours * HOUR_S + minutes * MINUTE_S + seconds)
-    total, end = 0.0, 0
-    for match in _PART.finditer(text):
-        if text[end : match.start()].strip(" "):
-            return None
-        total += float(match[1]) * _UNIT_S[match[2]]
-        end = match.end()
-    return total if end and end == len(text) else None
 
 
 def format_duration(seconds: float) -> str:
@@ -130,38 +135,37 @@ def format_duration(seconds: float) -> str:
     return text
 
 
-def parse_size(text: str, *, where: str = "size") -> int:
-    """Parse a size into bytes; K, M, G, T, P (also with B or iB) are powers of 1024, as in Slurm.
+def parse_size(text: str, *, where: str = "size", zero: bool = False) -> int:
+    """Parse a size into bytes: "512M", "1.5 GiB" or "100B"; K to P are powers of 1024, as in Slurm.
 
-    A fraction of a byte is dropped. Raises ConfigError, also for zero.
+    A number without a unit is refused. ``zero`` allows 0, which needs none. A fraction of a byte is
+    dropped. Raises ConfigError.
     """
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
+    if match := _SIZE.fullmatch(text):
+        number, unit = match[1], _UNIT_BYTES[(match[2] or "").upper()]
+        size = int(float(number) * unit) if "." in number else int(number) * unit
+    elif text == "0":
+        size = 0
+    else:
+        _refuse_bare(text, where, "M", "G")
         msg = f"{where}: {text!r} is not a size"
         raise ConfigError(msg, hint=_SIZE_HINT)
-    number, unit = match[1], _BINARY[match[2].upper()]
-    size = int(float(number) * unit) if "." in number else int(number) * unit
-    if not 0 < size <= MAX_SIZE_BYTES:
-        msg = f"{where}: {text!r} is outside 1 byte..8 EiB"
-        raise ConfigError(msg, hint=_SIZE_HINT)
+    _check_range(size, MAX_SIZE_BYTES, text, where, _SIZE_HINT, zero=zero)
     return size
 
 
+def parse_size_mib(text: str, *, where: str = "size", zero: bool = False) -> int:
+    """Parse a size as :func:`parse_size` does, into MiB, rounded up."""
+    return -(-parse_size(text, where=where, zero=zero) // 2**20)
+
+
 def parse_mem_mib(text: str, *, where: str = "mem", zero: bool = False) -> int:
-    """Parse an sbatch memory request into MiB; a bare number is MiB, K is rounded up, as in Slurm.
+    """Parse a memory option of sbatch into MiB, rounded up; as in sbatch, a bare number is MiB.
 
     ``zero`` allows 0, which requests all memory of a node. Raises ConfigError.
     """
-    match = _MEM.fullmatch(text)
-    if not match:
-        msg = f"{where}: {text!r} is not a memory size of Slurm"
-        raise ConfigError(msg, hint=_MEM_HINT)
-    unit = _BINARY[match[2].upper() or "M"]
-    mib = -(-int(match[1]) * unit // 2**20)
-    if mib > MAX_SIZE_BYTES // 2**20 or (mib == 0 and not zero):
-        msg = f"{where}: {text!r} is {'too much' if mib else 'zero'}"
-        raise ConfigError(msg, hint=_MEM_HINT)
-    return mib
+    bare = text != "0" and re.fullmatch(_INT, text)
+    return parse_size_mib(f"{text}M" if bare else text, where=where, zero=zero)
 
 
 def format_mem(mib: int) -> str:

@@ -6,12 +6,13 @@ A converter takes the value and its source ("clusters/lab.toml: nodes") and rais
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
-from hpc_toolkit.system.quantities import parse_mem_mib, parse_walltime
+from hpc_toolkit.system.quantities import HOUR_S, parse_duration, parse_size_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,13 +120,31 @@ def _number(value: object, lowest: int, where: str) -> int:
 
 
 def mem(value: object, where: str) -> int:
-    """A memory size in Slurm's notation, in MiB."""
-    return parse_mem_mib(text(value, where), where=where)
+    """A memory size, in MiB."""
+    return parse_size_mib(text(value, where), where=where)
 
 
 def walltime(value: object, where: str) -> int:
-    """A time limit in Slurm's notation, in seconds."""
-    return parse_walltime(text(value, where), where=where)
+    """A time limit, in whole seconds."""
+    return math.ceil(parse_duration(text(value, where), where=where))
+
+
+def duration_s(value: object, where: str) -> float:
+    """Text such as "90s" or "10min", or a positive number of seconds for a key that says so."""
+    return _duration(value, 1, 1e30, "seconds", where)
+
+
+def duration_h(value: object, where: str) -> float:
+    """Text such as "90min" or "4h", or a positive number of hours for a key that says so."""
+    return _duration(value, HOUR_S, 1e6, "hours", where)
+
+
+def _duration(value: object, unit_s: int, most: float, units: str, where: str) -> float:
+    if isinstance(value, str):
+        return parse_duration(value, where=where) / unit_s
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= most:
+        return value
+    raise wrong(where, value, f"a positive number of {units}, or a duration such as '90min'")
 
 
 def texts(value: object, where: str) -> tuple[str, ...]:

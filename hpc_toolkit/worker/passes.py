@@ -193,9 +193,7 @@ class PassRunner:
         while left:
             if self.control.stop or self.control.hold:
                 return Outcome.STOPPED if self.control.stop else Outcome.HELD
-            hurt = assignment.stage.state.streaks.of(self._worker).hurt
-            again = hurt and any((unit.name, item) in hurt for item in left)
-            weight = AGAIN_WEIGHT if again else 1
+            weight = self._weight(assignment, left)
             stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
             if self._executor is None:
                 self._executor = Executor(self._stages, self._log_path)
@@ -205,26 +203,41 @@ class PassRunner:
                 self._executor.start(request, [items[i - unit.first] for i in left])
             how = self._follow(assignment, stream)
             left = left[stream.index :]
-            if stream.broken is not None:
-                message, _, hint = stream.broken.partition("\t")
-                raise WorkloadError(message, hint=hint)
-            if self._overtaken:
-                return Outcome.OVERTAKEN
-            if how == "timeout" and left:
-                lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
-                self.control.streak += weight
-            elif how == "aborted" or stream.end is not None:
-                if stream.end not in ("", wire.FAILING):
-                    return Outcome.HELD if self._only_held else Outcome.STOPPED
-            elif left and how != "again":
-                lines.executor_died(left, how, worker=self._worker, host=self._host)
-                self._killing |= self._told
-                self._lost_in = assignment.stage.paths.name, unit.name
-                self.control.streak += DEATH_WEIGHT
-                self._look_at_streak()
-                return Outcome.HELD if self._only_held else Outcome.DIED
-            self._look_at_streak()
+            outcome = self._after(assignment, left, stream, how)
+            if outcome is not None:
+                return outcome
         return Outcome.COMPLETE
+
+    def _weight(self, assignment: Assignment, left: list[int]) -> int:
+        """What a failure adds to the streak: more if an item of ``left`` failed in it before."""
+        hurt = assignment.stage.state.streaks.of(self._worker).hurt
+        again = hurt and any((assignment.unit.name, item) in hurt for item in left)
+        return AGAIN_WEIGHT if again else 1
+
+    def _after(
+        self, assignment: Assignment, left: list[int], stream: _Stream, how: str
+    ) -> Outcome | None:
+        """Journal how a request ended; None if the items in ``left`` can be requested next."""
+        if stream.broken is not None:
+            message, _, hint = stream.broken.partition("\t")
+            raise WorkloadError(message, hint=hint)
+        if self._overtaken:
+            return Outcome.OVERTAKEN
+        outcome = None
+        if how == "timeout" and left:
+            stream.lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
+            self.control.streak += stream.weight
+        elif how == "aborted" or stream.end is not None:
+            if stream.end not in ("", wire.FAILING):
+                return Outcome.HELD if self._only_held else Outcome.STOPPED
+        elif left and how != "again":
+            stream.lines.executor_died(left, how, worker=self._worker, host=self._host)
+            self._killing |= self._told
+            self._lost_in = assignment.stage.paths.name, assignment.unit.name
+            self.control.streak += DEATH_WEIGHT
+            outcome = Outcome.DIED
+        self._look_at_streak()
+        return Outcome.HELD if outcome and self._only_held else outcome
 
     @staticmethod
     def _is_last_try(assignment: Assignment, item: int) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from hpc_toolkit.rundir.journal import encode_line
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.picker import Assignment
@@ -112,7 +113,8 @@ class PassLines:
     def timed_out(self, item: int, limit_s: float) -> None:
         """Fail an attempt that took too long."""
         self.tally.failed += 1
-        self._failure("failed", item, f"took longer than the timeout of {limit_s:g} s", limit_s)
+        error = f"took longer than the timeout of {format_duration(limit_s)}"
+        self._failure("failed", item, error, limit_s)
 
     def _failure(self, kind: str, item: int, error: str, seconds: float) -> None:
         self.append(

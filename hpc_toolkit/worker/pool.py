@@ -194,9 +194,9 @@ def work_elsewhere(
     That process prints its own errors. Signals are forwarded if handlers can be set.
     """
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
-    argv += ["--lease", str(options.lease_s), "--grace", str(options.grace_s)]
+    argv += ["--lease", f"{options.lease_s}s", "--grace", f"{options.grace_s}s"]
     if options.idle_exit_s is not None:
-        argv += ["--idle-exit", str(options.idle_exit_s)]
+        argv += ["--idle-exit", f"{options.idle_exit_s}s"]
     if options.deadline is not None:
         argv += ["--deadline", f"@{options.deadline}"]
     argv += shares.to_options() if shares else []

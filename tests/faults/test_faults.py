@@ -298,7 +298,13 @@ def test_no_cut_is_made_where_none_is_asked_for(fast_dir: Path, command: str) ->
 
 @pytest.mark.parametrize(
     "words",
-    [("status",), ("status", "--json"), ("explain", "0"), ("logs",), ("gather", "-o", "rows.csv")],
+    [
+        ("status",),
+        ("status", "--json"),
+        ("explain", "--item", "0"),
+        ("logs",),
+        ("gather", "-o", "rows.csv"),
+    ],
     ids=" ".join,
 )
 def test_a_command_that_reads_changes_nothing(fast_dir: Path, words: tuple[str, ...]) -> None:

@@ -195,7 +195,7 @@ def test_directory_or_file_that_is_no_run_is_refused(
 ) -> None:
     make(tmp_path / "here")
 
-    ended = hpctk("explain", "here", "0")
+    ended = hpctk("explain", "here", "--item", "0")
 
     assert_refused(ended, r"here is not a run(: it has no run\.json| but a file)")
 
@@ -306,7 +306,7 @@ def test_read_only_run_can_be_read_and_says_so_where_it_must_be_written(
 
     assert hpctk("status", run.root, "--json").json["complete"]
     assert len(hpctk("gather", run.root).out.splitlines()) == 2
-    assert hpctk("explain", run.root, "1").code == 0
+    assert hpctk("explain", run.root, "--item", "1").code == 0
     assert hpctk("logs", run.root).code == 0
     assert_refused(hpctk("work", run.root), "Read-only file system", hint="permissions")
     assert_refused(hpctk("retry", run.root), "Read-only file system", hint="permissions")
@@ -362,7 +362,8 @@ def test_torn_and_damaged_lines_are_skipped_and_reported(hpctk: Hpctk) -> None:
         (["--idle-exit", "nan"], "--idle-exit: 'nan' is not a duration"),
         (["--lease", "0"], "--lease: '0' is zero"),
         (["--lease", "1e9"], "--lease: '1e9' is not a duration"),
-        (["--grace", "99999999999"], "--grace: '99999999999' is too long"),
+        (["--grace", "99999999999s"], "--grace: '99999999999s' is too large"),
+        (["--lease", "90"], "--lease: '90' has no unit"),
     ],
 )
 def test_work_with_an_absurd_number_is_refused(
@@ -403,9 +404,9 @@ def test_init_with_an_absurd_number_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explain", "run", "9"], "no item is or contains '9'"),
-        (["explain", "run", "²"], "no item is or contains '²'"),
-        (["explain", "run", "trace"], "'trace' means 2 items"),
+        (["explain", "run", "--item", "9"], "no item is or contains '9'"),
+        (["explain", "run", "--item", "²"], "no item is or contains '²'"),
+        (["explain", "run", "--item", "trace"], "'trace' means 2 items"),
         (["try", "run", "--item", "nope"], "no item is or contains 'nope'"),
         (["logs", "run", "--worker", "nobody"], "no worker of run is called 'nobody'"),
         (["gather", "run", "-o", "x.xls"], "x.xls: unknown format '.xls'"),

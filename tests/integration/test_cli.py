@@ -250,8 +250,8 @@ def test_explain_tells_the_life_of_an_item(hpctk: Hpctk) -> None:
     hpctk.make([{}, {"how": "abort", "once": "once"}, {"how": "memory"}], max_attempts=2)
     assert hpctk("work", "run").code == 0
 
-    crashed = hpctk("explain", "run", "1", "--json").json
-    failed = hpctk("explain", "run", '"how": "memory"').out
+    crashed = hpctk("explain", "run", "--item", "1", "--json").json
+    failed = hpctk("explain", "run", "--item", '"how": "memory"').out
 
     assert crashed["state"] == "done"
     assert [claim["generation"] for claim in crashed["claims"]] == [1, 2]

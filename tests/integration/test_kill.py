@@ -220,4 +220,4 @@ def test_hanging_command_is_ended_with_its_children_by_the_timeout(hpctk: Hpctk)
     assert hpctk("work", "run").code == 0
 
     assert_still(beat, hpctk)
-    assert "timeout of 0.5 s" in rows_by_id(run)[0]["error"]
+    assert "timeout of 500 ms" in rows_by_id(run)[0]["error"]

@@ -261,7 +261,7 @@ raise SystemExit
 def test_a_launch_that_is_ended_ends_its_ranks(hpctk: Hpctk, tmp_path: Path) -> None:
     script = tmp_path / "stubborn.sh"
     script.write_text("trap '' TERM\necho ready $$\nwhile :; do sleep 0.1; done\n")
-    started = hpctk.start(*("launch", "--no-python", "--shutdown-timeout", 1, "bash", script))
+    started = hpctk.start(*("launch", "--no-python", "--shutdown-timeout", "1s", "bash", script))
     wait_until(lambda: "ready" in started.printed(), "the rank")
     pid = int(started.printed().split()[-1])
     assert list(tmp_path.glob("hpctk-launch-*"))

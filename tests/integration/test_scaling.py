@@ -154,7 +154,7 @@ def test_four_bits_are_refused_without_a_gpu_and_the_reason_is_told(tmp_path: Pa
 
 
 def test_collectives_are_timed_on_real_ranks() -> None:
-    words = ("--sizes", "1K,5", "--iterations", "2", "--json")
+    words = ("--sizes", "1K,5B", "--iterations", "2", "--json")
 
     rows = json.loads(hpctk("collectives", *words).stdout)["rows"]
 

@@ -108,7 +108,7 @@ def test_item_that_always_kills_is_failed_after_5_deaths_and_retry_lifts_it(hpct
     assert error.startswith("killed its worker 5 times, last: executor killed by SIGABRT on ")
     shown = hpctk("status", "run").out
     assert f'1 x {error}: {{"id": 1,' in shown
-    life = hpctk("explain", "run", "1").out
+    life = hpctk("explain", "run", "--item", "1").out
     assert life.count("this item is suspected") == 5
     assert error in life
     assert len(hpctk.noted("start", "1")) == 5
@@ -137,7 +137,7 @@ def test_timeout_ends_the_item_and_not_its_worker(hpctk: Hpctk) -> None:
 
     rows = rows_by_id(run)
     assert [row["state"] for row in rows.values()] == ["done", "failed", "done"]
-    assert rows[1]["error"] == "took longer than the timeout of 0.2 s"
+    assert rows[1]["error"] == "took longer than the timeout of 200 ms"
     assert rows[1]["attempts"] == 2
     assert len(workers_of(run)) == 1
     assert not journal_lines(run, "death")

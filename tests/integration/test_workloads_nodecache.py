@@ -167,7 +167,7 @@ def test_many_who_read_and_are_killed_keep_the_limit_and_every_byte(
     node: Path, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 3 * WHOLE + SIZE // 2
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", str(limit))
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", f"{limit}B")
     for number in range(5):
         checkpoint(fast_dir / f"step{number}", number)
     seconds, draw, killed, most = 20.0, random.Random(3), 0, 0

@@ -463,7 +463,7 @@ class Model:
         if what == "gather":
             gather(view, "items")
         elif what == "retry":
-            _retry(view, stage, "", failed_items)
+            _retry(view, stage, failed_items)
         elif what == "seal":
             stage.log.poll()
             stage.log.seal()

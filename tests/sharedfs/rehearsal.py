@@ -209,7 +209,7 @@ class Rehearsal:
         """Start workers on a host; by default as many as the size says."""
         count = self.size.workers if workers is None else workers
         lease_s = self.lease_s if lease_s is None else lease_s
-        return self.start(host, "work", self.run, "--workers", count, "--lease", lease_s)
+        return self.start(host, "work", self.run, "--workers", count, "--lease", f"{lease_s}s")
 
     def start(self, host: str, *words: object, **environment: str) -> Ranks:
         """Start a command of hpctk on a host."""

@@ -157,7 +157,7 @@ def start_with_checks_held(site: Site, **fields: Any) -> tuple[str, str]:
     script = site.script(setup=("source begin.sh",), ntasks_per_node=1, **fields)
     text = script.read_text()
     assert " batch work " in text
-    script.write_text(text.replace(" batch work ", " batch work --check-within=5 "))
+    script.write_text(text.replace(" batch work ", " batch work --check-within=5s "))
     job = site.lab.sbatch(script, cwd=site.cwd)
     wait_until((site.cwd / "begun").exists, "the setup")
     return job, site.hosts_of(job)[1]

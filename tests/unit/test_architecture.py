@@ -382,7 +382,7 @@ def loaded(*argv: str) -> set[str]:
         (["status", "RUN", "--json"], {"jinja2", "rich", "filelock"}),
         (["status", "RUN"], {"jinja2", "rich", "filelock"}),
         (["gather", "RUN", "--partial"], {"jinja2", "rich", "filelock"}),
-        (["explain", "RUN", "0"], {"jinja2", "rich", "filelock"}),
+        (["explain", "RUN", "--item", "0"], {"jinja2", "rich", "filelock"}),
         (
             ["render", "--nodes", "2", "--gpus-per-node", "4", "--run", "RUN", "--out", "-"],
             {"rich", "filelock"},

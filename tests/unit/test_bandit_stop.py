@@ -78,7 +78,7 @@ def test_budget_of_gpu_seconds_adds_what_pending_tasks_are_expected_to_take() ->
     assert policy.stop([Pull("a2", ("x", "y"))]) is None
     assert policy.stop(["a0", "a1"]) is None
     assert policy.stop([Pull("a2", ("x",)), Pull("a3", ("x", "y"))]) == (
-        "15 GPU seconds asked for, the budget is 12.5"
+        "asked for 15.0 s of GPU time, the budget is 12.5 s"
     )
 
 
@@ -96,7 +96,7 @@ def test_budget_of_wall_clock_holds_from_its_last_second() -> None:
     policy = make_policy("random", line(2), 0, stop=StopRules(wall_s=60))
 
     assert policy.stop(wall_s=59.9) is None
-    assert policy.stop(wall_s=60.0) == "60 seconds have passed, the budget is 60"
+    assert policy.stop(wall_s=60.0) == "1 min 00 s have passed, the budget is 1 min 00 s"
 
 
 def test_stop_rules_change_no_ask_and_no_state() -> None:

@@ -145,7 +145,7 @@ def test_shares_become_the_options_that_say_them() -> None:
 
     assert shares.to_options() == [
         *("--cpus-per-worker", "2", "--gpus-per-worker", "0.5"),
-        *("--memory-per-worker", str(GIB)),
+        *("--memory-per-worker", f"{GIB}B"),
     ]
     assert not Shares()
     assert Shares(gpus=0.0)

@@ -34,7 +34,8 @@ BUDGET = {"budget": 6, "pending": 2}
         ({"evaluations": True}, "search: evaluations: True is not"),
         ({"gpu_hours": 0}, "search: gpu_hours: 0 is not a positive number of hours"),
         ({"gpu_hours": float("inf")}, "search: gpu_hours: inf is not"),
-        ({"wall_hours": "1"}, "search: wall_hours: '1' is not a positive number of hours"),
+        ({"wall_hours": "1"}, "search: wall_hours: '1' has no unit"),
+        ({"wall_hours": "soon"}, "search: wall_hours: 'soon' is not a duration"),
         ({"win_probability": 1.5}, "search: win_probability: 1.5 is not a probability"),
         ({**BUDGET, "asks": "round"}, "search: asks: 'round'"),
         ({**BUDGET, "metrics": ["a", "a"]}, r"search: metrics: \['a', 'a'\] is not a list of diff"),
@@ -47,6 +48,15 @@ BUDGET = {"budget": 6, "pending": 2}
 def test_search_tables_that_are_wrong_are_refused_by_key(search: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"toy.toml: {says}"):
         toy(search)
+
+
+def test_durations_are_numbers_of_the_unit_in_the_key_or_text() -> None:
+    found = [
+        (toy({"gpu_hours": given, "wall_hours": given}).search, wanted)
+        for given, wanted in ((1.5, 1.5), ("90min", 1.5), ("1:30:00", 1.5), ("2d", 48))
+    ]
+
+    assert all((one.gpu_hours, one.wall_hours) == (wanted, wanted) for one, wanted in found)
 
 
 def test_what_a_policy_is_made_with_is_none_of_its_options() -> None:

@@ -111,7 +111,7 @@ def test_unknown_key_is_refused_with_the_near_miss_and_the_file() -> None:
         ("gpu_request = 'gpu'", "gpu_request"),
         ("mem_per_node = 480", "mem_per_node"),
         ("mem_per_node = '480 buckets'", "mem_per_node"),
-        ("max_walltime = '90m'", "max_walltime"),
+        ("max_walltime = '90'", "max_walltime"),
         ("verified = 'yes'", "verified"),
         ("checked = '2026-01-19'", "checked"),
         ("checked = 2026-01-19T00:00:00", "checked"),

@@ -89,7 +89,7 @@ def test_show_with_origin_names_the_file_of_every_value(
 def test_show_tells_units_and_what_a_partition_gives(user: Path) -> None:
     (user / "mine.toml").write_text(
         "verified = true\nmodules = ['a', 'b']\nmem_per_node = '1536M'\n[[partitions]]\n"
-        "name = 'p'\nmax_walltime = '90'\nnodes = 3\ngpus_per_node = 2\nmem_per_node = '2T'\n"
+        "name = 'p'\nmax_walltime = '90min'\nnodes = 3\ngpus_per_node = 2\nmem_per_node = '2T'\n"
         "[[partitions]]\nname = 'q'\n",
         encoding="utf-8",
     )

@@ -161,9 +161,9 @@ def requests(draw: st.DrawFn) -> ManifestSpec:
         "priority_class": LABEL,
         "queue_name": LABEL,
         "jobset": st.booleans(),
-        "time": st.integers(1, 9999).map(str),
-        "ttl": st.integers(0, 9999).map(str),
-        "grace": st.integers(1, 999).map(str),
+        "time": st.integers(1, 9999).map(lambda number: f"{number}min"),
+        "ttl": st.integers(0, 9999).map(lambda number: f"{number}s"),
+        "grace": st.integers(1, 999).map(lambda number: f"{number}s"),
         "env": st.dictionaries(st.from_regex(r"\A[A-D]\Z"), TRICKY, max_size=3).map(
             lambda found: tuple(found.items())
         ),

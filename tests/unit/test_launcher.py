@@ -102,8 +102,10 @@ def test_every_option_of_torchrun_is_an_option_of_launch() -> None:
         option = known[name]
         assert {option.spelling, option.short or option.spelling} <= set(action.option_strings)
         assert bool(option.metavar) == (action.nargs != 0), name
-        assert (option.metavar == "N") == (action.type is int), name
-        assert (option.metavar == "SECONDS") == (action.type is float), name
+        duration = name in ("monitor_interval", "shutdown_timeout")
+        assert (option.metavar == "DURATION") == duration, name
+        assert (option.metavar == "N") == (action.type is int and not duration), name
+        assert action.type is not float or duration, name
         assert not isinstance(action, argparse._StoreFalseAction)
 
 
@@ -126,7 +128,7 @@ def test_options_are_read_by_torchruns_own_parser(monkeypatch: pytest.MonkeyPatc
 def test_what_torch_would_meet_too_late_is_told_as_bad_input() -> None:
     pytest.importorskip("torch")
     for options, told in (
-        ({"monitor_interval": -5.0}, "--monitor-interval: -5 is no time"),
+        ({"monitor_interval": -5.0}, "--monitor-interval: -5 s is not above 0 s"),
         ({"event_log_handler": "none"}, "torch has none called 'none'"),
         ({"numa_binding": "node"}, r"--numa-binding: torch sees fewer GPUs \(.\) than"),
     ):
@@ -182,7 +184,7 @@ def test_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
         return Outcome(0)
 
     monkeypatch.setattr(launching, "launch", launched)
-    words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0", "--monitor-interval", "1"]
+    words = ["launch", "--max-restarts", "0", "--shutdown-timeout", "0", "--monitor-interval", "1s"]
 
     ended = CliRunner().invoke(load_commands("launch"), [*words, "train.py"])
 
@@ -219,7 +221,7 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="'mpi' is neither nccl nor gloo"):
         check_request(replace(good, backend="mpi"))
     for timeout_s in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match=r"--start-timeout: .* is no time"):
+        with pytest.raises(ConfigError, match=r"--start-timeout: .* is outside 0 s to 366 days"):
             check_request(replace(good, start_timeout_s=timeout_s))
     for called, told in (
         (replace(good, start_timeout_s="3"), "start_timeout: '3' is no number"),  # type: ignore[arg-type] # what is refused

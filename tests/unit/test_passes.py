@@ -433,7 +433,7 @@ def test_an_item_beyond_its_time_fails_and_the_rest_is_asked_for_anew(
     assert [request["positions"] for request in stage.requests] == [[0, 1, 2, 3], [2, 3]]
     assert stage.journal()[1] == ("failed", 1, 1)
     error = stage.view.paths.journal("me").read_text()
-    assert "took longer than the timeout of 10 s" in error
+    assert "took longer than the timeout of 10.0 s" in error
     assert stage.ends == 1
     stage.close()
 

@@ -392,7 +392,7 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("plan.md", "plan.svg", "plan.json")]
     outs = [word for file in files for word in ("-o", str(file))]
 
-    found = call("--items", "50", "--seconds-per-item", "3", "--nodes", "2,1", "--json", *outs)
+    found = call("--items", "50", "--item-time", "3s", "--nodes", "2,1", "--json", *outs)
 
     assert found.exit_code == 0, found.output
     plan = json.loads(found.stdout)
@@ -405,19 +405,19 @@ def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--items", "5"], "--items needs --seconds-per-item"),
-        (["--items", "0", "--seconds-per-item", "1"], "not 1 to"),
-        (["--items", "5", "--groups", "6", "--seconds-per-item", "1"], "--groups 6"),
-        (["run", "--items", "5", "--seconds-per-item", "1"], "run to come"),
-        (["--items", "5", "--seconds-per-item", "soon"], "--seconds-per-item: 'soon'"),
-        (["--items", "5", "--seconds-per-item", "1", "--guess-factor", "0"], "--guess-factor"),
-        (["--items", "5", "--seconds-per-item", "1", "--nodes", "1,x"], "--nodes: '1,x'"),
-        (["--items", "5", "--seconds-per-item", "1", "--nodes", "0"], "--nodes: '0'"),
+        (["--items", "5"], "--items needs --item-time"),
+        (["--items", "0", "--item-time", "1s"], "not 1 to"),
+        (["--items", "5", "--groups", "6", "--item-time", "1s"], "--groups 6"),
+        (["run", "--items", "5", "--item-time", "1s"], "run to come"),
+        (["--items", "5", "--item-time", "soon"], "--item-time: 'soon'"),
+        (["--items", "5", "--item-time", "1s", "--guess-factor", "0"], "--guess-factor"),
+        (["--items", "5", "--item-time", "1s", "--nodes", "1,x"], "--nodes: '1,x'"),
+        (["--items", "5", "--item-time", "1s", "--nodes", "0"], "--nodes: '0'"),
         (["--items", "5", "--workers-per-node", "0"], "--workers-per-node: 0"),
         (["--items", "5", "--price-per-gpu-hour", "nan"], "--price-per-gpu-hour: nan"),
-        (["--items", "5", "--seconds-per-item", "1", "--watts-per-gpu", "3"], "have no GPUs"),
+        (["--items", "5", "--item-time", "1s", "--watts-per-gpu", "3"], "have no GPUs"),
         (["run", "--groups", "2"], "--groups is for --items"),
-        (["run", "--load-seconds", "2"], "--load-seconds is for --seconds-per-item"),
+        (["run", "--load-time", "2s"], "--load-time is for --item-time"),
         (["--check", "plan.json", "--nodes", "3"], "--nodes is not for --check"),
         (["--check", "plan.json", "-o", "x.svg"], "--out is not for --check"),
         (["--items", "5", "--seed", "-1"], "--seed: -1"),

@@ -283,6 +283,17 @@ def test_add_that_loses_a_race_sees_the_items_that_won(
     assert toy.reopen().status().stages["items"].total == 2
 
 
+def test_retry_of_one_item_leaves_the_others(fast_dir: Path) -> None:
+    toy = ToyRun(fast_dir / "r", 3, unit=2, max_attempts=1)
+    toy.worker("w").work(toy.unit_name(0), 1, i0="failed", i1="failed")
+
+    assert toy.reopen().retry(item="1") == 1
+    assert toy.states() == {(1, 0): "failed", (1, 1): "pending", (1, 2): "pending"}
+    assert toy.reopen().retry(item="2") == 0
+    with pytest.raises(ItemsError, match="no item is or contains '3'"):
+        toy.reopen().retry(item="3")
+
+
 def test_retry_lifts_failures_and_gives_a_full_budget(fast_dir: Path) -> None:
     toy = ToyRun(fast_dir / "r", 2, unit=2, max_attempts=2)
     worker = toy.worker("w")

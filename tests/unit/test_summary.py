@@ -140,7 +140,9 @@ def test_summary_says_why_searches_end(fast_dir: Path, monkeypatch: pytest.Monke
         return outcome(fast_dir / name, campaign, monkeypatch).ended
 
     assert ended("e", evaluations=7) == "asked for 9 evaluations, the budget is 7"
-    assert ended("g", gpu_hours=0.05) == "198 GPU seconds asked for, the budget is 180"
+    assert (
+        ended("g", gpu_hours=0.05) == "asked for 3 min 18 s of GPU time, the budget is 3 min 00 s"
+    )
     assert ended("a", budget=20) == "asked for 20 arms, the budget is 20"
     assert ended("l", policy="last-layer", budget=9) == "the policy asked for nothing more"
 
@@ -167,7 +169,7 @@ def test_hours_that_passed_after_the_last_decision_are_the_reason(
     found = summarize(Run.open(played.root).view, campaign)
 
     assert found is not None
-    assert found.ended == "its end was decided: 0.5 hours, or a budget of then"
+    assert found.ended == "its end was decided: 30 min 00 s, or a budget of then"
 
 
 def test_search_that_goes_on_has_no_end(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

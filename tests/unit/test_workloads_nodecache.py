@@ -189,7 +189,7 @@ def test_without_a_cache_or_need_the_files_stay_where_they_are(
 def test_the_copies_used_longest_ago_make_room(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500")
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500B")
     sources = [shared(f"step{n}") for n in range(3)]
     kept: dict[int, Path] = {}
     for use in (0, 1, 0, 2):
@@ -202,7 +202,7 @@ def test_the_copies_used_longest_ago_make_room(
 def test_a_copy_that_is_being_read_is_never_deleted(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
     first, second = shared("step1"), shared("step2")
 
     with local_copy(first) as reading:
@@ -217,7 +217,7 @@ def test_a_copy_that_is_being_read_is_never_deleted(
 def test_what_a_killed_process_left_is_cleared_away(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
     first, second = shared("step1"), shared("step2")
     with local_copy(first) as copy:
         key, _, size = copy.name.partition("-")
@@ -397,7 +397,7 @@ def test_what_the_cache_did_not_make_is_never_deleted(
         path.parent.mkdir()
         path.write_text(path.name)
     if limited:
-        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
+        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
     else:
         usage = type("Usage", (), {"free": 10, "total": 10_000})
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -411,7 +411,7 @@ def test_what_the_cache_did_not_make_is_never_deleted(
 def test_a_copy_that_can_never_fit_deletes_none(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned
 ) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "5000")
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "5000B")
     for number in range(3):
         with local_copy(shared(f"step{number}")):
             pass
@@ -430,7 +430,7 @@ def test_a_copy_that_can_never_fit_deletes_none(
 def test_a_copy_that_could_fit_but_for_one_that_is_read_deletes_none(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500")
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500B")
     idle, read, large = shared("step1"), shared("step2"), shared("step3", size=2000)
     with local_copy(idle):
         pass
@@ -446,7 +446,7 @@ def test_room_is_taken_before_the_copy_is_made(
 ) -> None:
     first, second = shared("step1"), shared("step2")
     if limited:
-        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500")
+        monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "1500B")
     else:
         usage = type("Usage", (), {"free": 2500, "total": 10_000})
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -505,7 +505,7 @@ def test_a_copy_that_lacks_files_is_left_to_those_who_read_it(shared: Shared) ->
 def test_half_made_copies_make_room_before_whole_ones(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500")
+    monkeypatch.setenv("HPCTK_NODE_CACHE_SIZE", "2500B")
     whole, half = copy_of(shared("step1")), copy_of(shared("step2"))
     half.rename(half.with_name(f".{half.name}"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.engines.kubernetes.pods import CONTAINER, MASTER_PORT, pod_template
-from hpc_toolkit.system.quantities import parse_duration, parse_walltime
+from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
@@ -91,7 +91,7 @@ def _job_spec(spec: ManifestSpec, nodes: int, template: dict[str, Any]) -> dict[
         "parallelism": nodes,
     }
     if spec.time is not None:
-        job["activeDeadlineSeconds"] = parse_walltime(spec.time, where="--time")
+        job["activeDeadlineSeconds"] = spec.time_s
     job |= _queue_failures(spec) if spec.kind == "kubernetes-queue" else _ddp_failures()
     return job | {"template": template}
 

@@ -84,12 +84,12 @@ def _argv(spec: ManifestSpec, nodes: int) -> list[str]:
     argv = ["launch", "--nnodes", str(nodes), "--node-rank", "$(NODE_RANK)"]
     argv += ["--nproc-per-node", str(spec.processes)]
     argv += [option("master_addr"), "$(MASTER_ADDR)", option("master_port"), "$(MASTER_PORT)"]
-    argv += ["--start-timeout", str(spec.start_timeout_s)]
+    argv += ["--start-timeout", f"{spec.start_timeout_s}s"]
     # By default not for a measurement: a restart would falsify its times.
     restarts = 0 if spec.kind == "kubernetes-scaling" else 3
     restarts = restarts if spec.rank_restarts is None else spec.rank_restarts
     argv += ["--max-restarts", str(restarts)]
-    argv += ["--shutdown-timeout", str(spec.grace_s)]
+    argv += ["--shutdown-timeout", f"{spec.grace_s}s"]
     argv += ["--backend", spec.backend] if spec.backend is not None else []
     argv += ["--run-dir", literal(spec.directory)] if spec.directory is not None else []
     program = ["--module", _MEASURED] if spec.kind == "kubernetes-scaling" else []

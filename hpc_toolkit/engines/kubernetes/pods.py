@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.engines.kubernetes.values import split_secret, split_selector, split_toleration
-from hpc_toolkit.system.quantities import parse_mem_mib
+from hpc_toolkit.system.quantities import parse_size_mib
 
 if TYPE_CHECKING:
     from hpc_toolkit.engines.kubernetes.request import ManifestSpec
@@ -149,7 +149,7 @@ def _resources(spec: ManifestSpec) -> dict[str, Any]:
     if spec.cpus is not None:
         wanted["cpu"] = str(spec.cpus)
     if spec.mem is not None:
-        wanted["memory"] = _quantity(parse_mem_mib(spec.mem, where="--mem"))
+        wanted["memory"] = _quantity(parse_size_mib(spec.mem, where="--mem"))
     if spec.gpus_per_node:
         wanted[spec.gpu_resource] = str(spec.gpus_per_node)
     # Copies: YAML would write the second of two equal objects as a reference to the first.

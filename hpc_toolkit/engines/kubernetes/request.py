@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -19,7 +20,7 @@ from hpc_toolkit.engines.kubernetes.values import (
 from hpc_toolkit.engines.kubernetes.volumes import Volume, below, volumes_of
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.allowlist import check_match, check_names
-from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
+from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
 Kind = Literal["kubernetes-queue", "kubernetes-ddp", "kubernetes-scaling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -174,10 +175,15 @@ class ManifestSpec:
         return max(1, round(parse_duration(self.start_timeout, where="--start-timeout")))
 
     @property
+    def time_s(self) -> int | None:
+        """Whole seconds that the Job may run; None: no limit."""
+        return None if self.time is None else math.ceil(parse_duration(self.time, where="--time"))
+
+    @property
     def shm_mib(self) -> int:
         """MiB of /dev/shm; 0 leaves the runtime's default."""
         shm = self.shm or ("0" if self.kind == "kubernetes-queue" else "2G")
-        return parse_mem_mib(shm, where="--shm", zero=True)
+        return parse_size_mib(shm, where="--shm", zero=True)
 
 
 def option(field: str) -> str:
@@ -205,14 +211,12 @@ def _check_quantities(spec: ManifestSpec) -> None:
     """Parse each quantity once; the parser of an invalid one raises the error."""
     for field in ("mem", "shm"):
         if (value := getattr(spec, field)) is not None:
-            parse_mem_mib(value, where=option(field))
-    for field in ("lease", "grace", "start_timeout"):
+            parse_size_mib(value, where=option(field))
+    for field in ("lease", "grace", "start_timeout", "time"):
         if (value := getattr(spec, field)) is not None:
             parse_duration(value, where=option(field))
     if spec.ttl is not None:
         parse_duration(spec.ttl, where="--ttl", zero=True)
-    if spec.time is not None:
-        parse_walltime(spec.time, where="--time")
 
 
 def _check_lists(spec: ManifestSpec) -> None:
@@ -256,7 +260,7 @@ def _check_together(spec: ManifestSpec) -> None:
         msg = f"--max-restarts: a Job of {spec.kind} ends with its first failed pod"
         raise RenderError(msg, hint="--jobset starts all pods again; --rank-restarts their ranks")
     if spec.mem is not None:
-        mib = parse_mem_mib(spec.mem, where="--mem")
+        mib = parse_size_mib(spec.mem, where="--mem")
         if spec.shm_mib >= mib:
             msg = f"--shm: {spec.shm_mib} MiB are not less than the {mib} MiB of --mem"
             raise RenderError(msg, hint="files in /dev/shm count as memory of the pod")

@@ -17,7 +17,13 @@ from hpc_toolkit.slurm.clusters import keys
 from hpc_toolkit.system import tomltable as t
 
 _LINE = r"^[^\u0000-\u001f\u007f]*$"
-_MEM = "[0-9]{1,12}[KMGTkmgt]?([Ii]?[Bb])?"
+_INT = "[0-9]{1,12}"
+_SIZE = rf"[0-9]{{1,19}}(\.{_INT})? ?([KMGTPkmgtp][Ii]?[Bb]?|[Bb])"
+_MEM = f"{_INT}|{_SIZE}"
+_PART = rf"{_INT}(\.{_INT})? ?(ms|min|s|m|h|d)"
+_DURATION = f"{_INT}-{_INT}(:{_INT}){{0,2}}|{_INT}:{_INT}:{_INT}|{_PART}( ?{_PART})*"
+_NOT_ZERO = "(?=.*[1-9])"
+"""Before a pattern: some digit is not 0."""
 _TEXTS = {"type": "array", "items": {"type": "string", "pattern": _LINE}}
 _PAIRS = {"type": "object", "additionalProperties": {"type": "string", "pattern": _LINE}}
 
@@ -52,8 +58,8 @@ def _option(name: str) -> dict[str, Any]:
     if name in PATTERNS:
         return _text(PATTERNS[name][0], **{"not": {"pattern": keys.BLANKED}})
     if name == "time":
-        return _SCHEMAS[t.walltime]
-    return _text(_MEM) if name == "mem" else _SCHEMAS[t.mem]
+        return _text(f"{_NOT_ZERO}({_DURATION}|{_INT}(:{_INT})?)")
+    return _text(f"{'' if name == 'mem' else _NOT_ZERO}({_MEM})")
 
 
 def _text(pattern: str, **more: Any) -> dict[str, Any]:
@@ -80,11 +86,8 @@ _SCHEMAS: dict[Any, dict[str, Any]] = {
     t.flag: {"type": "boolean"},
     t.count: {"type": "integer", "minimum": 1, "maximum": t.MAX_COUNT},
     t.count_or_zero: {"type": "integer", "minimum": 0, "maximum": t.MAX_COUNT},
-    t.mem: _text(rf"(?!0+([^0-9]|$)){_MEM}", examples=["480G"]),
-    t.walltime: _text(
-        r"(?![0:-]+$)([0-9]{1,12}-[0-9]{1,12}|[0-9]{1,12})(:[0-9]{1,12}){0,2}",
-        examples=["3-00:00:00", "12:00:00"],
-    ),
+    t.mem: _text(f"{_NOT_ZERO}({_SIZE})", examples=["480G"]),
+    t.walltime: _text(f"{_NOT_ZERO}({_DURATION})", examples=["3-00:00:00", "12h"]),
     t.texts: _TEXTS,
     t.pairs: _PAIRS,
     keys.amount: {"type": "number", "minimum": 0, "maximum": keys.MAX_AMOUNT},

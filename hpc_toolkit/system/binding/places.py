@@ -72,7 +72,7 @@ class Shares:
         named = {
             "--cpus-per-worker": self.cpus,
             "--gpus-per-worker": self.gpus,
-            "--memory-per-worker": self.memory_bytes,
+            "--memory-per-worker": self.memory_bytes and f"{self.memory_bytes}B",
         }
         return [
             word

@@ -196,8 +196,8 @@ def _configured(
         message = f"--event-log-handler: torch has none called {config.event_log_handler!r}"
         raise ConfigError(message, hint="null or console") from error
     if not config.monitor_interval > 0:
-        message = f"--monitor-interval: {config.monitor_interval:g} is no time between two looks"
-        raise ConfigError(message, hint="such as 0.1, in seconds")
+        message = f"--monitor-interval: {config.monitor_interval:g} s is not above 0 s"
+        raise ConfigError(message, hint="such as --monitor-interval 100ms")
     if config.numa_options is not None:
         _check_gpus(config.nproc_per_node)
     return config, program, list(arguments)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.rundir import files
+from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -97,7 +98,8 @@ def find(
         except OSError as error:
             raise _foreign(path, error) from error
         if monotonic() >= end:
-            message = f"node 0 did not publish its address as {path} within {timeout_s:g} s"
+            waited = format_duration(timeout_s)
+            message = f"node 0 did not publish its address as {path} within {waited}"
             hint = "is the run directory the same on all nodes? --start-timeout waits longer"
             raise NodesMissingError(message, hint=hint)
         sleep(min(pause, max(0.0, end - monotonic())))
@@ -151,7 +153,8 @@ def wait_for_listener(address: Address, *, timeout_s: float) -> None:
         except OSError as error:
             if time.monotonic() >= end:
                 why = error.strerror or error
-                message = f"node 0 does not listen at {address} after {timeout_s:g} s: {why}"
+                waited = format_duration(timeout_s)
+                message = f"node 0 does not listen at {address} after {waited}: {why}"
                 hint = "are name and port right, and may this node connect there?"
                 raise NodesMissingError(message, hint=hint) from error
         else:

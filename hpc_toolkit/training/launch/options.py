@@ -42,9 +42,11 @@ PANELS: Panels = {
         Option(
             "max_restarts", "How often all ranks start again after one failed; by default 0.", "N"
         ),
-        Option("monitor_interval", "How often ranks are looked at; by default 0.1.", "SECONDS"),
+        Option("monitor_interval", "How often to check the ranks; by default 100ms.", "DURATION"),
         Option(
-            "shutdown_timeout", "Seconds that ranks have to leave when told to; by default 30.", "N"
+            "shutdown_timeout",
+            "Time for ranks to exit before they are killed; by default 30s.",
+            "DURATION",
         ),
         Option(
             "signals_to_handle",

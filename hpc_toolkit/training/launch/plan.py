@@ -99,8 +99,8 @@ def check_request(request: Request) -> None:
         message = f"--backend: {request.backend!r} is neither nccl nor gloo"
         raise ConfigError(message, hint="nccl for NVIDIA GPUs, gloo for CPUs")
     if not 0 < request.start_timeout_s <= _LONGEST_S:
-        message = f"--start-timeout: {request.start_timeout_s:g} is no time to wait"
-        raise ConfigError(message, hint="such as --start-timeout 600, in seconds")
+        message = f"--start-timeout: {request.start_timeout_s:g} s is outside 0 s to 366 days"
+        raise ConfigError(message, hint="such as --start-timeout 10min")
     _check_script(request)
 
 

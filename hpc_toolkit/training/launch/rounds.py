@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.training.launch.meeting import Address, NodesMissingError
 from hpc_toolkit.training.launch.outcome import SAVED
 
@@ -236,7 +237,7 @@ class Rounds:
         ]
         which = f"node {', '.join(absent)} of {self.nodes}" if absent else "node 0"
         again = "" if number == 0 else f" to start again (round {number})"
-        message = f"{which} did not come{again} within {self._timeout_s:g} s"
+        message = f"{which} did not come{again} within {format_duration(self._timeout_s)}"
         hint = "see that node's own output; --start-timeout waits longer"
         return NodesMissingError(message, hint=hint)
 

@@ -27,7 +27,7 @@ MODULE = "hpc_toolkit.training.scaling.collectives"
 
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Parse ``1K,32K,1M``; return each size once, in rising order. Raises ConfigError."""
-    return tuple(sorted({parse_size(word, where="--sizes") for word in text.split(",")}))
+    return tuple(sorted({parse_size(word.strip(), where="--sizes") for word in text.split(",")}))
 
 
 def parse_collectives(text: str) -> tuple[str, ...]:

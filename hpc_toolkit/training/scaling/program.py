@@ -21,7 +21,7 @@ from hpc_toolkit.errors import PASSING, HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.scaling.records import DIRECTORY, FORMAT, KIND, identity
-from hpc_toolkit.training.scaling.settings import Settings, Variation, cases
+from hpc_toolkit.training.scaling.settings import Settings, Variation, cases, sample_cost_ms
 from hpc_toolkit.training.scaling.sources import read_records
 from hpc_toolkit.training.scaling.utilisation import monitored, of_all_ranks, sample_count, summary
 
@@ -62,6 +62,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, list[Variation], Path |
         name = f"--{one.name.replace('_', '-')}"
         if isinstance(one.default, bool):
             parser.add_argument(name, action="store_true", dest=one.name)
+        elif one.name == "sample_cost_ms":
+            parser.add_argument("--sample-cost", type=sample_cost_ms, default=0.0, dest=one.name)
         else:
             parser.add_argument(name, type=type(one.default), default=one.default, dest=one.name)
     parser.add_argument("--vary", action="append", default=[])

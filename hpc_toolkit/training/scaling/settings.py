@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,8 +74,8 @@ class Settings:
                 message = f"--{_dashed(name)}: {value} is outside {least}..999999999"
                 raise ConfigError(message, hint=f"write {least} or more")
         if not 0 <= self.sample_cost_ms <= 60_000:
-            message = f"--sample-cost-ms: {self.sample_cost_ms} is outside 0..60000"
-            raise ConfigError(message, hint="milliseconds of CPU time for one sample")
+            message = f"--sample-cost: {self.sample_cost_ms} ms is outside 0..60000 ms"
+            raise ConfigError(message, hint="the CPU time of one sample, such as 5ms")
         if self.precision not in PRECISIONS:
             message = f"--precision: {self.precision!r}"
             raise ConfigError(message, hint=near_miss(self.precision, list(PRECISIONS)))
@@ -122,9 +123,18 @@ class Settings:
             value = getattr(self, one.name)
             if value == one.default:
                 continue
+            if one.name == "sample_cost_ms":
+                found += ["--sample-cost", f"{value:f}ms"]
+                continue
             found += [f"--{_dashed(one.name)}"]
             found += [] if value is True else [str(value)]
         return found
+
+
+def sample_cost_ms(text: str) -> float:
+    """Parse ``--sample-cost``. Raises ConfigError."""
+    # Rounded: 0.3 ms must be 0.3 again, because measurements are found by their settings.
+    return round(1000 * parse_duration(text, where="--sample-cost", zero=True), 6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ import importlib
 import os
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 # Imports and short commands make hardly any garbage; looking for it costs a tenth of their time.
 gc.disable()
-
-import typer  # noqa: E402 - after the line above
 
 from hpc_toolkit import __version__  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
@@ -49,36 +51,42 @@ EXIT_BUG = 70
 EXIT_LATER = 75
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
-app = typer.Typer(
-    name="hpctk",
-    help="Slurm scripts, and a work queue that is only a directory on the shared filesystem.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
 
+def _application() -> typer.Typer:
+    """The command line without commands."""
+    import typer
 
-def _version(value: bool) -> None:
-    if value:
-        print(f"hpctk {__version__}")
-        raise typer.Exit
+    app = typer.Typer(
+        name="hpctk",
+        help="Slurm scripts, and a work queue that is only a directory on the shared filesystem.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
 
+    def show_version(value: bool) -> None:
+        if value:
+            print(f"hpctk {__version__}")
+            raise typer.Exit
 
-@app.callback()
-def _options(
-    version: bool = typer.Option(
-        False,
-        "--version",
-        callback=_version,
-        is_eager=True,
-        help="Print the version.",
-    ),
-) -> None:
-    """Parse the options that stand before a command."""
+    @app.callback()
+    def _options(
+        version: bool = typer.Option(
+            False,
+            "--version",
+            callback=show_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ) -> None:
+        """Parse the options that stand before a command."""
+
+    return app
 
 
 def load_commands(first_word: str = "") -> typer.Typer:
     """The application with the module of one command, or with all of them for any other word."""
+    app = _application()
     known = [module for module, commands in COMMANDS.items() if first_word in commands]
     if not known or _LONG.intersection(known):
         gc.enable()
@@ -114,6 +122,8 @@ def _flushed() -> bool:
 def _run(first_word: str) -> None:
     """Run one command; always ends by SystemExit."""
     try:
+        if first_word == "work":
+            _work_plainly(sys.argv[2:])
         load_commands(first_word)()
     except HpcToolkitError as error:
         show_error(error)
@@ -136,6 +146,19 @@ def _run(first_word: str) -> None:
         traceback.print_exc()
         print("this is a bug in hpctk; please report it with the lines above", file=sys.stderr)
         sys.exit(EXIT_BUG)
+
+
+def _work_plainly(words: list[str]) -> None:
+    """Work and exit, if the words are as simple as those that job scripts use."""
+    from hpc_toolkit.cli import plainwork
+
+    arguments = plainwork.plain_arguments(words)
+    if arguments is None:
+        return
+    try:
+        sys.exit(plainwork.work_plainly(**arguments))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _surroundings(error: Exception) -> int | None:

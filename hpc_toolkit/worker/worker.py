@@ -15,12 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.queue.chooser import Chooser
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, WorkerLock, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
@@ -79,12 +77,7 @@ class Worker:
         rank = RankInfo.from_environ()
         host = host_name()
         self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
-        self._lock = FileLock(
-            paths.worker_lock(self.name), timeout=60, fallback_to_soft=False, thread_local=False
-        )
-        # Held until this process ends, however it ends: others see the end by the free lock.
-        with suppress(OSError, NotImplementedError):
-            self._lock.acquire()
+        self._lock = WorkerLock(paths.worker_lock(self.name))
         workers = len(files.list_names(paths.workers)) // 2
         local = files.is_local(paths.root)
         proof, lease_s = _believed(paths, options.lease_s)

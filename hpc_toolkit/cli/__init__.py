@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 gc.disable()
 
 from hpc_toolkit import __version__  # noqa: E402 - as above
+from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
@@ -122,8 +123,7 @@ def _flushed() -> bool:
 def _run(first_word: str) -> None:
     """Run one command; always ends by SystemExit."""
     try:
-        if first_word == "work":
-            _work_plainly(sys.argv[2:])
+        run_plainly(first_word, sys.argv[2:])
         load_commands(first_word)()
     except HpcToolkitError as error:
         show_error(error)
@@ -146,19 +146,6 @@ def _run(first_word: str) -> None:
         traceback.print_exc()
         print("this is a bug in hpctk; please report it with the lines above", file=sys.stderr)
         sys.exit(EXIT_BUG)
-
-
-def _work_plainly(words: list[str]) -> None:
-    """Work and exit, if the words are as simple as those that job scripts use."""
-    from hpc_toolkit.cli import plainwork
-
-    arguments = plainwork.plain_arguments(words)
-    if arguments is None:
-        return
-    try:
-        sys.exit(plainwork.work_plainly(**arguments))
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _surroundings(error: Exception) -> int | None:

@@ -1,8 +1,7 @@
-"""``hpctk work`` as job scripts call it, which imports no command line framework.
+"""``hpctk work`` with the options that job scripts use; it imports no command line framework.
 
-A job may start this command on thousands of ranks at once, and every module that they import costs
-each of them several operations on the shared filesystem. :mod:`hpc_toolkit.cli.working` defines the
-command, with all of its options and their help, and uses the functions here.
+:mod:`hpc_toolkit.cli.working` defines the command with all of its options, and uses the functions
+here.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import os
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from hpc_toolkit.run import Run
     from hpc_toolkit.system.binding import Shares
@@ -27,42 +26,6 @@ if TYPE_CHECKING:
 
 _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
-
-_PLAIN = {"--workers", "--deadline", "--idle-exit", "--lease", "--grace"}
-_VARIABLES = {"HPCTK_MONITOR"}
-"""Environment variables that set another option."""
-
-
-def plain_arguments(words: Sequence[str]) -> dict[str, Any] | None:
-    """The arguments of :func:`work_plainly`; None if only the full command line can read them.
-
-    Anything unusual is left to the full command line: options that job scripts do not use, options
-    that are repeated or abbreviated, and every mistake.
-    """
-    texts: dict[str, str] = {}
-    strict_code = False
-    waiting = iter(words)
-    for word in waiting:
-        name, equals, value = word.partition("=")
-        if word == "--strict-code":
-            strict_code = True
-            continue
-        if name in _PLAIN:
-            value = value if equals else next(waiting, "")
-        else:
-            name, value = "run", word
-        if name in texts or not value or value.startswith("-"):
-            return None
-        texts[name] = value
-    workers = texts.get("--workers")
-    if (workers is not None and not workers.isdecimal()) or _VARIABLES.intersection(os.environ):
-        return None
-    found: dict[str, Any] = {
-        name.removeprefix("--").replace("-", "_"): value for name, value in texts.items()
-    }
-    if workers is not None:
-        found["workers"] = int(workers)
-    return {**found, "strict_code": strict_code}
 
 
 def work_plainly(

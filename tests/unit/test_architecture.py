@@ -61,7 +61,7 @@ FENCES: dict[str, set[str]] = {
     "optuna": {"bandit"},
     "mteb": {"science.workloads"},
     "datasets": {"science.workloads"},
-    "filelock": {"lab", "planning.simulation", "queue", "science.workloads", "worker"},
+    "filelock": {"lab", "planning.simulation", "science.workloads"},
     "jinja2": {"slurm.render"},
     "typer": {"cli"},
     "rich": {"cli"},
@@ -379,8 +379,8 @@ def loaded(*argv: str) -> set[str]:
     ("argv", "more"),
     [
         ([], {"jinja2", "rich", "filelock"}),
-        (["status", "RUN", "--json"], {"jinja2", "rich", "filelock"}),
-        (["status", "RUN"], {"jinja2", "rich", "filelock"}),
+        (["status", "RUN", "--json"], {"jinja2", "rich", "filelock", "typer"}),
+        (["status", "RUN"], {"jinja2", "rich", "filelock", "typer"}),
         (["gather", "RUN", "--partial"], {"jinja2", "rich", "filelock"}),
         (["explain", "RUN", "0"], {"jinja2", "rich", "filelock"}),
         (

@@ -13,8 +13,8 @@ import importlib
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import typer
 

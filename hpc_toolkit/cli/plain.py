@@ -11,16 +11,19 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.imports import listed_imports
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 _FUNCTIONS = {
-    "work": ("hpc_toolkit.cli.plainwork", "work_plainly"),
+    "work": ("hpc_toolkit.cli.plainwork", "prepare_work"),
     "status": ("hpc_toolkit.cli.statusview", "show_status"),
 }
-"""The module and the name of each command's function."""
+"""The module and the name of each command's function; it may return what is still to be done."""
 _VALUES = {
     "work": {
         "--workers": "workers",
@@ -94,6 +97,8 @@ def run_plainly(command: str, words: Sequence[str]) -> None:
         return
     module, function = _FUNCTIONS[command]
     try:
-        sys.exit(getattr(importlib.import_module(module), function)(**arguments))
+        with listed_imports():
+            rest = getattr(importlib.import_module(module), function)(**arguments)
+        sys.exit(rest() if rest is not None else 0)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 import gc
+import importlib
 import math
 import os
 import sys
@@ -28,7 +29,7 @@ _IDLE_EXIT_IN_SLURM_S = 600.0
 _LEAVE_BEFORE_END_S = 30.0
 
 
-def work_plainly(
+def prepare_work(
     *,
     run: str | None = None,
     workers: int | None = None,
@@ -37,8 +38,8 @@ def work_plainly(
     lease: str | None = None,
     grace: str | None = None,
     strict_code: bool = False,
-) -> int:
-    """Work with the options that concern no other process; the exit code."""
+) -> Callable[[], int]:
+    """Import all that a worker needs, and open the run; the work itself gives the exit code."""
     from hpc_toolkit.run import Run
     from hpc_toolkit.rundir.layout import find_run
     from hpc_toolkit.system.ranks import RankInfo
@@ -46,10 +47,11 @@ def work_plainly(
     found = Run.open(find_run(run))
     check_code(found, strict=strict_code)
     options = worker_options(deadline, idle_exit, lease, grace)
+    importlib.import_module("hpc_toolkit.worker.pool")  # as Run.work would, after the others
     collect_garbage()
     if RankInfo.from_environ().in_step:
-        return found.work(None, options)
-    return work_here(found, workers, options)
+        return partial(found.work, None, options)
+    return partial(work_here, found, workers, options)
 
 
 def collect_garbage() -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
-from hpc_toolkit.cli.statusview import show_status
 from hpc_toolkit.errors import UNREACHABLE, ConfigError
 from hpc_toolkit.system.terminal import printable
 
@@ -50,6 +49,8 @@ def status(
 
     Where Slurm does not answer within 5 s, the state of its jobs is unknown.
     """
+    from hpc_toolkit.cli.statusview import show_status
+
     show_status(run, as_json=as_json, watch=watch, check=check, slurm=slurm, verbose=verbose)
 
 

@@ -179,8 +179,11 @@ def code_file(spec: WorkloadSpec) -> Path | None:
     if spec.function is None:
         return None
     path: Any = [*spec.path, *sys.path]
+    parts = spec.function.partition(":")[0].split(".")
+    if parts[0] == "hpc_toolkit" and len(parts) > 1:
+        path = sys.modules[parts.pop(0)].__path__  # imported already, wherever it was found
     found = None
-    for part in spec.function.partition(":")[0].split("."):
+    for part in parts:
         # Part by part: by its full name, a nested namespace package would import its parent.
         found = PathFinder.find_spec(part, path)
         if found is None:

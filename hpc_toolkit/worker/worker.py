@@ -28,7 +28,7 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
+from hpc_toolkit.system.ranks import RankInfo, host_name
 from hpc_toolkit.worker.passes import Outcome, PassRunner
 from hpc_toolkit.worker.passlines import Tally
 from hpc_toolkit.worker.safety import FIRST_ITEMS, pause_reason
@@ -86,6 +86,7 @@ class Worker:
         self._presence = PresenceFile(
             paths.worker(self.name),
             Presence.here(self.name, rank, interval_s=self._beat_s, at=clock.wall()),
+            local=local,
         )
         self._journal = JournalWriter(paths.journal(self.name))
         # If an executor failed to create its log, it would die and its item become a suspect.
@@ -98,7 +99,7 @@ class Worker:
             paths,
             clock,
             host=host,
-            boot=boot_id(),
+            boot=self._presence.presence.boot,
             lease_s=lease_s,
             job=rank.job_id,
             restart=rank.restart,

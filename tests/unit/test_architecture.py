@@ -32,7 +32,7 @@ PACKAGE = Path(hpc_toolkit.__file__).parent
 
 # The rooms of the package: each may import from those before it.
 ROOMS = [
-    *("errors", "system", "rundir", "queue", "slurm", "lab"),
+    *("imports", "errors", "system", "rundir", "queue", "slurm", "lab"),
     *("bandit", "science", "worker", "results", "run"),
     *("submit", "campaign", "doctor", "engines", "notebook", "training", "planning"),
     *("cli", "__main__"),
@@ -190,7 +190,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_the_architecture_names_every_room() -> None:
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 
-    missing = [room for room in ROOMS[1:-1] if f"`{room}/`" not in text]
+    missing = [room for room in ROOMS[2:-1] if f"`{room}/`" not in text]
     assert not missing
 
 

@@ -81,6 +81,10 @@ class TryAgainLaterError(HpcToolkitError):
     exit_code = 75
 
 
+class CommandInterruptedError(Exception):
+    """A signal from outside ended an item's command; the item has not failed."""
+
+
 def near_miss(word: str, known: list[str]) -> str:
     """A hint that names the closest of ``known``, or all of them if none is close."""
     import difflib

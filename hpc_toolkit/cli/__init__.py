@@ -14,12 +14,15 @@ import os
 import sys
 from contextlib import suppress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import typer
+
 # Imports and short commands make hardly any garbage; looking for it costs a tenth of their time.
 gc.disable()
 
-import typer  # noqa: E402 - after the line above
-
 from hpc_toolkit import __version__  # noqa: E402 - as above
+from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
@@ -49,36 +52,42 @@ EXIT_BUG = 70
 EXIT_LATER = 75
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
-app = typer.Typer(
-    name="hpctk",
-    help="Slurm scripts, and a work queue that is only a directory on the shared filesystem.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
 
+def _application() -> typer.Typer:
+    """The command line without commands."""
+    import typer
 
-def _version(value: bool) -> None:
-    if value:
-        print(f"hpctk {__version__}")
-        raise typer.Exit
+    app = typer.Typer(
+        name="hpctk",
+        help="Slurm scripts, and a work queue that is only a directory on the shared filesystem.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
 
+    def show_version(value: bool) -> None:
+        if value:
+            print(f"hpctk {__version__}")
+            raise typer.Exit
 
-@app.callback()
-def _options(
-    version: bool = typer.Option(
-        False,
-        "--version",
-        callback=_version,
-        is_eager=True,
-        help="Print the version.",
-    ),
-) -> None:
-    """Parse the options that stand before a command."""
+    @app.callback()
+    def _options(
+        version: bool = typer.Option(
+            False,
+            "--version",
+            callback=show_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ) -> None:
+        """Parse the options that stand before a command."""
+
+    return app
 
 
 def load_commands(first_word: str = "") -> typer.Typer:
     """The application with the module of one command, or with all of them for any other word."""
+    app = _application()
     known = [module for module, commands in COMMANDS.items() if first_word in commands]
     if not known or _LONG.intersection(known):
         gc.enable()
@@ -114,6 +123,7 @@ def _flushed() -> bool:
 def _run(first_word: str) -> None:
     """Run one command; always ends by SystemExit."""
     try:
+        run_plainly(first_word, sys.argv[2:])
         load_commands(first_word)()
     except HpcToolkitError as error:
         show_error(error)

@@ -45,8 +45,8 @@ def run_campaign(
     from hpc_toolkit.campaign.crew import campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
+    from hpc_toolkit.cli.plainwork import check_code
     from hpc_toolkit.cli.statuslines import status_lines
-    from hpc_toolkit.cli.working import check_code
     from hpc_toolkit.run import Run
 
     wanted = read_campaign(campaign)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -85,15 +84,6 @@ def read_shares(cpus: int | None, gpus: float | None, memory: str | None, rank: 
                 raise ConfigError(message, hint=hint)
         os.environ.update(Place(memory_bytes=size).environment())
     return shares
-
-
-def show_places(shares: Shares, workers: int) -> None:
-    """Say what each worker gets, where something was asked for."""
-    from hpc_toolkit.system.binding import place_workers, read_machine
-
-    if shares:
-        for worker, place in enumerate(place_workers(read_machine(), shares, workers)):
-            print(f"worker {worker}: {place}", file=sys.stderr)
 
 
 @contextmanager

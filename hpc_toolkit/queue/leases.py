@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,14 @@ from hpc_toolkit.queue.probes import DIRECT, LOCK, PRESENCE, Probes, ProbeTimeou
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hpc_toolkit.queue.control import DeathNotice
     from hpc_toolkit.rundir.layout import RunPaths
     from hpc_toolkit.system.clock import Clock
 
+_LOCK_WITHIN_S = 60.0
+_LOCK_RETRY_S = 0.05
 _MISSED = 1.5
 """Heartbeats that a worker on another host must miss before its lock is tested."""
 
@@ -282,6 +288,41 @@ def presence_of(paths: RunPaths, worker: str, probes: Probes) -> Presence | None
         return probes.look(PRESENCE, worker, lambda: read_presence(paths.worker(worker)))
     except ProbeTimeoutError:
         return None
+
+
+class WorkerLock:
+    """The lock that a worker holds until its process ends, however it ends.
+
+    Other processes see by the free lock that the worker has ended. A worker that cannot get the
+    lock works without it, and only the lease shows its death.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = -1
+        with suppress(OSError):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._take()
+
+    def _take(self) -> None:
+        give_up_at = time.monotonic() + _LOCK_WITHIN_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # another process is testing the lock
+                if time.monotonic() > give_up_at:
+                    return
+                time.sleep(_LOCK_RETRY_S)
+            else:
+                return
+
+    def release(self) -> None:
+        """Release the lock before the process ends; do nothing if it was not taken.
+
+        Raises:
+            OSError: the file server refused.
+        """
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 def lock_is_free(paths: RunPaths, worker: str) -> bool:

@@ -128,15 +128,16 @@ def _room(record: dict[str, Any]) -> int:
 class PresenceFile:
     """Creates a worker's own presence file and rewrites it in place.
 
-    An unknown ``device`` is set to the device of the file's directory.
+    An unknown ``device`` is set to the device of the file's directory. ``local`` is
+    :func:`hpc_toolkit.rundir.files.is_local` of the directory; None: find out.
     """
 
-    def __init__(self, path: Path, presence: Presence) -> None:
+    def __init__(self, path: Path, presence: Presence, *, local: bool | None = None) -> None:
         device = presence.device or path.parent.stat().st_dev
         self.presence = replace(presence, device=device)
         files.write_new(path, [self.presence.encode()])
         self._fd = os.open(path, os.O_WRONLY)
-        self._local = files.is_local(path)
+        self._local = files.is_local(path) if local is None else local
 
     def update(self, *, sync: bool = True, **changes: Any) -> None:
         """Write the changes with the next heartbeat number.

@@ -8,8 +8,7 @@ delays lock requests as long. A worker that waited for the answer would leave it
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +42,7 @@ class Probes:
     def __init__(self, limit_s: float | None = LIMIT_S) -> None:
         self.limit_s = limit_s
         """Seconds for a look; None: look without threads, for as long as it takes."""
-        self._unanswered: dict[tuple[str, str], Future[Any]] = {}
+        self._unanswered: dict[tuple[str, str], _Look[Any]] = {}
 
     def look(self, kind: str, worker: str, call: Callable[[], T]) -> T:
         """Return the result of ``call``, or that of an earlier look of this kind at this worker.
@@ -59,24 +58,25 @@ class Probes:
         if self.limit_s is None:
             return call()
         key = (kind, worker)
-        future: Future[T] | None = self._unanswered.pop(key, None)
+        look: _Look[T] | None = self._unanswered.pop(key, None)
         limit_s = 0.0
-        if future is None:
-            hung = [one for one, look in self._unanswered.items() if not look.done()]
+        if look is None:
+            hung = [one for one, other in self._unanswered.items() if not other.ended.is_set()]
             if _group(key) in map(_group, hung):
                 message = f"waiting for the file server to answer for another {kind} of this host"
                 raise ProbeTimeoutError(message)
-            future = _start(call)
+            look = _Look(call)
             limit_s = self.limit_s / (1 + len(hung))
-        if wait([future], limit_s).done:
-            return future.result()
-        self._unanswered[key] = future
+        if look.ended.wait(limit_s):
+            return look.result()
+        self._unanswered[key] = look
         message = f"the file server has not answered for the {kind} of {worker}"
         raise ProbeTimeoutError(message)
 
     def wait(self) -> None:
         """Wait until every look has its answer, however long that takes."""
-        wait(self._unanswered.values())
+        for look in self._unanswered.values():
+            look.ended.wait()
 
 
 DIRECT = Probes(limit_s=None)
@@ -94,20 +94,33 @@ def _group(key: tuple[str, str]) -> tuple[str, str]:
     return kind if kind in (LOCK, HEAD) else "file", host_part(worker)
 
 
-def _start(call: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
+class _Look(Generic[T]):
+    """One call in a thread of its own.
 
-    def run() -> None:
+    A Future would do as well, but its package imports logging and four more modules into every
+    worker.
+    """
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._answers: list[T] = []
+        self._error: BaseException | None = None
+        self.ended = threading.Event()
         try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is taken
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+            # A daemon, because this process must be able to end while a look hangs.
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError:  # no thread can be started now
+            self._run()
 
-    try:
-        # A daemon, because this process must be able to end while a look hangs.
-        threading.Thread(target=run, daemon=True).start()
-    except RuntimeError:  # no thread can be started now
-        run()
-    return future
+    def _run(self) -> None:
+        try:
+            self._answers.append(self._call())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is taken
+            self._error = error
+        self.ended.set()
+
+    def result(self) -> T:
+        """The answer of a call that has ended; its exception is raised."""
+        if self._error is not None:
+            raise self._error
+        return self._answers[0]

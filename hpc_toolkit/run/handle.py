@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import stat
 import sys
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.queue.items import canonical, check_items, encode_segment
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.view import RunView, StageView
-from hpc_toolkit.results.provenance import collect_provenance
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import (
     Manifest,
@@ -94,6 +92,8 @@ class Run:
         Raises:
             ItemsError, ConfigError, WorkloadError, RunError: nothing was created.
         """
+        from hpc_toolkit.results.provenance import collect_provenance
+
         stage = StageSpec(
             name="items",
             workload=WorkloadSpec(
@@ -396,5 +396,5 @@ def create_run(
             failure.exit_code = 75
         raise failure from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        files.remove_tree(staging)
     return Run(root, manifest)

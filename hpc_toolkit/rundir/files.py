@@ -135,6 +135,13 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+def remove_tree(path: Path) -> None:
+    """Remove a directory that this process made, as far as that is possible."""
+    import shutil  # with every compression module
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def write_new(path: Path, chunks: Iterable[bytes]) -> None:
     """Create an immutable file; its contents and its name are on disk when this returns.
 

@@ -268,6 +268,8 @@ def _settled(record: JobRecord) -> bool:
 
 
 def _ask(jobs: list[KnownJob], until: float) -> dict[tuple[str, str], JobRecord]:
+    if not jobs:
+        return {}
     from hpc_toolkit.slurm.client import job_states
 
     found = {}

@@ -90,7 +90,7 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
 def boot_id() -> str:
     """The kernel's id of this boot; "" if it cannot be read."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 
@@ -101,7 +101,7 @@ def process_ticks(pid: int) -> int:
     Field 22 of /proc/PID/stat (proc(5)); a zombie counts as gone.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = stat.rpartition(")")[2].split()
         return 0 if fields[0] == "Z" else int(fields[19])
     except (OSError, IndexError):

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.errors import CommandInterruptedError, PermanentError, WorkloadError
 from hpc_toolkit.system.processes import die_with_parent, readable
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ _PLACES = {
     "\\": "behind a backslash",
     "$": "behind a $",
 }
-
-
-class CommandInterruptedError(Exception):
-    """A signal from outside ended the command; its item has not failed."""
 
 
 def placeholders(command: str) -> list[str]:

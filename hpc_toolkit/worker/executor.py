@@ -19,16 +19,15 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from hpc_toolkit.errors import WorkloadError
+from hpc_toolkit.errors import CommandInterruptedError, WorkloadError
 from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.memory import Shrinking
 from hpc_toolkit.system.processes import die_with_parent, kill_group
 from hpc_toolkit.worker.ahead import Ahead, prefetch_of
 from hpc_toolkit.worker.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
-from hpc_toolkit.worker.command import CommandInterruptedError, CommandWorkload
 from hpc_toolkit.worker.loading import load_workload
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.rundir.layout import StageSpec
+    from hpc_toolkit.worker.command import CommandWorkload
     from hpc_toolkit.worker.loading import Workload
 
 
@@ -275,8 +275,8 @@ class _Child:
         if spec.name not in self._workloads:
             self._send(LOADING)
             workload = load_workload(spec.workload)
-            if isinstance(workload, CommandWorkload):
-                _commands.append(workload)
+            if spec.workload.command is not None:
+                _commands.append(cast("CommandWorkload", workload))
             self._workloads[spec.name] = workload
             self._send(LOADED)
             self._send(PREFETCHES, b"yes" if prefetch_of(workload) else b"")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
-import struct
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpc_toolkit.errors import WorkloadError, near_miss
-from hpc_toolkit.worker.command import CommandWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -68,10 +64,12 @@ def load_workload(spec: WorkloadSpec) -> Workload:
         WorkloadError: it cannot be found, imported or constructed; the message says where.
     """
     if spec.command is not None:
+        from hpc_toolkit.worker.command import CommandWorkload
+
         return CommandWorkload(spec.command)
     assert spec.function is not None
     found = _import(spec.function, spec.path)
-    if inspect.isclass(found):
+    if isinstance(found, type):
         try:
             workload: Any = found(**spec.options)
         except Exception as error:
@@ -165,7 +163,8 @@ def _compiled(module: ModuleType) -> tuple[int, int] | None:
     except OSError:
         return None
     # Flags other than 0: the header has a hash of the source instead; see PEP 552.
-    flags, changed, size = struct.unpack("<4x3I", header.ljust(16, b"\1"))
+    padded = header.ljust(16, b"\1")
+    flags, changed, size = (int.from_bytes(padded[at : at + 4], "little") for at in (4, 8, 12))
     return None if flags else (changed, size)
 
 
@@ -180,8 +179,11 @@ def code_file(spec: WorkloadSpec) -> Path | None:
     if spec.function is None:
         return None
     path: Any = [*spec.path, *sys.path]
+    parts = spec.function.partition(":")[0].split(".")
+    if parts[0] == "hpc_toolkit" and len(parts) > 1:
+        path = sys.modules[parts.pop(0)].__path__  # imported already, wherever it was found
     found = None
-    for part in spec.function.partition(":")[0].split("."):
+    for part in parts:
         # Part by part: by its full name, a nested namespace package would import its parent.
         found = PathFinder.find_spec(part, path)
         if found is None:
@@ -192,6 +194,8 @@ def code_file(spec: WorkloadSpec) -> Path | None:
 
 def code_hash(spec: WorkloadSpec) -> str | None:
     """SHA-256 of the file that defines a workload; None if there is no file."""
+    import hashlib
+
     path = code_file(spec)
     if path is None:
         return None

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from contextlib import suppress
@@ -193,6 +192,8 @@ def work_elsewhere(
 
     That process prints its own errors. Signals are forwarded if handlers can be set.
     """
+    import subprocess
+
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
     argv += ["--lease", f"{options.lease_s}s", "--grace", f"{options.grace_s}s"]
     if options.idle_exit_s is not None:

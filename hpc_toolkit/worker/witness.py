@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from hpc_toolkit.system.processes import die_with_parent, kill_group
 from hpc_toolkit.system.ranks import RankInfo
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
 
     from hpc_toolkit.slurm.records import JobRecord, NodeRecord
@@ -99,6 +99,8 @@ class Witness:
         self._about = frozenset(workers)
         self._asked_s = _FIRST_S if new else min(_LONGEST_S, 2 * self._asked_s)
         self._ask_at = now + self._asked_s
+        import subprocess
+
         # The heartbeat shows whether a worker was still silent when Slurm answered.
         words = [f"{presence.worker}:{presence.heartbeat}" for presence in silent]
         # If no process can be started now, skip the query instead of failing this worker.
@@ -115,6 +117,8 @@ class Witness:
         """End the child process if it still runs."""
         if self._child is None or self._child.poll() is not None:
             return
+        import subprocess
+
         self._child.terminate()  # it ends its own children, which SIGKILL would leave running
         try:
             self._child.wait(_LEAVING_S)

@@ -15,12 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
 from hpc_toolkit.queue.chooser import Chooser
 from hpc_toolkit.queue.control import ControlReader
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, WorkerLock, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
@@ -30,7 +28,7 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.processes import readable
-from hpc_toolkit.system.ranks import RankInfo, boot_id, host_name
+from hpc_toolkit.system.ranks import RankInfo, host_name
 from hpc_toolkit.worker.passes import Outcome, PassRunner
 from hpc_toolkit.worker.passlines import Tally
 from hpc_toolkit.worker.safety import FIRST_ITEMS, pause_reason
@@ -79,12 +77,7 @@ class Worker:
         rank = RankInfo.from_environ()
         host = host_name()
         self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
-        self._lock = FileLock(
-            paths.worker_lock(self.name), timeout=60, fallback_to_soft=False, thread_local=False
-        )
-        # Held until this process ends, however it ends: others see the end by the free lock.
-        with suppress(OSError, NotImplementedError):
-            self._lock.acquire()
+        self._lock = WorkerLock(paths.worker_lock(self.name))
         workers = len(files.list_names(paths.workers)) // 2
         local = files.is_local(paths.root)
         proof, lease_s = _believed(paths, options.lease_s)
@@ -93,6 +86,7 @@ class Worker:
         self._presence = PresenceFile(
             paths.worker(self.name),
             Presence.here(self.name, rank, interval_s=self._beat_s, at=clock.wall()),
+            local=local,
         )
         self._journal = JournalWriter(paths.journal(self.name))
         # If an executor failed to create its log, it would die and its item become a suspect.
@@ -105,7 +99,7 @@ class Worker:
             paths,
             clock,
             host=host,
-            boot=boot_id(),
+            boot=self._presence.presence.boot,
             lease_s=lease_s,
             job=rank.job_id,
             restart=rank.restart,

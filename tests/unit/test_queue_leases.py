@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.queue.control import DeathNotice
-from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s, lock_is_free
+from hpc_toolkit.queue.leases import Liveness, WorkerLock, heartbeat_interval_s, lock_is_free
 from hpc_toolkit.queue.presence import (
     DRAINING,
     FINISHED,
@@ -172,6 +176,36 @@ def test_a_held_lock_is_life_until_the_lease_ends(
         assert observer.verdict("w").alive
         clock.advance(LEASE_S + 1)
         assert observer.verdict("w").evidence == "lease"
+
+
+def test_a_worker_holds_its_lock_until_it_releases_it(paths: RunPaths) -> None:
+    lock = WorkerLock(paths.worker_lock("w"))
+
+    assert not lock_is_free(paths, "w")
+    lock.release()
+    assert lock_is_free(paths, "w")
+
+
+def test_a_worker_waits_for_those_who_test_its_lock(paths: RunPaths) -> None:
+    tester = os.open(paths.worker_lock("w"), os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(tester, fcntl.LOCK_SH)
+    threading.Timer(0.2, os.close, [tester]).start()
+
+    WorkerLock(paths.worker_lock("w"))
+
+    assert not lock_is_free(paths, "w")
+
+
+def test_a_worker_without_a_lock_goes_on(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = WorkerLock(paths.workers / "missing" / "w.lock")
+    missing.release()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    WorkerLock(paths.worker_lock("w"))
+    assert not lock_is_free(paths, "w")
 
 
 def test_a_worker_that_finished_is_gone_for_good(

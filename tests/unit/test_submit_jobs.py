@@ -247,7 +247,7 @@ def test_the_run_itself_asks_no_slurm(toy: ToyRun, programs: Programs) -> None:
 
 
 def test_watching_ends_when_the_run_is_gone(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_toolkit.cli.reading.time.sleep", lambda _: shutil.rmtree(toy.root))
+    monkeypatch.setattr("hpc_toolkit.cli.statusview.time.sleep", lambda _: shutil.rmtree(toy.root))
 
     error = refused("status", str(toy.root), "--watch", "--no-slurm")
 

@@ -45,7 +45,7 @@ def test_the_last_screen_of_a_run_asks_slurm_anew(
         if not toy.reopen().status().complete:
             worker.work(toy.unit_name(0), i0="done")
 
-    monkeypatch.setattr("hpc_toolkit.cli.reading.time.sleep", sleep)
+    monkeypatch.setattr("hpc_toolkit.cli.statusview.time.sleep", sleep)
     app = typer.Typer()
     reading.register(app)
 

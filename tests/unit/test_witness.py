@@ -140,7 +140,7 @@ class FakeChild:
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> type[FakeChild]:
     FakeChild.asked = []
-    monkeypatch.setattr("hpc_toolkit.worker.witness.subprocess.Popen", FakeChild)
+    monkeypatch.setattr("subprocess.Popen", FakeChild)
     return FakeChild
 
 
@@ -187,7 +187,7 @@ def test_a_question_that_cannot_be_started_costs_no_worker(
     def refuse(*_: Any, **__: Any) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("hpc_toolkit.worker.witness.subprocess.Popen", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
 
     Witness(tmp_path, ManualClock()).ask([silent("a")])
 

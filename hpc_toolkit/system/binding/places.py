@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +262,8 @@ def limit_memory(environ: Mapping[str, str] = os.environ) -> None:
     """
     limit = environ.get(MEMORY, "")
     if limit.isdigit():
+        import resource
+
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         soft = int(limit) if hard == resource.RLIM_INFINITY else min(int(limit), hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -1,0 +1,101 @@
+"""Import modules at start-up with fewer operations on the filesystem."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_CHUNK = 1 << 20
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module as Python does, but does not look at an open file before it reads it."""
+
+    def get_data(self, path: str | bytes) -> bytes:
+        """Read a file as a whole."""
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return b"".join(iter(lambda: os.read(file, _CHUNK), b""))
+        finally:
+            os.close(file)
+
+
+class _ListedFinder:
+    """Finds modules as Python's finder of files does, but lists each directory only once.
+
+    Python's finder looks at a directory again for each module of it, and twice at the module's
+    file. On a filesystem that caches no attributes, each look is a question to the server.
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[str, frozenset[str] | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module; all but regular packages and files is left to Python's finder."""
+        name = fullname.rpartition(".")[2]
+        for directory in sys.path if path is None else path:
+            at = os.path.join(directory, name)
+            names = self._list(directory)
+            if names is None or name in names:
+                if names is None or not self._is_package(at):
+                    return PathFinder.find_spec(fullname, path, target)
+                return _spec(fullname, os.path.join(at, "__init__.py"), [at])
+            for suffix in EXTENSION_SUFFIXES:
+                if name + suffix in names:
+                    return spec_from_file_location(fullname, at + suffix)
+            if f"{name}.py" in names:
+                return _spec(fullname, f"{at}.py")
+        return None
+
+    def _is_package(self, directory: str) -> bool:
+        names = self._list(directory) or ()
+        return "__init__.py" in names and not any(
+            f"__init__{one}" in names for one in EXTENSION_SUFFIXES
+        )
+
+    def _list(self, directory: str) -> frozenset[str] | None:
+        """The names in a directory; None if it is an archive, or cannot be read."""
+        if directory not in self._listed:
+            try:
+                self._listed[directory] = frozenset(os.listdir(directory))
+            except FileNotFoundError:
+                self._listed[directory] = frozenset()
+            except OSError:
+                self._listed[directory] = None
+        return self._listed[directory]
+
+
+def _spec(fullname: str, file: str, inside: list[str] | None = None) -> ModuleSpec | None:
+    loader = _Loader(fullname, file)
+    return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=inside)
+
+
+_finder = _ListedFinder()
+
+
+@contextmanager
+def listed_imports() -> Iterator[None]:
+    """Import modules in the block with fewer looks at the filesystem.
+
+    The block must not import the user's code, which may write modules and import them at once. A
+    directory is listed once per process, so this is for its first milliseconds alone.
+    """
+    if PathFinder not in sys.meta_path:
+        yield
+        return
+    sys.meta_path[sys.meta_path.index(PathFinder)] = _finder
+    try:
+        yield
+    finally:
+        sys.meta_path[sys.meta_path.index(_finder)] = PathFinder

@@ -1,0 +1,54 @@
+"""How many file operations a worker needs: a job starts thousands of them at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hpc_toolkit.run import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ITEMS = 10
+MOST = 575
+"""File operations of a worker and its items, beyond those of an interpreter that does nothing."""
+NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
+
+
+def file_operations(trace: Path, *words: str) -> int:
+    """System calls with a file, of a Python program and its children."""
+    environ = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("HPCTK_", "SLURM_")) and name != "PYTHONDONTWRITEBYTECODE"
+    }
+    # Compiled modules are kept as in an installed package, wherever this one may be written.
+    environ["PYTHONPYCACHEPREFIX"] = str(trace.parent / "compiled")
+    argv = ["strace", "-f", "-o", str(trace), "-e", "trace=%file", sys.executable, *words]
+    subprocess.run(argv, cwd=trace.parent, env=environ, check=True, stdout=subprocess.DEVNULL)
+    lines = trace.read_text(encoding="utf-8", errors="replace").splitlines()
+    return sum(not re.search(r" resumed>|^\d+ +(\+\+\+|---)", line) for line in lines)
+
+
+def test_a_worker_needs_few_file_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "run"):
+        Run.create(name, [{"i": number} for number in range(ITEMS)], workload=NOOP)
+    file_operations(tmp_path / "trace", "-m", "hpc_toolkit", "work", "first", "--workers", "1")
+    bare = file_operations(tmp_path / "trace", "-c", "pass")
+
+    found = file_operations(tmp_path / "trace", "-m", "hpc_toolkit", "work", "run", "--workers=1")
+
+    assert Run.open("run").status().complete
+    assert 0 < found - bare <= MOST

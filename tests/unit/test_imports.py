@@ -1,0 +1,111 @@
+"""The finder of modules at start-up finds the same modules as Python's own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hpc_toolkit.imports import listed_imports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory on sys.path, whose modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def described(spec: Any) -> tuple[object, ...]:
+    return (
+        *(spec.name, spec.origin, spec.cached, spec.has_location),
+        list(spec.submodule_search_locations or ()),
+    )
+
+
+def both(name: str) -> tuple[Any, Any]:
+    """What Python's finder finds, and what is found in the block."""
+    expected = importlib.util.find_spec(name)
+    with listed_imports():
+        return expected, importlib.util.find_spec(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["xml", "xml.dom.minidom", "_json", "difflib", "hpc_toolkit.lab.lab", "numpy", "yaml"]
+)
+def test_the_same_module_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in [one for one in sys.modules if one == name]:
+        monkeypatch.delitem(sys.modules, known)
+
+    expected, found = both(name)
+
+    assert (found is None) == (expected is None)
+    assert expected is None or described(found) == described(expected)
+
+
+def test_modules_packages_and_namespaces_are_imported(place: Path) -> None:
+    (place / "alone_x.py").write_text("value = 'alone'\n")
+    (place / "package_x").mkdir()
+    (place / "package_x" / "__init__.py").write_text("value = 'package'\n")
+    (place / "package_x" / "inner.py").write_text("value = 'inner'\n")
+    (place / "namespace_x").mkdir()
+    (place / "namespace_x" / "inner.py").write_text("value = 'named'\n")
+    names = ["alone_x", "package_x", "package_x.inner", "namespace_x.inner"]
+
+    with listed_imports():
+        found = [importlib.import_module(name).value for name in names]
+
+    assert found == ["alone", "package", "inner", "named"]
+    with listed_imports(), pytest.raises(ModuleNotFoundError, match="missing_x"):
+        importlib.import_module("package_x.missing_x")
+
+
+@pytest.mark.parametrize("name", ["both_x", "both_x/__init__"])
+def test_an_extension_module_comes_before_its_source(place: Path, name: str) -> None:
+    for suffix in (".py", EXTENSION_SUFFIXES[0]):
+        file = place / f"{name}{suffix}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+
+    expected, found = both("both_x")
+
+    assert expected.origin.endswith(EXTENSION_SUFFIXES[0])
+    assert described(found) == described(expected)
+
+
+def test_an_archive_and_a_directory_that_is_missing_may_be_on_the_path(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zipfile import ZipFile
+
+    with ZipFile(place / "all.zip", "w") as archive:
+        archive.writestr("zipped_x.py", "value = 'zipped'\n")
+    for entry in (place / "all.zip", place / "gone"):
+        monkeypatch.syspath_prepend(entry)
+
+    with listed_imports():
+        assert importlib.import_module("zipped_x").value == "zipped"
+
+
+def test_pythons_finder_is_back_after_the_block() -> None:
+    before = list(sys.meta_path)
+
+    def fail() -> None:
+        assert PathFinder not in sys.meta_path
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), listed_imports():
+        fail()
+
+    assert sys.meta_path == before

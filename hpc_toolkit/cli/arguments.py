@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.run import Run
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
+    """Runs whose paths begin so."""
     from hpc_toolkit.rundir.layout import all_runs
 
     return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
@@ -29,17 +30,17 @@ def complete_cluster(incomplete: str) -> list[str]:
 
 
 GivenRun = Annotated[
-    str, typer.Argument(metavar="RUN", help="The run's directory.", autocompletion=_complete_run)
+    str, typer.Argument(metavar="RUN", help="Run directory.", autocompletion=complete_run)
 ]
 RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="The run's directory; by default $HPCTK_RUN, else the only run below ./runs.",
-        autocompletion=_complete_run,
+        help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs]",
+        autocompletion=complete_run,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_run(given: str | None) -> Run:

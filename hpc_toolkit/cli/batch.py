@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,12 +49,18 @@ _FOREVER = "1000d"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    batch = typer.Typer(help="Run the batch process of a job script.", no_args_is_help=True)
+    batch = Commands(
+        help="""Run the batch process of a job script.
+
+        Examples:
+            exec python -m hpc_toolkit batch work "$0" --run runs/eval
+        """
+    )
     batch.command()(work)
     batch.command()(command)
     batch.command()(train)
     batch.command()(ray)
-    app.add_typer(batch, name="batch", hidden=True)
+    app.add_typer(batch, name="batch", rich_help_panel=SCRIPTS, hidden=True)
 
 
 def work(

@@ -95,7 +95,13 @@ def work(
         bool, typer.Option("--campaign", help="Run the campaign's coordinator beside the ranks.")
     ] = False,
 ) -> None:
-    """Work through the items of RUN on all ranks of this job; requeue it while items are left."""
+    """Process the items of RUN on all ranks of this job.
+
+    Requeues the job while items are left.
+
+    Examples:
+        hpctk batch work "$0" --run runs/eval --gpus 4
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
     from hpc_toolkit.system.quantities import parse_duration
@@ -138,7 +144,13 @@ def command(
     bind: Bind = None,
     check_within: Within = 60,
 ) -> None:
-    """Run a program on all ranks of this job; requeue the job when it exits with 75."""
+    """Run a program on all ranks of this job.
+
+    Requeues the job when the program exits with 75.
+
+    Examples:
+        hpctk batch command "$0" -- ./simulate --seed 1
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
 
@@ -189,7 +201,13 @@ def train(
     ] = "",
     check_within: Within = 60,
 ) -> None:
-    """Start the ranks of a training on this job's nodes; requeue the job when it exits with 75."""
+    """Start the ranks of a training on the nodes of this job.
+
+    Requeues the job when the training exits with 75.
+
+    Examples:
+        hpctk batch train "$0" --run-dir runs/train -- python train.py
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest, Staging
 
@@ -224,7 +242,13 @@ def ray(
     teardown: Teardown = None,
     check_within: Within = 60,
 ) -> None:
-    """Start Ray on this job's nodes and run a driver program; requeue when it exits with 75."""
+    """Start Ray on the nodes of this job and run a driver program.
+
+    Requeues the job when the driver exits with 75.
+
+    Examples:
+        hpctk batch ray "$0" -- python driver.py
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
     from hpc_toolkit.slurm.batch.raycluster import ray_words

@@ -176,7 +176,7 @@ def _rare(param: Any) -> bool:
 
 def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
     """An option's spellings and its text; None for one that is not shown."""
-    if param.name == "help":
+    if "--help" in param.opts:
         commands = getattr(ctx.command, "commands", {}).values()
         more = any(map(_rare, ctx.command.params)) or any(one.hidden for one in commands)
         what = "commands and options" if commands else "options"
@@ -191,7 +191,8 @@ def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
     if param.metavar is None:
         param.metavar = _METAVARS.get(param.type.name)
     spelled, text = param.get_help_record(ctx)
-    text = _RANGE.sub("", text).removesuffix("  []").replace("  [", " [")
+    # Older versions of typer write a backslash for rich.
+    text = _RANGE.sub("", text.replace("\\[", "[")).removesuffix("  []").replace("  [", " [")
     return spelled.replace("<", "").replace(">", ""), text
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 WIDTH = 80
 TOO_LONG = {"render", "submit"}
 """Commands whose tables of options have no rare options yet."""
-JOB_SCRIPTS = {"batch"}
-"""Groups that no user calls."""
 
 
 def walk(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
@@ -33,7 +31,7 @@ def walk(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
 
 
 ROOT: Any = get_command(cli.load_commands())
-COMMANDS = {name: command for name, command in walk(ROOT) if name.split()[0] not in JOB_SCRIPTS}
+COMMANDS = dict(walk(ROOT))
 VISIBLE = sorted(name for name, command in COMMANDS.items() if not command.hidden)
 
 

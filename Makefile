@@ -19,7 +19,7 @@ ALL = demo,dev,oracles
 
 demo:
 	@.ci/setup demo
-	@$(PY) -m hpc_toolkit run examples/mini-pythia.toml --workers 2
+	@$(PY) -m hpc_toolkit campaign run examples/mini-pythia.toml --workers 2
 
 test: lint
 	@.ci/system

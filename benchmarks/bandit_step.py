@@ -160,7 +160,16 @@ def campaign_steps(root: Path, steps: int, policy: str) -> list[float]:
         f'[tasks]\nworkload = "steps:Tasks"\nnames = [{names}]\n'
         f'[search]\npolicy = "{policy}"\nbudget = {steps + 2}\npending = 1\n'
     )
-    argv = [sys.executable, "-m", "hpc_toolkit", "run", "campaign.toml", "--workers", str(WORKERS)]
+    argv = [
+        sys.executable,
+        "-m",
+        "hpc_toolkit",
+        "campaign",
+        "run",
+        "campaign.toml",
+        "--workers",
+        str(WORKERS),
+    ]
     subprocess.run(argv, cwd=root, check=True, capture_output=True, timeout=600)
     # Each decision says when it was made; times of files are those of a clock that ticks slowly.
     stage = root / "runs" / "steps" / "stages" / "tasks"

@@ -197,10 +197,10 @@ def fault_rows(run: Path, items: list[Item]) -> list[list[str]]:
 
 
 def check(run: Path) -> str:
-    """Have 'hpctk verify' look at a run; what it counted."""
+    """Have 'hpctk gather --check' look at a run; what it counted."""
     found = json.loads(
         hpctk(
-            *("verify", run, "--range", "mean=-0.2:0.2", "--range", "spread=0.9:1.1"),
+            *("gather", run, "--check", "--range", "mean=-0.2:0.2", "--range", "spread=0.9:1.1"),
             *("--unique", "seed", "--unique", "mean", "--json"),
             *("--recompute", RECOMPUTED, "--ignore", "batch"),
         )

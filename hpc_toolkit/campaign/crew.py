@@ -73,7 +73,7 @@ def campaign_of(run: Run) -> Campaign:
     """
     if run.manifest.campaign is None:
         message = f"{run.root} is not a campaign"
-        raise RunError(message, hint="'hpctk run CAMPAIGN.toml' makes one")
+        raise RunError(message, hint="'hpctk campaign run CAMPAIGN.toml' makes one")
     return read_settings(run.paths, run.manifest.campaign)
 
 
@@ -150,7 +150,7 @@ class Crew:
     def _start(self) -> None:
         self._started_at = time.monotonic()
         self._conduct = subprocess.Popen(
-            [sys.executable, "-m", "hpc_toolkit", "conduct", str(self._run.root)],
+            [sys.executable, "-m", "hpc_toolkit", "campaign", "conduct", str(self._run.root)],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             start_new_session=True,

@@ -102,7 +102,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
         if arm in found and row["value"] is not None:
             numbers = {name: value for name, value in row["value"].items() if _is_number(value)}
             found[arm].update(numbers)
-    mend = "mend search.metrics, and 'hpctk run FILE --update' takes it over"
+    mend = "fix search.metrics, then run 'hpctk campaign run FILE --update'"
     try:
         used = with_metrics(table, found, campaign.search.metrics).feature_names
     except ConfigError as error:

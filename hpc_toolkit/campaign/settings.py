@@ -182,7 +182,10 @@ def read_settings(paths: RunPaths, first: dict[str, Any]) -> Campaign:
     except (AttributeError, ConfigError, RecursionError, ValueError) as error:
         path = paths.campaign if update else paths.manifest
         message = f"{path} is damaged: {error}"
-        again = "move it away: the settings in run.json hold then, until 'hpctk run FILE --update'"
+        again = (
+            "move it away: the settings in run.json hold then, until 'hpctk campaign run FILE "
+            "--update'"
+        )
         hint = again if update else "restore it from a backup; nothing else can replace it"
         raise RunError(message, hint=hint) from error
 

@@ -26,23 +26,25 @@ from hpc_toolkit.cli.plain import run_plainly  # noqa: E402 - as above
 from hpc_toolkit.errors import PASSING, HpcToolkitError  # noqa: E402 - as above
 
 COMMANDS = {
-    "runs": ("init", "add", "seal", "retry", "drain", "try"),
     "items": ("items",),
+    "runs": ("init", "try"),
     "working": ("work",),
-    "reading": ("status", "gather", "explain", "logs"),
-    "snapshots": ("snapshot", "verify"),
-    "plan": ("plan",),
-    "campaigns": ("run", "conduct"),
+    "reading": ("status", "explain", "logs"),
+    "gathering": ("gather",),
+    "changing": ("add", "seal", "retry", "drain"),
+    "snapshots": ("snapshot",),
+    "campaigns": ("campaign",),
     "bandit": ("bandit",),
-    "render": ("render",),
-    "submit": ("submit", "cancel"),
-    "clusters": ("cluster",),
-    "batch": ("batch",),
-    "scripts": ("preflight", "stage"),
     "launch": ("launch",),
     "scaling": ("scaling",),
+    "submit": ("submit", "cancel"),
+    "render": ("render",),
+    "clusters": ("cluster",),
     "lab": ("lab",),
+    "plan": ("plan",),
     "doctor": ("doctor",),
+    "batch": ("batch",),
+    "scripts": ("preflight", "stage"),
 }
 """The module of each command, in the order of the help."""
 _LONG = {"campaigns", "batch"}
@@ -57,10 +59,11 @@ def _application() -> typer.Typer:
     """The command line without commands."""
     import typer
 
-    app = typer.Typer(
+    from hpc_toolkit.cli.help import Commands
+
+    app = Commands(
         name="hpctk",
-        help="Slurm scripts, and a work queue that is only a directory on the shared filesystem.",
-        no_args_is_help=True,
+        help="Work queues, training and Slurm jobs for HPC clusters.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )

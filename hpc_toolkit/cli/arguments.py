@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.run import Run
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
+    """Runs whose paths begin so."""
     from hpc_toolkit.rundir.layout import all_runs
 
     return [str(run) for run in all_runs() if str(run).startswith(incomplete)]
@@ -29,20 +30,20 @@ def complete_cluster(incomplete: str) -> list[str]:
 
 
 GivenRun = Annotated[
-    str, typer.Argument(metavar="RUN", help="The run's directory.", autocompletion=_complete_run)
+    str, typer.Argument(metavar="RUN", help="Run directory.", autocompletion=complete_run)
 ]
 RunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="The run's directory; by default $HPCTK_RUN, else the only run below ./runs.",
-        autocompletion=_complete_run,
+        help="Run directory. [default: $HPCTK_RUN, else the only run below ./runs]",
+        autocompletion=complete_run,
     ),
 ]
-ITEM_HELP = "The item: its number from 0, or a part of its JSON."
+ITEM_HELP = "Item number, counted from 0, or a part of its JSON."
 """Help of the option ``--item ITEM``, which names an item for every command."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def open_run(given: str | None) -> Run:

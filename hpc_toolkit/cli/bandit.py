@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.errors import ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
@@ -26,50 +27,72 @@ _ENDINGS = (".json", ".csv", ".svg")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(help="Compare policies on scores that are known.", no_args_is_help=True)
+    group = Commands(
+        help="""Compare search policies on known scores.
+
+        Examples:
+            hpctk bandit bench --table scores.csv --policies random,gp-ucb
+        """
+    )
     group.command()(bench)
-    app.add_typer(group, name="bandit", rich_help_panel="Campaigns")
+    app.add_typer(group, name="bandit", rich_help_panel=SEARCH)
 
 
 def bench(
     table: Annotated[
         str,
         typer.Option(
-            help="Recorded scores, .csv, .csv.gz or .parquet; or synthetic, or synthetic:SEED."
+            metavar="FILE",
+            help="Recorded scores (.csv, .csv.gz or .parquet), synthetic or synthetic:SEED.",
         ),
     ] = "synthetic",
     policies: Annotated[
-        str, typer.Option(help="Names with commas, options as in gp-ucb:initial=8; or all.")
+        str,
+        typer.Option(
+            metavar="NAMES", help="Policies, e.g. random,gp-ucb:initial=8; all compares every one."
+        ),
     ] = "random,last-layer,gp-ucb",
-    seeds: Annotated[int, typer.Option(help="Searches of each policy on each table.")] = 10,
+    seeds: Annotated[int, typer.Option(help="Number of searches per policy and table.")] = 10,
     subtables: Annotated[
-        int, typer.Option(help="Search on so many random parts of the table, instead of all.")
+        int, typer.Option(help="Search on N random parts of the table instead of all of it.")
     ] = 0,
-    arms_share: Annotated[float, typer.Option(help="Share of the arms that a part has.")] = 0.5,
+    arms_share: Annotated[
+        float, typer.Option(hidden=True, help="Share of the arms in each part.")
+    ] = 0.5,
     tasks: Annotated[
-        int | None, typer.Option(help="Tasks that a part has; by default all.")
+        int | None, typer.Option(hidden=True, help="Tasks in each part. [default: all]")
     ] = None,
-    asks: Annotated[str, typer.Option(help="Arms at once: one, rounds:N or window:N.")] = "one",
-    pulls: Annotated[int, typer.Option(help="Arms of a search; 0 for all.")] = 60,
+    asks: Annotated[
+        str, typer.Option(help="Arms evaluated at once: one, rounds:N or window:N.")
+    ] = "one",
+    pulls: Annotated[int, typer.Option(help="Arms per search; 0 means all.")] = 60,
     until: Annotated[
         float | None,
-        typer.Option(help="End searches at this share of the best, such as 0.99; quicker."),
+        typer.Option(help="End a search at this share of the best score, e.g. 0.99."),
     ] = None,
-    gpus: Annotated[str, typer.Option(help="Numbers of GPUs to simulate.")] = "1,32",
+    gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to simulate.")] = "1,32",
     order: Annotated[
-        str, typer.Option(help="Which evaluation begins first there: longest, or by pull.")
+        str,
+        typer.Option(
+            metavar="longest|pull", hidden=True, help="Order of evaluations in the simulation."
+        ),
     ] = "longest",
-    first_seed: Annotated[int, typer.Option(help="Of searches and parts.")] = 0,
+    first_seed: Annotated[int, typer.Option(hidden=True, help="First random seed.")] = 0,
     out: Annotated[
         list[Path] | None,
-        typer.Option("--out", "-o", help="Write .json, .csv or .svg; can be repeated."),
+        typer.Option("--out", "-o", help="Write .json, .csv or .svg. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare policies by searches on recorded scores, or on made-up ones.
+    """Compare policies by searches on recorded or synthetic scores.
 
-    Prints what each needs to know an arm of 99 % of the best: median / what 9 of 10 searches need.
-    Ctrl-C ends it with the policies that are finished.
+    Prints how many evaluations each policy needs to find an arm with 99 % of the best score: the
+    median, and the number that is enough in 9 of 10 searches. Ctrl-C keeps the policies that are
+    finished.
+
+    Examples:
+        hpctk bandit bench
+        hpctk bandit bench --table scores.csv --policies random,gp-ucb -o regret.svg
     """
     from hpc_toolkit.bandit.bench.comparison import Plan, reports
     from hpc_toolkit.bandit.bench.entrants import entrants

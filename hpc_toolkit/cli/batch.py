@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,12 +50,18 @@ _FOREVER = "1000d"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    batch = typer.Typer(help="Run the batch process of a job script.", no_args_is_help=True)
+    batch = Commands(
+        help="""Run the batch process of a job script.
+
+        Examples:
+            exec python -m hpc_toolkit batch work "$0" --run runs/eval
+        """
+    )
     batch.command()(work)
     batch.command()(command)
     batch.command()(train)
     batch.command()(ray)
-    app.add_typer(batch, name="batch", hidden=True)
+    app.add_typer(batch, name="batch", rich_help_panel=SCRIPTS, hidden=True)
 
 
 def work(
@@ -89,7 +96,13 @@ def work(
         bool, typer.Option("--campaign", help="Run the campaign's coordinator beside the ranks.")
     ] = False,
 ) -> None:
-    """Work through the items of RUN on all ranks of this job; requeue it while items are left."""
+    """Process the items of RUN on all ranks of this job.
+
+    Requeues the job while items are left.
+
+    Examples:
+        hpctk batch work "$0" --run runs/eval --gpus 4
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
     from hpc_toolkit.system.quantities import parse_duration
@@ -132,7 +145,13 @@ def command(
     bind: Bind = None,
     check_within: CheckWithin = "60s",
 ) -> None:
-    """Run a program on all ranks of this job; requeue the job when it exits with 75."""
+    """Run a program on all ranks of this job.
+
+    Requeues the job when the program exits with 75.
+
+    Examples:
+        hpctk batch command "$0" -- ./simulate --seed 1
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
 
@@ -183,7 +202,13 @@ def train(
     ] = "",
     check_within: CheckWithin = "60s",
 ) -> None:
-    """Start the ranks of a training on this job's nodes; requeue the job when it exits with 75."""
+    """Start the ranks of a training on the nodes of this job.
+
+    Requeues the job when the training exits with 75.
+
+    Examples:
+        hpctk batch train "$0" --run-dir runs/train -- python train.py
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest, Staging
 
@@ -218,7 +243,13 @@ def ray(
     teardown: Teardown = None,
     check_within: CheckWithin = "60s",
 ) -> None:
-    """Start Ray on this job's nodes and run a driver program; requeue when it exits with 75."""
+    """Start Ray on the nodes of this job and run a driver program.
+
+    Requeues the job when the driver exits with 75.
+
+    Examples:
+        hpctk batch ray "$0" -- python driver.py
+    """
     from hpc_toolkit.slurm.batch.process import run_batch
     from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
     from hpc_toolkit.slurm.batch.raycluster import ray_words

@@ -1,4 +1,4 @@
-"""Commands of campaigns: run, conduct."""
+"""Commands of campaigns: run, status, conduct."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, RunArgument, open_run
+from hpc_toolkit.cli.help import SEARCH, Commands
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -17,31 +18,49 @@ if TYPE_CHECKING:
     from hpc_toolkit.campaign.summary import Found, Summary
     from hpc_toolkit.run import Run
 
-_PANEL = "Campaigns"
 _MEAN = "mean over tasks"
 _NO_BEST = "best arm        none: no arm has a reward"
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command("run", rich_help_panel=_PANEL)(run_campaign)
-    app.command(rich_help_panel=_PANEL)(conduct)
+    group = Commands(
+        help="""Search for the best arm of a campaign.
+
+        Examples:
+            hpctk campaign run campaign.toml
+            hpctk campaign status runs/my-campaign
+        """
+    )
+    group.command("run")(run_campaign)
+    group.command()(status)
+    group.command(hidden=True)(conduct)
+    app.add_typer(group, name="campaign", rich_help_panel=SEARCH)
 
 
 def run_campaign(
-    campaign: Annotated[Path, typer.Argument(metavar="CAMPAIGN.toml", help="What to do.")],
+    campaign: Annotated[Path, typer.Argument(metavar="CAMPAIGN.toml", help="Campaign file.")],
     workers: Annotated[
-        int | None, typer.Option(help="Local workers; by default one per GPU, or one.")
+        int | None,
+        typer.Option(metavar="N", help="Local workers. [default: one per GPU, else 1]"),
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Directory; by default runs/<name>.")
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Run directory. [default: runs/NAME]"),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Take over changed settings of the search.")
+        bool, typer.Option("--update", help="Accept changed settings of the search.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a whole campaign here: metrics, gather, bandit, summary. Run it again to go on."""
+    """Run a campaign on this machine.
+
+    Measures the metrics, gathers them, searches and prints a summary. Run it again to continue.
+
+    Examples:
+        hpctk campaign run campaign.toml
+        hpctk campaign run campaign.toml --workers 4 --run runs/second
+    """
     from hpc_toolkit.campaign.crew import campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
@@ -150,13 +169,39 @@ def _standing(summary: Summary, best: Found, exhaustive: Found) -> str:
     return f"{found} with {share}"
 
 
+def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
+    """Show the progress of a campaign and the best arm so far.
+
+    Examples:
+        hpctk campaign status runs/my-campaign
+    """
+    from hpc_toolkit.campaign.crew import campaign_of
+    from hpc_toolkit.campaign.summary import summarize
+    from hpc_toolkit.cli.statuslines import status_lines
+
+    found = open_run(run)
+    now = found.status()
+    outcome = summarize(found.view, campaign_of(found))
+    if as_json:
+        best = outcome.to_json() if outcome is not None else None
+        print(json.dumps({"status": now.to_json(), "summary": best}))
+        return
+    lines = list(status_lines(now))
+    lines += summary_lines(outcome) if outcome is not None else ["no arm has a reward yet"]
+    print("\n".join(map(printable, lines)))
+
+
 def conduct(
     run: RunArgument = None,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Print the outcome when the campaign is complete.")
+        bool, typer.Option("--summary", help="Print a summary when the campaign is complete.")
     ] = False,
 ) -> None:
-    """Be the deciding process of a campaign; it can be killed and started again."""
+    """Run the coordinator of a campaign; it may be killed and restarted.
+
+    Examples:
+        hpctk campaign conduct runs/my-campaign
+    """
     from hpc_toolkit.campaign.conduct import Conductor
     from hpc_toolkit.campaign.crew import campaign_of
     from hpc_toolkit.campaign.summary import summarize

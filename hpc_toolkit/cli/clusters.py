@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, complete_cluster
+from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 from hpc_toolkit.system.terminal import printable
@@ -21,22 +22,32 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.clusters.facts import Cluster
     from hpc_toolkit.slurm.clusters.files import ClusterFile
 
-_PANEL = "Slurm"
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(help="Show, check and write cluster files.", no_args_is_help=True)
+    group = Commands(
+        help="""Show and write facts about Slurm clusters.
+
+        Examples:
+            hpctk cluster list
+            hpctk cluster init mysite --from-slurm
+            hpctk cluster validate mysite
+        """
+    )
     group.command("list")(list_clusters)
     group.command("show")(show)
-    group.command("validate")(validate)
-    group.command("schema")(schema)
+    group.command("validate", hidden=True)(validate)
+    group.command("schema", hidden=True)(schema)
     group.command("init")(init)
-    app.add_typer(group, name="cluster", rich_help_panel=_PANEL)
+    app.add_typer(group, name="cluster", rich_help_panel=SLURM)
 
 
 def list_clusters(as_json: JsonOption = False) -> None:
-    """List the clusters in reach, and the files that describe each of them."""
+    """List known clusters and the files that describe them.
+
+    Examples:
+        hpctk cluster list
+    """
     from hpc_toolkit.slurm.clusters.facts import cluster_names, load_cluster
     from hpc_toolkit.slurm.clusters.files import cluster_files
 
@@ -64,15 +75,20 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="A name of 'hpctk cluster list' or a TOML file.", autocompletion=complete_cluster
+            metavar="NAME",
+            help="Name from 'hpctk cluster list', or a TOML file.",
+            autocompletion=complete_cluster,
         ),
     ],
-    origin: Annotated[
-        bool, typer.Option("--origin", help="Print where each fact is written in front of it.")
-    ] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Print the file of each fact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one cluster's facts, their source and when they were checked."""
+    """Show what is known about a cluster, and where it comes from.
+
+    Examples:
+        hpctk cluster show killarney
+        hpctk cluster show mysite --origin
+    """
     from hpc_toolkit.slurm.clusters.facts import load_cluster
 
     cluster = load_cluster(name)
@@ -90,11 +106,16 @@ def show(
 def validate(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="TOML files, or names; by default all files in reach."),
+        typer.Argument(metavar="[NAME]...", help="TOML files or names. [default: all known files]"),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check cluster files, and say every error with its file and key."""
+    """Check cluster files; print each error with its file and key.
+
+    Examples:
+        hpctk cluster validate
+        hpctk cluster validate mysite.toml
+    """
     from hpc_toolkit.cli import show_error
     from hpc_toolkit.slurm.clusters.facts import problems
     from hpc_toolkit.slurm.clusters.files import cluster_files, files_called
@@ -117,26 +138,39 @@ def validate(
 
 
 def schema() -> None:
-    """Print the JSON schema of cluster files, for editors that complete and check them."""
+    """Print the JSON schema of cluster files, e.g. for an editor.
+
+    Examples:
+        hpctk cluster schema > cluster.schema.json
+    """
     from hpc_toolkit.slurm.clusters.schema import cluster_schema
 
     print(json.dumps(cluster_schema(), indent=2))
 
 
 def init(
-    name: Annotated[str, typer.Argument(help="How the cluster is to be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster.")],
     from_slurm: Annotated[
-        bool, typer.Option("--from-slurm", help="Ask the Slurm in reach; nothing is submitted.")
+        bool, typer.Option("--from-slurm", help="Query Slurm on this machine; submits nothing.")
     ] = False,
     out: Annotated[
         str | None,
         typer.Option(
-            "-o", "--out", metavar="FILE", help="Write FILE; - prints. By default a user's file."
+            "-o",
+            "--out",
+            metavar="FILE",
+            help="File to write; - is stdout. [default: the user's directory]",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write a cluster file with what Slurm tells, and comments on what it does not."""
+    """Write a cluster file from the answers of Slurm.
+
+    Comments in the file mark what Slurm does not know.
+
+    Examples:
+        hpctk cluster init mysite --from-slurm
+    """
     from hpc_toolkit.slurm.clusters.draft import draft, write_draft
     from hpc_toolkit.slurm.clusters.probe import ask_slurm
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.terminal import printable
 
@@ -27,7 +28,7 @@ _WIDTH = 100
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command(rich_help_panel="Look")(doctor)
+    app.command(rich_help_panel=CHECK)(doctor)
 
 
 def doctor(
@@ -35,28 +36,33 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[DIR]",
-            help="A run, or a directory for runs; by default the run as elsewhere, else here.",
+            help="Run, or a directory for runs. [default: $HPCTK_RUN, else the only run "
+            "below ./runs, else .]",
         ),
     ] = None,
     pair: Annotated[
         str | None,
-        typer.Option(metavar="OTHER_MOUNT", help="DIR through a second mount on this machine."),
+        typer.Option(metavar="OTHER_MOUNT", help="Path of DIR on a second mount of this machine."),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Show what of a run can be mended, and ask.")
+        bool, typer.Option("--repair", help="Show repairs of a run, and ask before doing them.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="With --repair, do it without asking.")
+        bool, typer.Option("--yes", "-y", help="Repair without asking, with --repair.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a directory keeps what a run needs of it, and what is damaged in a run.
+    """Check a filesystem, node or run for problems.
 
-    Started by 'srun -N2 --ntasks-per-node=1', two nodes examine it together. What that proves of
-    locks is kept in the run. Exits with 1 if anything is unsafe.
+    Started by 'srun -N2 --ntasks-per-node=1', two nodes check it together; the run keeps what this
+    proves about file locks. Exits with 1 if something is unsafe.
 
-    With --repair only the run's files are looked at. A repair deletes nothing, and no result can be
-    lost by it.
+    --repair checks only the run's files. A repair deletes nothing and loses no results.
+
+    Examples:
+        hpctk doctor runs/eval
+        srun -N2 --ntasks-per-node=1 hpctk doctor /scratch/me/runs
+        hpctk doctor runs/eval --repair
     """
     from hpc_toolkit.doctor.examine import examine
     from hpc_toolkit.doctor.findings import Verdict

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hpc_toolkit.cli.help import LIST, Commands
 from hpc_toolkit.science.workloads.pythia import (
     HUB,
     SIZES,
@@ -17,19 +18,21 @@ from hpc_toolkit.science.workloads.pythia import (
     suspects,
 )
 
-_PANEL = "Runs"
 _NAMED_STEPS = ("all", "0,1000:143000:1000", "0:512", "143000")
 _NAMED_LAYERS = ("blocks", "all", "last")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(
-        help="Print lists of items, one JSON object a line, for 'hpctk init --items -'.",
-        no_args_is_help=True,
+    group = Commands(
+        help="""Print lists of items for 'hpctk init --items -'.
+
+        Examples:
+            hpctk items pythia --sizes 14m,70m --steps 0:143000 > items.jsonl
+        """
     )
     group.command("pythia")(pythia)
-    app.add_typer(group, name="items", rich_help_panel=_PANEL)
+    app.add_typer(group, name="items", rich_help_panel=LIST, hidden=True)
 
 
 def _complete_sizes(incomplete: str) -> list[str]:
@@ -52,7 +55,7 @@ def pythia(
         str,
         typer.Option(
             metavar="14m,70m,...",
-            help=f"Sizes, or all: {', '.join(SIZES)}.",
+            help=f"Model sizes: all, or some of {', '.join(SIZES)}.",
             autocompletion=_complete_sizes,
         ),
     ],
@@ -60,8 +63,8 @@ def pythia(
         str,
         typer.Option(
             metavar="STEPS",
-            help="Steps, FIRST:LAST:STRIDE with its end, FIRST:LAST for all checkpoints between, "
-            "or all 154.",
+            help="Training steps: all, or a list of steps, FIRST:LAST (all checkpoints between) "
+            "and FIRST:LAST:STRIDE, both ends included.",
             autocompletion=_complete_steps,
         ),
     ],
@@ -69,21 +72,25 @@ def pythia(
         str,
         typer.Option(
             metavar="LAYERS",
-            help="blocks (1 to L), all (0 to L; 0 is the embeddings), last, or a list: 0,4:12:4.",
+            help="blocks (1 to L), all (0 to L; 0 is the embeddings), last, or a list, e.g. "
+            "0,4:12:4.",
             autocompletion=_complete_layers,
         ),
     ] = "blocks",
     deduped: Annotated[
-        bool, typer.Option("--deduped", help="The twins trained on the deduplicated Pile.")
+        bool, typer.Option("--deduped", help="Models trained on the deduplicated Pile.")
     ] = False,
     checkpoint: Annotated[
         str,
-        typer.Option(
-            metavar="NAME", help="How a checkpoint is named, such as a directory for each."
-        ),
+        typer.Option(metavar="NAME", help="Format of a checkpoint's name, e.g. a local directory."),
     ] = HUB,
 ) -> None:
-    """Print an item for every layer of every checkpoint of Pythia models."""
+    """Print an item for each layer of each checkpoint of Pythia models.
+
+    Examples:
+        hpctk items pythia --sizes 14m,70m --steps 0,1000:143000:1000 > items.jsonl
+        hpctk items pythia --sizes 14m --steps all --layers last > items.jsonl
+    """
     chosen_sizes, chosen_steps = parse_sizes(sizes), parse_steps(steps)
     items = pythia_items(chosen_sizes, chosen_steps, layers, deduped=deduped, checkpoint=checkpoint)
     sys.stdout.writelines(f"{json.dumps(item)}\n" for item in items)

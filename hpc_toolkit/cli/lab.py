@@ -12,35 +12,46 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_toolkit.cli.help import SLURM, Commands
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab
     from hpc_toolkit.lab.status import LabStatus
 
-_PANEL = "Slurm"
-
-NameOption = Annotated[str, typer.Option("--name", help="Which lab, where there are several.")]
+NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the lab.")]
 DirOption = Annotated[
     Path | None,
-    typer.Option("--dir", metavar="DIR", help="Its directory, instead of one found by the name."),
+    typer.Option(
+        "--dir", metavar="DIR", hidden=True, help="Directory of the lab, instead of --name."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Node = Annotated[str, typer.Argument(help="Which node, such as n3.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, e.g. n3.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(help="Run a private real Slurm on this machine.", no_args_is_help=True)
+    group = Commands(
+        help="""Run a private Slurm on this machine.
+
+        Examples:
+            hpctk lab up --nodes 4
+            eval "$(hpctk lab env)"
+            hpctk lab down
+        """
+    )
     rest = {"allow_extra_args": True, "ignore_unknown_options": True}
-    for command in (up, down, env, status, crash, restore):
+    for command in (up, env, status, down):
         group.command()(command)
-    group.command("list")(list_labs)
-    group.command(context_settings=rest)(sinfo)
     command_line = {**rest, "allow_interspersed_args": False}
     group.command(context_settings=command_line)(run)
     group.command("exec", context_settings=command_line)(execute)
-    app.add_typer(group, name="lab", rich_help_panel=_PANEL)
+    group.command()(crash)
+    group.command()(restore)
+    # All its words go to sinfo, -h and --help too.
+    group.command(context_settings=rest, hidden=True, add_help_option=False)(sinfo)
+    app.add_typer(group, name="lab", rich_help_panel=SLURM)
 
 
 def _lab(name: str, directory: Path | None) -> Lab:
@@ -58,16 +69,23 @@ def _which(name: str, directory: Path | None) -> str:
 
 
 def up(
-    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 8,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs that each pretends to have.")] = 4,
-    gpu_type: Annotated[str, typer.Option(help="What Slurm calls them.")] = "l40s",
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option(help="Pretended GPUs per node.")] = 4,
+    gpu_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the GPUs.")] = "l40s",
     accounting: Annotated[
-        bool, typer.Option("--accounting", help="Run slurmdbd and MariaDB too, so sacct answers.")
+        bool, typer.Option("--accounting", help="Also run slurmdbd and MariaDB, for sacct.")
     ] = False,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
-    """Start a lab and wait until its nodes are idle; a crashed one is cleaned up first."""
+    """Start a lab and wait until its nodes are idle.
+
+    Cleans up after a crashed lab first.
+
+    Examples:
+        hpctk lab up
+        hpctk lab up --nodes 2 --gpus-per-node 8 --accounting
+    """
     from hpc_toolkit.lab.settings import LabSettings
 
     settings = LabSettings(nodes, gpus_per_node, gpu_type, accounting)
@@ -95,14 +113,22 @@ def up(
 
 
 def down(name: NameOption = "lab", directory: DirOption = None) -> None:
-    """End every process of a lab, its jobs too, and remove its files."""
+    """Stop a lab and its jobs, and remove its files.
+
+    Examples:
+        hpctk lab down
+    """
     lab = _lab(name, directory)
     killed = lab.down()
     print(f"down, {killed} processes ended" if killed else f"no lab runs in {lab.paths.root}")
 
 
 def env(name: NameOption = "lab", directory: DirOption = None) -> None:
-    """Print what a shell needs to speak with a lab, for eval "$(hpctk lab env)"."""
+    """Print the shell variables that Slurm's commands need.
+
+    Examples:
+        eval "$(hpctk lab env)"
+    """
     lab = _lab(name, directory)
     lab.check_up()
     print(f"export SLURM_CONF={shlex.quote(str(lab.paths.slurm_conf))}")
@@ -114,11 +140,16 @@ def env(name: NameOption = "lab", directory: DirOption = None) -> None:
 
 
 def execute(
-    command: Annotated[list[str], typer.Argument(help="A command and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command to run.")],
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
-    """Run a command inside a lab, such as an interactive srun or a shell."""
+    """Run a command in a lab, such as srun or a shell.
+
+    Examples:
+        hpctk lab exec srun -N2 hostname
+        hpctk lab exec sinfo
+    """
     lab = _lab(name, directory)
     argv = lab.inside(command)
     sys.stdout.flush()
@@ -126,7 +157,11 @@ def execute(
 
 
 def sinfo(context: typer.Context, name: NameOption = "lab", directory: DirOption = None) -> None:
-    """Run sinfo in a lab; it gets all further options."""
+    """Run sinfo in a lab, with all further options.
+
+    Examples:
+        hpctk lab sinfo -N
+    """
     lab = _lab(name, directory)
     lab.check_up()
     sys.stdout.flush()
@@ -135,11 +170,17 @@ def sinfo(context: typer.Context, name: NameOption = "lab", directory: DirOption
 
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(help="A job script.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="Job script, followed by its arguments.")
+    ],
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
-    """Submit a script with its arguments, print its log, and exit with the job's code."""
+    """Submit a script, print its log and exit with the job's exit code.
+
+    Examples:
+        hpctk lab run slurm/work-queue.sbatch
+    """
     from hpc_toolkit.lab.jobs import run_script
 
     lab = _lab(name, directory)
@@ -162,16 +203,28 @@ def run(
 
 
 def status(
-    name: NameOption = "lab", directory: DirOption = None, as_json: JsonOption = False
+    name: NameOption = "lab",
+    directory: DirOption = None,
+    every: Annotated[bool, typer.Option("--all", help="List all labs that have a name.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show how a lab stands; exit with 1 unless it is up."""
+    """Show the state of a lab or of all labs.
+
+    Exits with 1 if the lab is not up; with --all always with 0.
+
+    Examples:
+        hpctk lab status
+        hpctk lab status --all
+    """
+    if every:
+        _list_labs(as_json=as_json)
+        return
     now = _lab(name, directory).status()
     print(json.dumps(now.to_json()) if as_json else _line(now))
     sys.exit(0 if now.state == "up" else 1)
 
 
-def list_labs(as_json: JsonOption = False) -> None:
-    """List the labs that were started by name."""
+def _list_labs(*, as_json: bool) -> None:
     from hpc_toolkit.lab.directory import known_labs
     from hpc_toolkit.lab.lab import Lab
 
@@ -194,17 +247,25 @@ def _line(now: LabStatus) -> str:
 def crash(
     node: Node,
     daemon_only: Annotated[
-        bool, typer.Option("--daemon-only", help="Kill only its slurmd; its jobs run on.")
+        bool, typer.Option("--daemon-only", help="Kill only slurmd; jobs keep running.")
     ] = False,
     name: NameOption = "lab",
     directory: DirOption = None,
 ) -> None:
-    """Lose a node as if its power failed: kill all its processes and tell Slurm it is down."""
+    """Make a node fail: kill its processes and mark it down.
+
+    Examples:
+        hpctk lab crash n3
+    """
     killed = _lab(name, directory).crash(node, daemon_only=daemon_only)
     print(f"{node}: {killed} processes killed")
 
 
 def restore(node: Node, name: NameOption = "lab", directory: DirOption = None) -> None:
-    """Start a crashed node again and wait until it takes jobs."""
+    """Restart a crashed node and wait until it accepts jobs.
+
+    Examples:
+        hpctk lab restore n3
+    """
     _lab(name, directory).restore(node)
     print(f"{node}: back")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperArgument
 
+from hpc_toolkit.cli.help import TRAIN
 from hpc_toolkit.cli.optiontable import TableCommand, add_table_command
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import parse_duration
@@ -34,10 +35,16 @@ class LaunchCommand(TableCommand):
         """The script, and all words after it."""
         return [
             TyperArgument(
-                param_decls=["script"], metavar="SCRIPT", required=True, help="What each rank runs."
+                param_decls=["script"],
+                metavar="SCRIPT",
+                required=True,
+                help="Program of each rank.",
             ),
             TyperArgument(
-                param_decls=["arguments"], nargs=-1, metavar="[ARGUMENTS]...", help="Its arguments."
+                param_decls=["arguments"],
+                nargs=-1,
+                metavar="[ARGUMENTS]...",
+                help="Arguments of SCRIPT.",
             ),
         ]
 
@@ -50,7 +57,7 @@ def register(app: typer.Typer) -> None:
         # torchrun takes --nproc_per_node as well.
         "token_normalize_func": lambda name: name.replace("_", "-"),
     }
-    add_table_command(app, launch, LaunchCommand, panel="Training", context_settings=settings)
+    add_table_command(app, launch, LaunchCommand, panel=TRAIN, context_settings=settings)
 
 
 def launch(
@@ -61,31 +68,32 @@ def launch(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Shared by all nodes: where they meet, and where logs go. Needed for several.",
+            help="Shared directory for rendezvous and logs; required for several nodes.",
         ),
     ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
             metavar="nccl|gloo",
-            help="What the ranks' process group uses; by default nccl where they have GPUs.",
+            help="Backend of the process group. [default: nccl with GPUs, else gloo]",
         ),
     ] = None,
     start_timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait for all nodes.")
+        str, typer.Option(metavar="DURATION", help="Time to wait for all nodes.")
     ] = f"{START_TIMEOUT_S / 60:g}min",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would start here, and start nothing.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: print JSON, for programs.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would start here.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with --dry-run.")] = False,
     **given: Any,
 ) -> None:
-    """Start the ranks of a training script: here, or on every node of a Slurm step.
+    """Start the ranks of a training script, like torchrun.
 
-    Exits with 0; with 75 where the ranks left with 75, saved and to be started again; else with
-    the code of the rank that failed first, 128 + n for signal n.
+    Run it by srun to start the ranks on all nodes of a job; there it needs no rendezvous options.
+    Exits with 75 if the ranks saved their state and exited with 75, otherwise with the code of the
+    rank that failed first (128 + n for signal n).
+
+    Examples:
+        hpctk launch --nproc-per-node 4 train.py --lr 0.1
+        srun hpctk launch --run-dir runs/train train.py
     """
     from hpc_toolkit.training.launch.plan import Request
 

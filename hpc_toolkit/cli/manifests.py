@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument
 
+from hpc_toolkit.cli.help import HelpCommand
 from hpc_toolkit.cli.optiontable import parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -84,18 +85,30 @@ _OF_QUEUES = {
 """What an option says where it means something else for workers than for ranks."""
 
 _HELP = {
-    "kubernetes-queue": """Write an Indexed Job whose pods work on a run, and print the file's path.
+    "kubernetes-queue": """Write an Indexed Job whose pods work on a run; print the file's path.
 
-    The run lies on a volume that all pods share: make it there with 'hpctk init'. A pod that is
-    evicted leaves its items to the others and is replaced.""",
-    "kubernetes-ddp": """Write a Job and a Service for a training, and print the file's path.
+    All pods share a volume with the run: create it there with 'hpctk init'. An evicted pod leaves
+    its items to the others and is replaced.
 
-    Each pod is a node of 'hpctk launch'. One that is lost is replaced. One whose
-    script fails ends all of them; with --jobset they start again.""",
+    Examples:
+        hpctk render kubernetes-queue --image IMAGE --nodes 4 --pvc data --run /data/eval
+    """,
+    "kubernetes-ddp": """Write a Job and a Service for a training; print the file's path.
+
+    Each pod is a node of 'hpctk launch'. A lost pod is replaced. A pod whose script fails ends all
+    pods; with --jobset they start again.
+
+    Examples:
+        hpctk render kubernetes-ddp --image IMAGE --nodes 2 --gpus-per-node 4 -- train.py
+    """,
     "kubernetes-scaling": """Write a Job and a Service for each number of pods to measure.
 
-    The words after -- are options of the measured program. Make one Job at a time, and give its
-    logs to 'hpctk scaling analyze'.""",
+    The words after -- are options of the measured program. Create one Job at a time, and give its
+    logs to 'hpctk scaling analyze'.
+
+    Examples:
+        hpctk render kubernetes-scaling --image IMAGE --node-counts 1,2,4 --gpus-per-node 4
+    """,
 }
 
 
@@ -122,7 +135,7 @@ class RenderCommand(ScriptCommand):
         return manifest_command(kind).make_context(f"{info_name} {kind}", rest, parent, **extra)
 
 
-def manifest_command(kind: Kind) -> TyperCommand:
+def manifest_command(kind: Kind) -> HelpCommand:
     """The command that writes a manifest of this kind."""
     from hpc_toolkit.engines.kubernetes.request import KINDS, ONLY_OF
 
@@ -146,7 +159,7 @@ def manifest_command(kind: Kind) -> TyperCommand:
         _write(kind, **given)
 
     arguments = [words] if kind in ONLY_OF["command"] else []
-    return TyperCommand(
+    return HelpCommand(
         kind, callback=write, params=[*arguments, *parameters(panels)], help=_HELP[kind]
     )
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperOption
+
+from hpc_toolkit.cli.help import HelpCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,7 @@ _TYPES: dict[str, type] = {
 """Value names whose values are converted; all others stay text."""
 
 
-class TableCommand(TyperCommand):
+class TableCommand(HelpCommand):
     """A command with the options of a table behind those of its function."""
 
     panels: ClassVar[Panels]

@@ -18,6 +18,7 @@ from hpc_toolkit.cli.arguments import (
     open_run,
     refuse_given,
 )
+from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
@@ -37,25 +38,27 @@ _WORK, _NODE, _LIMITS = "Work", "Node", "Limits"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(rich_help_panel="Look")(plan)
+    app.command(rich_help_panel=CHECK)(plan)
 
 
 def plan(
     context: typer.Context,
     run: RunArgument = None,
-    nodes: Annotated[str, typer.Option(help="Numbers of nodes to compare.")] = "1,2,4,8",
+    nodes: Annotated[
+        str, typer.Option(metavar="N,N", help="Numbers of nodes to compare.")
+    ] = "1,2,4,8",
     items: Annotated[
         int | None,
-        typer.Option(help="Plan a run of so many items; RUN is left out.", rich_help_panel=_WORK),
+        typer.Option(help="Plan a new run with N items, instead of RUN.", rich_help_panel=_WORK),
     ] = None,
     groups: Annotated[
-        int, typer.Option(help="How many groups they are in.", rich_help_panel=_WORK)
+        int, typer.Option(help="Number of groups of items.", rich_help_panel=_WORK)
     ] = 1,
     item_time: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Your guess of what an item takes, where nothing is known.",
+            help="Estimated time per item, if nothing has been measured.",
             rich_help_panel=_WORK,
         ),
     ] = None,
@@ -63,84 +66,101 @@ def plan(
         str,
         typer.Option(
             metavar="DURATION",
-            help="Your guess of what loading a group takes.",
+            help="Estimated time to load a group.",
             rich_help_panel=_WORK,
         ),
     ] = "0",
     guess_factor: Annotated[
         float,
         typer.Option(
-            help="The guess is right within this factor in 9 of 10 cases.", rich_help_panel=_WORK
+            hidden=True,
+            help="Factor within which an estimate is right in 9 of 10 cases.",
+            rich_help_panel=_WORK,
         ),
     ] = 1.5,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option(help="GPUs of a node; by default the cluster's.", rich_help_panel=_NODE),
+        typer.Option(help="GPUs per node. [default: the cluster's]", rich_help_panel=_NODE),
     ] = None,
     workers_per_node: Annotated[
         int | None,
         typer.Option(
-            help="Workers of a node; by default one per GPU, or as many as fit.",
+            help="Workers per node. [default: one per GPU, else as many as fit]",
             rich_help_panel=_NODE,
         ),
     ] = None,
     cores_per_worker: Annotated[
-        int | None, typer.Option(help="CPUs that a worker needs.", rich_help_panel=_NODE)
+        int | None, typer.Option(help="CPUs per worker.", rich_help_panel=_NODE)
     ] = None,
     memory_per_worker: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory that a worker needs at its peak: 24G.",
+            help="Peak memory per worker, e.g. 24G.",
             rich_help_panel=_NODE,
         ),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Nodes, limits, prices: a name of 'hpctk cluster list', or a TOML file.",
+            metavar="NAME",
+            help="Cluster from 'hpctk cluster list', or a TOML file.",
             autocompletion=complete_cluster,
             rich_help_panel=_NODE,
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option(help="Price of a GPU, by default the cluster's.", rich_help_panel=_NODE),
+        typer.Option(
+            hidden=True,
+            help="Price of a GPU per hour. [default: the cluster's]",
+            rich_help_panel=_NODE,
+        ),
     ] = None,
     watts_per_gpu: Annotated[
         float | None,
-        typer.Option(help="Power of a GPU, by default the cluster's.", rich_help_panel=_NODE),
+        typer.Option(
+            hidden=True,
+            help="Power of a GPU. [default: the cluster's]",
+            rich_help_panel=_NODE,
+        ),
     ] = None,
     within: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Say what is done by then, and how probably all: 72h.",
+            help="Show what is done within this time, and the chance that all is.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
     time_limit: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Time limit of the longest job: 12h.", rich_help_panel=_LIMITS
+            metavar="DURATION",
+            help="Time limit of the longest job, e.g. 12h.",
+            rich_help_panel=_LIMITS,
         ),
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Compare a plan that was kept with what came of it."),
+        typer.Option(metavar="FILE", help="Compare a plan written by -o FILE.json with the run."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn by chance.")] = 0,
+    seed: Annotated[int, typer.Option(hidden=True, help="Random seed.")] = 0,
     out: Annotated[
         list[Path] | None,
-        typer.Option("--out", "-o", help="Write .md, .svg or .json; can be repeated."),
+        typer.Option("--out", "-o", help="Write .md, .svg or .json. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what the rest of a run takes on n nodes: time, node-hours, cost, the limit to ask for.
+    """Estimate time, node-hours and cost of the rest of a run.
 
-    From the items left and how long those took that ended, or from a guess; what 9 of 10 cases lie
-    between. Waiting for Slurm is not in it. What -o FILE.json
-    keeps, --check FILE.json compares with what came.
+    Uses the durations of finished items, or your estimates. Shows the range of 9 of 10 cases and
+    the time limit to request. Time in Slurm's queue is not included.
+
+    Examples:
+        hpctk plan runs/eval --nodes 1,2,4 --cluster killarney
+        hpctk plan --items 10000 --seconds-per-item 30 -o plan.json
+        hpctk plan runs/eval --check plan.json
     """
     from hpc_toolkit.planning.making import make_plan
     from hpc_toolkit.planning.nodes import Worker, node_of

@@ -25,21 +25,33 @@ class Engine(StrEnum):
 
 EngineOption = Annotated[
     Engine,
-    typer.Option(
-        help="What starts the workers: processes of this machine, or actors of a Ray cluster."
-    ),
+    typer.Option(help="Start workers as processes on this machine or as actors of a Ray cluster."),
 ]
 PANELS: Panels = {
     "Ray": (
         Option(
             "ray_address",
-            "The Ray cluster; auto: that of $RAY_ADDRESS, else a local one for this command.",
+            "Ray cluster; auto uses $RAY_ADDRESS, else starts a local one.",
             "auto|local|HOST:PORT",
         ),
-        Option("object_store_memory", "Shared memory of a local Ray, such as 1G.", "SIZE"),
-        flag("include_dashboard", "A local Ray serves its dashboard, on 127.0.0.1."),
-        Option("dashboard_port", "Its port.", "PORT"),
-        Option("metrics_port", "A local Ray serves its metrics for Prometheus there.", "PORT"),
+        Option(
+            "object_store_memory",
+            "Shared memory of a local Ray cluster, e.g. 1G.",
+            "SIZE",
+            hidden=True,
+        ),
+        flag(
+            "include_dashboard",
+            "Serve the dashboard of a local Ray cluster on 127.0.0.1.",
+            hidden=True,
+        ),
+        Option("dashboard_port", "Port of the dashboard.", "PORT", hidden=True),
+        Option(
+            "metrics_port",
+            "Serve metrics of a local Ray cluster for Prometheus on this port.",
+            "PORT",
+            hidden=True,
+        ),
     )
 }
 """Every option of Ray's, by the panel of the help that shows it."""

@@ -1,118 +1,62 @@
-"""Commands that read runs: status, gather, explain, logs."""
+"""Commands that look at a run: status, explain, logs."""
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpc_toolkit.cli.arguments import ITEM_HELP, JsonOption, RunArgument, open_run
-from hpc_toolkit.errors import UNREACHABLE, ConfigError
+from hpc_toolkit.cli.help import LIST
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from hpc_toolkit.run import Run
-
-_PANEL = "Look"
-_EXHAUSTED = {errno.ENOSPC, errno.EDQUOT}
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    for command in (status, gather, explain, logs):
-        app.command(rich_help_panel=_PANEL)(command)
+    for command in (status, explain, logs):
+        app.command(rich_help_panel=LIST)(command)
 
 
 def status(
     run: RunArgument = None,
     as_json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show again every 2 s until done.")
+        bool, typer.Option("--watch", help="Refresh every 2 s until the run is complete.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if items failed.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if items have failed.")
+    ] = False,
     slurm: Annotated[
-        bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm about the run's jobs, if any.")
+        bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm for the state of the run's jobs.")
     ] = True,
     verbose: Annotated[
         bool,
-        typer.Option("-v", "--verbose", help="Also the CPUs, GPUs and memory of each worker."),
+        typer.Option("-v", "--verbose", help="Show the CPUs, GPUs and memory of each worker."),
     ] = False,
 ) -> None:
-    """Show how a run stands: counts, workers, rate, time left, failures, why nothing moves.
+    """Show progress, workers, failures and time left.
 
-    Where Slurm does not answer within 5 s, the state of its jobs is unknown.
+    If nothing is happening, the output says why. The state of jobs is unknown if Slurm does not
+    answer within 5 s. Without RUN, and with several runs below ./runs, prints one line per run.
+
+    Examples:
+        hpctk status
+        hpctk status runs/eval --watch
     """
     from hpc_toolkit.cli.statusview import show_status
 
     show_status(run, as_json=as_json, watch=watch, check=check, slurm=slurm, verbose=verbose)
-
-
-def gather(
-    run: RunArgument = None,
-    out: Annotated[
-        str, typer.Option("-o", "--out", metavar="FILE", help=".jsonl, .csv, .npz, .parquet, or -.")
-    ] = "-",
-    stage: Annotated[
-        str | None, typer.Option(help="Which stage of a campaign; by default its last.")
-    ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Accept that items are pending; they have no row.")
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON: what was written to FILE, or the rows as ever."),
-    ] = False,
-) -> None:
-    """Write one row per item, in the items' order; failed items are rows.
-
-    The first complete gather publishes its rows; from then on everybody gets the same.
-    """
-    from hpc_toolkit.results.gather import NotCompleteError
-    from hpc_toolkit.results.tables import json_lines, write_table, writer_for
-
-    if out != "-":
-        writer_for(Path(out))
-    try:
-        table = open_run(run).table(stage=stage, partial=partial)
-    except NotCompleteError as error:
-        for item in error.pending[:20]:
-            print(f"pending: {json.dumps(item)}", file=sys.stderr)
-        if len(error.pending) > 20:
-            print(f"pending: and {len(error.pending) - 20} more", file=sys.stderr)
-        raise
-    if out == "-":
-        sys.stdout.buffer.writelines(json_lines(table.rows))
-        return
-    try:
-        write_table(Path(out), table.rows)
-    except OSError as error:
-        raise _unwritten(out, error) from error
-    if as_json:
-        failed = sum(row["state"] == "failed" for row in table.rows)
-        rows = {"rows": len(table.rows), "failed": failed, "published": table.published}
-        print(json.dumps({"file": out, **rows}))
-        return
-    print(f"{len(table.rows)} rows in {out}", file=sys.stderr)
-
-
-def _unwritten(out: str, error: OSError) -> ConfigError:
-    """Why the rows are in no file; a full disk may be emptied, a wrong name stays wrong."""
-    message = f"cannot write {out}: {error.strerror}"
-    if error.errno in _EXHAUSTED | UNREACHABLE | {errno.EINTR}:
-        failure = ConfigError(
-            message, hint="mend that and gather again; the results are in the run"
-        )
-        failure.exit_code = 75
-        return failure
-    return ConfigError(message, hint="name a file in a directory that you can write to")
 
 
 def explain(
@@ -121,7 +65,12 @@ def explain(
     item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)],
     as_json: JsonOption = False,
 ) -> None:
-    """Show the life of one item: claims, attempts, deaths."""
+    """Show the claims, attempts and worker deaths of one item.
+
+    Examples:
+        hpctk explain runs/eval --item 17
+        hpctk explain runs/eval --item '"layer": 3'
+    """
     from hpc_toolkit.results.explain import explain as explain_item
     from hpc_toolkit.results.explain import find_item
 
@@ -164,16 +113,21 @@ def _attempt_lines(life: dict[str, Any], generation: int) -> list[str]:
 
 def logs(
     run: RunArgument = None,
-    worker: Annotated[str | None, typer.Option(help="A worker's name, or its beginning.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Name of a worker, or its beginning.")] = None,
     item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
     job: Annotated[
-        str | None, typer.Option(metavar="ID", help="The log of a Slurm job of this run.")
+        str | None, typer.Option(metavar="ID", help="Slurm job whose log to print.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what items wrote: all of a worker's log, or what one item wrote in each attempt.
+    """Print the output of workers, of one item or of a Slurm job.
 
-    With --job what Slurm wrote for a job: its script's own words, and errors of its start.
+    --job prints the log that Slurm wrote: the script's own output, and errors at its start.
+
+    Examples:
+        hpctk logs runs/eval
+        hpctk logs runs/eval --item 17
+        hpctk logs runs/eval --job 4711
     """
     found = open_run(run)
     for part in _log_parts(found, worker, item) if job is None else _job_logs(found, job):

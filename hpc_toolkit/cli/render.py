@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_toolkit.cli.help import SLURM
 from hpc_toolkit.cli.manifests import RenderCommand
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import requested
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.drift import Drift
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
-_PANEL = "Slurm"
-_CHECKING = "Scripts that are there"
+_CHECKING = "Existing scripts"
 _NOTE = "note: "
 
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    add_table_command(app, render, RenderCommand, panel=_PANEL)
+    add_table_command(app, render, RenderCommand, panel=SLURM)
 
 
 def render(
@@ -36,7 +36,7 @@ def render(
     *,
     out: Annotated[
         str | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Write FILE; - prints the script."),
+        typer.Option("-o", "--out", metavar="FILE", help="File to write; - is stdout."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an edited script.")] = False,
     source: Annotated[
@@ -44,7 +44,7 @@ def render(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Render this script or manifest again; further options replace its own.",
+            help="Render this file again; other options override its options.",
             rich_help_panel=_CHECKING,
         ),
     ] = None,
@@ -52,29 +52,33 @@ def render(
         bool,
         typer.Option(
             "--check",
-            help="Tell whether the named scripts and manifests, or those in slurm/, are still what "
-            "would be rendered; exit with 1 if not.",
+            help="Check that the named files, or those in slurm/, are up to date; exit with 1 if "
+            "not.",
             rich_help_panel=_CHECKING,
         ),
     ] = False,
     diff: Annotated[
         bool,
         typer.Option(
-            "--diff", help="With --check, show the difference.", rich_help_panel=_CHECKING
+            "--diff", help="Show the difference, with --check.", rich_help_panel=_CHECKING
         ),
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="With --check, print JSON.", rich_help_panel=_CHECKING),
+        typer.Option("--json", help="Print JSON, with --check.", rich_help_panel=_CHECKING),
     ] = False,
     **given: Any,
 ) -> None:
-    """Write a job script and print its path, for sbatch "$(hpctk render --nodes 8 ...)".
+    """Write a job script and print its path.
 
-    The options have sbatch's names; --sbatch takes those of sbatch that are not listed. --output is
-    the log of the job, -o the file that this command writes (slurm/JOB-NAME.sbatch). The templates
-    kubernetes-queue, kubernetes-ddp and kubernetes-scaling are manifests with options of their own,
-    which 'hpctk render kubernetes-queue --help' lists.
+    Options have the names of sbatch's options: --output is the log of the job, -o the file that
+    this command writes [default: slurm/JOB-NAME.sbatch]; --sbatch takes those that are not listed.
+    The templates kubernetes-queue, kubernetes-ddp and kubernetes-scaling write manifests; their
+    options are listed by e.g. 'hpctk render kubernetes-queue --help'.
+
+    Examples:
+        sbatch "$(hpctk render --nodes 8 --gpus-per-node 4 --time 2:00:00 --run runs/eval)"
+        hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py --lr 0.1
     """
     if check:
         _refuse_writing({"-o": out, "--force": force, "--from": source})

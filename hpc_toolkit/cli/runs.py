@@ -1,4 +1,4 @@
-"""Commands that make and change runs: init, add, seal, retry, try."""
+"""Commands that make a run and try its code: init, try."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import ITEM_HELP, GivenRun, RunArgument, open_run
+from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.items import parse_items
 from hpc_toolkit.system.quantities import parse_duration
@@ -17,23 +18,17 @@ from hpc_toolkit.system.quantities import parse_duration
 if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Item
 
-_PANEL = "Runs"
 _ATTEMPTS = 3
 
-_ITEMS = typer.Option(
-    "--items", metavar="FILE.jsonl", help="One JSON object a line; - reads stdin."
+ITEMS = typer.Option(
+    "--items", metavar="FILE.jsonl", help="Items, one JSON object per line; - reads stdin."
 )
-ItemsOption = Annotated[str, _ITEMS]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(rich_help_panel=_PANEL)(init)
-    app.command(rich_help_panel=_PANEL)(add)
-    app.command(rich_help_panel=_PANEL)(seal)
-    app.command(rich_help_panel=_PANEL)(retry)
-    app.command(rich_help_panel=_PANEL)(drain)
-    app.command("try", rich_help_panel=_PANEL)(try_)
+    app.command(rich_help_panel=LIST)(init)
+    app.command("try", rich_help_panel=LIST)(try_)
 
 
 def read_items(source: str) -> list[Item]:
@@ -50,56 +45,65 @@ def read_items(source: str) -> list[Item]:
 
 def init(
     run: GivenRun,
-    items: Annotated[str | None, _ITEMS] = None,
+    items: Annotated[str | None, ITEMS] = None,
     campaign: Annotated[
         Path | None,
         typer.Option(
-            metavar="CAMPAIGN.toml", help="Make the run of a campaign, for a job to work on."
+            metavar="CAMPAIGN.toml", help="Create the run of a campaign, e.g. for a Slurm job."
         ),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="A function or class to run.")
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="Function or class to call for each item."),
     ] = None,
     command: Annotated[
         str | None,
-        typer.Option(help="A shell command; {key} is replaced by the item's value, quoted."),
+        typer.Option(help="Shell command to run for each item; {key} is its value, quoted."),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=JSON", help="A keyword argument of a class workload."),
+        typer.Option(metavar="KEY=JSON", help="Keyword argument of a workload class."),
     ] = None,
     group_by: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Items of one value are kept together.")
+        str | None,
+        typer.Option(metavar="KEY", help="Keep items with the same value of KEY together."),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(help="Failures after which an item is failed; 3 by default.")
+        int | None,
+        typer.Option(metavar="N", help="Attempts before an item counts as failed. [default: 3]"),
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Time limit of one item, such as 90s or 5min."),
+        typer.Option(metavar="DURATION", help="Time limit of one item, e.g. 90s or 5min."),
     ] = None,
     max_failures: Annotated[
         str | None,
         typer.Option(
             metavar="N|P%",
-            help="Pause when more items than this failed. By default a run pauses when its "
-            "first 20 distinct items all fail.",
+            hidden=True,
+            help="Pause the run when more items than this have failed. [default: pause when the "
+            "first 20 distinct items all fail]",
         ),
     ] = None,
     open_: Annotated[
-        bool, typer.Option("--open", help="More items will come: do not seal.")
+        bool, typer.Option("--open", help="Allow adding items later with 'hpctk add'.")
     ] = False,
     from_: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="SNAPSHOT.json",
-            help="Begin from a snapshot: its items, its results as done, and its settings where "
-            "no option says otherwise.",
+            help="Start from a snapshot: its items, results and settings. Other options override "
+            "the settings.",
         ),
     ] = None,
 ) -> None:
-    """Make a run: a directory with a list of items and the code that runs them."""
+    """Create a run: a directory with items and the code to call.
+
+    Examples:
+        hpctk init runs/eval --items items.jsonl --workload mymodule:evaluate
+        hpctk init runs/files --items files.jsonl --command 'convert {path}'
+    """
     from hpc_toolkit.run import Run
 
     timeout_s = parse_duration(timeout, where="--timeout") if timeout is not None else None
@@ -192,45 +196,18 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def add(run: GivenRun, items: ItemsOption) -> None:
-    """Add items to a run that was made with --open, also while it runs."""
-    open_run(run).add(read_items(items))
-
-
-def seal(run: RunArgument = None) -> None:
-    """Say that no more items will come, so that workers leave when all are finished."""
-    open_run(run).seal()
-
-
-def retry(
-    run: RunArgument = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="All failed items; this is the default.")
-    ] = True,
-    item: Annotated[str | None, typer.Option(metavar="ITEM", help=ITEM_HELP)] = None,
-    match: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only items whose JSON or error contains TEXT.")
-    ] = "",
-) -> None:
-    """Give failed items a full budget of attempts again."""
-    found = open_run(run)
-    count = found.retry(match=match, item=item)
-    print(f"{count} items are pending again", file=sys.stderr)
-    if count and not found.status().workers.alive:
-        print("no worker is alive: start some with 'hpctk work' or 'hpctk submit'", file=sys.stderr)
-
-
-def drain(run: RunArgument = None) -> None:
-    """Ask the workers of now to finish their item and leave; later ones are not affected."""
-    count = open_run(run).drain()
-    print(f"{count} workers were asked to leave", file=sys.stderr)
-
-
 def try_(
     run: RunArgument = None,
     item: Annotated[str, typer.Option(metavar="ITEM", help=ITEM_HELP)] = "0",
 ) -> None:
-    """Run one item here in the foreground, traceback and all; nothing is recorded."""
+    """Run one item in the foreground without recording it.
+
+    Prints the value, or the traceback if the item fails.
+
+    Examples:
+        hpctk try runs/eval
+        hpctk try runs/eval --item '"layer": 3'
+    """
     from hpc_toolkit.results.explain import find_item
     from hpc_toolkit.rundir.layout import check_trust
     from hpc_toolkit.worker.loading import load_workload

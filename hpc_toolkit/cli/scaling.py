@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, refuse_given
+from hpc_toolkit.cli.help import TRAIN, Commands
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scalingrun import RunCommand, run
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
@@ -27,14 +28,18 @@ _ENDINGS = (".md", ".json", ".svg")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(
-        help="Measure one training on several numbers of ranks, and what it costs.",
-        no_args_is_help=True,
+    group = Commands(
+        help="""Measure how a training scales, and what it costs.
+
+        Examples:
+            hpctk scaling run -o scaling --world-sizes 1,2,4
+            hpctk scaling analyze scaling
+        """
     )
     add_table_command(group, run, RunCommand, panel="Commands")
     group.command()(analyze)
     group.command()(collectives)
-    app.add_typer(group, name="scaling", rich_help_panel="Training")
+    app.add_typer(group, name="scaling", rich_help_panel=TRAIN)
 
 
 def analyze(
@@ -42,44 +47,49 @@ def analyze(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            help="DIR of 'scaling run' or of pods' logs, or a .json, .csv, .jsonl, .log file.",
+            help="Directory of 'scaling run' or of logs, or a .json, .csv, .jsonl or .log file.",
         ),
     ],
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="Prices: a name of 'hpctk cluster list', or a TOML file; by default the cluster "
-            "that was measured.",
+            metavar="NAME",
+            help="Cluster or TOML file with prices. [default: the measured cluster]",
             autocompletion=complete_cluster,
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
         float | None,
         typer.Option(
-            min=0, help="What one rank's GPU costs in an hour, whatever a table or a cluster says."
+            min=0, hidden=True, help="Price of one GPU per hour, instead of the cluster's."
         ),
     ] = None,
     watts_per_gpu: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Power of a GPU, in the place of what was measured, and of the cluster's."
-        ),
+        typer.Option(min=0, hidden=True, help="Power of one GPU, instead of the measured power."),
     ] = None,
     min_efficiency: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Exit with 1 if any world size has less; the advice goes by it, by default 0.85.",
+            help="Exit with 1 if a world size is less efficient. [default for the advice: 0.85]",
         ),
     ] = None,
     out: Annotated[
         list[Path] | None,
-        typer.Option("--out", "-o", help="Write .md, .json or .svg; can be repeated."),
+        typer.Option("--out", "-o", help="Write .md, .json or .svg. May be repeated."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare world sizes: speed-up, efficiency, GPU-hours, cost, a fitted law and advice."""
+    """Compare world sizes by speed, efficiency and cost.
+
+    Also fits a scaling law and recommends a world size.
+
+    Examples:
+        hpctk scaling analyze scaling
+        hpctk scaling analyze scaling --cluster killarney -o scaling.md -o scaling.svg
+    """
     from hpc_toolkit.system.terminal import printable_lines
     from hpc_toolkit.training.scaling.page import as_data, as_markdown
     from hpc_toolkit.training.scaling.prices import Asked
@@ -155,27 +165,31 @@ def collectives(
     context: typer.Context,
     logs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[LOG]...", help="Show what these logs hold; measure nothing."),
+        typer.Argument(metavar="[LOG]...", help="Print the measurements in these logs."),
     ] = None,
-    world_size: Annotated[int, typer.Option(min=2, help="Ranks on this machine.")] = 2,
-    sizes: Annotated[
-        str, typer.Option(metavar="SIZE,...", help="Sizes of messages.")
-    ] = DEFAULT_SIZES,
+    world_size: Annotated[int, typer.Option(min=2, help="Number of ranks on this machine.")] = 2,
+    sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Message sizes.")] = DEFAULT_SIZES,
     names: Annotated[
-        str, typer.Option("--collectives", help="all_reduce, all_gather ...; or all.")
+        str,
+        typer.Option("--collectives", metavar="NAMES", help="all, or e.g. all_reduce,all_gather."),
     ] = "all",
     iterations: Annotated[
-        int, typer.Option(min=1, help="How often each is timed; the median is shown.")
+        int, typer.Option(min=1, help="Measurements of each; the median is shown.")
     ] = 20,
     backend: Annotated[
-        str | None, typer.Option(help="nccl or gloo; by default what suits the machine.")
+        str | None,
+        typer.Option(metavar="nccl|gloo", help="Backend. [default: nccl with GPUs, else gloo]"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write .md or .json.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write .md or .json.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time collectives over sizes of messages; bus bandwidths as nccl-tests computes them."""
+    """Measure the bandwidth of collectives over message sizes.
+
+    Bus bandwidths are computed as in nccl-tests.
+
+    Examples:
+        hpctk scaling collectives --world-size 4 --collectives all_reduce
+    """
     from hpc_toolkit.rundir.files import replace_file
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.sources import read_text

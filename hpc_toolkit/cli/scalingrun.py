@@ -32,45 +32,58 @@ _TRAINING = "Training"
 _WHERE = "Where"
 _RANKS = "Ranks of a job"
 _REFUSED = {*DECIDED, *USELESS, "run"}
-"""Not shown: no job of a measurement takes them."""
+"""Never shown: no job of a measurement takes them."""
+_COMMON = {
+    *("gpus_per_node", "cpus_per_task", "mem", "time", "cluster", "account", "partition", "qos"),
+    *("venv", "container", "module", "sbatch"),
+}
+"""Options of a job that the short help shows."""
 
 
 _DEFAULTS = Settings()
 
 
-def _setting(name: str, help_text: str, metavar: str = "N") -> Option:
+def _setting(name: str, help_text: str, metavar: str = "N", *, hidden: bool = False) -> Option:
     """The option of a field of Settings."""
     default = getattr(_DEFAULTS, name.partition("/")[0])
-    return Option(name, help_text, metavar, default=default)
+    return Option(name, help_text, metavar, default=default, hidden=hidden)
 
 
 _SETTINGS: Panels = {
     _TRAINING: (
-        _setting("batch_size", "Samples of a forward pass, of all ranks together."),
-        _setting("weak/strong", "Let each rank have that batch, instead of all together.", ""),
-        _setting("seq_length", "Tokens of a sample."),
-        _setting("max_steps", "Steps that are measured."),
-        _setting("warmup", "Steps before those, which count for nothing."),
+        _setting("batch_size", "Samples per forward pass, of all ranks together."),
+        _setting("weak/strong", "Use --batch-size samples per rank (weak) or in all (strong).", ""),
+        _setting("seq_length", "Tokens per sample."),
+        _setting("max_steps", "Measured steps."),
+        _setting("warmup", "Steps before the measured ones."),
         _setting("repeats", "Measurements of each case."),
         _setting(
-            "model", "decoder-LAYERSxWIDTH, or a model of transformers; weights are random.", "NAME"
+            "model",
+            "decoder-LAYERSxWIDTH or a model of transformers, with random weights.",
+            "NAME",
         ),
-        _setting("lora_rank", "Train adapters of this rank alone."),
-        _setting("load_in_4bit", "Keep frozen weights in 4 bits; CUDA only.", ""),
-        _setting("precision", "float32, or bf16.", "NAME"),
-        _setting("accumulate", "Forward passes of a step."),
-        _setting("loader_workers", "Processes that make each rank's samples."),
-        _setting("bucket_cap_mb", "MiB of gradients exchanged at once."),
-        Option("sample_cost", "CPU time to make a sample, such as 5ms.", "DURATION", default="0"),
+        _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
+        _setting("load_in_4bit", "Keep frozen weights in 4 bits; CUDA only.", "", hidden=True),
+        _setting("precision", "float32 or bf16.", "NAME"),
+        _setting("accumulate", "Forward passes per step.", hidden=True),
+        _setting("loader_workers", "Data loader processes per rank.", hidden=True),
+        _setting("bucket_cap_mb", "Size of a gradient bucket, in MiB.", hidden=True),
+        Option(
+            "sample_cost",
+            "CPU time to make a sample, e.g. 5ms.",
+            "DURATION",
+            default="0",
+            hidden=True,
+        ),
         _setting(
             "threads",
-            "Threads of each rank; 0 is what the largest world size has CPUs for here, and what "
-            "the launcher gives in a job.",
+            "Threads per rank; 0 gives each rank its share of the CPUs.",
+            hidden=True,
         ),
     )
 }
 """Every field of Settings."""
-_VARY = many("vary", "Compare values, as in loader-workers=1,4,8", "NAME=VALUES")
+_VARY = many("vary", "Compare values, e.g. loader-workers=1,4,8", "NAME=VALUES")
 
 
 class RunCommand(ScriptCommand):
@@ -82,7 +95,9 @@ class RunCommand(ScriptCommand):
 
     panels: ClassVar[Panels] = {
         (_RANKS if panel == _TRAINING else panel): tuple(
-            one._replace(hidden=one.hidden or one.name in _REFUSED)
+            one._replace(
+                hidden=one.name not in _COMMON, help="" if one.name in _REFUSED else one.help
+            )
             for one in group
             if one.name != "backend"  # is ours
         )
@@ -97,18 +112,22 @@ class RunCommand(ScriptCommand):
 def run(
     *,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where records and logs go.")
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Directory for records and logs.")
     ],
-    world_sizes: Annotated[str, typer.Option(help="Numbers of ranks.")] = "1,2,4",
+    world_sizes: Annotated[str, typer.Option(metavar="N,N", help="Numbers of ranks.")] = "1,2,4",
     backend: Annotated[
         str | None,
-        typer.Option(help="nccl or gloo; by default what suits the node.", rich_help_panel=_WHERE),
+        typer.Option(
+            metavar="nccl|gloo",
+            help="Backend. [default: nccl with GPUs, else gloo]",
+            rich_help_panel=_WHERE,
+        ),
     ] = None,
     slurm: Annotated[
         bool,
         typer.Option(
             "--slurm",
-            help="Submit a job for each world size; the options below are theirs.",
+            help="Submit a job for each world size, with the options below.",
             rich_help_panel=_WHERE,
         ),
     ] = False,
@@ -116,8 +135,9 @@ def run(
         bool,
         typer.Option(
             "--interleave",
-            help="Launch each repeat by itself, world sizes in turn: slower, and fairer on a "
-            "machine that others use; not with --slurm.",
+            hidden=True,
+            help="Alternate between world sizes: slower, but fairer on a shared machine. Not with "
+            "--slurm.",
             rich_help_panel=_WHERE,
         ),
     ] = False,
@@ -125,33 +145,39 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="With --slurm; by default the GPUs of a node, else 1.",
+            metavar="N",
+            help="Ranks per node, with --slurm. [default: one per GPU, else 1]",
             rich_help_panel=_WHERE,
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Measure only what DIR does not hold yet.", rich_help_panel=_WHERE
+            "--resume", help="Measure only what is missing in DIR.", rich_help_panel=_WHERE
         ),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="With --slurm: submit though jobs of DIR are there already.",
+            hidden=True,
+            help="Submit even if DIR has jobs already, with --slurm.",
             rich_help_panel=_WHERE,
         ),
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Say what would be measured.", rich_help_panel=_WHERE),
+        typer.Option("--dry-run", help="Show what would be measured.", rich_help_panel=_WHERE),
     ] = False,
     **given: Any,
 ) -> None:
-    """Measure the same training at several world sizes, here or through Slurm.
+    """Measure a training at several world sizes, here or on Slurm.
 
-    Prints DIR, or with --slurm the jobs' ids; 'hpctk scaling analyze DIR' compares.
+    Prints DIR, or the job ids with --slurm. 'hpctk scaling analyze DIR' compares the results.
+
+    Examples:
+        hpctk scaling run -o scaling --world-sizes 1,2,4
+        hpctk scaling run -o scaling --world-sizes 4,8,16 --slurm --gpus-per-node 4
     """
     from hpc_toolkit.training.scaling.launches import ScalingRun
 

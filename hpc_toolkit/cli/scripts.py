@@ -9,25 +9,28 @@ from typing import Annotated
 
 import typer
 
+from hpc_toolkit.cli.help import SCRIPTS
 from hpc_toolkit.system.quantities import parse_size
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command(hidden=True)(preflight)
-    app.command(hidden=True)(stage)
+    app.command(rich_help_panel=SCRIPTS, hidden=True)(preflight)
+    app.command(rich_help_panel=SCRIPTS, hidden=True)(stage)
 
 
 def preflight(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="The run that ranks will write to.")
+        str | None, typer.Argument(metavar="[RUN]", help="Run that the ranks write to.")
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs that must be usable here.")] = 0,
-    free: Annotated[
-        str, typer.Option(metavar="SIZE", help="Space that must be free below RUN.")
-    ] = "100M",
+    gpus: Annotated[int, typer.Option(help="GPUs that must be usable on this node.")] = 0,
+    free: Annotated[str, typer.Option(metavar="SIZE", help="Free space required in RUN.")] = "100M",
 ) -> None:
-    """Say in one line whether this node can do its part of a job; exits with 1 if not."""
+    """Check this node before a job uses it; exit with 1 on a problem.
+
+    Examples:
+        hpctk preflight runs/eval --gpus 4
+    """
     from hpc_toolkit.slurm.batch.preflight import check_node
 
     root = Path(run) if run is not None else None
@@ -37,11 +40,17 @@ def preflight(
 
 
 def stage(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="On this node's own disk.")],
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="What is copied there.")],
-    users: Annotated[int, typer.Option(help="How many tasks of this node will use it.")] = 1,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory on this node's disk.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files and directories to copy.")
+    ],
+    users: Annotated[int, typer.Option(help="Tasks on this node that use the copies.")] = 1,
 ) -> None:
-    """Copy files and directories to this node's disk, below a directory of its name."""
+    """Copy files to this node's disk, below a directory of its name.
+
+    Examples:
+        hpctk stage /tmp/data /scratch/me/corpus
+    """
     import signal
 
     from hpc_toolkit.slurm.batch.staging import stage_paths

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
+from hpc_toolkit.cli.help import SLURM
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.file import Header
     from hpc_toolkit.submit.submission import Submission
 
-_PANEL = "Slurm"
 _AFTER_EACH = "afterany"
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    add_table_command(app, submit, ScriptCommand, panel=_PANEL)
-    app.command(rich_help_panel=_PANEL)(cancel)
+    add_table_command(app, submit, ScriptCommand, panel=SLURM)
+    app.command(rich_help_panel=SLURM)(cancel)
 
 
 def submit(
@@ -49,29 +49,32 @@ def submit(
             min=1,
             max=1000,
             metavar="N",
-            rich_help_panel="Order",  # its range beside '--no-exclude-failed' is too wide
-            help="Send N jobs; with --dependency singleton or afterany one after the other.",
+            help="Submit N jobs; --dependency singleton or afterany runs them in turn.",
         ),
     ] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")
+        bool, typer.Option("--dry-run", help="Show the script and the command; submit nothing.")
     ] = False,
     exclude_failed: Annotated[
         bool,
         typer.Option(
             "--exclude-failed/--no-exclude-failed",
-            help="Leave out nodes that failed for this run within a day.",
+            help="Exclude nodes that failed in this run within a day.",
         ),
     ] = True,
     force: Annotated[
-        bool, typer.Option("--force", help="Submit for a run that is complete or paused, too.")
+        bool, typer.Option("--force", help="Submit even if the run is complete or paused.")
     ] = False,
     **given: Any,
 ) -> None:
-    """Render a job script, submit it, and print the job's id.
+    """Render and submit a job script, and print the job id.
 
-    In place of TEMPLATE a script may be named, with a "/" or ending in .sbatch: it is sent as it
-    is, with --run as its argument.
+    Instead of TEMPLATE, a script can be named: a path with a "/", or ending in .sbatch. It is
+    submitted unchanged, with --run as its argument.
+
+    Examples:
+        hpctk submit --run runs/eval --nodes 8 --gpus-per-node 4 --time 2:00:00
+        hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 --time 1-0 -- train.py
     """
     from dataclasses import replace
 
@@ -278,13 +281,17 @@ def cancel(
     run: GivenRun,
     *,
     job: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Only this job; may be repeated.")
+        list[str] | None, typer.Option(metavar="ID", help="Cancel only this job. May be repeated.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Cancel the jobs of a run that are still in Slurm's queue, and print their ids.
+    """Cancel the jobs of a run, and print their ids.
 
-    Exits with 1 if there are none.
+    Exits with 1 if the queue has no jobs of the run.
+
+    Examples:
+        hpctk cancel runs/eval
+        hpctk cancel runs/eval --job 4711 --yes
     """
     from hpc_toolkit.submit.cancellation import cancel_jobs, cancelable_jobs
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import RunArgument, open_run
+from hpc_toolkit.cli.help import LIST
 from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.plainwork import (
     check_code,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    add_table_command(app, work, WorkCommand, panel="Runs")
+    add_table_command(app, work, WorkCommand, panel=LIST)
 
 
 def work(
@@ -39,44 +40,55 @@ def work(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Local workers; by default one per GPU, or one. Not inside an srun step."
+            metavar="N", help="Local workers, outside srun. [default: one per GPU, else 1]"
         ),
     ] = None,
     deadline: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Exit before this time: a duration from now, or @EPOCH. By default the end "
-            "of the Slurm job, or $HPCTK_DEADLINE where the job does not know it.",
+            help="Exit before this time: a duration or @EPOCH. [default: the end of the Slurm "
+            "job, else $HPCTK_DEADLINE]",
         ),
     ] = None,
     idle_exit: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Exit after this time without work; inside Slurm 10min, else never.",
+            help="Exit after this time without work. [default: 10min in Slurm, else never]",
         ),
     ] = None,
     lease: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Silence after which a worker of another host counts as dead."
+            metavar="DURATION",
+            hidden=True,
+            help="Time without a heartbeat after which a worker on another host counts as dead.",
         ),
     ] = None,
     grace: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Time for the running item when asked to leave."),
+        typer.Option(
+            metavar="DURATION",
+            hidden=True,
+            help="Time to finish the current item when asked to exit.",
+        ),
     ] = None,
     strict_code: Annotated[
-        bool, typer.Option("--strict-code", help="Refuse if the code changed since init.")
+        bool, typer.Option("--strict-code", help="Fail if the code has changed since init.")
     ] = False,
     engine: EngineOption = Engine.PROCESSES,
     **given: Any,
 ) -> None:
-    """Work on a run: one rank inside an srun step, local workers elsewhere, or actors of Ray.
+    """Process the items of a run with local workers.
 
-    Exits with 0 when the run is sealed and no item is pending, failed ones included, and with 75
-    when items are left: time is up, or the worker was asked to leave.
+    Inside an srun step this process becomes one worker; with --engine ray the workers are actors.
+    Exits with 0 when all items are finished, failed items included, and with 75 when items are left
+    because time is up or the worker was asked to exit.
+
+    Examples:
+        hpctk work runs/eval --workers 4
+        hpctk work runs/eval --deadline 2h --monitor
     """
     from hpc_toolkit.system.ranks import RankInfo
 

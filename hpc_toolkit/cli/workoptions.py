@@ -22,39 +22,38 @@ if TYPE_CHECKING:
     from hpc_toolkit.system.ranks import RankInfo
 
 PANELS: Panels = {
-    "What each local worker has": (
+    "Resources of each local worker": (
         Option(
             "cpus_per_worker",
-            "Bind each worker to so many CPUs of its own, of one NUMA node where they fit.",
+            "Bind each worker to N CPUs, on one NUMA node if possible.",
             "N",
         ),
         Option(
             "gpus_per_worker",
-            "GPUs of each worker; 0.5 lets two share one, 0 hides all. By default they take "
-            "turns, one GPU each.",
+            "GPUs of each worker; 0.5 shares a GPU between two workers, 0 hides all GPUs. "
+            "[default: one each, in turn]",
             "NUMBER",
         ),
         Option(
             "memory_per_worker",
-            "What a process of the worker's executor may allocate, such as 4G; beyond it Python "
-            "raises MemoryError, which on_oom may answer.",
+            "Memory limit of each worker's process, e.g. 4G; Python raises MemoryError beyond it.",
             "SIZE",
         ),
     ),
-    "Beside the work": (
+    "Monitoring and snapshots": (
         Option(
             "monitor",
-            "Sample CPUs, memory, GPUs and network of this host into the run's logs.",
+            "Log the use of CPUs, memory, GPUs and network of this host.",
             "",
             variable="HPCTK_MONITOR",
         ),
-        Option("monitor_interval", "Time between samples; 1s by default.", "DURATION"),
+        Option("monitor_interval", "Time between samples. [default: 1s]", "DURATION", hidden=True),
         Option(
             "snapshot",
-            "Write a snapshot when the work ends; {done} in the name is the number of done items.",
+            "Write a snapshot at the end; {done} in the name is the number of done items.",
             "FILE.json",
         ),
-        Option("snapshot_every", "Write one whenever N more items are done as well.", "N"),
+        Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),
     ),
 }
 """Options of ``hpctk work``, by the panel of the help that shows them."""

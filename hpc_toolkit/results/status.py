@@ -257,7 +257,8 @@ def _reason(
         died = f"; {workers.dead} died" if workers.dead else ""
         start = "start some with 'hpctk work' or 'hpctk submit'"
         if campaign:
-            start = f"'hpctk submit campaign --run {campaign}' or 'hpctk run CAMPAIGN.toml' goes on"
+            here = "'hpctk campaign run CAMPAIGN.toml'"
+            start = f"'hpctk submit campaign --run {campaign}' or {here} continues"
         return f"no worker is alive{died}: {unless}{start}"
     if not left:
         return "; ".join(_hidden(view)) or _waiting(stages, campaign)
@@ -273,10 +274,10 @@ def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
     if campaign:
         return (
             "no item is left until conduct decides what is next; if none runs, start "
-            f"'hpctk conduct {campaign}'"
+            f"'hpctk campaign conduct {campaign}'"
         )
     opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
-    return f"every item is finished; {opened} waits for more items, or for 'hpctk seal'"
+    return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"
 
 
 def _failures(view: RunView) -> list[dict[str, Any]]:

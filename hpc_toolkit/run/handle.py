@@ -260,7 +260,7 @@ class Run:
         # A seal cannot be undone: the coordinator could add no more items.
         if self.manifest.campaign is not None:
             message = f"{self.root} is a campaign: conduct adds its items and seals its stages"
-            hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk run CAMPAIGN.toml' goes on"
+            hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk campaign run' continues"
             raise RunError(message, hint=hint)
 
     def _trust(self) -> None:

@@ -47,9 +47,9 @@ Panels = dict[str, tuple[Option, ...]]
 """A table of options, grouped by the panel of the help that shows them."""
 
 
-def flag(name: str, help_text: str, *, short: str = "") -> Option:
+def flag(name: str, help_text: str, *, short: str = "", hidden: bool = False) -> Option:
     """An option without a value."""
-    return Option(name, help_text, "", short=short)
+    return Option(name, help_text, "", short=short, hidden=hidden)
 
 
 def many(name: str, help_text: str, metavar: str = "TEXT") -> Option:

@@ -53,7 +53,7 @@ _SEEN = struct.Struct("=qqq64s")
 
 # What the commands import on their way: once here instead of in every child.
 _NEEDED = (
-    *("cli.runs", "cli.working", "cli.reading", "worker.worker", "worker.pool"),
+    *("cli.runs", "cli.working", "cli.reading", "cli.gathering", "worker.worker", "worker.pool"),
     *("results.explain", "results.tables"),
 )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check_conduct(home: Path, every: int) -> None:
     begin = partial(play, root=home / "run")
-    place = Place(home, make_campaign, "conduct", "run", begin=begin)
+    place = Place(home, make_campaign, "campaign", "conduct", "run", begin=begin)
     whole = place.without_a_cut()
     assert (whole.code, whole.err, whole.fired) == (0, "", "")
     sequence, rows = asked(place.run), table_of(place.run)

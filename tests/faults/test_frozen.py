@@ -109,7 +109,7 @@ def check_command(command: str, home: Path, every: int) -> None:
 
 def check_conduct(home: Path, every: int, rivals: int) -> None:
     begin = partial(play, root=home / "run")
-    place = Place(home, make_campaign, "conduct", "run", begin=begin)
+    place = Place(home, make_campaign, "campaign", "conduct", "run", begin=begin)
     assert place.without_a_cut().code == 0
     sequence, rows = asked(place.run), table_of(place.run)
     name = f"conduct beside {rivals}"

@@ -1,4 +1,4 @@
-"""``hpctk run`` whose conduct is killed where one stage's table becomes the next stage's items."""
+"""``hpctk campaign run`` whose conduct is killed while a stage's table becomes the next's items."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ if "conduct" in sys.orig_argv:
 
 
 class Crew:
-    """Calls ``hpctk run`` below one directory after the other."""
+    """Calls ``hpctk campaign run`` below one directory after the other."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -82,7 +82,17 @@ class Crew:
         cut = {"TEST_CUT_AT": f"{at}", "TEST_CUT_WAY": way}
         path = f"{self._home / 'hook'}:{REPOSITORY}"
         ended = subprocess.run(
-            [sys.executable, "-m", "hpc_toolkit", "run", "toy.toml", "--workers", "1", "--json"],
+            [
+                sys.executable,
+                "-m",
+                "hpc_toolkit",
+                "campaign",
+                "run",
+                "toy.toml",
+                "--workers",
+                "1",
+                "--json",
+            ],
             cwd=place,
             env={**os.environ, **cut, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             capture_output=True,

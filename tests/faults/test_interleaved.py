@@ -77,7 +77,7 @@ class Chance(Orders):
 
 def begin(call: Commands, run: Path, entries: int) -> None:
     """Let one conduct make so many entries, and die before the next."""
-    one = call.start("conduct", "run", root=run, at=1, way=ENTRIES)
+    one = call.start("campaign", "conduct", "run", root=run, at=1, way=ENTRIES)
     for _ in range(entries):
         assert one.frozen()
         one.wake()
@@ -90,7 +90,7 @@ def check_orders(home: Path, conducts: int, kills: int, orders: Orders, *, begun
     make_campaign_run(home / "template", parse_campaign(SMALL, "toy.toml"), ())
     call = Commands(home, partial(play, root=home / "run"))
     copy_of(home / "template", home / "run")
-    assert call("conduct", "run", root=home / "run").code == 0
+    assert call("campaign", "conduct", "run", root=home / "run").code == 0
     sequence, rows = asked(home / "run"), table_of(home / "run")
     copy_of(home / "template", home / "run")
     begin(call, home / "run", begun)
@@ -102,7 +102,7 @@ def check_orders(home: Path, conducts: int, kills: int, orders: Orders, *, begun
         assert asked(home / "run") == sequence[: len(asked(home / "run"))], orders.said
         assert 0 in codes or -9 in codes, f"{orders.said}: {codes}"
         assert set(codes) <= {0, 75, -9}, f"{orders.said}: {codes}"
-        assert call("conduct", "run", root=home / "run").code == 0, orders.said
+        assert call("campaign", "conduct", "run", root=home / "run").code == 0, orders.said
         assert (asked(home / "run"), table_of(home / "run")) == (sequence, rows), orders.said
         count += 1
     assert count > 2
@@ -129,7 +129,7 @@ def take_turns(call: Commands, run: Path, orders: Orders, conducts: int, kills: 
             continue
         else:
             left -= 1
-            one = call.start("conduct", "run", root=run, at=1, way=ENTRIES)
+            one = call.start("campaign", "conduct", "run", root=run, at=1, way=ENTRIES)
         if one.frozen():
             going.append(one)
         else:

@@ -99,7 +99,7 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> str:
 
 
 def run(campaign: Path, *words: str, workers: int = 3) -> dict[str, Any]:
-    words = ("run", campaign.name, "--workers", str(workers), "--json", *words)
+    words = ("campaign", "run", campaign.name, "--workers", str(workers), "--json", *words)
     summary: dict[str, Any] = json.loads(finish(command(campaign, *words)))
     return summary
 
@@ -188,7 +188,7 @@ def check_kills(
         (other / name).write_bytes((campaign.parent / name).read_bytes())
     kills = 0
     for number in entries:
-        process = command(other / "toy.toml", "run", "toy.toml", "--workers", "3")
+        process = command(other / "toy.toml", "campaign", "run", "toy.toml", "--workers", "3")
         while asked(other) < number and process.poll() is None:
             time.sleep(0.01)
         kills += process.poll() is None
@@ -213,7 +213,7 @@ def asks_in(root: Path) -> list[dict[str, Any]]:
 def test_conduct_killed_alone_is_started_again_by_the_run(campaign: Path) -> None:
     calm = run(campaign)
     process = command(
-        campaign, "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json"
+        campaign, "campaign", "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json"
     )
     log = campaign.parent / "runs/again/stages/tasks/log"
     killed = 0
@@ -242,9 +242,9 @@ def conducts(root: Path) -> list[int]:
 
 
 def test_second_conduct_ends_or_repeats_nothing(campaign: Path) -> None:
-    process = command(campaign, "run", "toy.toml", "--workers", "2", "--json")
+    process = command(campaign, "campaign", "run", "toy.toml", "--workers", "2", "--json")
     wait_until(lambda: asked(campaign.parent) >= 2, "two asks")
-    rivals = [command(campaign, "conduct", "runs/toy") for _ in range(2)]
+    rivals = [command(campaign, "campaign", "conduct", "runs/toy") for _ in range(2)]
 
     summary = json.loads(finish(process))
     for rival in rivals:
@@ -258,7 +258,7 @@ def test_campaign_with_changed_settings_is_refused_and_they_are_listed(campaign:
     run(campaign)
     campaign.write_text(CAMPAIGN.replace("seed = 3", "seed = 4").replace('"c"]', '"d"]'))
 
-    process = command(campaign, "run", "toy.toml")
+    process = command(campaign, "campaign", "run", "toy.toml")
     _, err = process.communicate()
 
     assert process.returncode == 1
@@ -268,7 +268,7 @@ def test_campaign_with_changed_settings_is_refused_and_they_are_listed(campaign:
 def test_campaign_with_an_unknown_key_names_the_near_miss(campaign: Path) -> None:
     campaign.write_text(CAMPAIGN.replace("budget", "budgett"))
 
-    process = command(campaign, "run", "toy.toml")
+    process = command(campaign, "campaign", "run", "toy.toml")
     _, err = process.communicate()
 
     assert process.returncode == 1

@@ -100,7 +100,7 @@ def test_500_iterations_in_small_are_whole_and_resume_from_any_snapshot(hpctk: H
     assert ended.code == 0, ended.err
     checks = ("--range", "mean=-0.2:0.2", "--unique", "seed", "--unique", "mean")
     again = ("--recompute", 5, "--ignore", "batch")
-    verified = hpctk("verify", "run", *checks, *again, "--json")
+    verified = hpctk("gather", "run", "--check", *checks, *again, "--json")
     assert verified.code == 0, verified.out
     found = verified.json
     assert (found["whole"], found["rows"], found["items"], found["recomputed"]) == (
@@ -229,7 +229,7 @@ def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
         "0,done,,1,0.1,w,0.5\n1,done,,1,0.1,w,nan\n1,done,,1,0.1,w,7\n3,failed,ill,3,0.1,w,\n"
     )
 
-    ended = hpctk("verify", "rows.csv", "--items", "items.jsonl", "--range", "mean=-1:1")
+    ended = hpctk("gather", "rows.csv", "--check", "--items", "items.jsonl", "--range", "mean=-1:1")
 
     assert ended.code == 1
     assert ended.err == ""
@@ -243,6 +243,6 @@ def test_verify_lists_what_is_wrong_with_a_file(hpctk: Hpctk) -> None:
         '  out of range  {"seed": "1"}: mean is 7, not in -1:1',
         '  not finite    {"seed": "1"}: value.mean is nan',
     ]
-    refused = hpctk("verify", "rows.csv", "--recompute", 1)
+    refused = hpctk("gather", "rows.csv", "--check", "--recompute", 1)
     assert (refused.code, refused.out) == (1, "")
     assert "does not say which code made it" in refused.err

@@ -65,7 +65,7 @@ PYTHON = """
 case $3 in
   batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
   preflight) cat "$FAKE_DIR/ready"; exit "$(cat "$FAKE_DIR/preflight_code")" ;;
-  conduct) exec "$FAKE_DIR/conduct" ;;
+  campaign) exec "$FAKE_DIR/conduct" ;;
   work)
     env -0 > "$FAKE_DIR/rank.env"
     echo $$ > "$FAKE_DIR/rank.pid"

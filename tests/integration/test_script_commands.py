@@ -74,7 +74,7 @@ def test_a_fit_node_answers_on_stdout_and_an_unfit_one_with_1(hpctk: Hpctk) -> N
 def test_a_campaigns_run_is_made_and_then_finished_by_run(toy: Hpctk) -> None:
     made = toy("init", "runs/toy", "--campaign", "toy.toml")
     left = read_left(toy.cwd / "runs/toy", 1.0)
-    done = toy("run", "toy.toml", "--workers", "2")
+    done = toy("campaign", "run", "toy.toml", "--workers", "2")
 
     assert (made.code, made.out) == (0, "runs/toy\n")
     assert left == (0, False, 0)
@@ -118,8 +118,8 @@ def test_conduct_prints_the_outcome_where_it_is_asked_for(toy: Hpctk) -> None:
     toy("init", "runs/toy", "--campaign", "toy.toml")
     workers = toy.start("work", "runs/toy", "--workers", "2")
 
-    ended = toy("conduct", "runs/toy", "--summary")
-    quiet = toy("conduct", "runs/toy")
+    ended = toy("campaign", "conduct", "runs/toy", "--summary")
+    quiet = toy("campaign", "conduct", "runs/toy")
 
     assert workers.ended().code == 0
     assert ended.code == 0, ended.err

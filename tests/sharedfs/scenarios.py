@@ -117,7 +117,7 @@ def campaign(run: Rehearsal) -> Outcome:
     ranks = [run.work(host) for host in HOSTS]
     run.until(lambda: len(run.presences()) == len(HOSTS) * run.size.workers, "all workers")
     began = time.monotonic()
-    conduct = run.start(HIT, "conduct", run.run)
+    conduct = run.start(HIT, "campaign", "conduct", run.run)
     ended = _all_end(run, [conduct, *ranks])
     (trials,) = (text.splitlines() for text in run.read("bandit/trials.jsonl").values())
     arms = [

@@ -124,7 +124,7 @@ def test_workers_that_wait_take_up_what_is_added(rehearse: Rehearse, size: Size,
     _check_whole(found)
     assert max(found.executions.values()) == 1
     assert found.deaths == []
-    waits = "every item is finished; items waits for more items, or for 'hpctk seal'"
+    waits = "every item is finished; items waits for more items, or for 'hpctk add RUN --seal'"
     assert found.notes["said"] == waits
     assert max(found.notes["waits"]) < 20
 

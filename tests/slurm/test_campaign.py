@@ -85,7 +85,7 @@ def test_preempted_campaign_asks_for_the_same_arms_as_an_undisturbed_one(
     rehearsal = Rehearsal(lab.lab, tmp_path, {"TOY_SLOWEST_S": "0.5"})
     file, options = make(tmp_path)
     began = time.monotonic()
-    rehearsal.hpctk("run", file, "--workers", 2, "--run", "undisturbed", timeout_s=2700)
+    rehearsal.hpctk("campaign", "run", file, "--workers", 2, "--run", "undisturbed", timeout_s=2700)
     undisturbed_s = time.monotonic() - began
     rehearsal.hpctk("init", rehearsal.run, "--campaign", file)
     script = rehearsal.render("campaign", **options)

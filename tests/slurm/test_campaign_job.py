@@ -43,7 +43,7 @@ def undisturbed(lab: LabUnderTest, tmp_path_factory: pytest.TempPathFactory) -> 
     site = Site(lab, tmp_path_factory.mktemp("undisturbed"))
     (site.cwd / "toy.toml").write_text(CAMPAIGN, encoding="utf-8")
     (site.cwd / "toy_campaign.py").write_bytes(TOY.read_bytes())
-    site.hpctk("run", "toy.toml", "--workers", "2")
+    site.hpctk("campaign", "run", "toy.toml", "--workers", "2")
     return asks(site)
 
 
@@ -59,7 +59,7 @@ def submit(site: Site, slowest_s: float = 0.5) -> str:
 
 
 def conducts(site: Site) -> list[int]:
-    """Processes of ``hpctk conduct`` that were started in this site's directory."""
+    """Processes of ``hpctk campaign conduct`` that were started in this site's directory."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -67,7 +67,7 @@ def conducts(site: Site) -> list[int]:
             here = (directory / "cwd").readlink() == site.cwd
         except OSError:
             continue
-        if here and words[1:4] == [b"-m", b"hpc_toolkit", b"conduct"]:
+        if here and words[1:5] == [b"-m", b"hpc_toolkit", b"campaign", b"conduct"]:
             found.append(int(directory.name))
     return found
 
@@ -130,7 +130,7 @@ def test_a_cancelled_campaign_is_finished_elsewhere(
     assert site.end_of(job)[0] == "CANCELLED"
     wait_until(lambda: not conducts(site), "the end of conduct")
 
-    site.hpctk("run", "toy.toml", "--workers", "2")
+    site.hpctk("campaign", "run", "toy.toml", "--workers", "2")
 
     assert asks(site) == undisturbed
 
@@ -157,7 +157,7 @@ def test_two_that_decide_make_one_sequence(
     arms = [arm for asked in undisturbed for arm in asked]
     held = site.cwd / "held.json"
     held.write_text(json.dumps(arms[5:]))
-    elsewhere, workers = started("conduct", RUN), started("work", RUN, "--workers", "2")
+    elsewhere, workers = started("campaign", "conduct", RUN), started("work", RUN, "--workers", "2")
     wait_for_search(site)
     decided = asks(site)  # nobody else can have: there is no job yet
 

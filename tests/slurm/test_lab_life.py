@@ -522,18 +522,18 @@ def test_names_find_labs_and_list_tells_of_each(
 
     try:
         run("up", "--name", "second", "--nodes", "1", "--gpus-per-node", "0")
-        (found,) = json.loads(run("list", "--json"))
+        (found,) = json.loads(run("status", "--all", "--json"))
         assert (found["name"], found["state"]) == ("second", "up")
         assert found["directory"] == str(home / "hpctk/labs/second")
         assert found["settings"]["nodes"] == 1
-        assert run("list").startswith("second  up, 1 node, port ")
+        assert run("status", "--all").startswith("second  up, 1 node, port ")
         exported = run("env", "--name", "second")
         assert exported == f"export SLURM_CONF={found['slurm_conf']}\n"
         shown = run("sinfo", "--name", "second", "--noheader", "-o", "%N")
         assert shown.split() == ["n1"]
     finally:
         run("down", "--name", "second")
-    assert run("list", "--json") == "[]\n"
+    assert run("status", "--all", "--json") == "[]\n"
     shutil.rmtree(home)
 
 

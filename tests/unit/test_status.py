@@ -229,7 +229,7 @@ def test_an_open_stage_without_work_waits_for_more(fast_dir: Path) -> None:
     found = status(toy)
 
     assert not found.complete
-    assert "items waits for more items, or for 'hpctk seal'" in found.reason
+    assert "items waits for more items, or for 'hpctk add RUN --seal'" in found.reason
 
 
 def test_a_campaign_without_workers_names_what_goes_on_with_it(fast_dir: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_campaign_without_workers_names_what_goes_on_with_it(fast_dir: Path) -
 
     assert found.reason == (
         f"no worker is alive: 'hpctk submit campaign --run {fast_dir}/toy' or "
-        "'hpctk run CAMPAIGN.toml' goes on"
+        "'hpctk campaign run CAMPAIGN.toml' continues"
     )
 
 
@@ -249,7 +249,7 @@ def test_a_campaign_without_items_waits_for_conduct_and_no_seal(fast_dir: Path) 
     found = run.status()
 
     assert found.workers.alive == 1
-    assert found.reason.endswith(f"start 'hpctk conduct {fast_dir}/toy'")
+    assert found.reason.endswith(f"start 'hpctk campaign conduct {fast_dir}/toy'")
     assert "seal" not in found.reason
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hpc_toolkit.campaign.crew import make_campaign_run
 from hpc_toolkit.campaign.summary import Found, Summary, summarize
+from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.campaigns import summary_lines
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, Played, Value, score, toy, value_of
@@ -277,3 +281,21 @@ def test_evaluations_that_fail_count_towards_a_budget_of_gpu_hours(
         f"  the first     {found.failure}",
     ]
     assert str(found.failure).endswith('on a: {"x": 0}')
+
+
+def test_campaign_status_shows_the_best_arm_once_there_is_one(
+    fast_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = toy({"policy": "gp-ucb", "budget": 4, "pending": 2})
+
+    def status(root: Path, *words: str) -> str:
+        asked = ["campaign", "status", str(root), *words]
+        return CliRunner().invoke(load_commands("campaign"), asked).stdout
+
+    empty = make_campaign_run(fast_dir / "empty", campaign, ())
+    Played(fast_dir / "done", campaign, monkeypatch, value_of).conduct()
+
+    assert status(empty.root).endswith("no arm has a reward yet\n")
+    assert json.loads(status(empty.root, "--json"))["summary"] is None
+    assert "\nbest arm        " in status(fast_dir / "done")
+    assert json.loads(status(fast_dir / "done", "--json"))["summary"]["evaluated"] == 4

@@ -261,9 +261,29 @@ def test_verify_takes_a_run_a_snapshot_and_a_directory_alike(tmp_path: Path) -> 
     expected = '2 rows of 3 items, 0 computed again: 1 missing\n  missing       {"id": 2}\n'
 
     for source in (toy.root, tmp_path / "s.json"):
-        assert called("verify", source) == (1, expected)
-    code, printed = called("verify", toy.root, "--recompute", 2, "--json")
+        assert called("gather", "--check", source) == (1, expected)
+    code, printed = called("gather", toy.root, "--check", "--recompute", 2, "--json")
     assert code == 1
     assert '"recomputed": 2' in printed
     assert "value.id was null, is 0" in printed
-    assert "are for --recompute" in called("verify", toy.root, "--tolerance", "1e-3")[1]
+    assert "are for --recompute" in called("gather", toy.root, "--check", "--tolerance", "1e-3")[1]
+
+
+def test_options_of_a_check_and_of_a_table_exclude_each_other(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 1, unit=1)
+
+    assert (
+        "--out: --check writes no rows" in called("gather", toy.root, "--check", "-o", "x.csv")[1]
+    )
+    assert "--unique is for --check" in called("gather", toy.root, "--unique", "id")[1]
+
+
+def test_an_open_run_is_sealed_after_its_last_items(tmp_path: Path) -> None:
+    toy = ToyRun(tmp_path / "run", 1, unit=1, sealed=False)
+    (tmp_path / "more.jsonl").write_text('{"id": 7}\n')
+
+    assert "needs --items" in called("add", toy.root)[1]
+    assert called("add", toy.root, "--items", tmp_path / "more.jsonl", "--seal") == (0, "")
+
+    counts = toy.reopen().status().stages["items"]
+    assert (counts.total, counts.sealed) == (2, True)

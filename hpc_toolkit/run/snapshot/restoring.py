@@ -115,7 +115,9 @@ def _import_results(paths: RunPaths, stage: StageSpec, rows: list[Row]) -> None:
                     record = _pass(f"{stage.name}/{unit.name}", found, journal.size, at)
                 except ValueError as error:
                     message = f"a result of the snapshot is none that a run can have: {error}"
-                    raise RunError(message, hint="'hpctk verify FILE.json' may name it") from error
+                    raise RunError(
+                        message, hint="'hpctk gather --check FILE.json' may name it"
+                    ) from error
                 journal.append(record)
     journal.sync()
     # Last, as when a worker exits: the presence file says that all lines are written.

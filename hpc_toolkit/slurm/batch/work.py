@@ -85,7 +85,15 @@ class WorkJob:
         step += request.container.srun_options(self._run)
         self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])
         if request.campaign:
-            conduct = [sys.executable, "-m", "hpc_toolkit", "conduct", self._run, "--summary"]
+            conduct = [
+                sys.executable,
+                "-m",
+                "hpc_toolkit",
+                "campaign",
+                "conduct",
+                self._run,
+                "--summary",
+            ]
             self._coordinator = Coordinator(conduct, self._job.log, self._stop_ranks)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)

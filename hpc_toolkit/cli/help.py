@@ -1,0 +1,208 @@
+"""Plain help texts: options in two columns under headings, then examples as they are typed.
+
+``--help`` leaves out options and commands that are rarely used; ``--help-all`` shows them.
+A command's examples stand at the end of its docstring, below a line "Examples:".
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from hpc_toolkit.errors import HpcToolkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOVED = {
+    "run": "campaign run",
+    "conduct": "campaign conduct",
+    "verify": "gather --check",
+    "lab list": "lab status --all",
+}
+"""Old names of commands, and what replaces them."""
+
+LIST = "Work through a list of items"
+SEARCH = "Search with a campaign"
+TRAIN = "Train on several GPUs"
+SLURM = "Run jobs on Slurm"
+CHECK = "Plan and check"
+SCRIPTS = "Called by job scripts"
+_ORDER = (LIST, SEARCH, TRAIN, SLURM, CHECK, SCRIPTS)
+
+_METAVARS = {
+    **dict.fromkeys(("str", "text"), "TEXT"),
+    **dict.fromkeys(("int", "int range", "integer", "integer range"), "N"),
+    **dict.fromkeys(("float", "float range"), "NUMBER"),
+    "path": "PATH",
+}
+"""What stands for a value, by typer's names of its type."""
+_RANGE = re.compile(r"(; )?[0-9.]*<?=?x[<>]=?[0-9.]+")
+_ALL = "hpc_toolkit.help_all"
+_COMPLETION = {"install_completion", "show_completion"}
+_EXAMPLES = "Examples:"
+_EXIT_USAGE = 2
+
+
+class MovedCommandError(HpcToolkitError):
+    """A command was called by an old name."""
+
+    exit_code = _EXIT_USAGE
+
+
+class _PlainHelp:
+    """What commands and groups have in common."""
+
+    _all_option: TyperOption | None = None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Add ``--help-all``."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        if not self.add_help_option:  # type: ignore[attr-defined]
+            return params
+        if self._all_option is None:
+            self._all_option = _help_all()
+        return [*params, self._all_option]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Write required arguments without the braces of newer versions of typer."""
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.strip("{}") for piece in pieces]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write usage, description, options, commands and examples."""
+        text, _, examples = inspect.cleandoc(self.help or "").partition(_EXAMPLES)  # type: ignore[attr-defined]
+        self.format_usage(ctx, formatter)  # type: ignore[attr-defined]
+        for paragraph in filter(None, text.strip().split("\n\n")):
+            formatter.write_paragraph()
+            formatter.write_text(paragraph)
+        self.format_options(ctx, formatter)
+        if examples:
+            formatter.write_paragraph()
+            formatter.write(f"{_EXAMPLES}\n")
+            formatter.write(inspect.cleandoc(examples).replace("\n", "\n  ").join(("  ", "\n")))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options by their headings."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            heading = getattr(param, "rich_help_panel", None)
+            if param.param_type_name == "argument":
+                heading = heading or "Arguments"
+            row = _row(param, ctx, everything=ctx.meta.get(_ALL, False))
+            if row is not None:
+                sections.setdefault(heading or "Options", []).append(row)
+        for heading, rows in sections.items():
+            _write_rows(formatter, heading, rows)
+
+
+class HelpCommand(_PlainHelp, TyperCommand):
+    """A command with a plain help text."""
+
+
+class HelpGroup(_PlainHelp, TyperGroup):
+    """A group of commands with a plain help text; it knows the old names of its commands."""
+
+    def _commands(self, ctx: Any) -> list[tuple[str, Any]]:
+        return [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by their headings, and the options below them."""
+        # typer lists groups of commands after single commands.
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
+        for name, command in self._commands(ctx):
+            if not command.hidden or ctx.meta.get(_ALL, False):
+                row = (name, _first_sentence(command.help or ""))
+                sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
+        for heading, rows in sections.items():
+            _write_rows(formatter, heading, rows)
+        super().format_options(ctx, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, or say what a moved one is called now."""
+        old = args[0] if ctx.parent is None else f"{ctx.info_name} {args[0]}"
+        if old in MOVED and not ctx.resilient_parsing:
+            message = f"'hpctk {old}' is now 'hpctk {MOVED[old]}'"
+            raise MovedCommandError(message)
+        return super().resolve_command(ctx, args)
+
+
+class Commands(typer.Typer):
+    """A typer application whose commands and groups have plain help texts."""
+
+    def __init__(self, *, help: str, **settings: Any) -> None:  # noqa: A002 - typer's name
+        super().__init__(
+            cls=HelpGroup, help=help, no_args_is_help=True, rich_markup_mode=None, **settings
+        )
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[Any], Any]:
+        """As in typer."""
+        return super().command(name, cls=cls or HelpCommand, **settings)
+
+
+def _help_all() -> TyperOption:
+    """An option that is not listed itself: the help of ``--help`` names it."""
+    return TyperOption(
+        param_decls=["help_all", "--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        hidden=True,
+        callback=_show_all,
+        help="",
+    )
+
+
+def _show_all(ctx: Any, _param: Any, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    ctx.meta[_ALL] = True
+    print(ctx.get_help())
+    raise typer.Exit
+
+
+def _rare(param: Any) -> bool:
+    """Whether only ``--help-all`` shows an option; one without a text is never shown."""
+    hidden = getattr(param, "hidden", False) or param.name in _COMPLETION
+    return hidden and bool(param.help)
+
+
+def _row(param: Any, ctx: Any, *, everything: bool) -> tuple[str, str] | None:
+    """An option's spellings and its text; None for one that is not shown."""
+    if "--help" in param.opts:
+        commands = getattr(ctx.command, "commands", {}).values()
+        more = any(map(_rare, ctx.command.params)) or any(one.hidden for one in commands)
+        what = "commands and options" if commands else "options"
+        rest = f"; --help-all shows all {what}." if more and not everything else "."
+        return ", ".join(sorted(param.opts, key=len)), f"Print this help{rest}"
+    if _rare(param) and not everything:
+        return None
+    if not param.help:
+        return None
+    param = copy(param)
+    param.hidden = False
+    if param.metavar is None:
+        param.metavar = _METAVARS.get(param.type.name)
+    spelled, text = param.get_help_record(ctx)
+    # Older versions of typer write a backslash for rich.
+    text = _RANGE.sub("", text.replace("\\[", "[")).removesuffix("  []").replace("  [", " [")
+    return spelled.replace("<", "").replace(">", ""), text
+
+
+def _write_rows(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
+    if rows:
+        with formatter.section(heading):
+            formatter.write_dl(rows)
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())
+    # A period inside a sentence, as in "e.g. srun", is not followed by a capital.
+    return re.split(r"(?<=\.) (?=[A-Z'-])", paragraph)[0]

@@ -1,0 +1,127 @@
+"""The help: short, plain, with examples, and with the new names of commands that moved."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+from typer.main import get_command
+
+from hpc_toolkit import cli
+from hpc_toolkit.cli.help import MOVED, MovedCommandError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH = 80
+TOO_LONG = {"render", "submit"}
+"""Commands whose tables of options have no rare options yet."""
+
+
+def walk(group: Any, *words: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        full = (*words, name)
+        yield " ".join(full), command
+        if hasattr(command, "commands"):
+            yield from walk(command, *full)
+
+
+ROOT: Any = get_command(cli.load_commands())
+COMMANDS = dict(walk(ROOT))
+VISIBLE = sorted(name for name, command in COMMANDS.items() if not command.hidden)
+
+
+def helped(name: str, option: str = "--help", *, width: int = WIDTH) -> str:
+    printed = io.StringIO()
+    with (
+        patch.dict(os.environ, COLUMNS=str(width)),
+        redirect_stdout(printed),
+        pytest.raises(SystemExit) as ended,
+    ):
+        ROOT.main([*name.split(), option], prog_name="hpctk")
+    assert ended.value.code == 0
+    return printed.getvalue()
+
+
+def test_the_help_of_hpctk_fits_one_screen() -> None:
+    lines = helped("").splitlines()
+    shown = [name for name in VISIBLE if " " not in name]
+
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= WIDTH
+    assert len(shown) <= 24
+    assert [name for name in shown if not any(line.split()[:1] == [name] for line in lines)] == []
+
+
+@pytest.mark.parametrize("name", VISIBLE)
+def test_the_help_of_a_command_is_short_and_has_examples(name: str) -> None:
+    lines = helped(name).splitlines()
+
+    assert len(lines) <= 75 or name in TOO_LONG
+    assert max(map(len, lines)) <= WIDTH or name in TOO_LONG
+    assert "Examples:" in lines
+    examples = lines[lines.index("Examples:") + 1 :]
+    assert any(f"hpctk {name}" in line for line in examples)
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
+def test_help_all_shows_what_the_help_leaves_out(name: str) -> None:
+    command = COMMANDS[name] if name else ROOT
+    spelled = [
+        max(option.opts, key=len) for option in command.params if option.param_type_name == "option"
+    ]
+    hidden = [
+        max(option.opts, key=len)
+        for option in command.params
+        if getattr(option, "hidden", False) and option.help
+    ]
+    if not command.add_help_option:
+        return
+    shown = helped(name).split()
+    subcommands = getattr(command, "commands", {})
+
+    assert [option for option in hidden if option in shown] == []
+    more = hidden or any(one.hidden for one in subcommands.values()) or not name
+    assert ("--help-all" in shown) == bool(more)
+    everything = helped(name, "--help-all", width=200).replace(",", " ").split()
+    refused = {max(option.opts, key=len) for option in command.params if not option.help}
+    assert [one for one in spelled if one not in everything and one not in refused] == []
+    assert [one for one in subcommands if one not in everything] == []
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_an_old_name_says_the_new_one(old: str, new: str) -> None:
+    with pytest.raises(MovedCommandError) as refused:
+        ROOT.main([*old.split(), "some", "words"], prog_name="hpctk")
+
+    assert refused.value.exit_code == 2
+    assert refused.value.message == f"'hpctk {old}' is now 'hpctk {new}'"
+    assert refused.value.hint == ""
+
+
+def test_an_old_name_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["hpctk", "run", "toy.toml", "--workers", "2"])
+
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+
+    assert capsys.readouterr() == ("", "error: 'hpctk run' is now 'hpctk campaign run'\n")
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_words_of_sinfo_are_not_ours(word: str) -> None:
+    sinfo = COMMANDS["lab sinfo"]
+
+    assert sinfo.make_context("sinfo", [word]).args == [word]
+    assert sinfo.make_context("sinfo", [word, "--name", "other"]).params["name"] == "other"
+
+
+def test_completion_is_there_and_not_in_the_short_help() -> None:
+    assert "--show-completion" not in helped("")
+    assert "--show-completion" in helped("", "--help-all")

@@ -77,7 +77,7 @@ def render(
     options are listed by e.g. 'hpctk render kubernetes-queue --help'.
 
     Examples:
-        sbatch "$(hpctk render --nodes 8 --gpus-per-node 4 --time 2:00:00 --run runs/eval)"
+        sbatch "$(hpctk render --nodes 8 --gpus-per-node 4 --time 4:00:00)" runs/eval
         hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py --lr 0.1
     """
     if check:

@@ -37,7 +37,8 @@ class ScriptCommand(TableCommand):
             TyperArgument(
                 param_decls=["template"],
                 metavar="[TEMPLATE]",
-                help=f"Which kind of script; by default {DEFAULT_TEMPLATE}.",
+                help="work-queue, array, campaign, command, ray or train-... "
+                f"[default: {DEFAULT_TEMPLATE}]",
                 autocompletion=self._complete_template,
             ),
             TyperArgument(

@@ -74,7 +74,7 @@ def submit(
 
     Examples:
         hpctk submit --run runs/eval --nodes 8 --gpus-per-node 4 --time 2:00:00
-        hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 --time 1-0 -- train.py
+        hpctk submit train-multi-node --nodes 2 --gpus-per-node 4 -- train.py
     """
     from dataclasses import replace
 

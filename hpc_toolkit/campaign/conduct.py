@@ -130,7 +130,7 @@ class Conductor:
         failed = [row for row in rows if row["state"] == "failed"]
         if failed and name == PREPARE:
             message = f"{len(failed)} items of stage {name!r} failed: {failed[0]['error']}"
-            raise RunError(message, hint="mend the cause, 'hpctk retry', and start again")
+            raise RunError(message, hint="fix the cause, run 'hpctk retry' and start again")
         return rows
 
     def _wait(self, stage: StageView, units: Collection[str] | None = None) -> None:

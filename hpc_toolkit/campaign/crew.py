@@ -187,7 +187,7 @@ class Crew:
             self._watch()
         if self._failed:
             message = f"conduct of {self._run.root} ended with exit code {self._failed}"
-            raise HpcToolkitError(message, hint="its reason stands above; mend it and run again")
+            raise HpcToolkitError(message, hint="see the error above, fix it and run again")
 
     def _stop(self) -> None:
         if self._conduct is not None and self._conduct.poll() is None:

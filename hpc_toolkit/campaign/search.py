@@ -102,12 +102,12 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
         if arm in found and row["value"] is not None:
             numbers = {name: value for name, value in row["value"].items() if _is_number(value)}
             found[arm].update(numbers)
-    mend = "fix search.metrics, then run 'hpctk campaign run FILE --update'"
+    fix = "fix search.metrics, then run 'hpctk campaign run FILE --update'"
     try:
         used = with_metrics(table, found, campaign.search.metrics).feature_names
     except ConfigError as error:
         message = f"search.metrics: {error.message}"
-        raise ConfigError(message, hint=f"{error.hint}; {mend}") from error
+        raise ConfigError(message, hint=f"{error.hint}; {fix}") from error
     columns = {
         name: [found[arm].get(name) for arm in table.ids] for name in campaign.search.metrics
     }
@@ -115,7 +115,7 @@ def metric_columns(campaign: Campaign, rows: Iterable[dict[str, Any]]) -> Metric
         if METRIC_PREFIX + name not in used:
             known = sum(value is not None for value in column)
             message = f"search.metrics: only {known} of {len(column)} arms have {name!r}"
-            raise ConfigError(message, hint=f"retry the metrics stage, or {mend}")
+            raise ConfigError(message, hint=f"retry the metrics stage, or {fix}")
     return columns
 
 

@@ -160,7 +160,7 @@ def _surroundings(error: Exception) -> int | None:
     if error.errno == errno.ENOTDIR:
         hint = "a file is in the place of a directory; where it is a run's, 'hpctk doctor' names it"
     elif error.errno in PASSING:
-        hint = "mend that and try again; nothing that was recorded is lost"
+        hint = "fix that and try again; nothing that was recorded is lost"
     show_error(HpcToolkitError(f"{where}{error.strerror}", hint=hint))
     return EXIT_LATER if error.errno in PASSING else 1
 

@@ -93,8 +93,8 @@ def doctor(
 
 def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
-    from hpc_toolkit.doctor.mending import repair_run
     from hpc_toolkit.doctor.planning import plan_repairs
+    from hpc_toolkit.doctor.repairing import repair_run
     from hpc_toolkit.rundir.layout import check_trust
 
     if pair is not None:
@@ -133,7 +133,7 @@ def _agreed() -> bool:
 
 def plan_lines(root: Path, plan: Plan) -> Iterator[str]:
     """What would be done, and what would not, as people read it."""
-    yield f"{root}: {'nothing to mend' if not plan.repairs else 'to mend'}"
+    yield f"{root}: {'nothing to repair' if not plan.repairs else 'to repair'}"
     for repair in plan.repairs:
         yield from _wrapped("  ", [repair.words])
         yield from _wrapped("      ", [repair.why])
@@ -180,7 +180,7 @@ def report_lines(report: Report) -> Iterator[str]:
         words = [finding.found]
         if finding.verdict is not Verdict.FINE:
             words += [finding.means] if finding.means else []
-            words += [f"do: {finding.mend}"] if finding.mend else []
+            words += [f"do: {finding.fix}"] if finding.fix else []
         yield from _wrapped(start, words)
 
 

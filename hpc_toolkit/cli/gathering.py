@@ -174,9 +174,7 @@ def _unwritten(out: str, error: OSError) -> ConfigError:
     """Why the rows are in no file; a full disk may be emptied, a wrong name stays wrong."""
     message = f"cannot write {out}: {error.strerror}"
     if error.errno in _EXHAUSTED | UNREACHABLE | {errno.EINTR}:
-        failure = ConfigError(
-            message, hint="mend that and gather again; the results are in the run"
-        )
+        failure = ConfigError(message, hint="fix that and gather again; the results are in the run")
         failure.exit_code = 75
         return failure
     return ConfigError(message, hint="name a file in a directory that you can write to")

@@ -197,7 +197,7 @@ class _Examination:
             found = f"{who}, through one mount"
         means = "what other hosts see, and whether locks reach them, was not looked at"
         return Finding(
-            check="sides", verdict=Verdict.UNKNOWN, found=found, means=means, mend=_PAIR_IT
+            check="sides", verdict=Verdict.UNKNOWN, found=found, means=means, fix=_PAIR_IT
         )
 
     def report(self) -> Report:
@@ -260,7 +260,7 @@ def _how_deaths_are_seen(paths: RunPaths) -> Finding:
         verdict=Verdict.SLOWER,
         found=found,
         means="the unit of a lost worker waits for that long, unless Slurm speaks sooner",
-        mend=f"where locks reach other hosts, prove it: {_PAIR_IT}",
+        fix=f"where locks reach other hosts, prove it: {_PAIR_IT}",
     )
 
 
@@ -270,7 +270,7 @@ def _unwritable(directory: Path, error: OSError) -> Finding:
         verdict=Verdict.UNSAFE,
         found=f"cannot make a directory in {directory}: {error.strerror}",
         means="no worker can work here; nothing else could be looked at",
-        mend="check the owner, the permissions, the mount and the quota",
+        fix="check the owner, the permissions, the mount and the quota",
     )
 
 
@@ -281,5 +281,5 @@ def _failed(check: str, error: OSError) -> Finding:
         verdict=Verdict.UNSAFE,
         found=f"failed: {error.strerror or error}{where}",
         means="a worker that meets this ends, and its items wait for others",
-        mend="try again; if it stays, ask the site, or choose another directory",
+        fix="try again; if it stays, ask the site, or choose another directory",
     )

@@ -39,7 +39,7 @@ class Finding:
     """The observation, with its numbers."""
     means: str = ""
     """What the observation means for a run."""
-    mend: str = ""
+    fix: str = ""
     """What to do; "" if nothing is to be done."""
 
     def to_json(self) -> dict[str, Any]:

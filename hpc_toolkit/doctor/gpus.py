@@ -183,7 +183,7 @@ def judge_torch(told: dict[str, Any]) -> Finding:
             verdict=Verdict.UNKNOWN,
             found=f"looking at GPUs with torch failed: {told['error']}",
             means="its import, or a GPU, hangs or crashes; work that uses torch would as well",
-            mend="try: python -c 'import torch; torch.zeros(1).cuda()'",
+            fix="try: python -c 'import torch; torch.zeros(1).cuda()'",
         )
     version = f"torch {told['torch']}"
     if not told["cuda"]:
@@ -192,11 +192,11 @@ def judge_torch(told: dict[str, Any]) -> Finding:
             verdict=Verdict.SLOWER,
             found=f"{version} is built without CUDA",
             means="what uses torch runs on the CPUs, beside idle GPUs",
-            mend="install a build for CUDA (https://pytorch.org/get-started/locally)",
+            fix="install a build for CUDA (https://pytorch.org/get-started/locally)",
         )
     if "error" in told:
-        mend = "install a build for the driver's CUDA, or have the driver renewed"
-        return _fault(check, f"{version} for CUDA {told['cuda']}: {told['error']}", mend)
+        fix = "install a build for the driver's CUDA, or have the driver renewed"
+        return _fault(check, f"{version} for CUDA {told['cuda']}: {told['error']}", fix)
     gpus: list[dict[str, Any]] = told["gpus"]
     if not gpus:
         return _fault(check, f"{version} finds no GPU", "look at CUDA_VISIBLE_DEVICES")
@@ -228,7 +228,7 @@ def judge_sum(answers: list[dict[str, Any]], hosts: str, *, alone: bool) -> Find
             verdict=Verdict.UNSAFE,
             found=f"{len(broken)} of {len(answers)} ranks on {hosts} fail: {broken[0]}",
             means="ranks that train together fail or hang; items that need one GPU do not",
-            mend="NCCL_DEBUG=INFO shows why; a site's network may need NCCL_SOCKET_IFNAME",
+            fix="NCCL_DEBUG=INFO shows why; a site's network may need NCCL_SOCKET_IFNAME",
         )
     size = format_size(4 * torchprobe.NUMBERS)
     slowest = max(answer["seconds"] for answer in answers)
@@ -248,8 +248,8 @@ def _named(told: dict[str, Any], host: str) -> list[Finding]:
     return found
 
 
-def _fault(check: str, found: str, mend: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=_FAILS, mend=mend)
+def _fault(check: str, found: str, fix: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=_FAILS, fix=fix)
 
 
 def _skipped(check: str, why: str) -> Finding:

@@ -172,7 +172,7 @@ def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
             verdict=Verdict.UNSAFE,
             found=_HUNG_ON_NFS if mount.kind in NFS else _HUNG,
             means="a worker takes its own lock when it starts, and may wait for ever",
-            mend=(_RUN_AGAIN if mount.kind in NFS else "")
+            fix=(_RUN_AGAIN if mount.kind in NFS else "")
             + "ask the site for working locks, or choose another directory",
         )
     return Finding(
@@ -180,7 +180,7 @@ def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
         verdict=Verdict.SLOWER,
         found=_what_failed(trial),
         means=LOCAL_LOCKS_MEAN,
-        mend="nothing, for a run; with a shorter --lease deaths are seen sooner",
+        fix="nothing, for a run; with a shorter --lease deaths are seen sooner",
     )
 
 

@@ -71,7 +71,7 @@ def check_mount(mount: Mount) -> Finding:
         verdict=judged[0][1],
         found=", ".join(dict.fromkeys(option for option, _, _ in judged)),
         means="; ".join(dict.fromkeys(means for _, _, means in judged)),
-        mend="ask the site for another mount, or choose another directory",
+        fix="ask the site for another mount, or choose another directory",
     )
 
 

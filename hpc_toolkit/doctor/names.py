@@ -54,7 +54,7 @@ def check_names(pair: Pair) -> list[Finding]:
             verdict=Verdict.UNSAFE,
             found=f"cannot be made: {refusal}",
             means="claims and log entries are symlinks; no run can be made here",
-            mend=_CHOOSE,
+            fix=_CHOOSE,
         )
         return [found]
     return [_check_race(pair), _check_repeat(pair)]
@@ -83,7 +83,7 @@ def _check_race(pair: Pair) -> Finding:
             verdict=Verdict.UNSAFE,
             found=f"{names} names were won, but they belong to {dict(owners)}",
             means="two workers can own one claim; a run here repeats work or loses its order",
-            mend=_CHOOSE,
+            fix=_CHOOSE,
         )
     nowhere = mine["nowhere"] + theirs["nowhere"]
     if nowhere:
@@ -92,7 +92,7 @@ def _check_race(pair: Pair) -> Finding:
             verdict=Verdict.SLOWER,
             found=f"{names} names were won, each by one; {nowhere} were refused and are not there",
             means="no claim has two owners, but a worker that meets such a name ends with 75",
-            mend="start workers again when they ended so; nothing is lost",
+            fix="start workers again when they ended so; nothing is lost",
         )
     return Finding(
         check="exclusive names",
@@ -100,7 +100,7 @@ def _check_race(pair: Pair) -> Finding:
         found=f"{names} names were raced for {lost} times, and each has one owner "
         f"({rate:.0f} tries/s)",
         means="a claim has one owner" if lost else "the two sides never met at a name",
-        mend="" if lost else "run it again",
+        fix="" if lost else "run it again",
     )
 
 
@@ -124,7 +124,7 @@ def _check_repeat(pair: Pair) -> Finding:
         if right
         else f"a name of 'lead' was read as {first!r}, {again!r} and {there!r}",
         means="" if right else "a worker can take a claim for its own that is not",
-        mend="" if right else _CHOOSE,
+        fix="" if right else _CHOOSE,
     )
 
 
@@ -159,7 +159,7 @@ def check_rename(pair: Pair) -> list[Finding]:
             found=f"{sum(seen.values())} reads while a file was replaced {count} times: "
             + (f"{torn} saw neither the old nor the new{stale}" if torn else f"all whole{stale}"),
             means="a settings file may be read in pieces" if torn else "",
-            mend=_CHOOSE if torn else "",
+            fix=_CHOOSE if torn else "",
         )
     ]
 

@@ -56,8 +56,8 @@ def plan_repairs(root: Path) -> Plan:
     paths, manifest = RunPaths(root), read_manifest(root)
     if wrong := not_directories(paths, manifest):
         # As long as a part of the run cannot be listed, missing files cannot be determined.
-        mend = "is not a directory: move it away and look again"
-        return Plan((), tuple(f"{name} {mend}" for name in wrong))
+        fix = "is not a directory: move it away and look again"
+        return Plan((), tuple(f"{name} {fix}" for name in wrong))
     return _Planning(paths, manifest).plan()
 
 
@@ -99,8 +99,8 @@ class _Planning:
             return None
         if max(known) > log.length or not stage.log.is_dir():
             what = f"entry {log.length + 1}, or what it names," if log.length else "every entry"
-            mend = "look again in a minute; if it stays away, restore it from a backup"
-            self._left.append(f"the log of {name}: {what} is gone; {mend}")
+            fix = "look again in a minute; if it stays away, restore it from a backup"
+            self._left.append(f"the log of {name}: {what} is gone; {fix}")
             return None
         return log
 

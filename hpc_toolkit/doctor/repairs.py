@@ -79,10 +79,10 @@ class Plan:
         """Yield a finding for each repair, for the report of an examination."""
         for repair in self.repairs:
             verdict, what = _FOUND[repair.kind]
-            mend = "'hpctk doctor RUN --repair' shows what it would do, and asks"
+            fix = "'hpctk doctor RUN --repair' shows what it would do, and asks"
             found = f"{what}: {repair.some}"
             if verdict is Verdict.FINE:
                 found += "; --repair takes it away"
             yield Finding(
-                check="to mend", verdict=verdict, found=found, means=repair.why, mend=mend
+                check="to repair", verdict=verdict, found=found, means=repair.why, fix=fix
             )

@@ -154,7 +154,7 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
         verdict=Verdict.FINE,
         found=f"{log.length} entries in order; no entry names {_some(left)}",
         means="it is being added, or a process died while it added it; it does not exist",
-        mend="it may be removed by hand once the stage is complete and nothing runs",
+        fix="it may be removed by hand once the stage is complete and nothing runs",
     )
 
 
@@ -272,11 +272,11 @@ def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:
 
 
 def _some_fault(
-    check: str, verdict: Verdict, what: str, names: list[str], means: str, mend: str = ""
+    check: str, verdict: Verdict, what: str, names: list[str], means: str, fix: str = ""
 ) -> list[Finding]:
     if not names:
         return []
-    return [_fault(check, verdict, f"{what}: {_some(names)}", means, mend)]
+    return [_fault(check, verdict, f"{what}: {_some(names)}", means, fix)]
 
 
 def _some(names: list[str]) -> str:
@@ -284,8 +284,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _fault(check: str, verdict: Verdict, found: str, means: str, mend: str = "") -> Finding:
-    return Finding(check=check, verdict=verdict, found=found, means=means, mend=mend)
+def _fault(check: str, verdict: Verdict, found: str, means: str, fix: str = "") -> Finding:
+    return Finding(check=check, verdict=verdict, found=found, means=means, fix=fix)
 
 
 def _fine(check: str, found: str) -> Finding:

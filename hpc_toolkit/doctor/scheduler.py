@@ -59,14 +59,14 @@ def judge_requeue(config: Mapping[str, str]) -> Finding:
         slower.append((means, "submit again when it was preempted, or ask for another QOS"))
     if wait_s is not None and wait_s < _GRACE_S:
         means = f"an item that takes longer than {wait_s} s is begun again after a time limit"
-        mend = f"render with --sbatch signal=B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s"
-        slower.append((means, mend))
+        fix = f"render with --sbatch signal=B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s"
+        slower.append((means, fix))
     return Finding(
         check=check,
         verdict=Verdict.SLOWER if slower else Verdict.FINE,
         found=", ".join(told),
         means="; ".join(means for means, _ in slower),
-        mend="; ".join(mend for _, mend in slower),
+        fix="; ".join(fix for _, fix in slower),
     )
 
 
@@ -83,7 +83,7 @@ def judge_arrays(config: Mapping[str, str]) -> list[Finding]:
             verdict=Verdict.SLOWER if none else Verdict.FINE,
             found=found if none else f"{found}; 'hpctk submit' cuts longer lists",
             means="the template 'array' cannot be submitted here" if none else "",
-            mend="use the template 'work-queue'" if none else "",
+            fix="use the template 'work-queue'" if none else "",
         )
     ]
 
@@ -92,9 +92,9 @@ def _skipped(found: str) -> Finding:
     return Finding(check="slurm", verdict=Verdict.SKIPPED, found=found)
 
 
-def _unknown(found: str, mend: str) -> Finding:
+def _unknown(found: str, fix: str) -> Finding:
     means = "no job can be submitted or watched from here now; local workers need no Slurm"
-    return Finding(check="slurm", verdict=Verdict.UNKNOWN, found=found, means=means, mend=mend)
+    return Finding(check="slurm", verdict=Verdict.UNKNOWN, found=found, means=means, fix=fix)
 
 
 def _number(text: str) -> int | None:

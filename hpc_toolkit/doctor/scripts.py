@@ -42,10 +42,10 @@ def check_scripts() -> list[Finding]:
 
     names = [name for name in template_names() if _has_place(name, cluster)]
     faults = [
-        _fault(check, f"{name}, for {cluster.name}: {why}", "no job can be made of it", mend)
+        _fault(check, f"{name}, for {cluster.name}: {why}", "no job can be made of it", fix)
         for name in names
         if (told := try_template(name, cluster)) is not None
-        for why, mend in [told]
+        for why, fix in [told]
     ]
     found = f"{len(names)} render for cluster {cluster.name}, and bash reads them"
     return faults or [Finding(check=check, verdict=Verdict.FINE, found=found)]
@@ -102,5 +102,5 @@ def _refused(script: str) -> str:
     return (done.stderr.strip() or f"bash ends with {done.returncode}").splitlines()[0]
 
 
-def _fault(check: str, found: str, means: str, mend: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=means, mend=mend)
+def _fault(check: str, found: str, means: str, fix: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=means, fix=fix)

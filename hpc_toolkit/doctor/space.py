@@ -35,7 +35,7 @@ def check_space(directory: Path) -> list[Finding]:
                 verdict=Verdict.UNKNOWN,
                 found="the filesystem does not tell its size",
                 means="whether there is room shows when something is written",
-                mend="ask those who run it, or their own tool, for quota and room",
+                fix="ask those who run it, or their own tool, for quota and room",
             )
         ]
     free = space.f_bavail * space.f_frsize
@@ -46,7 +46,7 @@ def check_space(directory: Path) -> list[Finding]:
             verdict=Verdict.UNSAFE if little else Verdict.FINE,
             found=f"{format_size(free)} free",
             means=_FULL if little else "",
-            mend=_MAKE_ROOM if little else "",
+            fix=_MAKE_ROOM if little else "",
         )
     ]
     # Some filesystems report no number of files.
@@ -58,7 +58,7 @@ def check_space(directory: Path) -> list[Finding]:
                 verdict=Verdict.UNSAFE if few else Verdict.FINE,
                 found=f"room for {space.f_favail:,} more files",
                 means=_FULL if few else "",
-                mend=_MAKE_ROOM if few else "",
+                fix=_MAKE_ROOM if few else "",
             )
         )
     return findings
@@ -77,7 +77,7 @@ def check_quota(mount: Mount) -> list[Finding]:
             verdict=Verdict.UNSAFE if over else Verdict.FINE,
             found=told,
             means=_FULL if over else "",
-            mend=_MAKE_ROOM if over else "",
+            fix=_MAKE_ROOM if over else "",
         )
     ]
 

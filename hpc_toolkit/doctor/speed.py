@@ -45,7 +45,7 @@ def check_writing(area: Path) -> Finding:
         means=f"a worker spends {format_duration(typical)} per half second of results on it"
         if slow
         else "",
-        mend="let an item be more work" if slow else "",
+        fix="let an item be more work" if slow else "",
     )
 
 
@@ -65,7 +65,7 @@ def check_small_files(area: Path) -> Finding:
         verdict=Verdict.SLOWER if slow else Verdict.FINE,
         found=f"{rate:.0f} created in a second by one process",
         means="claims, one for up to 256 items, take their time" if slow else "",
-        mend="group items, or let an item be more work" if slow else "",
+        fix="group items, or let an item be more work" if slow else "",
     )
 
 

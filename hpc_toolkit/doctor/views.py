@@ -119,7 +119,7 @@ def _judge(name: str, delay: float | None) -> Finding:
             verdict=Verdict.UNSAFE,
             found=f"not seen after {LIMIT_S:g} s",
             means="workers on two hosts would take each other for dead, or wait for ever",
-            mend="ask the site how long clients cache files, or choose another directory",
+            fix="ask the site how long clients cache files, or choose another directory",
         )
     late = delay > _PROMPT_S
     return Finding(
@@ -127,7 +127,7 @@ def _judge(name: str, delay: float | None) -> Finding:
         verdict=Verdict.SLOWER if late else Verdict.FINE,
         found=f"seen within {format_duration(delay)}",
         means=_MEANS[name] if late else "",
-        mend=f"a --lease below {format_duration(2 * delay)} would end living workers' leases"
+        fix=f"a --lease below {format_duration(2 * delay)} would end living workers' leases"
         if late and name == "heartbeat"
         else "",
     )

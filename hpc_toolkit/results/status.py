@@ -251,7 +251,7 @@ def _reason(
     for stage in view.stages.values():
         reason = pause_reason(stage)
         if reason and not workers.alive:
-            return f"paused: {reason}; {unless}mend the cause, then 'hpctk retry' and start workers"
+            return f"paused: {reason}; {unless}fix the cause, then 'hpctk retry' and start workers"
     left = any(counts.pending + counts.leased for counts in stages.values())
     if not workers.alive and (left or campaign):
         died = f"; {workers.dead} died" if workers.dead else ""

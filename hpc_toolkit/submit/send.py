@@ -51,7 +51,7 @@ def check_run(run: Run, *, force: bool = False) -> None:
     reasons = [reason for reason in map(pause_reason, run.view.stages.values()) if reason]
     if reasons:
         message = f"{run.root} is paused: {reasons[0]}; a job would end at once"
-        raise RunError(message, hint="mend the cause and 'hpctk retry'; --force submits")
+        raise RunError(message, hint="fix the cause and 'hpctk retry'; --force submits")
 
 
 def check_directory(cluster: Cluster, directory: Path) -> None:

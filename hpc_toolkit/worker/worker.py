@@ -236,7 +236,9 @@ class Worker:
                 self._judge_failures(0)
             if self._pause:
                 self._leave(self._pause)
-                hint = "see 'hpctk status'; mend the cause, 'hpctk retry', and start workers again"
+                hint = (
+                    "see 'hpctk status'; fix the cause, run 'hpctk retry' and start workers again"
+                )
                 raise PausedError(self._pause, hint=hint)
             if outcome is Outcome.STOPPED:
                 self._drain("no time for another item", 0.0)
@@ -378,7 +380,7 @@ def unwritable(paths: RunPaths, error: OSError) -> RunError:
     message = f"a worker cannot write to {paths.root}: {error.strerror}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RunError(message, hint="check the owner, the permissions and the mount")
-    hint = "mend that and start workers again; nothing is lost"
+    hint = "fix that and start workers again; nothing is lost"
     gone = files.missing_directory(error)
     if gone is not None:
         message = f"a worker cannot go on: {gone} is gone"

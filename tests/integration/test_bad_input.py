@@ -1,4 +1,4 @@
-"""What users get wrong: where it is wrong, what value, and how to mend it."""
+"""What users get wrong: where it is wrong, what value, and how to fix it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOOP = "hpc_toolkit.science.workloads.synthetic:Noop"
 
 
 def assert_refused(ended: Any, message: str, *, hint: str = "") -> None:
-    """An error of the user's: one line that says what, at most one that says how to mend it."""
+    """An error of the user's: one line that says what, at most one that says how to fix it."""
     assert ended.code == 1, ended
     assert ended.out == ""
     lines = [line for line in ended.err.splitlines() if not line.startswith("warning: ")]

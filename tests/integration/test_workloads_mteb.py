@@ -30,7 +30,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 if importlib.util.find_spec("mteb") is None:  # not imported yet: it would make a directory at home
     pytest.skip("mteb is not installed", allow_module_level=True)
-# What mteb and those that it imports warn of is theirs to mend.
+# What mteb and those that it imports warn of is theirs to repair.
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 MOCKS = {

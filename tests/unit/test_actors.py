@@ -595,13 +595,13 @@ def test_a_drain_ends_the_wait_for_actors_that_have_not_started(
 def test_what_a_worker_met_is_raised_with_its_hint_and_code(
     toy: ToyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"message": "the run is paused", "hint": "mend it", "code": 75}
+    told = {"message": "the run is paused", "hint": "fix it", "code": 75}
     stage = Stage(toy, monkeypatch, [left(75, told)], [left(0)])
 
     with pytest.raises(HpcToolkitError, match="the run is paused") as caught:
         stage.engine.run()
 
-    assert (caught.value.hint, caught.value.exit_code) == ("mend it", 75)
+    assert (caught.value.hint, caught.value.exit_code) == ("fix it", 75)
 
 
 # --- a job ---

@@ -187,16 +187,16 @@ def test_search_may_change_until_its_first_decision(
         played.conduct()
     assert "did you mean 'entropy'?" in str(one.value.hint)
     run = Run.open(played.root)
-    mended = toy({**BUDGET, **METRIC, "metrics": ["entropy"]})
+    fixed = toy({**BUDGET, **METRIC, "metrics": ["entropy"]})
 
     with pytest.raises(ConfigError, match=r"other settings: search\.metrics\s") as refused:
-        resume_campaign(run, mended, update=False)
+        resume_campaign(run, fixed, update=False)
     assert refused.value.hint == "--update takes it over"
     with pytest.raises(ConfigError, match=r"toy.toml: search: options: .* no option 'x'"):
         resume_campaign(run, toy({**BUDGET, "options": {"x": 1}}), update=True, file="toy.toml")
-    resume_campaign(run, mended, update=True)
+    resume_campaign(run, fixed, update=True)
 
-    assert campaign_of(Run.open(played.root)) == mended.asked_in("rounds")
+    assert campaign_of(Run.open(played.root)) == fixed.asked_in("rounds")
     assert len(played.conduct(campaign_of(run))) == 3
 
 

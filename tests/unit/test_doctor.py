@@ -88,7 +88,7 @@ def test_two_sides_of_one_mount_prove_nothing_of_other_hosts(fast_dir: Path) -> 
     report = looked_at(fast_dir, other=fast_dir)
 
     assert found(report)["sides"].verdict is Verdict.UNKNOWN
-    assert "srun -N2" in found(report)["sides"].mend
+    assert "srun -N2" in found(report)["sides"].fix
     assert not report.locks_proven
 
 
@@ -237,7 +237,7 @@ def test_an_nfs_lock_that_outlasts_every_grace_period_is_unsafe_and_says_when_to
     flock = found(looked_at(fast_dir))["locks (flock)"]
 
     assert flock.verdict is Verdict.UNSAFE
-    assert "run doctor again in 2 minutes" in flock.mend
+    assert "run doctor again in 2 minutes" in flock.fix
 
 
 @pytest.mark.parametrize(

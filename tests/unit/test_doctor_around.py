@@ -78,7 +78,7 @@ def test_a_setting_that_costs_work_says_what_it_costs(
     slower = [one for one in found.values() if one.verdict is not Verdict.FINE]
     assert [(one.check, one.verdict) for one in slower] == [(check, Verdict.SLOWER)]
     assert words in slower[0].means
-    assert slower[0].mend
+    assert slower[0].fix
 
 
 def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_cluster_that_cannot_be_loaded_is_a_fault_with_its_hint(
 
     assert found.verdict is Verdict.UNSAFE
     assert "kilarney" in found.found
-    assert "killarney" in found.mend
+    assert "killarney" in found.fix
 
 
 def test_a_script_that_bash_does_not_read_names_its_template(

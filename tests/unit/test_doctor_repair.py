@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
-from hpc_toolkit.doctor import mending, planning
+from hpc_toolkit.doctor import planning, repairing
 from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.doctor.mending import repair_run
 from hpc_toolkit.doctor.planning import plan_repairs
+from hpc_toolkit.doctor.repairing import repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir import files
@@ -370,7 +370,7 @@ def test_for_many_files_workers_are_looked_at_once(
         looks.append(paths)
         return planning.present_workers(paths, now_s)
 
-    monkeypatch.setattr(mending, "present_workers", look)
+    monkeypatch.setattr(repairing, "present_workers", look)
 
     assert {outcome for _, outcome in repair_run(toy.root, plan.repairs)} == {""}
     assert len(looks) == 1
@@ -575,7 +575,7 @@ def test_with_yes_it_is_done_and_counted(toy: ToyRun) -> None:
 
     assert code == 0
     assert out.splitlines()[-1] == "done: 1 of 1"
-    assert command(str(toy.root), "--repair") == (0, f"{toy.root}: nothing to mend\n")
+    assert command(str(toy.root), "--repair") == (0, f"{toy.root}: nothing to repair\n")
 
 
 class Terminal(io.StringIO):
@@ -629,7 +629,7 @@ def test_as_json_the_plan_and_what_was_done_are_told(toy: ToyRun, yes: bool) -> 
 
 def test_a_repair_that_failed_exits_with_1(toy: ToyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     toy.stage_paths.head.write_bytes(b"junk")
-    monkeypatch.setattr(mending, "_write_head", lambda *_: "failed: it is damaged again")
+    monkeypatch.setattr(repairing, "_write_head", lambda *_: "failed: it is damaged again")
 
     code, out = command(str(toy.root), "--repair", "--yes")
 

@@ -59,7 +59,7 @@ def test_a_journal_that_cannot_be_read_is_unsafe_and_the_others_are_looked_at(
     found = findings(worked)
 
     (journal,) = found["journals"]
-    assert (journal.verdict, bool(journal.mend)) == (Verdict.UNSAFE, True)
+    assert (journal.verdict, bool(journal.fix)) == (Verdict.UNSAFE, True)
     assert "w0.jsonl (Is a directory)" in journal.found
     assert found["workers"][0].verdict is Verdict.FINE
 
@@ -191,7 +191,7 @@ def test_a_payload_that_no_entry_names_is_told_and_harms_nothing(worked: ToyRun)
 
     assert found.verdict is Verdict.FINE
     assert "no entry names items/0123456789abcdef.jsonl" in found.found
-    assert "complete" in found.mend
+    assert "complete" in found.fix
 
 
 def test_of_many_damaged_files_three_are_named_and_the_rest_counted(worked: ToyRun) -> None:
@@ -258,7 +258,7 @@ def test_a_file_in_the_place_of_a_directory_is_found_and_nothing_is_planned(
     assert found.verdict is Verdict.UNSAFE
     assert found.found == f"not a directory: {name}"
     assert found.means
-    assert found.mend
+    assert found.fix
     assert plan.repairs == ()
     assert plan.left == (f"{name} is not a directory: move it away and look again",)
     assert tree(toy.root) == before

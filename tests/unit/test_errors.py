@@ -16,14 +16,14 @@ from hpc_toolkit.results.gather import NotCompleteError
 
 @pytest.mark.parametrize("kind", [ConfigError, NotCompleteError])
 def test_a_traceback_ends_with_the_hint(kind: type[ConfigError]) -> None:
-    error = kind("what is wrong", hint="how to mend it")
+    error = kind("what is wrong", hint="how to fix it")
 
     # Copying rebuilds an object as pickle does on the other side of a process border.
     for one in (error, copy.copy(error), copy.deepcopy(error)):
         last = "".join(traceback.format_exception(one)).splitlines()[-2:]
         assert last == [
             f"{kind.__module__}.{kind.__name__}: what is wrong",
-            "hint: how to mend it",
+            "hint: how to fix it",
         ]
 
 
@@ -34,9 +34,9 @@ def test_a_traceback_without_a_hint_ends_with_the_message() -> None:
 
 
 def test_the_command_line_shows_a_hint_once(capsys: pytest.CaptureFixture[str]) -> None:
-    show_error(ConfigError("what is wrong", hint="how to mend it"))
+    show_error(ConfigError("what is wrong", hint="how to fix it"))
 
-    assert capsys.readouterr().err == "error: what is wrong\nhint: how to mend it\n"
+    assert capsys.readouterr().err == "error: what is wrong\nhint: how to fix it\n"
 
 
 @pytest.mark.parametrize("code", sorted(UNREACHABLE))
@@ -55,5 +55,5 @@ def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
     assert caught.value.code == 75
     assert capsys.readouterr().err == (
         f"error: /project/run/head: {os.strerror(code)}\n"
-        "hint: mend that and try again; nothing that was recorded is lost\n"
+        "hint: fix that and try again; nothing that was recorded is lost\n"
     )

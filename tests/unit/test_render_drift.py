@@ -178,10 +178,10 @@ def test_a_script_whose_lines_end_otherwise_is_edited_and_can_be_mended() -> Non
     DEFAULT.write_bytes(unix.replace(b"\n", b"\r\n"))
 
     result = call("--check")
-    mended = call("--from", str(DEFAULT), "--force")
+    fixed = call("--from", str(DEFAULT), "--force")
 
     assert (result.exit_code, result.stdout) == (1, f"{DEFAULT}: edited by hand\n")
-    assert mended.exit_code == 0
+    assert fixed.exit_code == 0
     assert DEFAULT.read_bytes() == unix
 
 

@@ -192,7 +192,7 @@ def _stopped(error: HpcToolkitError | OSError) -> Outcome:
     if error.errno not in PASSING:
         raise error
     where = f"{error.filename}: " if error.filename else ""
-    told = HpcToolkitError(f"{where}{error.strerror}", hint="mend that, and start it again")
+    told = HpcToolkitError(f"{where}{error.strerror}", hint="fix that, and start it again")
     return Outcome(SAVED, told)
 
 

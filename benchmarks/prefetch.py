@@ -59,7 +59,7 @@ class Alone:
             yield {"number": context[0], "load_s": context[1]}
 
 
-class Ahead(Alone):
+class Prefetch(Alone):
     """Has the next one read meanwhile, as the workloads do that load models."""
 
     def prefetch(self, group: str) -> None:
@@ -92,7 +92,7 @@ def compare(scratch: Path, checkpoints: int, size: int, compute_s: float, rounds
     """The table of results."""
     root = scratch / "checkpoints"
     make(root, checkpoints, size * MEGABYTE)
-    kinds = {"without prefetch": Alone, "with prefetch": Ahead}
+    kinds = {"without prefetch": Alone, "with prefetch": Prefetch}
     loads: dict[str, list[float]] = {kind: [] for kind in kinds}
     walls: dict[str, list[float]] = {kind: [] for kind in kinds}
     for turn in range(rounds):

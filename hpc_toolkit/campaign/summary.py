@@ -11,7 +11,7 @@ from hpc_toolkit.bandit import make_policy
 from hpc_toolkit.bandit.results import ResultArrays
 from hpc_toolkit.bandit.reward import rewards_of
 from hpc_toolkit.bandit.scalarise import WORDS
-from hpc_toolkit.campaign.conduct import arm_of, observe, score_of
+from hpc_toolkit.campaign.coordinator import arm_of, observe, score_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
 from hpc_toolkit.campaign.search import CampaignSearch, as_decided, make_arms, make_tasks, policy_of
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign

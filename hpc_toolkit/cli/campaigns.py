@@ -61,7 +61,7 @@ def run_campaign(
         hpctk campaign run campaign.toml
         hpctk campaign run campaign.toml --workers 4 --run runs/second
     """
-    from hpc_toolkit.campaign.crew import campaign_of, resume_campaign
+    from hpc_toolkit.campaign.local import campaign_of, resume_campaign
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.plainwork import check_code
@@ -90,24 +90,24 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
     Its workloads are looked for beside the file, and then in the current directory.
     """
-    from hpc_toolkit.campaign.crew import make_campaign_run
+    from hpc_toolkit.campaign.local import make_campaign_run
 
     path = dict.fromkeys([str(file.absolute().parent), str(Path.cwd())])
     return make_campaign_run(root, campaign, tuple(path), str(file))
 
 
 def _work(run: Run, workers: int | None) -> int:
-    from hpc_toolkit.campaign.crew import Crew
+    from hpc_toolkit.campaign.local import LocalWorkers
     from hpc_toolkit.system.gpus import visible_gpus
     from hpc_toolkit.worker.worker import WorkerOptions
 
     count = workers if workers is not None else max(1, len(visible_gpus()))
     if not sys.stderr.isatty():
-        return Crew(run).work(count, WorkerOptions())
+        return LocalWorkers(run).work(count, WorkerOptions())
     from hpc_toolkit.cli.progress import RunProgress
 
     with RunProgress(run) as progress:
-        return Crew(run).work(count, WorkerOptions(), progress.tick)
+        return LocalWorkers(run).work(count, WorkerOptions(), progress.tick)
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -175,7 +175,7 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     Examples:
         hpctk campaign status runs/my-campaign
     """
-    from hpc_toolkit.campaign.crew import campaign_of
+    from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.statuslines import status_lines
 
@@ -202,8 +202,8 @@ def conduct(
     Examples:
         hpctk campaign conduct runs/my-campaign
     """
-    from hpc_toolkit.campaign.conduct import Conductor
-    from hpc_toolkit.campaign.crew import campaign_of
+    from hpc_toolkit.campaign.coordinator import Coordinator
+    from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.statuslines import status_lines
     from hpc_toolkit.rundir.layout import check_trust
@@ -211,7 +211,7 @@ def conduct(
     found = open_run(run)
     check_trust(found.root)
     campaign = campaign_of(found)
-    Conductor(found, campaign).run()
+    Coordinator(found, campaign).run()
     outcome = summarize(found.view, campaign) if summary else None
     if outcome is not None:
         lines = [*status_lines(found.status()), *summary_lines(outcome)]

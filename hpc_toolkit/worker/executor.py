@@ -26,9 +26,9 @@ from hpc_toolkit.rundir.files import write_all
 from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.memory import Shrinking
 from hpc_toolkit.system.processes import die_with_parent, kill_group
-from hpc_toolkit.worker.ahead import Ahead, prefetch_of
 from hpc_toolkit.worker.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
 from hpc_toolkit.worker.loading import load_workload
+from hpc_toolkit.worker.prefetch import Prefetch, prefetch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,7 +238,7 @@ class _Child:
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
-        self._ahead = Ahead()
+        self._ahead = Prefetch()
 
     def serve(self) -> None:
         while header := self._requests.readline():

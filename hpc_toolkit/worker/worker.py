@@ -29,11 +29,11 @@ from hpc_toolkit.rundir.journal import JournalWriter
 from hpc_toolkit.rundir.proof import believed
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.system.ranks import RankInfo, host_name
+from hpc_toolkit.worker.hosthealth import HostWatch
 from hpc_toolkit.worker.passes import Outcome, PassRunner
 from hpc_toolkit.worker.passlines import Tally
 from hpc_toolkit.worker.safety import FIRST_ITEMS, pause_reason
-from hpc_toolkit.worker.sickness import HostWatch
-from hpc_toolkit.worker.witness import MISSED, Witness
+from hpc_toolkit.worker.slurmliveness import MISSED, SlurmLiveness
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.view import StageView
@@ -108,7 +108,7 @@ class Worker:
             probes=self._view.probes,
         )
         self._control = ControlReader(paths)
-        self._witness = Witness(paths.root, clock)
+        self._slurm = SlurmLiveness(paths.root, clock)
         self._picker = Picker(
             self._view,
             self._liveness,
@@ -294,7 +294,7 @@ class Worker:
             self._read_control()
             self._chooser.died_nearby |= self._picker.notice_deaths(self._pacing.at_most)
             if self._liveness.speaks(self._presence.presence, missed=MISSED):
-                self._witness.ask(self._liveness.silent(missed=MISSED))
+                self._slurm.ask(self._liveness.silent(missed=MISSED))
             self._pacing.watched(self._picker.living)
 
     def _progress(self) -> tuple[int, ...]:
@@ -336,7 +336,7 @@ class Worker:
     def _leave(self, reason: str) -> None:
         """End the executor, sync the journal, and report in the presence file that we finished."""
         self._passes.close()
-        self._witness.close()
+        self._slurm.close()
         with suppress(OSError):
             self._journal.sync()
             self._presence.update(

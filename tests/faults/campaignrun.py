@@ -8,8 +8,8 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import hpc_toolkit.campaign.conduct
-from hpc_toolkit.campaign.crew import make_campaign_run
+import hpc_toolkit.campaign.coordinator
+from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.run import Run
@@ -51,7 +51,7 @@ def play(cut: Cut, root: Path) -> None:
         with cut.elsewhere():
             _do_everything(root)
 
-    setattr(hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=work))  # noqa: B010 - a module's import
+    setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=work))  # noqa: B010 - a module's import
 
 
 def _do_everything(root: Path) -> None:

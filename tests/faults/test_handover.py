@@ -64,7 +64,7 @@ if "conduct" in sys.orig_argv:
 """
 
 
-class Crew:
+class LocalWorkers:
     """Calls ``hpctk campaign run`` below one directory after the other."""
 
     def __init__(self, home: Path) -> None:
@@ -106,7 +106,7 @@ class Crew:
 
 
 def check_handover(home: Path, points: Iterator[tuple[int, str]]) -> None:
-    crew = Crew(home)
+    crew = LocalWorkers(home)
     calm, changes = crew(1 << 40, "kill before")
     assert len(calm["sequence"]) == 5
     tried = 0

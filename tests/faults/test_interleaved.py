@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.campaign.crew import make_campaign_run
+from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.settings import parse_campaign
 from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, play

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pytest
 
-import hpc_toolkit.campaign.conduct
+import hpc_toolkit.campaign.coordinator
 import hpc_toolkit.campaign.search
 from hpc_toolkit.bandit import Observation, Proposal, Pull, make_policy
 from hpc_toolkit.bandit.registry import round_options
-from hpc_toolkit.campaign.conduct import Conductor
+from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.settings import METRICS, TASKS
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue import log
@@ -152,7 +152,7 @@ def options_of(name: str, options: Mapping[str, Any], size: int) -> dict[str, An
     return dict(options) if name == Steered.name else round_options(name, options, size)
 
 
-class _Conducted(Conductor):
+class _Conducted(Coordinator):
     """Says from when on the log of the tasks matters, and what was replayed."""
 
     files: _Files
@@ -314,8 +314,8 @@ def conducts_at_hand() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCTK_FILESYSTEM", "local")
-        patch.setattr(hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=sleep))
-        patch.setattr(hpc_toolkit.campaign.conduct, "monotonic", lambda: 0.0)
+        patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=sleep))
+        patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: 0.0)
         patch.setattr(hpc_toolkit.campaign.search, "make_policy", made_policy)
         patch.setattr(hpc_toolkit.campaign.search, "round_options", options_of)
         patch.setattr(log, "_TRIES", 2)

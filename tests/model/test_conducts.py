@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpc_toolkit.campaign.conduct import Conductor
+from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import Decisions
 from hpc_toolkit.campaign.search import CampaignSearch
 from hpc_toolkit.campaign.searchtable import ROUNDS
@@ -102,7 +102,7 @@ MISTAKES = [
         TWO,
         Mistake(
             "who loses the race asks again",
-            Conductor,
+            Coordinator,
             "            break\n        self._refuse_rival()",
             "            break",
         ),
@@ -112,7 +112,7 @@ MISTAKES = [
         TWO,
         Mistake(
             "an ask that was read while waiting is no rival's",
-            Conductor,
+            Coordinator,
             "> self._search.decisions.entries:",
             "> self._stage.log.length:",
         ),
@@ -122,7 +122,7 @@ MISTAKES = [
         TWO,
         Mistake(
             "a table without its journals is a result",
-            Conductor,
+            Coordinator,
             "    self._refuse_rival()\n    if self._stage.log.sealed:\n        return None\n",
             "",
         ),
@@ -132,7 +132,7 @@ MISTAKES = [
         TWO,
         Mistake(
             "results of a search that another has ended are looked for",
-            Conductor,
+            Coordinator,
             "if self._stage.log.sealed:\n        return None",
             "if False:\n        return None",
         ),
@@ -176,7 +176,7 @@ MISTAKES = [
         World(conducts=1),
         Mistake(
             "tells are not written",
-            Conductor,
+            Coordinator,
             "tells=tuple(self._search.fresh),",
             "tells=(),",
         ),
@@ -186,7 +186,7 @@ MISTAKES = [
         AGAIN,
         Mistake(
             "a restart takes the results and not what was told",
-            Conductor,
+            Coordinator,
             "self._search.tell(decision.tells)",
             FROM_RESULTS,
         ),
@@ -196,7 +196,7 @@ MISTAKES = [
         World(conducts=1, tasks=2),
         Mistake(
             "an arm is told once one of its items is back",
-            Conductor,
+            Coordinator,
             "stage.state.open.isdisjoint(units)",
             "not stage.state.open.issuperset(units)",
         ),

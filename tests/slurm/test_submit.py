@@ -16,7 +16,7 @@ import pytest
 from hpc_toolkit.lab.settings import LabSettings
 from hpc_toolkit.queue.presence import Presence
 from hpc_toolkit.slurm import client as slurm
-from hpc_toolkit.worker.witness import judge
+from hpc_toolkit.worker.slurmliveness import judge
 from tests.integration.realrun import HANG_S
 from tests.slurm.reallab import LabUnderTest
 from tests.slurm.rehearsal import wait_until

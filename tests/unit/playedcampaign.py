@@ -9,10 +9,10 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import hpc_toolkit.campaign.conduct
-from hpc_toolkit.campaign.conduct import Conductor
-from hpc_toolkit.campaign.crew import make_campaign_run
+import hpc_toolkit.campaign.coordinator
+from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import read_decisions
+from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.settings import parse_campaign
 from hpc_toolkit.run import Run
 from tests.toyrun import ToyWorker
@@ -120,8 +120,8 @@ class Played:
         self.dies_after: int | None = None
         """Waits that the next conduct survives."""
         make_campaign_run(root, campaign, ())
-        patch.setattr(hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=self._sleep))
-        patch.setattr(hpc_toolkit.campaign.conduct, "monotonic", lambda: self.clock)
+        patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=self._sleep))
+        patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: self.clock)
 
     def _sleep(self, _seconds: float) -> None:
         self._waits += 1
@@ -133,7 +133,7 @@ class Played:
     def conduct(self, campaign: Campaign | None = None) -> list[Decision]:
         """Conduct to the end; all decisions."""
         self._waits = 0
-        Conductor(Run.open(self.root), campaign or self.campaign).run()
+        Coordinator(Run.open(self.root), campaign or self.campaign).run()
         return self.decisions()
 
     def killed(self, after: int) -> bool:

@@ -71,7 +71,7 @@ FENCES: dict[str, set[str]] = {
 
 STANDARD_FENCES: dict[str, set[str]] = {
     "subprocess": {
-        *("campaign.crew", "doctor", "engines.ray", "lab", "notebook", "science.workloads"),
+        *("campaign.local", "doctor", "engines.ray", "lab", "notebook", "science.workloads"),
         *("slurm.batch", "slurm.client", "worker"),
     },
     "fcntl": {"doctor", "queue"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.bandit import make_policy
-from hpc_toolkit.campaign.crew import campaign_of, make_campaign_run, resume_campaign
+from hpc_toolkit.campaign.local import campaign_of, make_campaign_run, resume_campaign
 from hpc_toolkit.campaign.search import try_search
 from hpc_toolkit.campaign.searchtable import NO_OPTIONS
 from hpc_toolkit.campaign.settings import Campaign, parse_campaign, read_settings

@@ -7,9 +7,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import hpc_toolkit.campaign.conduct
-from hpc_toolkit.campaign.conduct import Conductor, unit_size
-from hpc_toolkit.campaign.crew import make_campaign_run
+import hpc_toolkit.campaign.coordinator
+from hpc_toolkit.campaign.coordinator import Coordinator, unit_size
+from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.queue.units import MAX_UNIT
 from hpc_toolkit.run import Run
 from tests.unit.playedcampaign import SECONDS, toy, work
@@ -32,10 +32,10 @@ def conduct(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> 
     """The asks of a whole campaign, whose items somebody does whenever conduct waits."""
     make_campaign_run(root, campaign, ())
     monkeypatch.setattr(
-        hpc_toolkit.campaign.conduct, "time", SimpleNamespace(sleep=lambda _: work(root))
+        hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=lambda _: work(root))
     )
 
-    Conductor(Run.open(root), campaign).run()
+    Coordinator(Run.open(root), campaign).run()
 
     view = Run.open(root).view
     view.poll()
@@ -51,7 +51,7 @@ def test_asks_are_claimed_task_by_task_until_they_are_thousands() -> None:
 def test_segments_of_conduct_are_cut_by_their_number_of_items(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hpc_toolkit.campaign.conduct, "_ITEMS_A_UNIT", 60)
+    monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "_ITEMS_A_UNIT", 60)
     names = tuple(f"t{number}" for number in range(30))
     campaign = replace(
         CAMPAIGN,

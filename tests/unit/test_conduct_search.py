@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import hpc_toolkit.campaign.conduct
+import hpc_toolkit.campaign.coordinator
 import hpc_toolkit.campaign.search
 from hpc_toolkit.bandit import Pull
 from hpc_toolkit.bandit.stopping import ask_within
-from hpc_toolkit.campaign.conduct import Conductor, arm_of
-from hpc_toolkit.campaign.crew import make_campaign_run, resume_campaign
+from hpc_toolkit.campaign.coordinator import Coordinator, arm_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, SEARCH, Decision, left_over, read_decisions
+from hpc_toolkit.campaign.local import make_campaign_run, resume_campaign
 from hpc_toolkit.campaign.search import make_arms, metric_columns, policy_of
 from hpc_toolkit.campaign.settings import Campaign
 from hpc_toolkit.campaign.summary import summarize
@@ -156,7 +156,7 @@ def test_results_of_a_pull_are_read_and_no_others(
         read.append(len(rows))
         return rows
 
-    monkeypatch.setattr(hpc_toolkit.campaign.conduct, "unit_rows", counted)
+    monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "unit_rows", counted)
     decisions = Played(fast_dir / "r", made("window"), monkeypatch).conduct()
 
     assert read == [3] * len(decisions)
@@ -350,7 +350,7 @@ def test_a_conduct_that_is_late_for_the_seal_leaves_without_a_failure(
     played = Played(fast_dir / "r", toy(search), monkeypatch)
     played.waits_s = 1.0
     assert played.killed(4)
-    late = Conductor(Run.open(played.root), toy(search))
+    late = Coordinator(Run.open(played.root), toy(search))
     encode = late._encode
 
     def frozen(decision: Decision) -> list[bytes]:
@@ -409,10 +409,10 @@ def test_campaign_that_an_older_version_began_goes_on_as_it_would_have(
     root = fast_dir / "r"
     begun_before(root, decisions)
     sleep = SimpleNamespace(sleep=lambda _: work(root, value_then))
-    monkeypatch.setattr(hpc_toolkit.campaign.conduct, "time", sleep)
+    monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "time", sleep)
     monkeypatch.setitem(SECONDS, "b", 1.0)
 
-    Conductor(Run.open(root), Campaign.from_json(RECORDED["campaign"])).run()
+    Coordinator(Run.open(root), Campaign.from_json(RECORDED["campaign"])).run()
 
     stage = Run.open(root).view.stages["tasks"]
     stage.poll_log()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from hpc_toolkit.campaign.crew import make_campaign_run
+from hpc_toolkit.campaign.local import make_campaign_run
 from hpc_toolkit.campaign.summary import Found, Summary, summarize
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.campaigns import summary_lines

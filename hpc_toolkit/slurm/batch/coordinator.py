@@ -17,7 +17,7 @@ _LOOK_S = 30.0
 _TELL_S = 5.0
 
 
-class Coordinator:
+class CoordinatorProcess:
     """The process that decides what is evaluated next.
 
     It can be killed and started again, since its decisions are in the run.

@@ -15,7 +15,7 @@ from hpc_toolkit.queue.left import Left, what_is_left
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 from hpc_toolkit.slurm.batch.container import NO_CONTAINER, Container
-from hpc_toolkit.slurm.batch.coordinator import Coordinator
+from hpc_toolkit.slurm.batch.coordinator import CoordinatorProcess
 from hpc_toolkit.slurm.batch.job import JobError, show
 from hpc_toolkit.slurm.batch.requeue import LATER, Restarts
 from hpc_toolkit.slurm.batch.shrink import shrink_job
@@ -70,7 +70,7 @@ class WorkJob:
         self._restarts = restarts
         self._request = request
         self._run = _run_directory(request)
-        self._coordinator: Coordinator | None = None
+        self._coordinator: CoordinatorProcess | None = None
 
     def run(self) -> NoReturn:
         """Check the nodes, run the workers, and decide what comes after. Always raises JobEnd."""
@@ -94,7 +94,7 @@ class WorkJob:
                 self._run,
                 "--summary",
             ]
-            self._coordinator = Coordinator(conduct, self._job.log, self._stop_ranks)
+            self._coordinator = CoordinatorProcess(conduct, self._job.log, self._stop_ranks)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
         code = self._batch.wait(self._beside)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.worker.ahead import Ahead
+from hpc_toolkit.worker.prefetch import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +37,8 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
-def opened() -> Ahead:
-    ahead = Ahead()
+def opened() -> Prefetch:
+    ahead = Prefetch()
     ahead.open()
     return ahead
 
@@ -68,7 +68,7 @@ def test_a_call_that_takes_long_holds_nobody_up_and_the_group_named_last_is_next
 
 
 def test_nothing_is_prefetched_before_a_group_was_loaded(gated: Gated) -> None:
-    ahead = Ahead()
+    ahead = Prefetch()
 
     ahead.name(gated, "a")
     ahead.name(gated, "b")

@@ -113,7 +113,7 @@ def _changeable(decisions: list[Decision], *, sealed: bool) -> tuple[str, ...]:
     return tuple(f"search.{key}" for key in BUDGETS) if decisions else ("search.",)
 
 
-class Crew:
+class LocalWorkers:
     """Runs local workers and one coordinator until the campaign is complete."""
 
     def __init__(self, run: Run) -> None:

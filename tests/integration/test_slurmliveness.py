@@ -14,7 +14,7 @@ import pytest
 from hpc_toolkit.queue.presence import Presence, PresenceFile
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.system.clock import SystemClock
-from hpc_toolkit.worker.witness import Witness
+from hpc_toolkit.worker.slurmliveness import SlurmLiveness
 from tests.integration.realrun import lives, wait_until
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_a_question_without_an_answer_ends_with_the_worker_that_asked(
 ) -> None:
     worker = os.fork()
     if worker == 0:
-        witness = Witness(tmp_path, SystemClock())
+        witness = SlurmLiveness(tmp_path, SystemClock())
         witness.ask([silent])
         wait_until(asked.exists, "squeue to start")
         if end == "leaves":
@@ -75,7 +75,7 @@ def started(self, *words, **options):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
 subprocess.Popen.__init__ = started
-runpy.run_module("hpc_toolkit.worker.witness", run_name="__main__")
+runpy.run_module("hpc_toolkit.worker.slurmliveness", run_name="__main__")
 """
 
 

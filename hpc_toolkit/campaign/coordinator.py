@@ -73,7 +73,7 @@ def unit_size(items: int) -> int:
     return min(MAX_UNIT, max(1, items // _ITEMS_A_UNIT))
 
 
-class Conductor:
+class Coordinator:
     """Runs the stages of one campaign to their end; restartable at any point."""
 
     def __init__(self, run: Run, campaign: Campaign) -> None:

@@ -1,9 +1,9 @@
 """Slurm liveness: ask Slurm about silent workers, so that units need not wait for the lease.
 
-``python -m hpc_toolkit.worker.witness RUN WORKER:HEARTBEAT...`` asks once and writes the answer
-as a notice for all workers. A worker starts it as a child process, because Slurm may take minutes
-to answer and the heartbeat must not wait. No answer proves nothing; then the lease decides (rule
-R6).
+``python -m hpc_toolkit.worker.slurmliveness RUN WORKER:HEARTBEAT...`` asks once and writes the
+answer as a notice for all workers. A worker starts it as a child process, because Slurm may take
+minutes to answer and the heartbeat must not wait. No answer proves nothing; then the lease decides
+(rule R6).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def judge(
     return found
 
 
-class Witness:
+class SlurmLiveness:
     """The worker's side: starts the child when a query is due, and never waits for its answer."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
@@ -106,7 +106,7 @@ class Witness:
         # If no process can be started now, skip the query instead of failing this worker.
         with suppress(OSError, subprocess.SubprocessError):
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "hpc_toolkit.worker.witness", str(self._root), *words],
+                [sys.executable, "-m", "hpc_toolkit.worker.slurmliveness", str(self._root), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -15,8 +15,8 @@ from hpc_toolkit.queue.matrix import Key, Opinion
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
 from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
 from hpc_toolkit.worker.attempts import STREAK
+from hpc_toolkit.worker.hosthealth import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
 from hpc_toolkit.worker.passes import PassControl
-from hpc_toolkit.worker.sickness import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.campaign.crew import Crew
+from hpc_toolkit.campaign.local import LocalWorkers
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.worker.worker import EXIT_COMPLETE, EXIT_LEFT, WorkerOptions
 
@@ -54,9 +54,9 @@ class PlayedRun:
         return self._work(on_tick)
 
 
-def crew(root: Path, work: Callable[[Callable[[], None]], int]) -> Crew:
+def crew(root: Path, work: Callable[[Callable[[], None]], int]) -> LocalWorkers:
     run: Any = PlayedRun(root, work)
-    return Crew(run)
+    return LocalWorkers(run)
 
 
 def test_conduct_that_fails_after_the_workers_left_is_reported(root: Path, told: list[int]) -> None:
@@ -96,7 +96,7 @@ def test_conduct_that_is_killed_again_and_again_is_given_up_unless_it_lived_long
         while not told:
             tick()
             if starts.exists() and len(starts.read_text()) >= long_lives:
-                monkeypatch.setattr("hpc_toolkit.campaign.crew._LONG_LIFE_S", 600.0)
+                monkeypatch.setattr("hpc_toolkit.campaign.local._LONG_LIFE_S", 600.0)
         return EXIT_LEFT
 
     long_lives = 1000
@@ -107,7 +107,7 @@ def test_conduct_that_is_killed_again_and_again_is_given_up_unless_it_lived_long
     starts.unlink()
     told.clear()
     long_lives = 10
-    monkeypatch.setattr("hpc_toolkit.campaign.crew._LONG_LIFE_S", -1.0)
+    monkeypatch.setattr("hpc_toolkit.campaign.local._LONG_LIFE_S", -1.0)
     with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code -9"):
         crew(tmp_path, drained).work(1, WorkerOptions())
     assert len(starts.read_text()) >= 14

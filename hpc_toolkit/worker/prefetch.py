@@ -16,7 +16,7 @@ def prefetch_of(workload: object) -> Callable[[Any], object] | None:
     return found if callable(found) else None
 
 
-class Ahead:
+class Prefetch:
     """Calls ``prefetch`` for the group that was named last; nothing waits for it.
 
     The thread is a daemon: neither the end of a request nor the end of the process waits for a call

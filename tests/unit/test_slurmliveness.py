@@ -12,8 +12,8 @@ from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.slurm import client, controller
 from hpc_toolkit.slurm.records import UNKNOWN, JobRecord, NodeRecord
-from hpc_toolkit.worker import witness
-from hpc_toolkit.worker.witness import Witness, judge
+from hpc_toolkit.worker import slurmliveness
+from hpc_toolkit.worker.slurmliveness import SlurmLiveness, judge
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_question_writes_what_slurm_said_for_all(
     monkeypatch.setattr(controller, "node_states", lambda names, **_: {})
 
     words = ["a:0", "beats:3", "left:0", "local:0", "elsewhere:0", "missing:0"]
-    assert witness.main([str(tmp_path), *words]) == 0
+    assert slurmliveness.main([str(tmp_path), *words]) == 0
 
     _, notices = ControlReader(paths).poll()
     assert [(one.worker, one.explained) for one in notices] == [("a", "preemption")]
@@ -148,7 +148,7 @@ def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
     tmp_path: Path, questions: type[FakeChild]
 ) -> None:
     clock = ManualClock()
-    asking = Witness(tmp_path, clock)
+    asking = SlurmLiveness(tmp_path, clock)
     times: list[int] = []
     for second in range(1200):
         asking.ask([silent("a")])
@@ -161,7 +161,7 @@ def test_slurm_is_asked_ever_more_seldom_about_the_same_silence(
 
 
 def test_a_new_silence_is_asked_about_at_once(tmp_path: Path, questions: type[FakeChild]) -> None:
-    asking = Witness(tmp_path, ManualClock())
+    asking = SlurmLiveness(tmp_path, ManualClock())
     asking.ask([silent("a")])
     questions.last.code = 0
 
@@ -172,7 +172,7 @@ def test_a_new_silence_is_asked_about_at_once(tmp_path: Path, questions: type[Fa
 
 def test_one_question_at_a_time(tmp_path: Path, questions: type[FakeChild]) -> None:
     clock = ManualClock()
-    asking = Witness(tmp_path, clock)
+    asking = SlurmLiveness(tmp_path, clock)
     asking.ask([silent("a")])
     clock.advance(3600)
 
@@ -189,10 +189,10 @@ def test_a_question_that_cannot_be_started_costs_no_worker(
 
     monkeypatch.setattr("subprocess.Popen", refuse)
 
-    Witness(tmp_path, ManualClock()).ask([silent("a")])
+    SlurmLiveness(tmp_path, ManualClock()).ask([silent("a")])
 
 
 def test_nothing_is_asked_without_a_silence(tmp_path: Path, questions: type[FakeChild]) -> None:
-    Witness(tmp_path, ManualClock()).ask([])
+    SlurmLiveness(tmp_path, ManualClock()).ask([])
 
     assert questions.asked == []

@@ -127,10 +127,10 @@ MUTANTS = (
     Mutant(
         "I3",
         "the unit of a dead owner is never free",
-        "queue/picker.py",
+        "queue/assignment.py",
         "        if verdict is not None and verdict.alive:",
         "        if verdict is not None and not verdict.finished:",
-        ("test_queue_picker.py",),
+        ("test_queue_assignment.py",),
     ),
     Mutant(
         "I3",
@@ -216,10 +216,10 @@ MUTANTS = (
     Mutant(
         "I5",
         "a late release frees the generation of another",
-        "queue/picker.py",
+        "queue/assignment.py",
         "        released = generation in stage.state.units[name].released",
         "        released = bool(stage.state.units[name].released)",
-        ("test_queue_picker.py",),
+        ("test_queue_assignment.py",),
     ),
     Mutant(
         "I5",

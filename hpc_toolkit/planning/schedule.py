@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpc_toolkit.planning.work import context
-from hpc_toolkit.queue.durations import kin
+from hpc_toolkit.queue.affinity import kin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

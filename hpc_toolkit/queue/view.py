@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.affinity import group_key
+from hpc_toolkit.queue.affinity import Durations, group_key
 from hpc_toolkit.queue.claims import Claims
-from hpc_toolkit.queue.durations import Durations
 from hpc_toolkit.queue.leases import presence_of
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError

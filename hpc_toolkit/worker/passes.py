@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import WorkloadError
 from hpc_toolkit.queue.items import UnitReader
-from hpc_toolkit.queue.state import is_killer
-from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT
+from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, is_killer
 from hpc_toolkit.rundir.journal import seal_line
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import attempts as wire
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.queue.picker import Assignment
+    from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.journal import JournalWriter
     from hpc_toolkit.rundir.layout import StageSpec
@@ -64,7 +63,7 @@ class PassControl:
     hold: bool = False
     """Start no further item until other hosts have tried the items that failed here."""
     streak: int = 0
-    """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.streaks`)."""
+    """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.state`)."""
     streak_limit: int = wire.STREAK
     """Weight at which ``on_streak`` is called."""
     deadline: float | None = None

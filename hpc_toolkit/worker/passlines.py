@@ -10,7 +10,7 @@ from hpc_toolkit.rundir.journal import encode_line
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
-    from hpc_toolkit.queue.picker import Assignment
+    from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.state import Death
     from hpc_toolkit.rundir.journal import JournalWriter
     from hpc_toolkit.system.clock import Clock

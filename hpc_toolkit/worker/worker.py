@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError, RunError, WorkloadError
-from hpc_toolkit.queue.chooser import Chooser
+from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, WorkerLock, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
-from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.probes import LIMIT_S, LOCK
 from hpc_toolkit.queue.view import RunView

@@ -343,7 +343,7 @@ def broken(self):
 Run.status = broken
 """
 WORKER_BUG = """
-from hpc_toolkit.queue.picker import Picker
+from hpc_toolkit.queue.assignment import Picker
 def broken(self, loaded, **_):
     return [][1]
 Picker.fresh = broken

@@ -18,7 +18,7 @@ from tests.manualclock import ManualClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.queue.picker import Assignment
+    from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.layout import Manifest
     from tests.model.memorydisk import Disk

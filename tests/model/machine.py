@@ -13,6 +13,7 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.control import (
     ControlReader,
@@ -22,7 +23,6 @@ from hpc_toolkit.queue.control import (
 )
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import DRAINING, FINISHED, RUNNING, Presence
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.explain import failed_items

@@ -11,11 +11,19 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.queue.control import ControlReader, SickNotice, give_sick_notice
 from hpc_toolkit.queue.leases import Liveness
-from hpc_toolkit.queue.matrix import Key, Opinion
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.queue.streaks import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
+from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
 from hpc_toolkit.worker.attempts import STREAK
-from hpc_toolkit.worker.hosthealth import ENOUGH_AGAIN, HOLD_S, Health, HostWatch, judge, may_wait
+from hpc_toolkit.worker.hosthealth import (
+    ENOUGH_AGAIN,
+    HOLD_S,
+    Health,
+    HostWatch,
+    Key,
+    Opinion,
+    judge,
+    may_wait,
+)
 from hpc_toolkit.worker.passes import PassControl
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import PermanentError, WorkloadError
+from hpc_toolkit.queue.assignment import Assignment
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
-from hpc_toolkit.queue.picker import Assignment
 from hpc_toolkit.rundir.journal import JournalReader, Line, Pass, read_lines
 from hpc_toolkit.worker import passes
 from hpc_toolkit.worker.attempts import BROKEN, END, LOADED, LOADING, PREFETCHES, STREAK, Report

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.queue import durations
-from hpc_toolkit.queue.affinity import FreshUnits, group_key
-from hpc_toolkit.queue.durations import Durations
+from hpc_toolkit.queue import affinity
+from hpc_toolkit.queue.affinity import Durations, FreshUnits, group_key
 from hpc_toolkit.queue.units import Unit
 
 if TYPE_CHECKING:
@@ -211,7 +210,7 @@ def test_a_unit_of_ones_own_share_that_somebody_claimed_is_left_out() -> None:
 
 
 def test_groups_that_come_and_go_for_ever_do_not_fill_the_memory() -> None:
-    assert durations.kin.cache_info().maxsize is not None
+    assert affinity.kin.cache_info().maxsize is not None
 
 
 def all_own(count: int) -> tuple[list[Unit], Callable[[Unit], str | None]]:

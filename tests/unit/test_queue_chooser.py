@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.queue.chooser import Chooser
+from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.pacing import Pacing
-from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.view import RunView
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.log import StageLog
-from hpc_toolkit.queue.picker import Assignment, Picker
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker

@@ -26,10 +26,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.control import ControlReader, ask_to_drain
 from hpc_toolkit.queue.leases import Verdict
-from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.state import MAX_DEATHS, is_killer
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.results.gather import NotCompleteError, gather

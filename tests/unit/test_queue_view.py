@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.queue.picker import Picker
+from hpc_toolkit.queue.assignment import Picker
 from hpc_toolkit.results.gather import gather
 from hpc_toolkit.results.status import read_status
 from tests.manualclock import ManualClock

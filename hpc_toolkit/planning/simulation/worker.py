@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from hpc_toolkit.queue.chooser import Chooser
+from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
 from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
-from hpc_toolkit.queue.picker import Assignment, Picker
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.state import is_killer
 from hpc_toolkit.queue.view import RunView

@@ -6,9 +6,9 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.queue.assignment import Assignment, Picker
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.queue.leases import Verdict
-from hpc_toolkit.queue.picker import Assignment, Picker
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun

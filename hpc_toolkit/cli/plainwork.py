@@ -82,7 +82,8 @@ def work_here(
 
 def show_places(shares: Shares, workers: int) -> None:
     """Say what each worker gets, where something was asked for."""
-    from hpc_toolkit.system.binding import place_workers, read_machine
+    from hpc_toolkit.system.binding import place_workers
+    from hpc_toolkit.system.machine import read_machine
 
     if shares:
         for worker, place in enumerate(place_workers(read_machine(), shares, workers)):

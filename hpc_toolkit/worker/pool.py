@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.presence import read_presence
-from hpc_toolkit.system.binding import Place, bind, place_workers, read_machine
+from hpc_toolkit.system.binding import Place, bind, place_workers
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
+from hpc_toolkit.system.machine import read_machine
 from hpc_toolkit.system.processes import die_with_parent, readable
 from hpc_toolkit.worker.worker import (
     DRAIN_SIGNALS,

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.binding import (
-    Machine,
-    Place,
-    Shares,
-    own_place,
-    place_workers,
-    read_machine,
-)
-from hpc_toolkit.system.binding.machine import format_cpus, parse_cpus
+from hpc_toolkit.system.binding import Place, Shares, own_place, place_workers
+from hpc_toolkit.system.machine import Machine, format_cpus, parse_cpus, read_machine
 
 if TYPE_CHECKING:
     from pathlib import Path

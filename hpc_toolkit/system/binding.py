@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.system.binding.machine import format_cpus, parse_cpus
 from hpc_toolkit.system.gpus import CUDA
+from hpc_toolkit.system.machine import format_cpus, parse_cpus
 from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpc_toolkit.system.binding.machine import Machine
+    from hpc_toolkit.system.machine import Machine
 
 MEMORY = "HPCTK_MEMORY_PER_WORKER"
 """Environment variable: bytes that each process of an executor may allocate."""

@@ -36,6 +36,9 @@ class _ListedFinder:
     file. On a filesystem that caches no attributes, each look is a question to the server.
     """
 
+    find_distributions = staticmethod(PathFinder.find_distributions)
+    invalidate_caches = staticmethod(PathFinder.invalidate_caches)
+
     def __init__(self) -> None:
         self._listed: dict[str, frozenset[str] | None] = {}
 
@@ -56,6 +59,8 @@ class _ListedFinder:
                     return spec_from_file_location(fullname, at + suffix)
             if f"{name}.py" in names:
                 return _spec(fullname, f"{at}.py")
+            if f"{name}.pyc" in names:
+                return PathFinder.find_spec(fullname, path, target)
         return None
 
     def _is_package(self, directory: str) -> bool:
@@ -68,7 +73,9 @@ class _ListedFinder:
         """The names in a directory; None if it is an archive, or cannot be read."""
         if directory not in self._listed:
             try:
-                self._listed[directory] = frozenset(os.listdir(directory))
+                with os.scandir(directory) as entries:
+                    found = (one for one in entries if one.name[-3:] != ".py" or one.is_file())
+                    self._listed[directory] = frozenset(one.name for one in found)
             except FileNotFoundError:
                 self._listed[directory] = frozenset()
             except OSError:

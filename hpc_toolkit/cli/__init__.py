@@ -116,8 +116,8 @@ def main() -> None:
 def _flushed() -> bool:
     """Write out what was printed; False where that fails: the interpreter then reports it."""
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
     except OSError:
         return False
     return True

@@ -28,7 +28,7 @@ _ENDINGS = (".json", ".csv", ".svg")
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = Commands(
-        help="""Compare search policies on known scores.
+        help="""Compare search policies on recorded scores.
 
         Examples:
             hpctk bandit bench --table scores.csv --policies random,gp-ucb

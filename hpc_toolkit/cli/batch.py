@@ -107,22 +107,25 @@ def work(
     from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
     from hpc_toolkit.system.quantities import parse_duration
 
-    options = {"--idle-exit": _FOREVER if campaign else idle_exit, "--lease": lease}
-    request = WorkRequest(
-        run=_one_run(given or [run]),
-        gpus=gpus,
-        options=[f"{name}={value}" for name, value in options.items() if value is not None],
-        container=_container(apptainer, pyxis, bind, gpus=gpus),
-        python=container_python or sys.executable,
-        shrink_every_s=(
-            parse_duration(shrink_every, where="--shrink-every") if shrink_every else None
-        ),
-        campaign=campaign,
-        within_s=_whole_seconds(check_within),
-    )
+    def body(batch: Batch, restarts: Restarts) -> None:
+        options = {"--idle-exit": idle_exit or (_FOREVER if campaign else None), "--lease": lease}
+        request = WorkRequest(
+            run=_one_run(given or [run]),
+            gpus=gpus,
+            options=[f"{name}={value}" for name, value in options.items() if value is not None],
+            container=_container(apptainer, pyxis, bind, gpus=gpus),
+            python=container_python or sys.executable,
+            shrink_every_s=(
+                parse_duration(shrink_every, where="--shrink-every") if shrink_every else None
+            ),
+            campaign=campaign,
+            within_s=_whole_seconds(check_within),
+        )
+        WorkJob(batch, restarts, request).run()
+
     code = run_batch(
         Path(script),
-        lambda batch, restarts: WorkJob(batch, restarts, request).run(),
+        body,
         array_offset=array_offset,
         max_restarts=max_restarts,
         forward=not apptainer,

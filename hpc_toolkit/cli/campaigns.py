@@ -25,7 +25,7 @@ _NO_BEST = "best arm        none: no arm has a reward"
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = Commands(
-        help="""Search for the best arm of a campaign.
+        help="""Find the best checkpoint and layer within a budget.
 
         Examples:
             hpctk campaign run campaign.toml

@@ -66,7 +66,7 @@ def retry(
         typer.Option(metavar="TEXT", help="Retry only items whose JSON or error contains TEXT."),
     ] = "",
 ) -> None:
-    """Make failed items pending again, with a new budget of attempts.
+    """Run failed items again, with a fresh set of attempts.
 
     Examples:
         hpctk retry runs/eval

@@ -43,10 +43,11 @@ def gather(
     ] = "-",
     stage: Annotated[
         str | None,
-        typer.Option(help="Stage of a campaign. [default: the last]"),
+        typer.Option(help="Stage of a campaign. [default: the last stage]"),
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Leave out unfinished items instead of failing.")
+        bool,
+        typer.Option("--partial", help="Skip unfinished items instead of exiting with an error."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: a summary of FILE, or of the check.")
@@ -72,7 +73,7 @@ def gather(
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="Require different values of KEY in all rows. May be repeated.",
+            help="Require that no two rows have the same value of KEY. May be repeated.",
             rich_help_panel=_CHECKS,
         ),
     ] = None,
@@ -81,7 +82,7 @@ def gather(
         typer.Option(
             min=0,
             metavar="N",
-            help="Compute N random results again and compare them.",
+            help="Recompute N randomly chosen results and compare.",
             rich_help_panel=_CHECKS,
         ),
     ] = 0,

@@ -81,7 +81,9 @@ def launch(
     start_timeout: Annotated[
         str, typer.Option(metavar="DURATION", help="Time to wait for all nodes.")
     ] = f"{START_TIMEOUT_S / 60:g}min",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would start here.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be started on this node.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with --dry-run.")] = False,
     **given: Any,
 ) -> None:

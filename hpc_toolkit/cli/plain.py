@@ -87,7 +87,7 @@ def _value(parameter: str, text: str) -> str | int | None:
         return None
     if parameter not in _NUMBERS:
         return text
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def run_plainly(command: str, words: Sequence[str]) -> None:

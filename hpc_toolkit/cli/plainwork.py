@@ -145,7 +145,11 @@ def worker_options(
         lease_s=parse_duration(lease, where="--lease") if lease is not None else defaults.lease_s,
         deadline=_deadline(deadline),
         idle_exit_s=idle_exit_s,
-        grace_s=parse_duration(grace, where="--grace") if grace is not None else defaults.grace_s,
+        grace_s=(
+            parse_duration(grace, where="--grace", zero=True)
+            if grace is not None
+            else defaults.grace_s
+        ),
     )
 
 

@@ -152,7 +152,7 @@ def plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate time, node-hours and cost of the rest of a run.
+    """Estimate the time, node-hours and cost to finish a run.
 
     Uses the durations of finished items, or your estimates. Shows the range of 9 of 10 cases and
     the time limit to request. Time in Slurm's queue is not included.

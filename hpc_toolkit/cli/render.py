@@ -71,8 +71,8 @@ def render(
 ) -> None:
     """Write a job script and print its path.
 
-    Options have the names of sbatch's options: --output is the log of the job, -o the file that
-    this command writes [default: slurm/JOB-NAME.sbatch]; --sbatch takes those that are not listed.
+    Options are named after sbatch's. --output is the log of the job; -o is the script that this
+    command writes [default: slurm/JOB-NAME.sbatch]. Use --sbatch for other options of sbatch.
     The templates kubernetes-queue, kubernetes-ddp and kubernetes-scaling write manifests; their
     options are listed by e.g. 'hpctk render kubernetes-queue --help'.
 

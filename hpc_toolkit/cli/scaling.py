@@ -29,7 +29,7 @@ _ENDINGS = (".md", ".json", ".svg")
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = Commands(
-        help="""Measure how a training scales, and what it costs.
+        help="""Measure how well training scales, and what it costs.
 
         Examples:
             hpctk scaling run -o scaling --world-sizes 1,2,4

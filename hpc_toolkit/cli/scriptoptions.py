@@ -45,7 +45,7 @@ class ScriptCommand(TableCommand):
                 param_decls=["command"],
                 nargs=-1,
                 metavar="[-- COMMAND...]",
-                help="The program of 'command' and 'ray', or the script of 'train-...'.",
+                help="Program of the template 'command' or 'ray', or script of 'train-...'.",
             ),
         ]
 

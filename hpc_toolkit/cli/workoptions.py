@@ -50,7 +50,7 @@ PANELS: Panels = {
         Option("monitor_interval", "Time between samples. [default: 1s]", "DURATION", hidden=True),
         Option(
             "snapshot",
-            "Write a snapshot at the end; {done} in the name is the number of done items.",
+            "Write a snapshot at the end; {done} in the name becomes the number of items done.",
             "FILE.json",
         ),
         Option("snapshot_every", "Also write a snapshot whenever N more items are done.", "N"),

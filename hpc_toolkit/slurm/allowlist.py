@@ -48,7 +48,7 @@ _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$", re.IGNORECASE)
 _NAME_MAX = 255
 _OURS = (
     *("SLURM", "SBATCH_", "SRUN_", "HPCTK_DEADLINE", "HPCTK_ARRAY_INDEX", "HPCTK_RUN_DIR"),
-    *("HPCTK_STAGED", "HPCTK_WARNED", "hpctk_"),
+    *("HPCTK_STAGED", "HPCTK_WARNED", "HPCTK_DIRECTORY", "hpctk_"),
 )
 # Variables of bash itself: an export of them fails, or changes what the script does (bash(1)).
 _OF_BASH = ("BASH", "COMP_", "EPOCH", "OPT")

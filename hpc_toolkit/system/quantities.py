@@ -28,7 +28,7 @@ _DAYS = re.compile(rf"({_INT})-({_INT})(?::({_INT}))?(?::({_INT}))?")
 _CLOCK = re.compile(rf"({_INT}):({_INT}):({_INT})")
 _MINUTES = re.compile(rf"({_INT})(?::({_INT}))?")
 _NUMBER = re.compile(r"[0-9]{1,19}(?:\.[0-9]{1,12})?")
-_SIZE = re.compile(rf"({_NUMBER.pattern}) ?(?:([KMGTP])I?B?|B)", re.IGNORECASE)
+_SIZE = re.compile(rf"({_NUMBER.pattern}) ?(?:([KMGTP])I?B?|B)", re.IGNORECASE | re.ASCII)
 
 _DURATION_HINT = "write '90s', '90min', '4h', '2d', '1:30:00' or '1-12:00:00'"
 _WALLTIME_HINT = "write '90min', '4h', '1:30:00' or '1-12:00:00'; as in sbatch, '90' is 90 minutes"

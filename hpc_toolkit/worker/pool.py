@@ -196,9 +196,9 @@ def work_elsewhere(
     import subprocess
 
     argv = [sys.executable, "-m", "hpc_toolkit", "work", str(root), "--workers", str(workers)]
-    argv += ["--lease", f"{options.lease_s}s", "--grace", f"{options.grace_s}s"]
+    argv += ["--lease", f"{options.lease_s:.6f}s", "--grace", f"{options.grace_s:.6f}s"]
     if options.idle_exit_s is not None:
-        argv += ["--idle-exit", f"{options.idle_exit_s}s"]
+        argv += ["--idle-exit", f"{options.idle_exit_s:.6f}s"]
     if options.deadline is not None:
         argv += ["--deadline", f"@{options.deadline}"]
     argv += shares.to_options() if shares else []

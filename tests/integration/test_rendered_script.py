@@ -48,7 +48,9 @@ esac
 SQUEUE = """
 env -0 > "$FAKE_DIR/squeue.env"
 case "$*" in
-  *'--format=%A|%K|%e|%Z') echo "17|${SLURM_ARRAY_TASK_ID:-N/A}|$(cat "$FAKE_DIR/end")|$FAKE_DIR" ;;
+  *'--format=%A|%K|%S|%e|%Z')
+    cd "$FAKE_DIR"
+    echo "17|${SLURM_ARRAY_TASK_ID:-N/A}|$(cat start)|$(cat end)|$FAKE_DIR" ;;
   *--Format=State*) cd "$FAKE_DIR"; echo "$(cat state) $(cat restarts) $(cat preempted)" ;;
   *--format=%D) cat "$FAKE_DIR/nodes" ;;
 esac
@@ -182,7 +184,7 @@ def slurm(tmp_path: Path) -> FakeSlurm:
         "TZ": "UTC",
     }
     fake = FakeSlurm(tmp_path, home / "python", environ)
-    fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, end="N/A")
+    fake.answer(hosts="n1\nn2", requeue_code=0, state="RUNNING", restarts=0, start=1, end="N/A")
     fake.answer(preempted="N/A", lost_nodes="", nodes=2, version="22.05.8", preempt_mode="REQUEUE")
     fake.answer(
         work_code=0, preflight_code=0, left_code=0, ready="n1: ready: 4 GPUs\nn2: ready: 4 GPUs"
@@ -358,8 +360,21 @@ def test_a_failed_setup_ends_the_job(slurm: FakeSlurm, setup: str) -> None:
     assert f"error: setup failed: {setup}" in output
 
 
-def test_a_setup_that_moves_is_told_and_taken_back(slurm: FakeSlurm) -> None:
+def test_a_job_that_lacks_a_node_is_torn_down(slurm: FakeSlurm) -> None:
+    slurm.answer(hosts="n1")
+
+    code, output = slurm.run(script_of(slurm, teardown=("touch torn-down",)))
+
+    assert code == 1
+    assert "the job has 2 nodes, but scontrol names 1" in output
+    assert (slurm.root / "torn-down").exists()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_setup_that_moves_is_told_and_taken_back(slurm: FakeSlurm, *, silent: bool) -> None:
     (slurm.root / "else where").mkdir()
+    if silent:
+        (slurm.root / "bin/squeue").write_text("#!/bin/bash\nexit 1\n")
 
     code, output = slurm.run(script_of(slurm, setup=("cd 'else where'", "touch there")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.slurm.batch import job
 from hpc_toolkit.slurm.batch.job import clean_environment, script_options
+from hpc_toolkit.slurm.client import Finished
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +56,36 @@ def test_variables_of_an_outer_job_are_removed_and_those_of_the_options_kept() -
         "SLURM_EXPORT_ENV": "ALL",
         "PYTHONUNBUFFERED": "0",
     }
+
+
+@pytest.mark.parametrize(
+    ("start", "lead", "noted", "warned"),
+    [
+        ("100", 300, False, True),
+        ("100", 10, False, False),
+        ("750", 300, False, False),  # the limit is shorter than the lead
+        ("", 300, False, False),
+        ("", 10, True, True),
+    ],
+)
+def test_a_warning_that_came_too_early_for_python_is_known(
+    monkeypatch: pytest.MonkeyPatch, start: str, lead: int, *, noted: bool, warned: bool
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 800.0)
+    environ = {"HPCTK_WARNED": "1"} if noted else {}
+
+    assert job._was_warned(environ, {"signal": f"B:USR1@{lead}"}, start, 1000) is warned
+    assert not environ
+
+
+def test_a_directory_is_read_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = b"16|3|1|9|/other\n17|N/A|1|9|/d\xfc\nof two lines\n"
+    monkeypatch.setattr(job, "run", lambda *_, **__: Finished(0, "", "", answer))
+
+    row = job._row("17")
+
+    assert row is not None
+    assert row["directory"] == os.fsdecode(b"/d\xfc\nof two lines")
 
 
 # In a process of its own: a wakeup descriptor and handlers belong to the whole process.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import py_compile
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from typing import TYPE_CHECKING, Any
@@ -109,3 +110,25 @@ def test_pythons_finder_is_back_after_the_block() -> None:
         fail()
 
     assert sys.meta_path == before
+
+
+def test_modules_without_their_source_are_imported(place: Path) -> None:
+    source = place / "sourceless_x.py"
+    source.write_text("value = 'compiled'\n")
+    py_compile.compile(str(source), cfile=str(place / "sourceless_x.pyc"))
+    source.unlink()
+
+    with listed_imports():
+        assert importlib.import_module("sourceless_x").value == "compiled"
+
+
+def test_what_is_not_a_file_hides_no_module(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "colorsys.py").symlink_to("nowhere")
+    (place / "chunk.py").mkdir()
+    for name in ("colorsys", "chunk"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+        expected, found = both(name)
+
+        assert (found is None) == (expected is None)
+        assert expected is None or described(found) == described(expected)

@@ -159,7 +159,9 @@ def test_parse_size_is_binary(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("parse", [q.parse_size, q.parse_mem_mib])
-@pytest.mark.parametrize("text", ["", "-1", "nan", "1E", "G", "1 G G", "1e9", "0x10", "1G\n#"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "nan", "1E", "G", "1 G G", "1e9", "0x10", "1G\n#", "1\u212a"]
+)
 def test_size_of_something_else_is_refused(parse: Callable[..., int], text: str) -> None:
     with pytest.raises(ConfigError, match=r"here: .* is not a"):
         parse(text, where="here")

@@ -50,6 +50,8 @@ TRAIN = {"nodes": 2, "gpus_per_node": 4}
 
 
 def spec(**given_fields: Any) -> ScriptSpec:
+    if "array" not in given_fields:
+        given_fields.pop("array_offset", None)
     return ScriptSpec(**{"python": PYTHON, **given_fields})
 
 

@@ -50,6 +50,8 @@ class CoordinatorProcess:
 
     def stop(self) -> None:
         """End it by SIGTERM; ``ended`` then returns its last code, 143 if it had to be ended."""
+        if self._stopped:
+            return
         self._stopped = True
         if self._child is not None:
             self._child.terminate()

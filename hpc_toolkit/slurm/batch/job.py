@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask
+from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
 from hpc_toolkit.slurm.controller import host_names
 from hpc_toolkit.system.ranks import host_name
 
@@ -43,6 +43,8 @@ sbatch that sets it for a job's own steps."""
 _OF_STEPS = ("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_TRES")
 _SHORT = {"c": "cpus-per-task", "G": "gpus", "m": "distribution", "a": "array"}
 _WARNED = "HPCTK_WARNED"
+_DIRECTORY = "HPCTK_DIRECTORY"
+"""Where the script was before its setup."""
 
 
 class JobError(HpcToolkitError):
@@ -102,8 +104,10 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
     row = _row(raw)
     number = _element(row, options, environ, array_offset)
     clean_environment(environ, options)
-    if row is not None:
-        _enter(row["directory"])
+    before = environ.pop(_DIRECTORY, None)
+    directory = row["directory"] if row is not None else before
+    if directory is not None:
+        _enter(directory)
     deadline = environ.get("SLURM_JOB_END_TIME") or (row or {}).get("end", "")
     ends = int(deadline) if re.fullmatch("[0-9]+", deadline) else None
     environ.pop("HPCTK_DEADLINE", None)
@@ -116,7 +120,7 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
         nodes=_nodes(environ),
         options=options,
         deadline=ends,
-        warned=_was_warned(environ, options, ends),
+        warned=_was_warned(environ, options, (row or {}).get("start", ""), ends),
     )
 
 
@@ -169,16 +173,18 @@ def clean_environment(environ: MutableMapping[str, str], options: Mapping[str, s
 
 def _row(raw: str) -> dict[str, str] | None:
     """The controller's entry for this job; None while it does not answer."""
-    names = ("id", "index", "end", "directory")
+    names = ("id", "index", "start", "end", "directory")
+    argv = ["squeue", "--noheader", f"--jobs={raw}", "--format=%A|%K|%S|%e|%Z"]
     try:
-        listed = ask(
-            ["squeue", "--noheader", f"--jobs={raw}", "--format=%A|%K|%e|%Z"], timeout_s=SUBMIT_S
-        )
+        done = run(argv, timeout_s=SUBMIT_S)
     except SlurmError:
         return None
+    # A directory's name may be in any encoding.
+    listed = os.fsdecode(done.raw) if done.code == 0 else ""
     # The raw id of an array's last element is also the array's, and lists every element.
     # A directory's name may have several lines.
-    rows = re.findall(r"(?ms)^([0-9]+)\|([^|]*)\|([^|]*)\|(.*?)\n(?=[0-9]+\||\Z)", listed)
+    field = r"([^|]*)\|"
+    rows = re.findall(rf"(?ms)^([0-9]+)\|{field * 3}(.*?)\n(?=[0-9]+\||\Z)", listed)
     return next((dict(zip(names, row, strict=True)) for row in rows if row[0] == raw), None)
 
 
@@ -223,12 +229,16 @@ def _nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _was_warned(
-    environ: MutableMapping[str, str], options: Mapping[str, str], ends: int | None
+    environ: MutableMapping[str, str], options: Mapping[str, str], start: str, ends: int | None
 ) -> bool:
     """Whether Slurm's warning came while the script was in its setup or Python was starting."""
-    noted = environ.pop(_WARNED, None) is not None
+    if environ.pop(_WARNED, None) is not None:
+        return True
     lead = re.search(r"USR1@([0-9]+)", options.get("signal", ""))
-    return noted or (ends is not None and lead is not None and time.time() >= ends - int(lead[1]))
+    if ends is None or lead is None or not start.isdecimal():
+        return False
+    # In a job whose limit is shorter than the lead, no time of this start is before the warning.
+    return int(start) < ends - int(lead[1]) <= time.time()
 
 
 def show(text: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.slurm.batch.job import this_job
 from hpc_toolkit.slurm.batch.requeue import Restarts
 from hpc_toolkit.slurm.batch.signals import Signals
-from hpc_toolkit.slurm.batch.step import Batch, JobEnd
+from hpc_toolkit.slurm.batch.step import Batch, JobEnd, as_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,8 +42,13 @@ def run_batch(
         SlurmError: Slurm did not answer.
     """
     signals = Signals()
-    job = this_job(script, array_offset=array_offset)
     commands = [shlex.split(line) for line in teardown]
+    try:
+        job = this_job(script, array_offset=array_offset)
+    except BaseException:
+        for command in commands:
+            subprocess.run(as_command(command), check=False)
+        raise
     batch = Batch(job, signals, forward=forward, teardown=commands)
     restarts = Restarts(batch, most=max_restarts)
     try:

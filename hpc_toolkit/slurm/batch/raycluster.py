@@ -69,9 +69,10 @@ def _port(job: Job, head: str) -> int:
     first = int(os.environ["SLURM_JOB_ID"]) + int(job.restarts)
     for step in range(len(_PORTS)):
         port = _PORTS[(first + step) % len(_PORTS)]
-        with socket.socket() as probe:
-            if probe.connect_ex((head, port)):
-                return port
+        try:
+            socket.create_connection((head, port), timeout=5).close()
+        except OSError:
+            return port
         job.log(f"port {port} is taken, trying the next one")
     msg = f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {head}"
     raise JobError(msg)

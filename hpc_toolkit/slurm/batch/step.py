@@ -56,7 +56,7 @@ class Batch:
         """Whether the time limit is near. Ranks that start later know when the job ends."""
         self.ended = False
         """Whether Slurm ends the job: cancelled, preempted, or at its time limit."""
-        self.cleanup: list[list[str]] = [["bash", "-c", '"$@"', "bash", *one] for one in teardown]
+        self.cleanup: list[list[str]] = [as_command(one) for one in teardown]
         """Commands that still have to run at the end."""
         self._signals = signals
         self._forward = forward
@@ -110,6 +110,7 @@ class Batch:
         Raises JobEnd where Slurm ends the job and srun waits for a lost node.
         """
         while (code := poll()) is None:
+            self.receive_all()
             waits = [one for one in (beside(), self._until_leaving()) if one is not None]
             if poll() is not None:  # by what happened beside
                 continue
@@ -162,6 +163,11 @@ class Batch:
             if self.call(argv):
                 words = argv[4:] if argv[0] == "bash" else argv
                 self.job.log(f"teardown failed: {shlex.join(words)}")
+
+
+def as_command(words: Sequence[str]) -> list[str]:
+    """The words of a command that may also be one of bash's own, as an argument list."""
+    return ["bash", "-c", '"$@"', "bash", *words]
 
 
 def lost_nodes(job: Job, *, timeout_s: float = SUBMIT_S) -> bool:

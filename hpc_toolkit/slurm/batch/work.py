@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -115,7 +116,7 @@ class WorkJob:
         report = done.stdout.decode(errors="replace").splitlines()
         show(done.stdout.decode(errors="replace"))
         self._batch.receive_all()
-        fit = [line.split(": ready: ")[0] for line in report if ": ready: " in line]
+        fit = [found[1] for line in report if (found := re.match(r"([^: ]+): ready: ", line))]
         if not fit:
             code = done.returncode
             code = code if code >= 0 else 128 - code
@@ -151,7 +152,12 @@ class WorkJob:
         threading.Thread(target=shrink, daemon=True).start()
 
     def _beside(self) -> float | None:
-        return self._coordinator.poll(ranks=self._batch.running) if self._coordinator else None
+        if self._coordinator is None:
+            return None
+        if self._batch.ended:
+            # Slurm's SIGTERM reaches the coordinator too, and nobody would need another one.
+            self._coordinator.stop()
+        return self._coordinator.poll(ranks=self._batch.running)
 
     def _stop_ranks(self) -> None:
         """Ask the ranks to finish their items and leave."""

@@ -70,6 +70,9 @@ def check_template(spec: ScriptSpec, template: str) -> None:
     if template == "array" and spec.array is None:
         msg = "--array: the template array needs it"
         raise RenderError(msg, hint="such as --array 0-99, or 0-99%10 for ten at a time")
+    if spec.array_offset and spec.array is None:
+        msg = "--array-offset: the job is not an array"
+        raise RenderError(msg, hint="add --array 0-99, or leave it out")
     if spec.array is not None and template not in ARRAYS:
         msg = f"--array: the template {template} is one job"
         raise RenderError(msg, hint="the templates array and command can be arrays")

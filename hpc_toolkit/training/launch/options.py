@@ -19,7 +19,7 @@ PANELS: Panels = {
             "N|KIND",
         ),
         Option("nnodes", "Number of nodes, or MIN:MAX with c10d. [default: 1]", "N[:MAX]"),
-        Option("node_rank", "Number of this node, counted from 0.", "N"),
+        Option("node_rank", "Rank of this node, from 0.", "N"),
         flag("module", "Treat SCRIPT as a module, like 'python -m'.", short="-m"),
         flag("no_python", "Treat SCRIPT as a program, not as Python."),
         flag("run_path", "Run SCRIPT with runpy in the agent's child processes.", hidden=True),
@@ -40,11 +40,13 @@ PANELS: Panels = {
         flag("standalone", "Run on this node only; the default.", hidden=True),
         Option("rdzv_backend", "Use torch's rendezvous: c10d, static or etcd.", "NAME"),
         Option("rdzv_endpoint", "Address of torch's rendezvous.", "HOST:PORT"),
-        Option("rdzv_id", "Name of this launch: unique, the same on all nodes.", "ID"),
+        Option("rdzv_id", "Unique name of this launch; the same on all nodes.", "ID"),
         Option("rdzv_conf", "More settings of torch: KEY=VALUE,KEY=VALUE.", "LIST", hidden=True),
     ),
     "Failures and signals": (
-        Option("max_restarts", "Restarts of all ranks after one of them failed. [default: 0]", "N"),
+        Option(
+            "max_restarts", "Restart all ranks up to N times after one fails. [default: 0]", "N"
+        ),
         Option(
             "monitor_interval",
             "Time between checks of the ranks. [default: 100ms]",

@@ -107,6 +107,9 @@ def work(
     from hpc_toolkit.slurm.batch.work import WorkJob, WorkRequest
     from hpc_toolkit.system.quantities import parse_duration
 
+    every_s = parse_duration(shrink_every, where="--shrink-every") if shrink_every else None
+    within_s = _whole_seconds(check_within)
+
     def body(batch: Batch, restarts: Restarts) -> None:
         options = {"--idle-exit": idle_exit or (_FOREVER if campaign else None), "--lease": lease}
         request = WorkRequest(
@@ -115,11 +118,9 @@ def work(
             options=[f"{name}={value}" for name, value in options.items() if value is not None],
             container=_container(apptainer, pyxis, bind, gpus=gpus),
             python=container_python or sys.executable,
-            shrink_every_s=(
-                parse_duration(shrink_every, where="--shrink-every") if shrink_every else None
-            ),
+            shrink_every_s=every_s,
             campaign=campaign,
-            within_s=_whole_seconds(check_within),
+            within_s=within_s,
         )
         WorkJob(batch, restarts, request).run()
 

@@ -185,7 +185,9 @@ def test_claims_that_somebody_deletes_while_workers_run_cost_no_result(
     before = done_lines(home / "run")
     for one in ended:
         assert one.code in (0, 75), one
-        assert one.code == 0 or "claims is gone" in one.err, one
+        # Made again between the failed claim and the look at it, the directory is not gone.
+        said = ("claims is gone", *(("cannot write to run",) if made_again else ()))
+        assert one.code == 0 or any(words in one.err for words in said), one
     claims.mkdir(exist_ok=True)
     assert call("work", "run", *LEASE, root=home / "run").code == 0
     rows = whole_rows(home / "run")

@@ -38,7 +38,7 @@ test-fuse:
 test-nfs:
 	$(PYTEST) tests/sharedfs -m "nfs and $(SMALL)" --durations=10
 test-slurm:
-	$(PYTEST) tests/slurm -m "$(SMALL)" -n 4 --dist loadgroup --durations=10
+	$(PYTEST) tests/slurm -m "$(SMALL)" -n 4 --dist worksteal --durations=10
 
 test-newslurm:
 	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) tests/slurm -m "newslurm and $(SMALL)" --durations=10
@@ -46,7 +46,7 @@ test-newslurm:
 newslurm:
 	@.ci/setup $(ALL)
 	@.ci/system
-	$(NEWSLURM) -- $(RUN_PYTEST) tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600 -n 4 --dist loadgroup --durations=10
+	$(NEWSLURM) -- $(RUN_PYTEST) tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600 -n 4 --dist worksteal --durations=10
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2

@@ -19,7 +19,10 @@ __all__ = ["LabUnderTest"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the trainings, which take longest and share one process of several."""
+    """Begin with the trainings, so that they are all of one process.
+
+    Processes without tests take over those at the end of another one's list.
+    """
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 

@@ -105,9 +105,9 @@ def _problem(record: dict[str, Any]) -> str | None:
     if not (isinstance(wall_s, int | float) and wall_s >= 0):
         return f"wall_s of its decision is {str(wall_s)[:50]}"
     if not _are_columns(record.get("metrics")):
-        return "the metrics of its decision are no columns of numbers"
+        return "the metrics of its decision are not columns of numbers"
     if not isinstance(record.get("search"), dict | None):
-        return "the search of its decision is no table"
+        return "the search of its decision is not a table"
     return None
 
 

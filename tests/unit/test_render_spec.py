@@ -313,7 +313,7 @@ def test_a_long_bad_value_is_shortened_in_the_error() -> None:
         ({"ntasks": 3, "nodes": 4}, "--sbatch ntasks: 3 ranks leave some of 4 nodes without any"),
         ({"ntasks": 9, "nodes": 2, "ntasks_per_node": 4}, "ntasks: 9 are more than .* most 8"),
         ({"ntasks": 5000}, "--sbatch ntasks: 5000 are more than .* most 4096"),
-        ({"nodes": 5, "segment": 2}, "--sbatch segment: 5 nodes are no multiple of 2"),
+        ({"nodes": 5, "segment": 2}, "--sbatch segment: 5 nodes are not a multiple of 2"),
         ({"begin": "2030-02-01", "deadline": "2030-01-31"}, "deadline: .* is not after begin="),
         ({"begin": "now+2hours", "deadline": "now+1hour"}, "deadline: .* is not after begin="),
         ({"exclusive": "node"}, "--sbatch exclusive: 'node' is not accepted"),

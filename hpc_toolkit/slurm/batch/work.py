@@ -221,7 +221,7 @@ def read_left(run: Path, watch_s: float) -> Left:
 
 
 def _run_directory(request: WorkRequest) -> str:
-    """The run's directory as the ranks are told it."""
+    """The run's directory as it is passed to the ranks."""
     # A name such as '-x' must not be read as an option, nor ':' as srun's word between programs.
     given = request.run
     run = f"./{given}" if given.startswith("-") or given == ":" else given

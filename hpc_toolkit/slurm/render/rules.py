@@ -149,7 +149,7 @@ def _check_ranks(spec: Request) -> None:
         msg += f" --nodes x --ntasks-per-node, at most {most}"
         raise RenderError(msg, hint="leave out --ntasks-per-node, or ask for more nodes")
     if spec.segment and spec.nodes > spec.segment and spec.nodes % spec.segment:
-        msg = f"--sbatch segment: {spec.nodes} nodes are no multiple of {spec.segment}"
+        msg = f"--sbatch segment: {spec.nodes} nodes are not a multiple of {spec.segment}"
         raise RenderError(msg, hint="ask for a multiple of it")
 
 

@@ -34,7 +34,7 @@ _KIND = {
     "command": "command",
     "ray": "ray",
 }
-"""What the batch process is told to do; "train" for a training."""
+"""The subcommand of hpctk batch; "train" for a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

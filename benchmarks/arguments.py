@@ -29,7 +29,7 @@ def number(text: str) -> int:
     """A number of things, at least one."""
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
-    message = f"{text!r} is no whole number above 0"
+    message = f"{text!r} is not a whole number above 0"
     raise argparse.ArgumentTypeError(message)
 
 
@@ -46,7 +46,7 @@ def seconds(text: str) -> float:
         found = math.nan
     if 0 < found < math.inf:
         return found
-    message = f"{text!r} is no number of seconds above 0"
+    message = f"{text!r} is not a number of seconds above 0"
     raise argparse.ArgumentTypeError(message)
 
 

@@ -193,7 +193,7 @@ def waiting(base: Path, workers: int, idle_s: float, *, busy: bool) -> tuple[flo
 
 
 def asking(base: Path, workers: int) -> int:
-    """Questions of one status call on a finished run of so many workers."""
+    """Metadata requests of one `hpctk status` on a finished run of N workers."""
     root = base / f"status-{workers}"
     make(root, 40 * workers)
     subprocess.run([*HPCTK, "work", str(root), "--workers", str(workers)], check=True)
@@ -204,7 +204,7 @@ def asking(base: Path, workers: int) -> int:
 
 
 def projected(workers: int) -> list[str]:
-    """What the pace of so many waiting workers comes to, by its own figures."""
+    """Metadata requests of N waiting workers, computed from Pacing's constants."""
     pacing = Pacing(
         SystemClock(), local=False, workers=workers, lease_s=DEFAULT_LEASE_S, seed="projection"
     )

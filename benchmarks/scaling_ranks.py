@@ -68,7 +68,7 @@ def hpctk(*words: str) -> str:
 
 
 def run(directory: Path, sizes: str, repeats: int, steps: int) -> None:
-    """Measure what is missing of so many repeats."""
+    """Measure the repeats that are missing from the directory."""
     words = ("--world-sizes", sizes, "--repeats", str(repeats), "--max-steps", str(steps))
     hpctk("run", "-o", str(directory), *words, "--threads", "1", "--resume")
 

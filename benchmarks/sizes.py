@@ -128,7 +128,7 @@ def undisturbed(base: Path, items: int, workers: int) -> list[str]:
 
 
 def crowded(base: Path, items: int, workers: int) -> list[str]:
-    """A list and so many workers; a line of the table."""
+    """Run a list with N workers and return a row of the table."""
     root = base / f"pool-{workers}"
     make(root, items)
     work_s, cpu_s = work(root, workers)

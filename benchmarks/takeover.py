@@ -69,7 +69,7 @@ def measure(trace: Trace, workers: int, *, whole: bool) -> tuple[int, float]:
 
     def again() -> list[Execution]:
         trace.poll()
-        # The target may be a rerun itself: what began before the kill is no answer to it.
+        # The target may be a rerun itself: a rerun that began before the kill does not count.
         return [one for one in trace.executions if one.item == target.item and one.started > at]
 
     wait_for(lambda: bool(again()), f"item {target.item} to start elsewhere")

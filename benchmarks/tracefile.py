@@ -75,7 +75,7 @@ class Trace:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -196,7 +196,7 @@ class Trainings:
 
 
 def grown(site: Site, grower: str, threads: int, turn: int, words: tuple[str, ...]) -> Any:
-    """Trees of XGBoost or LightGBM in a job that was granted so many cores; what it printed."""
+    """Train trees of XGBoost or LightGBM in a job with N cores; return what it printed."""
     name = f"{grower}-{threads}-{turn}"
     job = site.submit(
         "train-cpu", job_name=name, command=(TREES, "--library", grower, *words), nodes=1,

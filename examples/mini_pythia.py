@@ -43,7 +43,7 @@ VOCABULARY = 3072
 """Tokens that the tokenizer knows, at most."""
 
 _BATCH, _WINDOW = 8, 128  # sequences a step, tokens a sequence
-_TWEETS = 10  # one of so many tweets is used; stories teach topics
+_TWEETS = 10  # every tenth tweet is used; stories teach topics
 _WARMUP, _DECAY = 20, 0.25  # steps, share of the training
 _MATRIX_RATE, _MOMENTUM = 0.02, 0.95
 _END_OF_TEXT = "<|endoftext|>"

@@ -77,7 +77,7 @@ def arguments() -> argparse.ArgumentParser:
     default = Path(os.environ.get("HPCTK_RUN_DIR") or "runs/train-ddp")
     add("--output", "--run-dir", type=Path, default=default, help="default: that of hpctk launch")
     add("--model", choices=("mini-s", "mini-m", "plain"), default="mini-s")
-    add("--texts", type=int, help="use so many of the texts; all by default")
+    add("--texts", type=int, help="number of texts to use [default: all]")
     add("--steps", type=int, default=100, help="optimizer steps of the whole training")
     add("--batch-size", type=int, default=16, help="sequences a step, over all ranks")
     add("--accumulate", type=int, default=1, help="passes a step")
@@ -256,7 +256,7 @@ def batch_per_pass(args: argparse.Namespace, info: DistributedInfo) -> int:
         msg = f"--texts {args.texts} leaves nothing to learn from"
         raise HpcToolkitError(msg, hint="leave it out for all of them")
     if args.accumulate < 1:
-        msg = f"--accumulate {args.accumulate} is no number of passes"
+        msg = f"--accumulate {args.accumulate} is not a number of forward passes above 0"
         raise HpcToolkitError(msg, hint="1 makes a step of each pass")
     passes = info.world_size * args.accumulate
     if args.batch_size % passes:

@@ -110,7 +110,7 @@ class Trees(Protocol):
         ...
 
     def grow(self, rounds: int) -> None:
-        """Train so many trees more."""
+        """Train this many more trees."""
         ...
 
     def saved(self) -> bytes:

@@ -128,7 +128,9 @@ def test_what_the_ranks_or_the_device_cannot_do_is_named() -> None:
         train_ddp.batch_per_pass(args, DistributedInfo())
     args.texts = None
     args.accumulate = 0
-    with pytest.raises(HpcToolkitError, match="--accumulate 0 is no number of passes"):
+    with pytest.raises(
+        HpcToolkitError, match="--accumulate 0 is not a number of forward passes above 0"
+    ):
         train_ddp.batch_per_pass(args, DistributedInfo())
     with pytest.raises(HpcToolkitError, match="--batch-size 9 is more than the 8 sequences"):
         train_ddp.check_texts(9, 8)

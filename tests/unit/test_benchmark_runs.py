@@ -27,9 +27,9 @@ def part(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["kill_storm.py", "--items", "0"], "'0' is no whole number above 0"),
-        (["wakeup.py", "--rounds", "1.5"], "'1.5' is no whole number above 0"),
-        (["throughput.py", "--cap", "nan"], "'nan' is no number of seconds above 0"),
+        (["kill_storm.py", "--items", "0"], "'0' is not a whole number above 0"),
+        (["wakeup.py", "--rounds", "1.5"], "'1.5' is not a whole number above 0"),
+        (["throughput.py", "--cap", "nan"], "'nan' is not a number of seconds above 0"),
         (["sizes.py", "--dir", "/nowhere"], "there is no directory '/nowhere'"),
         (["throughput.py", "--peer-python", "/nowhere", "--peer", "dirq"], "/nowhere has no dirq"),
     ],

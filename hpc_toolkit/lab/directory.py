@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import grp
 import json
 import os
@@ -89,7 +90,9 @@ def make_directory(paths: LabPaths) -> None:
                 above.mkdir(mode=0o755, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
         check_owner(root)
-        foreign = [] if is_lab(paths) else sorted(os.listdir(root))
+        # Listed before is_lab(): another 'up' may create files at the same moment.
+        names = sorted(os.listdir(root))
+        foreign = names if names and not is_lab(paths) else []
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
         raise ConfigError(message, hint="give another directory with --dir") from None
@@ -110,7 +113,7 @@ def is_lab(paths: LabPaths) -> bool:
         names = set(os.listdir(paths.root))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    left = {path.name for path in paths.unfinished_records()}
+    left = set(fnmatch.filter(names, paths.unfinished_record))
     if paths.record.name not in names:
         # An 'up' that was killed before it wrote lab.json has only locked the directory.
         return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
@@ -192,7 +195,7 @@ def remove_files(paths: LabPaths) -> None:
     """Remove a lab's files, lab.json last: after an interrupt, the next start can clean up."""
     for path in paths.written():
         shutil.rmtree(path, ignore_errors=True)
-    for path in (*paths.unfinished_records(), paths.record):
+    for path in (*paths.root.glob(paths.unfinished_record), paths.record):
         path.unlink(missing_ok=True)
 
 

@@ -126,9 +126,10 @@ class LabPaths:
     def record(self) -> Path:
         return self.root / "lab.json"
 
-    def unfinished_records(self) -> list[Path]:
-        """Return the temporary files that files.replace_file() leaves if it is killed."""
-        return list(self.root.glob(f".{self.record.name}.*.tmp"))
+    @property
+    def unfinished_record(self) -> str:
+        """Pattern of the temporary files that files.replace_file() leaves if it is killed."""
+        return f".{self.record.name}.*.tmp"
 
     def written(self) -> tuple[Path, ...]:
         """Return the directories that a start creates."""

@@ -326,7 +326,9 @@ def test_status_does_not_wait_for_a_controller_that_is_gone_or_hangs(
         state, reason, seconds = ask()
     finally:
         os.kill(controller, signal.SIGCONT)
-    assert (state, reason) == ("unknown", "squeue did not answer within 5 s")
+    assert state == "unknown"
+    # status has 5 s for all its requests; an earlier one may have used some of them.
+    assert re.fullmatch(r"squeue did not answer within (5|4\.\d) s", reason)
     assert seconds < 8
 
     os.kill(controller, signal.SIGKILL)

@@ -370,6 +370,33 @@ class TestDirectory:
 
         assert paths.root.stat().st_mode & 0o022 == 0
 
+    @pytest.mark.parametrize("locked", [False, True])
+    @pytest.mark.parametrize("looks", [1, 2])
+    def test_a_directory_that_another_up_begins_at_the_same_moment_is_accepted(
+        self, paths: LabPaths, monkeypatch: pytest.MonkeyPatch, looks: int, locked: bool
+    ) -> None:
+        listed, look = [], os.listdir
+        unfinished = paths.root / ".lab.json.1.tmp"
+
+        def look_before_the_other(path: Path) -> list[str]:
+            names = look(path)
+            listed.append(names)
+            if len(listed) == looks:
+                paths.lock.touch()
+                if unfinished.exists():
+                    unfinished.rename(paths.record)
+            return names
+
+        paths.root.mkdir(mode=0o700)
+        if locked:
+            paths.lock.touch()
+            unfinished.touch()
+        monkeypatch.setattr("os.listdir", look_before_the_other)
+
+        make_directory(paths)
+
+        assert listed
+
     @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
     def test_a_directory_that_others_may_write_is_refused(self, paths: LabPaths, mode: int) -> None:
         paths.root.mkdir()

@@ -27,8 +27,7 @@ import numpy as np
 from arguments import number, parser
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
-from hpc_toolkit.bandit.bench.entrants import entrants
+from hpc_toolkit.bandit.bench.comparison import Plan, entrants, run_bench, searches
 from hpc_toolkit.bandit.bench.outcome import reached_at
 from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.bandit.bench.synthetic import score_table
@@ -37,7 +36,7 @@ from hpc_toolkit.results.scoretable import read_score_table
 if TYPE_CHECKING:
     import argparse
 
-    from hpc_toolkit.bandit.bench.entrants import Entrant
+    from hpc_toolkit.bandit.bench.comparison import Entrant
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
     from hpc_toolkit.bandit.bench.replay import Trace
 

@@ -25,7 +25,7 @@ import numpy as np
 from arguments import number, parser
 from resultsfile import facts, table, write_section
 
-from hpc_toolkit.bandit.bench.entrants import Entrant
+from hpc_toolkit.bandit.bench.comparison import Entrant
 from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.bandit.bench.synthetic import score_table
 from hpc_toolkit.planning.simulation.cluster import simulate

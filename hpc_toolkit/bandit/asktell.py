@@ -8,26 +8,164 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.bandit.grouped import choose_groups
-from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists, History, Judge
-from hpc_toolkit.bandit.policy import Observation, Recommendation
-from hpc_toolkit.bandit.pulls import Pull
-from hpc_toolkit.bandit.results import ResultArrays, check_tasks, merged
-from hpc_toolkit.bandit.reward import Reward, rewards_of
-from hpc_toolkit.bandit.scalarise import WORDS
+from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
+from hpc_toolkit.bandit.rewards import WORDS, Reward, rewards_of
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, Judge, TaskResults
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.history import Rule
-    from hpc_toolkit.bandit.policy import Proposal
-    from hpc_toolkit.bandit.pulls import TaskSet
+    from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
+
 
 TIE_STDERRS = 2.0
 """Arms within this many combined standard errors of the best are ties."""
+
+
+class ResultArrays:
+    """The scores of all arms on a set of tasks.
+
+    Without a given task set, ``tasks`` are the tasks told so far, sorted by name, so that their
+    order does not depend on the order of the tells.
+    """
+
+    def __init__(self, n_arms: int, tasks: TaskSet | None) -> None:
+        self._open = tasks is None
+        self.tasks = TaskSet(()) if tasks is None else tasks
+        shape = (n_arms, len(self.tasks.names))
+        self._scores, self._stderrs, self._seconds = (np.full(shape, math.nan) for _ in range(3))
+        self._told = np.zeros(shape, np.bool_)
+
+    def take(self, arm: int, observation: Observation) -> None:
+        """Add one observation, whose tasks :func:`check_tasks` accepted."""
+        if self._open:
+            self._widen({*observation.scores, *observation.failed})
+        for array, numbers in (
+            (self._scores, observation.scores),
+            (self._stderrs, observation.stderrs),
+            (self._seconds, observation.seconds),
+        ):
+            for task, number in numbers.items():
+                if task in observation.scores or task in observation.failed:
+                    array[arm, self.tasks.index(task)] = number
+        for task in (*observation.scores, *observation.failed):
+            self._told[arm, self.tasks.index(task)] = True
+
+    def results(self, pending: Iterable[tuple[int, Pull]] = ()) -> TaskResults:
+        """Return the results, with these pulls of arms marked as asked for.
+
+        Raises ConfigError for a pull of a task that is not in the set. Without a given task set, a
+        pull covers all tasks of its arm.
+        """
+        asked = self._told.copy()
+        for arm, pull in pending:
+            if self._open or not pull.tasks:
+                asked[arm] = True
+            else:
+                asked[arm, [self.tasks.index(task) for task in pull.tasks]] = True
+        return TaskResults(
+            tasks=self.tasks,
+            scores=_read_only(self._scores),
+            stderrs=_read_only(self._stderrs),
+            seconds=_read_only(self._seconds),
+            told=_read_only(self._told),
+            asked=_read_only(asked),
+        )
+
+    def _widen(self, names: set[str]) -> None:
+        new = names.difference(self.tasks.names)
+        if not new:
+            return
+        tasks = TaskSet(tuple(sorted({*self.tasks.names, *new})))
+        places = [tasks.index(name) for name in self.tasks.names]
+        wide = ResultArrays(len(self._told), tasks)
+        for name in ("_scores", "_stderrs", "_seconds", "_told"):
+            array = getattr(wide, name)
+            array[:, places] = getattr(self, name)
+            setattr(self, name, array)
+        self.tasks = tasks
+
+
+def merged(known: Observation, more: Observation) -> Observation:
+    """Merge two observations of one arm.
+
+    Raises ConfigError if they disagree on a task.
+    """
+    for task in {*known.scores, *known.failed} & {*more.scores, *more.failed}:
+        if _told_of(known, task) != _told_of(more, task):
+            message = f"arm {more.arm!r} was told before with another result of task {task!r}"
+            hint = "what a policy was told stays; tell a task of an arm once"
+            raise ConfigError(message, hint=hint)
+    return Observation(
+        arm=known.arm,
+        scores={**known.scores, **more.scores},
+        stderrs={**known.stderrs, **more.stderrs},
+        seconds={**known.seconds, **more.seconds},
+        failed=(*known.failed, *more.failed),
+    )
+
+
+def check_tasks(observation: Observation, tasks: TaskSet) -> None:
+    """Raise ConfigError for an observation of a task that is not in the set."""
+    for task in (*observation.scores, *observation.failed, *observation.seconds):
+        tasks.index(task)
+
+
+def _told_of(observation: Observation, task: str) -> tuple[float | None, ...]:
+    return (
+        observation.scores.get(task),
+        observation.stderrs.get(task),
+        observation.seconds.get(task),
+    )
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def choose_groups(rule: Rule, history: History, n: int) -> list[Proposal]:
+    """Choose at most ``n`` arms, one group after another.
+
+    This is for evaluations in which the arms of a group share most of the work, such as the layers
+    of one checkpoint. The next group is the group of the arm that ``rule`` would choose: its best
+    member has the highest acquisition. That arm comes first, then the others in the table's order.
+    A group with an arm that was asked for is finished before another group begins, so an ask may
+    end inside a group and the next ask continues there.
+    """
+    found: list[Proposal] = []
+    members, groups = history.table.members, history.table.groups
+    while len(found) < n:
+        group, first = _begun(history), None
+        if group is None:
+            chosen = rule.choose(history, 1)
+            if not chosen:
+                break
+            first = chosen[0]
+            group = groups[history.table.index(first.arm)]
+        free = [arm for arm in members[group] if arm not in history.taken]
+        rest = [history.table.ids[arm] for arm in free]
+        if first is not None:
+            found.append(first)
+            rest.remove(first.arm)
+        found += [Proposal(arm, None, f"in the group {group}") for arm in rest]
+        history = history.with_pending(free)
+    return found[:n]
+
+
+def _begun(history: History) -> str | None:
+    """Return the first group in which some arms are taken and some are not."""
+    for group, members in history.table.members.items():
+        taken = sum(arm in history.taken for arm in members)
+        if 0 < taken < len(members):
+            return group
+    return None
 
 
 class AskTell:

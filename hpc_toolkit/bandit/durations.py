@@ -1,18 +1,20 @@
-"""Expected durations of evaluations, estimated from the durations told so far."""
+"""Durations of evaluations: what pulls have taken, and estimates of what others will take."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hpc_toolkit.bandit.draws import Stream
-from hpc_toolkit.bandit.ridge import Ridge, design
+from hpc_toolkit.bandit.regression import Ridge, design
+from hpc_toolkit.bandit.rule import Stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.history import History
+    from hpc_toolkit.bandit.rule import History
+
 
 SHORTEST_S = 1e-3
 """Replaces shorter durations, whose logarithms would be outliers."""
@@ -115,3 +117,14 @@ def _ascending(seconds: NDArray[np.float64]) -> TaskOrder:
     if not costs.any():
         costs = np.ones(len(costs))
     return TaskOrder(tuple(order.tolist()), costs)
+
+
+def seconds_spent(history: History) -> float:
+    """Return the told durations plus the expected durations of pending evaluations (see
+    ``durations.task_seconds``), in seconds of one worker.
+    """
+    seconds = history.seconds
+    told = seconds[~np.isnan(seconds)].tolist()
+    pending = (history.asked & ~history.by_task.told).sum(axis=0)
+    expected = pending * task_seconds(history) if pending.any() else np.empty(0)
+    return math.fsum([*told, *expected.tolist()])

@@ -1,4 +1,4 @@
-"""Add measured metrics to the features of arms, and select the features that a rule uses."""
+"""Features of arms: geometry, measured metrics, and the columns that a rule uses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,36 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+
+GEOMETRY_NAMES = ("log_size", "log1p_step", "relative_depth")
+"""The names of the values of ``geometry_features``, in the same order."""
+
 MOST_GAPS = 0.5
 """A metric that is missing for more than this share of the arms is left out."""
 
 FEATURES = ("geometry", "metrics", "all")
 """The sets of columns that a rule can be configured to use."""
+
+
+def geometry_features(
+    *, size: float, step: int, layer: int, layers: int
+) -> tuple[float, float, float]:
+    """Return log(size), log(1 + step) and layer / layers.
+
+    ``size`` is either the number of parameters or the model's width; use the same for all arms.
+    ``layer`` runs from 0, the embeddings, to ``layers``, the output of the last block.
+    Raises ConfigError for a value outside its range.
+    """
+    if not (math.isfinite(size) and size > 0):
+        message = f"size is {size!r}"
+        raise ConfigError(message, hint="a model's size is a positive number")
+    if not (math.isfinite(step) and step >= 0):
+        message = f"step is {step!r}"
+        raise ConfigError(message, hint="a training step is 0 or more")
+    if layers < 1 or not 0 <= layer <= layers:
+        message = f"layer {layer!r} of {layers!r} layers"
+        raise ConfigError(message, hint="layers run from 0 (embeddings) to the number of blocks")
+    return math.log(size), math.log1p(step), layer / layers
 
 
 def with_metrics(

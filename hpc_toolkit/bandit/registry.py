@@ -6,11 +6,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
+from hpc_toolkit.bandit.rewards import check_scalariser
 from hpc_toolkit.bandit.rules import RULES
 from hpc_toolkit.bandit.rules.baselines import LastLayer, last_layers
-from hpc_toolkit.bandit.rules.halving import Halving
-from hpc_toolkit.bandit.rules.racing import Racing
-from hpc_toolkit.bandit.scalarise import check_scalariser
+from hpc_toolkit.bandit.rules.racing import Halving, Racing
 from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss
 
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.history import Rule
-    from hpc_toolkit.bandit.policy import Policy
-    from hpc_toolkit.bandit.pulls import TaskSet
+    from hpc_toolkit.bandit.policy import Policy, TaskSet
+    from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
 __all__ = ["RULES", "TASK_RULES", "make_policy", "round_options"]
@@ -45,7 +43,7 @@ def make_policy(
     Without ``tasks``, a pull is for all tasks of an arm, and one tell with tasks of any names
     completes it. With ``tasks``, an arm is complete when all of them were told, in any number of
     tells. ``scalariser`` turns an arm's scores into one reward. With ``group_pulls``, the arms of
-    a group are asked for one after another (see ``grouped.choose_groups``). ``stop`` are the rules
+    a group are asked for one after another (see ``asktell.choose_groups``). ``stop`` are the rules
     that the policy's method ``stop`` checks.
 
     Raises ConfigError for an unknown name, scalariser or option, with the nearest known one; for a

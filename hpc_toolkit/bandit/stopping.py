@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.durations import seconds_spent
 from hpc_toolkit.bandit.odds import win_odds
-from hpc_toolkit.bandit.options import check_number, checked_count
-from hpc_toolkit.bandit.spending import seconds_spent
+from hpc_toolkit.bandit.rule import check_number, checked_count
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.bandit.history import Finalists, History
-    from hpc_toolkit.bandit.policy import Policy, Proposal
-    from hpc_toolkit.bandit.pulls import Pull
+    from hpc_toolkit.bandit.policy import Policy, Proposal, Pull
+    from hpc_toolkit.bandit.rule import Finalists, History
 
 
 @dataclass(frozen=True, slots=True)

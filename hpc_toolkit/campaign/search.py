@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import Arm, ArmTable, Pull, StopRules, TaskSet, make_policy
 from hpc_toolkit.bandit.arms import LARGEST_FEATURE, METRIC_PREFIX
-from hpc_toolkit.bandit.features import with_metrics
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_metrics
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns

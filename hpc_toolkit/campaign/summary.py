@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit import make_policy
-from hpc_toolkit.bandit.results import ResultArrays
-from hpc_toolkit.bandit.reward import rewards_of
-from hpc_toolkit.bandit.scalarise import WORDS
+from hpc_toolkit.bandit.asktell import ResultArrays
+from hpc_toolkit.bandit.rewards import WORDS, rewards_of
 from hpc_toolkit.campaign.coordinator import arm_of, observe, score_of
 from hpc_toolkit.campaign.decisions import EXHAUSTIVE, read_decisions
 from hpc_toolkit.campaign.search import CampaignSearch, as_decided, make_arms, make_tasks, policy_of
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hpc_toolkit.bandit import ArmTable, Observation, Policy, Pull, Recommendation
-    from hpc_toolkit.bandit.reward import Reward
+    from hpc_toolkit.bandit.rewards import Reward
     from hpc_toolkit.campaign.decisions import Decision
     from hpc_toolkit.queue.view import RunView
 

@@ -18,9 +18,9 @@ from hpc_toolkit.errors import ConfigError, RunError, near_miss
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.bandit.bench.entrants import Entrant
+    from hpc_toolkit.bandit.bench.comparison import Entrant
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.walltime import Order
+    from hpc_toolkit.bandit.bench.replay import Order
 
 _ENDINGS = (".json", ".csv", ".svg")
 
@@ -94,8 +94,7 @@ def bench(
         hpctk bandit bench
         hpctk bandit bench --table scores.csv --policies random,gp-ucb -o regret.svg
     """
-    from hpc_toolkit.bandit.bench.comparison import Plan, reports
-    from hpc_toolkit.bandit.bench.entrants import entrants
+    from hpc_toolkit.bandit.bench.comparison import Plan, entrants, reports
     from hpc_toolkit.bandit.bench.replay import Asks
 
     gc.enable()
@@ -189,8 +188,7 @@ def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
-    from hpc_toolkit.bandit.bench.picture import regret_svg
-    from hpc_toolkit.bandit.bench.report import as_csv
+    from hpc_toolkit.bandit.bench.report import as_csv, regret_svg
     from hpc_toolkit.rundir.files import replace_file
 
     if path.suffix == ".json":

@@ -30,8 +30,8 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
 from hpc_toolkit.bandit.bench.recorded import LARGEST, ScoreTable
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
-from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.tables import read_parquet
 from hpc_toolkit.science.workloads.pythia import LAST_STEP

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features
 from hpc_toolkit.errors import ConfigError
 
 NAN = math.nan

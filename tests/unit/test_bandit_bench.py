@@ -15,15 +15,20 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.bandit import Arm, ArmTable
 from hpc_toolkit.bandit.bench import comparison
-from hpc_toolkit.bandit.bench.comparison import Plan, reports, run_bench, searches
-from hpc_toolkit.bandit.bench.entrants import Entrant, entrants
+from hpc_toolkit.bandit.bench.comparison import (
+    Entrant,
+    Plan,
+    entrants,
+    reports,
+    run_bench,
+    searches,
+)
 from hpc_toolkit.bandit.bench.outcome import summary
-from hpc_toolkit.bandit.bench.picture import regret_svg
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
-from hpc_toolkit.bandit.bench.report import as_csv, as_lines
+from hpc_toolkit.bandit.bench.report import as_csv, as_lines, regret_svg
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.system.quantities import format_duration
 from tests.unit.test_bandit_replay import small_table

@@ -17,7 +17,7 @@ from hpc_toolkit.bandit import Arm, ArmTable
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Trace
 from hpc_toolkit.bandit.bench.synthetic import score_table
-from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.policy import TaskSet
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = argparse.Namespace(

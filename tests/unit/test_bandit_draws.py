@@ -12,7 +12,7 @@ import pytest
 
 import hpc_toolkit.bandit
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.draws import Stream
+from hpc_toolkit.bandit.rule import Stream
 
 PACKAGE = Path(hpc_toolkit.bandit.__file__).parent
 LINE = ArmTable(tuple(Arm(f"a{k}", f"g{k % 3}", (float(k),)) for k in range(12)), ("layer",))

@@ -6,16 +6,20 @@ import math
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.gp.evidence import (
+from hpc_toolkit.bandit.regression import (
     LENGTH_SCALES,
+    MOST_CANDIDATES,
     NOISES,
     OWN_LENGTH_SCALES,
+    Hyperparameters,
+    Kernel,
+    Posterior,
+    Surfaces,
+    cholesky,
     fit,
     log_marginal_likelihoods,
+    matern52,
 )
-from hpc_toolkit.bandit.gp.kernels import Kernel, matern52
-from hpc_toolkit.bandit.gp.regression import Hyperparameters, Posterior, cholesky
-from hpc_toolkit.bandit.gp.surfaces import MOST_CANDIDATES, Surfaces
 
 
 def iso(length_scale: float, noise: float) -> Hyperparameters:

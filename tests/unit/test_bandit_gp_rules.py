@@ -11,10 +11,9 @@ import pytest
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.durations import arm_seconds
 from hpc_toolkit.bandit.features import with_metrics
-from hpc_toolkit.bandit.gp.evidence import fit
-from hpc_toolkit.bandit.gp.regression import Posterior
-from hpc_toolkit.bandit.history import History
-from hpc_toolkit.bandit.rules.gp_ei import log_expected_improvement
+from hpc_toolkit.bandit.regression import Posterior, fit
+from hpc_toolkit.bandit.rule import History
+from hpc_toolkit.bandit.rules.gp import log_expected_improvement
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.rules.initial import space_filling_order
+from hpc_toolkit.bandit.rules.guided import space_filling_order
 from hpc_toolkit.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.ridge import Ridge, design
+from hpc_toolkit.bandit.regression import Ridge, design
 from hpc_toolkit.errors import ConfigError
 
 RNG = np.random.default_rng(5)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hpc_toolkit.bandit.paired import best_row, gaps, silent_tasks
+from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks
 
 
 @given(

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.asktell import ResultArrays
+from hpc_toolkit.bandit.policy import TaskSet
 from hpc_toolkit.bandit.registry import round_options
-from hpc_toolkit.bandit.results import ResultArrays
-from hpc_toolkit.bandit.reward import Reward, rewards_of
+from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.errors import ConfigError
 
 ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abcdef")), ("layer",))

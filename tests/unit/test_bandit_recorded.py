@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hpc_toolkit.bandit.bench.comparison import Plan, run_bench, searches
-from hpc_toolkit.bandit.bench.entrants import entrants
+from hpc_toolkit.bandit.bench.comparison import Plan, entrants, run_bench, searches
 from hpc_toolkit.bandit.bench.replay import Asks
 from hpc_toolkit.results.scoretable import read_score_table
 

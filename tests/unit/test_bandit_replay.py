@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpc_toolkit.bandit import Arm, ArmTable, Proposal, make_policy
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
 from hpc_toolkit.bandit.bench.replay import Asks, Trace, replay
-from hpc_toolkit.bandit.pulls import Pull, TaskSet
+from hpc_toolkit.bandit.policy import Pull, TaskSet
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.history import first_best
-from hpc_toolkit.bandit.rules.initial import space_filling_order
+from hpc_toolkit.bandit.rule import first_best
+from hpc_toolkit.bandit.rules.guided import space_filling_order
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

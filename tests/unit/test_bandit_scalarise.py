@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, TaskSet, make_policy
-from hpc_toolkit.bandit.scalarise import SCALARISERS, WORDS, weights
+from hpc_toolkit.bandit.rewards import SCALARISERS, WORDS, weights
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit.bench import statistics
-from hpc_toolkit.bandit.bench.statistics import at_costs, first_at, mean_band, spread
+from hpc_toolkit.bandit.bench import outcome
+from hpc_toolkit.bandit.bench.outcome import at_costs, first_at, mean_band, spread
 from hpc_toolkit.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def test_a_median_band_covers_the_median_about_as_often_as_it_says() -> None:
 
 
 def test_a_band_is_of_the_lower_of_two_middle_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "COVERAGE", 0.2)
+    monkeypatch.setattr(outcome, "COVERAGE", 0.2)
 
     found = spread([1.0, 3.0], [0, 0])
 

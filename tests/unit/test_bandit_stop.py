@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, StopRules, TaskSet, make_policy
+from hpc_toolkit.bandit.asktell import ResultArrays
 from hpc_toolkit.bandit.features import with_metrics
-from hpc_toolkit.bandit.history import Finalists, History
 from hpc_toolkit.bandit.odds import win_odds
-from hpc_toolkit.bandit.results import ResultArrays
+from hpc_toolkit.bandit.rule import Finalists, History
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.errors import ConfigError
 
@@ -167,7 +167,7 @@ def test_odds_go_by_the_geometry_whatever_was_measured() -> None:
 def test_odds_agree_with_draws_from_the_process(seed: int) -> None:
     """Against samples of scikit-learn's posterior with the same kernel and noise."""
     gaussian_process = pytest.importorskip("sklearn.gaussian_process")
-    from hpc_toolkit.bandit.gp.evidence import fit
+    from hpc_toolkit.bandit.regression import fit
 
     rng = np.random.default_rng(seed)
     table = line(30)

@@ -7,7 +7,7 @@ import pytest
 
 from hpc_toolkit.bandit import ArmTable, Observation, make_policy
 from hpc_toolkit.bandit.bench.synthetic import Surface, score_table, surface
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES
+from hpc_toolkit.bandit.features import GEOMETRY_NAMES
 from hpc_toolkit.errors import ConfigError
 
 SIZES, LAYERS = (70e6, 160e6, 410e6), (6, 12, 24)

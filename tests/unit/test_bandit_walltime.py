@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.bandit.bench.walltime import finish_times
+from hpc_toolkit.bandit.bench.replay import finish_times
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.simulation.cluster import simulate
 from hpc_toolkit.planning.simulation.scenario import Group, Scenario
 
 if TYPE_CHECKING:
-    from hpc_toolkit.bandit.bench.walltime import Order
+    from hpc_toolkit.bandit.bench.replay import Order
 
 
 @st.composite

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_toolkit.bandit.bench.entrants import Entrant
+from hpc_toolkit.bandit.bench.comparison import Entrant
 from hpc_toolkit.bandit.bench.replay import Asks, replay
 from hpc_toolkit.bandit.bench.synthetic import score_table
 

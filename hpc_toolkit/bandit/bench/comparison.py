@@ -3,25 +3,117 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpc_toolkit.bandit.bench.outcome import goal_of, summary, timed
 from hpc_toolkit.bandit.bench.replay import Asks, replay
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.bandit.registry import RULES, TASK_RULES, make_policy, round_options
+from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hpc_toolkit.bandit.bench.entrants import Entrant
     from hpc_toolkit.bandit.bench.recorded import ScoreTable
-    from hpc_toolkit.bandit.bench.replay import Trace
-    from hpc_toolkit.bandit.bench.walltime import Order
+    from hpc_toolkit.bandit.bench.replay import Order, Trace
+    from hpc_toolkit.bandit.policy import Policy
+
+
+KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
+"""Arguments of ``make_policy`` that a comparison sets itself."""
+
+ADAPTERS = {"optuna-tpe": "optuna"}
+"""Policies that need an optional package, with its name."""
 
 FORMAT = 1
 """Version of the report; its keys stay the same under one version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One policy with its options."""
+
+    label: str
+    """The policy and its options as the user wrote them."""
+
+    name: str
+    """The name of the policy in the registry."""
+
+    options: dict[str, Any]
+    """The options that the user gave."""
+
+    @classmethod
+    def parse(cls, text: str) -> Entrant:
+        """Parse ``NAME`` or ``NAME:OPTION=VALUE:OPTION=VALUE``.
+
+        A value is a whole number, a number, ``true``, ``false`` or a word. Raises ConfigError for
+        an unknown policy and for an option without a value; ``make`` raises it for an unknown
+        option.
+        """
+        name, *words = text.strip().split(":")
+        known = [*RULES, *TASK_RULES]
+        if name not in known:
+            message = f"unknown policy {name!r}"
+            raise ConfigError(message, hint=near_miss(name, known))
+        options: dict[str, Any] = {}
+        for word in words:
+            option, equals, value = word.partition("=")
+            if not (equals and option and value) or option in KEPT:
+                message = f"policy {text!r}: {word!r} sets no option"
+                raise ConfigError(message, hint=f"write {name}:OPTION=VALUE")
+            options[option] = _value(value)
+        return cls(text.strip(), name, options)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the policy asks for an arm's tasks in parts."""
+        return self.name in TASK_RULES
+
+    def make(self, table: ScoreTable, seed: int, asks: Asks) -> Policy:
+        """Create the policy for a search on a table.
+
+        A policy that decides in rounds gets the options of :func:`registry.round_options`.
+        """
+        in_rounds = asks.kind == "rounds"
+        options = round_options(self.name, self.options, asks.size) if in_rounds else self.options
+        # Metrics that the policy does not use would change the distances between groups.
+        measured = options.get("features", "geometry") != "geometry"
+        arms = table.measured_arms if measured else table.arms
+        return make_policy(self.name, arms, seed, tasks=table.tasks, **options)
+
+
+def entrants(text: str) -> list[Entrant]:
+    """Parse a comma-separated list of policies; ``all`` means every installed policy.
+
+    Raises ConfigError for an unknown policy and for a policy that is named twice.
+    """
+    words: list[str] = []
+    for word in text.split(","):
+        words += _installed() if word.strip() == "all" else [word.strip()]
+    for word in words:
+        if words.count(word) > 1:
+            message = f"policy {word!r} is named twice"
+            raise ConfigError(message, hint="name every policy once")
+    return [Entrant.parse(word) for word in words]
+
+
+def _installed() -> list[str]:
+    return [name for name in (*RULES, *TASK_RULES) if find_spec(ADAPTERS.get(name, "numpy"))]
+
+
+def _value(text: str) -> object:
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"-?[0-9]+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +152,7 @@ class Plan:
     """Numbers of GPUs for which wall-clock time is simulated, if the table has durations."""
 
     order: Order = "longest"
-    """Which evaluation begins first on a free GPU; see ``walltime.finish_times``."""
+    """Which evaluation begins first on a free GPU; see ``finish_times``."""
 
     def __post_init__(self) -> None:
         counts = {"seeds": self.seeds, "pulls": self.pulls, "tasks": self.tasks}

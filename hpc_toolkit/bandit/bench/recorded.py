@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpc_toolkit.bandit.arms import ArmTable
-from hpc_toolkit.bandit.draws import Stream
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.policy import Observation
+from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.pulls import TaskSet
+    from hpc_toolkit.bandit.policy import TaskSet
 
 
 LARGEST = 1e100

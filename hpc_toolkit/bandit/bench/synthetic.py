@@ -10,9 +10,9 @@ import numpy as np
 
 from hpc_toolkit.bandit.arms import Arm, ArmTable
 from hpc_toolkit.bandit.bench.recorded import ScoreTable
-from hpc_toolkit.bandit.draws import Stream
-from hpc_toolkit.bandit.geometry import GEOMETRY_NAMES, geometry_features
-from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features
+from hpc_toolkit.bandit.policy import TaskSet
+from hpc_toolkit.bandit.rule import Stream
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:

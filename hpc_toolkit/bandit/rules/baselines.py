@@ -12,7 +12,7 @@ from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit.arms import ArmTable
-    from hpc_toolkit.bandit.history import History
+    from hpc_toolkit.bandit.rule import History
 
 DEPTH_NAMES = ("relative_depth", "layer")
 """Features that identify a group's last layer; the first that the table has is used."""

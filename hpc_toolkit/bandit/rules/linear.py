@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.draws import Stream, drawn
-from hpc_toolkit.bandit.options import check_number, checked_count
 from hpc_toolkit.bandit.policy import Proposal
-from hpc_toolkit.bandit.ridge import Ridge, design
+from hpc_toolkit.bandit.regression import Ridge, design
+from hpc_toolkit.bandit.rule import Stream, check_number, checked_count, drawn
 from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.history import History
+    from hpc_toolkit.bandit.rule import History
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.draws import Stream, drawn
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rule import Stream, drawn
 from hpc_toolkit.bandit.rules.guided import Guided, first_best_of, free_arms
 from hpc_toolkit.errors import ConfigError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import optuna
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.history import History
+    from hpc_toolkit.bandit.rule import History
 
 
 MOST_DRAWS = 8

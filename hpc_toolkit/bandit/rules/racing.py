@@ -1,23 +1,97 @@
-"""Racing: evaluate all arms task by task, and drop arms that are unlikely to win."""
+"""Racing and successive halving: evaluate arms on a few tasks, and only the best on more."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from hpc_toolkit.bandit.durations import task_order
-from hpc_toolkit.bandit.history import TIE_DECIMALS, Finalists
-from hpc_toolkit.bandit.options import check_number, checked_count
-from hpc_toolkit.bandit.paired import best_row, gaps
-from hpc_toolkit.bandit.rules.rungs import Rung, pilot_proposals
+from hpc_toolkit.bandit.durations import slowness, task_order
+from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks
+from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rewards import rewards_of
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, check_number, checked_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit.history import History
-    from hpc_toolkit.bandit.policy import Proposal
+    from hpc_toolkit.bandit.durations import TaskOrder
+    from hpc_toolkit.bandit.rule import History
+
+
+class Rung:
+    """The state of a contest of arms, computed from the beginning for every ask."""
+
+    def __init__(self, history: History, order: Sequence[int]) -> None:
+        self._history = history
+        self._order = tuple(order)
+        self.arms: NDArray[np.intp] = np.arange(len(history.table.arms))
+        """Ascending indices of the remaining arms."""
+        self.done = 0
+        """All remaining arms were told on the first ``done`` tasks of the order."""
+        self.counted: tuple[int, ...] = ()
+        """The tasks among these by which arms are compared."""
+        self.dropped: tuple[int, ...] = ()
+        """The other tasks, which gave no scores to compare (see ``odds.silent_tasks``)."""
+        self.until: int | None = None
+        """The arms must be told on the first ``until`` tasks next; None: the contest is over."""
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Scores of the remaining arms on the counted tasks, shape (len(arms), len(counted))."""
+        return self._history.scores[self.arms][:, self.counted]
+
+    def reach(self, until: int) -> bool:
+        """Advance to the first ``until`` tasks; if some are not told, request them, return False.
+
+        The remaining arms at that point decide once and for all which of the new tasks count.
+        """
+        new = self._order[self.done : until]
+        if not self._history.by_task.told[self.arms][:, new].all():
+            self.until = until
+            return False
+        silent = silent_tasks(self._history.scores[self.arms][:, new]).tolist()
+        self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
+        self.done = until
+        self.dropped += tuple(task for task, lost in zip(new, silent, strict=True) if lost)
+        return True
+
+    def proposals(self, reason: str, n: int) -> list[Proposal]:
+        """Return the first ``n`` requested pulls; none when the contest is over."""
+        if self.until is None:
+            return []
+        if self.dropped:
+            names = ", ".join(self._history.tasks.names[task] for task in sorted(self.dropped))
+            reason += f"; left out, without scores to compare: {names}"
+        tasks = self._order[: self.until]
+        return proposals(self._history, self.arms.tolist(), tasks, reason, n)
+
+
+def proposals(
+    history: History, arms: Sequence[int], tasks: Sequence[int], reason: str, n: int
+) -> list[Proposal]:
+    """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
+    The list is empty if all are told or pending.
+    """
+    found: list[Proposal] = []
+    names = history.tasks.names
+    for arm in arms:
+        if len(found) >= n:
+            break
+        left = tuple(names[task] for task in tasks if not history.asked[arm, task])
+        if left:
+            found.append(Proposal(history.table.ids[arm], None, reason, left))
+    return found
+
+
+def pilot_proposals(history: History, pilot: int, n: int) -> list[Proposal]:
+    """Propose the pilot on its tasks not asked for yet; nothing while it is being evaluated."""
+    reason = "tells how long each task takes"
+    return proposals(history, [pilot], range(len(history.tasks.names)), reason, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +108,7 @@ class Racing:
     The tasks are not a random sample, and arms are checked after every task, so ``c`` is not a
     quantile of a known error: larger is safer and more expensive. Two arms are not compared on a
     task that failed for either; an arm with more failed tasks than scores drops out. A task that
-    cannot compare the arms (see ``paired.silent_tasks``) counts in neither k nor K, and the next
+    cannot compare the arms (see ``odds.silent_tasks``) counts in neither k nor K, and the next
     cheapest task replaces it. The rule needs the bandit's task set, and compares arms only by
     their mean over the tasks.
     """
@@ -112,3 +186,135 @@ def survivors(scores: NDArray[np.float64], population: int, c: float) -> NDArray
 def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
     """Return the rows with a score for at least half of the tasks."""
     return np.flatnonzero(2 * (~np.isnan(scores)).sum(axis=1) >= scores.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Halving:
+    """Evaluate all arms on a few cheap tasks, then the best 1/``eta`` on more tasks, and so on.
+
+    This is sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in
+    multi-armed bandits") in which each rung adds tasks. Every rung gets the same part of the budget
+    and adds as many tasks, cheapest first, as that pays for; the rest goes to the next rung.
+
+    The budget is ``share`` of the expected duration of all arms on all tasks. If a pilot arm gave
+    the expected durations, its evaluations are part of the budget, and the arms' mean slowness
+    relative to the pilot on the first rung rescales the budget. Finished evaluations count with
+    their told durations; an arm's coming ones are scaled by its slowness so far. No rung is
+    expected to exceed its part of the budget, except by the first task, but it may exceed it.
+
+    Arms of a rung are compared by their reward over its tasks; ties go to the lower index. An arm
+    with more failed tasks than scores drops out. A task that cannot compare the arms (see
+    ``odds.silent_tasks``) does not count, and the rung adds as many others as the budget pays
+    for. The rule needs the bandit's task set.
+    """
+
+    name: ClassVar[str] = "halving"
+
+    eta: float = 2.0
+    """One arm in this many goes on to the next rung."""
+
+    share: float = 0.05
+    """The budget, as a share of the duration of all arms on all tasks. The first rung takes one
+    task even if the budget is too small for it; the last rung takes at most all tasks."""
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "eta", self.eta, low=1.1, hint="a number above 1.1; 2 is usual")
+        hint = "a share of the cost of all arms on all tasks, above 0, at most 1"
+        check_number(self.name, "share", self.share, low=1e-6, high=1.0, hint=hint)
+
+    def choose(self, history: History, n: int) -> list[Proposal]:
+        order = task_order(history)
+        if order.pilot is not None:
+            return pilot_proposals(history, order.pilot, n)
+        rung = self._rung(history, order)
+        return rung.proposals(f"rung of {len(rung.arms)} arms on {rung.until} tasks", n)
+
+    def finalists(self, history: History) -> Finalists | None:
+        order = task_order(history)
+        if order.pilot is not None:
+            return None
+        rung = self._rung(history, order)
+        if not rung.counted or not rung.arms.size:
+            return None
+        return Finalists(tuple(rung.arms.tolist()), rung.counted, dropped=rung.dropped)
+
+    def _rung(self, history: History, order: TaskOrder) -> Rung:
+        """Return the open rung with its arms; if all rungs are done, the last one."""
+        rung, purse = Rung(history, order.tasks), _Purse(history, order, self.share)
+        sizes = self.sizes(len(rung.arms))
+        for place, size in enumerate(sizes, start=1):
+            rung.arms = self._best(history, rung, size)
+            if not rung.arms.size:
+                break
+            while True:
+                before, dropped = rung.done, len(rung.dropped)
+                until = purse.affordable(rung, place / len(sizes))
+                if until > before and not rung.reach(until):
+                    return rung
+                purse.pay(rung, before)
+                # Tasks dropped for lack of scores compared nothing: add others if affordable.
+                if rung.done == len(order.tasks) or (rung.counted and len(rung.dropped) == dropped):
+                    break
+        return rung
+
+    def _best(self, history: History, rung: Rung, size: int) -> NDArray[np.intp]:
+        """Return the ``size`` best arms over the tasks that count; all arms if none counts."""
+        if not rung.counted:
+            return rung.arms
+        arms, tasks = rung.arms.tolist(), rung.counted
+        rewards = rewards_of(history.by_task, arms, tasks=tasks, scalariser=history.scalariser)
+        best = sorted(rewards, key=lambda arm: (-round(rewards[arm].mean, TIE_DECIMALS), arm))
+        return np.array(sorted(best[:size]), dtype=np.intp)
+
+    def sizes(self, arms: int) -> list[int]:
+        """Return the number of arms of each rung; the last rung has at most ``eta``."""
+        sizes = [arms]
+        while sizes[-1] > self.eta:
+            sizes.append(min(sizes[-1] - 1, math.ceil(sizes[-1] / self.eta)))
+        return sizes
+
+
+class _Purse:
+    """The budget of the rungs and their spending, in expected and told seconds."""
+
+    def __init__(self, history: History, order: TaskOrder, share: float) -> None:
+        self._tasks, self._expected = order.tasks, order.seconds
+        self._seconds = history.seconds[:, order.tasks]
+        self._share = share
+        self._everything = len(self._seconds) * float(order.seconds.sum())
+        self._pilot = -1 if order.timed_by is None else order.timed_by
+        self._corrected = self._pilot < 0
+        self._prepaid, self._spent = 0.0, 0.0
+        if self._pilot >= 0:
+            self._prepaid = self._took(np.array([self._pilot]), 0, len(order.tasks))
+
+    def affordable(self, rung: Rung, part: float) -> int:
+        """Return how many tasks the arms can be told on for this part of the budget; at least one
+        more than are done while no task counts.
+        """
+        left = part * (self._share * self._everything - self._prepaid) - self._spent
+        pace = self._pace(rung)[rung.arms]
+        each = max(float(pace[rung.arms != self._pilot].sum()), 1e-9)
+        spent = np.concatenate([[0.0], np.cumsum(self._expected)])
+        # Rounding in the sums must not cost a task.
+        reach = float(spent[rung.done]) + left / each * (1.0 + 1e-9)
+        tasks = int(np.searchsorted(spent, reach, side="right")) - 1
+        return min(max(tasks, rung.done, 1 if rung.counted else rung.done + 1), len(self._expected))
+
+    def pay(self, rung: Rung, before: int) -> None:
+        """Charge for the tasks after the first ``before`` on which the arms were told."""
+        payers = rung.arms[rung.arms != self._pilot]
+        self._spent += self._took(payers, before, rung.done)
+        if rung.counted and not self._corrected:
+            # All arms were told on these tasks, which shows if the pilot is slower or faster.
+            self._everything *= float(self._pace(rung).mean())
+            self._corrected = True
+
+    def _pace(self, rung: Rung) -> NDArray[np.float64]:
+        """Return every arm's slowness on the counted tasks; tasks that fail can end at once."""
+        counted = [place for place, task in enumerate(self._tasks) if task in rung.counted]
+        return slowness(self._seconds[:, counted], self._expected[counted])
+
+    def _took(self, arms: NDArray[np.intp], start: int, stop: int) -> float:
+        seconds = self._seconds[arms, start:stop]
+        return float(np.where(np.isnan(seconds), self._expected[start:stop], seconds).sum())

@@ -1,14 +1,17 @@
-"""The results that a rule sees when it picks pulls, and the protocol of a rule."""
+"""The protocol of a rule: the results that it sees, its options, and its random numbers."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from enum import IntEnum, unique
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
-from hpc_toolkit.bandit.pulls import TaskSet
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER, TaskSet
+from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +21,82 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.arms import ArmTable
     from hpc_toolkit.bandit.policy import Proposal
 
+
 TIE_DECIMALS = 12
 """Values that agree to this many decimals are a tie."""
+
+
+@unique
+class Stream(IntEnum):
+    """The streams of random numbers of one seed; each purpose has its own.
+
+    numpy pads a list of seeds with zeros, so ``[seed]``, ``[seed, 0]`` and ``[seed, 0, 0]`` are
+    the same stream. Give a new stream a number above 0, and define it only in this class. Never
+    change the number of a stream that recorded searches have drawn from.
+    """
+
+    FIRST_ARM = 0
+    """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
+
+    WITHIN_GROUPS = 1
+    GP_SAMPLE = 2
+    TOP_TWO = 3
+    EPSILON = 4
+    GROUP_SAMPLE = 5
+    WEIGHT_SAMPLE = 6
+    PARTS = 7
+    """Random parts of a recorded score table."""
+
+    MADE_TASKS = 8
+    """Tasks of a synthetic score table."""
+
+    OPTUNA = 9
+    SURFACE = 10
+    """The mean rewards of a synthetic score table."""
+
+    BOOTSTRAP = 11
+    PILOT = 32
+
+
+def drawn(history: History, stream: Stream, chosen: int) -> np.random.Generator:
+    """Return the generator for the choice that follows ``chosen`` others in this ask.
+
+    It depends on how many arms are told, pending or chosen. So one ask for several arms draws the
+    same numbers as several asks for one arm, and a lost ask is repeated with the same draws.
+    """
+    return np.random.default_rng([history.seed, stream, len(history.taken) + chosen])
+
+
+def check_number(
+    rule: str, option: str, value: object, *, low: float, high: float = math.inf, hint: str
+) -> None:
+    """Raise ConfigError unless ``value`` is a finite number from ``low`` to ``high``."""
+    # Comparisons reject NaN too; math.isfinite would raise OverflowError for huge integers.
+    if not _is_number(value) or not low <= value <= min(high, LARGEST_NUMBER):
+        message = f"{rule}: {option} is {value!r}"
+        raise ConfigError(message, hint=hint)
+
+
+def checked_count(rule: str, option: str, value: object, *, low: int, hint: str) -> int:
+    """Return the value as an integer; 5.0 is accepted as 5.
+
+    Raises ConfigError unless it is a whole number of at least ``low``.
+    """
+    if not _is_number(value) or not low <= value < math.inf or value % 1:
+        message = f"{rule}: {option} is {value!r}"
+        raise ConfigError(message, hint=hint)
+    return int(value)
+
+
+def check_word(rule: str, option: str, value: object, known: Sequence[str]) -> None:
+    """Raise ConfigError unless ``value`` is one of ``known``."""
+    if value not in known:
+        message = f"{rule}: {option} is {value!r}"
+        raise ConfigError(message, hint=near_miss(str(value), list(known)))
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +162,7 @@ class History:
     """Results task by task; use ``by_task``, which is never None."""
 
     scalariser: str = "mean"
-    """How scores become rewards: a name in ``scalarise.SCALARISERS``."""
+    """How scores become rewards: a name in ``rewards.SCALARISERS``."""
 
     @cached_property
     def taken(self) -> frozenset[int]:

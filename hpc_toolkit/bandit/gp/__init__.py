@@ -1,1 +1,0 @@
-"""A Gaussian process over the features of arms: its kernels, its fit, and draws from it."""

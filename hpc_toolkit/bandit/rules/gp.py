@@ -1,0 +1,275 @@
+"""Rules that choose by a Gaussian process over the arms' features."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from hpc_toolkit.bandit.durations import arm_seconds
+from hpc_toolkit.bandit.features import columns_of
+from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
+from hpc_toolkit.bandit.rule import Stream, check_number, check_word, drawn
+from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpc_toolkit.bandit.rule import History
+
+
+KERNELS = ("iso", "ard")
+"""One length scale for all features, or one for each."""
+
+MEANS = ("zero", "linear")
+"""Prior means: the expected reward far from every observation."""
+
+SMALLEST_SD = 1e-9
+"""Replaces smaller standard deviations: an exactly known reward would divide by 0."""
+
+FAR_BELOW = -30.0
+"""Below this z, erfc is about to underflow, and the series is exact to rounding."""
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@dataclass(eq=False)
+class Ask:
+    """The state of one ask: the model of every arm, in units of standardised rewards."""
+
+    history: History
+
+    points: NDArray[np.float64]
+    """Shape (n_arms, n_columns): the features that the rule uses."""
+
+    posterior: Posterior
+
+    scale: Scale
+
+    free: NDArray[np.bool_]
+    """Shape (n_arms,): True for arms that are neither taken nor chosen."""
+
+    chosen: int
+    """How many arms this ask has chosen already."""
+
+    def generator(self, stream: Stream) -> np.random.Generator:
+        """Return the generator for the next choice."""
+        return drawn(self.history, stream, self.chosen)
+
+    @cached_property
+    def surfaces(self) -> Surfaces:
+        """Draws over the arms without results, from the posterior at the first use."""
+        untold = np.ones(len(self.free), dtype=np.bool_)
+        untold[[*self.history.scored, *self.history.failed]] = False
+        return Surfaces(self.posterior, untold)
+
+    @cached_property
+    def seconds(self) -> NDArray[np.float64]:
+        """Shape (n_arms,): expected duration of each arm in seconds."""
+        return arm_seconds(self.history, self.points)
+
+    def known(self) -> NDArray[np.bool_]:
+        """Return shape (n_arms,): True for arms told with a reward, pending, or chosen."""
+        known = ~self.free
+        known[list(self.history.failed)] = False
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class GpRule(Guided):
+    """A rule that chooses by a Gaussian process over the arms' features.
+
+    Every reward is evidence about the neighbours of its arm in feature space. So a reward that is
+    smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
+    """
+
+    kernel: str = "iso"
+    """"iso": one length scale for all features. "ard": one for each, fitted to the rewards."""
+
+    mean: str = "zero"
+    """"zero", or "linear": a linear mean over all features that the rule uses. The process then
+    models the rest over the geometry among them, or over all if there is none."""
+
+    believes: ClassVar[bool] = True
+    """Whether pending arms, and those chosen earlier in an ask, lower the uncertainty around them
+    (kriging believer)."""
+
+    def __post_init__(self) -> None:
+        Guided.__post_init__(self)
+        check_word(self.name, "kernel", self.kernel, KERNELS)
+        check_word(self.name, "mean", self.mean, MEANS)
+
+    def _climb(
+        self, history: History, points: NDArray[np.float64], opening: list[int], n: int
+    ) -> list[Proposal]:
+        scale = Scale.of(history.rewards)
+        x, y = points[list(history.scored)], scale.to_model(history.rewards)
+        linear = self.mean == "linear"
+        smooth = self._smooth(history) if linear else None
+        hyper = fit(x, y, smooth=smooth, own_scales=self.kernel == "ard", linear=linear)
+        posterior = Posterior(x, y, points, hyper)
+        if self.believes:
+            for index in sorted((*history.pending, *opening)):
+                posterior.believe(index)
+        ask = Ask(history, points, posterior, scale, free_arms(history, opening), len(opening))
+        proposals = []
+        for _ in range(n):
+            index, acquisition = self._pick(ask)
+            reason = scale.expects(posterior.mean[index], posterior.sd[index])
+            proposals.append(Proposal(history.table.ids[index], acquisition, reason))
+            ask.free[index] = False
+            ask.chosen += 1
+            if self.believes:
+                posterior.believe(index)
+        return proposals
+
+    def _smooth(self, history: History) -> tuple[int, ...] | None:
+        """Return which of the rule's columns the process covers with a linear mean; None: all."""
+        used = columns_of(history.table, self.features)
+        geometry = set(columns_of(history.table, "geometry"))
+        return tuple(i for i, column in enumerate(used) if column in geometry) or None
+
+    @abstractmethod
+    def _pick(self, ask: Ask) -> tuple[int, float]:
+        """Return the free arm to propose, and its acquisition in units of the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpUcb(GpRule):
+    """Propose the arm with the highest mean plus ``beta`` standard deviations.
+
+    Source: Srinivas et al. 2010. Pending arms, and arms chosen earlier in the same ask, only lower
+    the uncertainty around them (kriging believer).
+    """
+
+    name: ClassVar[str] = "gp-ucb"
+
+    beta: float = 2.0
+    """Standard deviations added to the mean; 0 never explores."""
+
+    def __post_init__(self) -> None:
+        GpRule.__post_init__(self)
+        check_number(self.name, "beta", self.beta, low=0, hint="a number, 0 or more; 2 is usual")
+
+    def _pick(self, ask: Ask) -> tuple[int, float]:
+        bounds = ask.posterior.mean + self.beta * ask.posterior.sd
+        index = first_best_of(bounds, ask.free)
+        return index, ask.scale.to_reward(bounds[index])
+
+
+def log_expected_improvement(
+    mean: NDArray[np.float64], sd: NDArray[np.float64], best: float
+) -> NDArray[np.float64]:
+    """Return log E[max(f - best, 0)] for f ~ N(mean, sd^2); ``mean`` and ``sd`` have one shape.
+
+    The closed form is sd (phi(z) + z Phi(z)) with z = (mean - best) / sd (Jones, Schonlau and Welch
+    1998). The logarithm still ranks arms far below the best, whose improvement underflows to 0.
+    """
+    sd = np.maximum(sd, SMALLEST_SD)
+    z = np.asarray((mean - best) / sd, dtype=np.float64)
+    log_density = -0.5 * z**2 - 0.5 * math.log(2.0 * math.pi)
+    near = np.maximum(z, FAR_BELOW)
+    direct = np.exp(-0.5 * near**2) / math.sqrt(2.0 * math.pi) + near * 0.5 * _erfc(
+        -near / math.sqrt(2.0)
+    )
+    far = np.minimum(z, FAR_BELOW) ** -2
+    # phi(z) + z Phi(z) = phi(z) z^-2 (1 - 3 z^-2 + 15 z^-4 - ...): Phi's asymptotic series.
+    series = log_density + np.log(far * (1.0 - 3.0 * far + 15.0 * far**2))
+    return np.asarray(np.where(z > FAR_BELOW, np.log(direct), series) + np.log(sd))
+
+
+@dataclass(frozen=True, slots=True)
+class GpEi(GpRule):
+    """Propose the arm with the highest expected improvement (Jones, Schonlau and Welch 1998).
+
+    The improvement is over the highest posterior mean among told and pending arms, so that noise in
+    one score does not raise the bar. Pending arms count as observed at their mean (kriging
+    believer).
+    """
+
+    name: ClassVar[str] = "gp-ei"
+
+    cost_power: float = 0.0
+    """The improvement is divided by this power of the arm's expected seconds: 0 ignores durations,
+    1 gives improvement per second (Snoek, Larochelle and Adams 2012). Expected durations are
+    learned from told ones; without any, all arms cost the same."""
+
+    def __post_init__(self) -> None:
+        GpRule.__post_init__(self)
+        hint = "a number, 0 or more; 1 is improvement per second"
+        check_number(self.name, "cost_power", self.cost_power, low=0, hint=hint)
+
+    def _pick(self, ask: Ask) -> tuple[int, float]:
+        best = float(ask.posterior.mean[ask.known()].max())
+        improvement = log_expected_improvement(ask.posterior.mean, ask.posterior.sd, best)
+        value = improvement
+        if self.cost_power:
+            value = improvement - self.cost_power * np.log(ask.seconds)
+        index = first_best_of(value, ask.free)
+        return index, ask.scale.spread * math.exp(improvement[index])
+
+
+@dataclass(frozen=True, slots=True)
+class GpTs(GpRule):
+    """Propose the best arm of a reward surface drawn from the posterior, a new one per proposal.
+
+    Surfaces are drawn over all arms without results, or over the 600 with the highest bounds.
+    Pending arms do not change the posterior: draws differ by themselves (Kandasamy et al. 2018).
+    """
+
+    name: ClassVar[str] = "gp-ts"
+
+    believes: ClassVar[bool] = False
+
+    def _pick(self, ask: Ask) -> tuple[int, float]:
+        # Surfaces include pending arms, so that they do not depend on which arms are pending.
+        surface = np.full(len(ask.free), -np.inf)
+        surface[ask.surfaces.arms] = ask.surfaces.draw(ask.generator(Stream.GP_SAMPLE))
+        if not ask.free[ask.surfaces.arms].any():
+            surface = ask.posterior.mean
+        index = first_best_of(surface, ask.free)
+        return index, ask.scale.to_reward(surface[index])
+
+
+@dataclass(frozen=True, slots=True)
+class TopTwo(GpRule):
+    """Propose the leader, or the challenger with the highest expected improvement over it.
+
+    The leader is the arm with the highest posterior mean, told arms included. If it is free, a coin
+    decides whether to propose it; otherwise the rule proposes the challenger. This is the free arm
+    with the highest E[max(f_arm - f_leader, 0)] by the joint posterior of the two, so neighbours of
+    the leader, which rise and fall with it, gain less than by ``gp-ei``. It is top-two sampling
+    (Russo 2016) with the improvement of Qin, Klabjan and Russo 2017 over an empirical leader
+    (Jourdan et al. 2022). Pending arms count as observed at their mean (kriging believer).
+    """
+
+    name: ClassVar[str] = "top-two"
+
+    leader: float = 0.5
+    """Probability of proposing the leader."""
+
+    def __post_init__(self) -> None:
+        GpRule.__post_init__(self)
+        hint = "a probability, from 0 to 1; 0.5 is usual"
+        check_number(self.name, "leader", self.leader, low=0, high=1, hint=hint)
+
+    def _pick(self, ask: Ask) -> tuple[int, float]:
+        posterior = ask.posterior
+        leader = first_best_of(posterior.mean, ask.free | ask.known())
+        lead = float(posterior.mean[leader])
+        if ask.free[leader] and ask.generator(Stream.TOP_TWO).random() < self.leader:
+            return leader, ask.scale.to_reward(lead)
+        rivals = ask.free.copy()
+        rivals[leader] = False
+        if not rivals.any():
+            return leader, ask.scale.to_reward(lead)
+        both = posterior.variance + posterior.variance[leader]
+        apart = np.maximum(both - 2.0 * posterior.covariance_with(leader), 0.0)
+        improvement = log_expected_improvement(posterior.mean, np.sqrt(apart), lead)
+        index = first_best_of(improvement, rivals)
+        return index, ask.scale.spread * math.exp(improvement[index])

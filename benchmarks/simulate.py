@@ -27,7 +27,7 @@ from hpc_toolkit.planning.simulation.cluster import simulate
 from hpc_toolkit.planning.simulation.scenario import Group, Kill, Preemption, Scenario
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.simulation.outcome import Outcome
+    from hpc_toolkit.planning.simulation.scenario import Outcome
 
 LAYERS = (6, 6, 12, 24)
 STEPS = 108

@@ -22,9 +22,8 @@ from hpc_toolkit.cli.help import CHECK
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 
 if TYPE_CHECKING:
-    from hpc_toolkit.planning.comparison import Comparison
     from hpc_toolkit.planning.lengths import Guess
-    from hpc_toolkit.planning.page import Plan
+    from hpc_toolkit.planning.plan import Comparison, Plan
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.slurm.clusters.facts import Cluster
 
@@ -162,8 +161,8 @@ def plan(
         hpctk plan --items 10000 --seconds-per-item 30 -o plan.json
         hpctk plan runs/eval --check plan.json
     """
-    from hpc_toolkit.planning.making import make_plan
-    from hpc_toolkit.planning.nodes import Worker, node_of
+    from hpc_toolkit.planning.choices import Worker, node_of
+    from hpc_toolkit.planning.plan import make_plan
     from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
     for path in out or []:
@@ -274,8 +273,7 @@ def _work(given: str | None, items: int | None, groups: int, guess: Guess | None
 
 
 def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
-    from hpc_toolkit.planning.comparison import compare
-    from hpc_toolkit.planning.page import read_plan
+    from hpc_toolkit.planning.plan import compare, read_plan
     from hpc_toolkit.system.clock import SystemClock
 
     kept = read_plan(path)
@@ -314,8 +312,7 @@ def _check_out(path: Path) -> None:
 
 
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
-    from hpc_toolkit.planning.page import as_lines, as_markdown
-    from hpc_toolkit.planning.picture import plan_svg
+    from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
     from hpc_toolkit.rundir.files import replace_file
 
     text = json.dumps(found.to_json(), allow_nan=False)

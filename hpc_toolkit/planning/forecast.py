@@ -9,15 +9,13 @@ import numpy as np
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.lengths import GuessedLengths, LearnedLengths
-from hpc_toolkit.planning.rehearsal import rehearse
-from hpc_toolkit.planning.schedule import jobs_of, schedule
+from hpc_toolkit.planning.schedule import jobs_of, rehearse, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.planning.lengths import Guess, Lengths
-    from hpc_toolkit.planning.rehearsal import Rehearsal
-    from hpc_toolkit.planning.schedule import Course, Job
+    from hpc_toolkit.planning.schedule import Course, Job, Rehearsal
     from hpc_toolkit.planning.work import StageWork, Work
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -13,8 +13,7 @@ import pytest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import Forecaster, Interval
 from hpc_toolkit.planning.lengths import Guess, LearnedLengths
-from hpc_toolkit.planning.rehearsal import rehearse
-from hpc_toolkit.planning.schedule import Job, schedule
+from hpc_toolkit.planning.schedule import Job, rehearse, schedule
 from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, typed_work
 
 

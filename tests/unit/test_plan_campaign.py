@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.planning.choices import Worker, node_of
 from hpc_toolkit.planning.lengths import Guess
-from hpc_toolkit.planning.making import make_plan
-from hpc_toolkit.planning.nodes import Worker, node_of
 from hpc_toolkit.planning.page import as_lines
+from hpc_toolkit.planning.plan import make_plan
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster
@@ -20,7 +20,7 @@ from tests.unit.playedcampaign import Played, toy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.planning.page import Plan
+    from hpc_toolkit.planning.plan import Plan
     from hpc_toolkit.planning.work import Work
 
 SITE = load_cluster("generic")

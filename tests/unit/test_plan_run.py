@@ -12,14 +12,11 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError, RunError
-from hpc_toolkit.planning.choices import choose, recommended, ways
-from hpc_toolkit.planning.comparison import compare
+from hpc_toolkit.planning.choices import Worker, choose, node_of, recommended, ways
 from hpc_toolkit.planning.forecast import Forecaster
 from hpc_toolkit.planning.lengths import Guess
-from hpc_toolkit.planning.making import make_plan
-from hpc_toolkit.planning.nodes import Worker, node_of
-from hpc_toolkit.planning.page import as_lines, as_markdown, read_plan
-from hpc_toolkit.planning.picture import plan_svg
+from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
+from hpc_toolkit.planning.plan import compare, make_plan, read_plan
 from hpc_toolkit.planning.reading import read_work
 from hpc_toolkit.planning.work import Work, typed_work
 from hpc_toolkit.slurm.clusters.facts import load_cluster, parse_cluster
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from hpc_toolkit.planning.page import Plan
+    from hpc_toolkit.planning.plan import Plan
 
 SITE = parse_cluster(
     """

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.planning.simulation.outcome import Ledger, Outcome
+from hpc_toolkit.planning.simulation.scenario import Ledger, Outcome
 from hpc_toolkit.planning.simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog

@@ -20,8 +20,7 @@ from hpc_toolkit.worker.passlines import PassLines
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from hpc_toolkit.planning.simulation.outcome import Ledger
-    from hpc_toolkit.planning.simulation.scenario import Group, Scenario
+    from hpc_toolkit.planning.simulation.scenario import Group, Ledger, Scenario
     from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
 

@@ -1,0 +1,271 @@
+"""Make a complete plan, keep it in a file, and compare it with what came."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.errors import ConfigError, RunError
+from hpc_toolkit.planning.choices import choose, ways
+from hpc_toolkit.planning.forecast import DRAWS, Forecaster
+from hpc_toolkit.planning.reading import read_course
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hpc_toolkit.planning.choices import Choice, Node, Way
+    from hpc_toolkit.planning.forecast import Forecast, Interval
+    from hpc_toolkit.planning.lengths import Guess
+    from hpc_toolkit.planning.work import Work
+    from hpc_toolkit.queue.view import RunView
+    from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.system.clock import Clock
+
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that ``hpctk plan`` reports."""
+
+    run: str
+    """The run's path as it was given; "" for typed numbers."""
+    at: float
+    """When the plan was made: epoch seconds."""
+    items: int
+    """Items without a result."""
+    done: int
+    sealed: bool
+    """Whether no more items can be added."""
+    seen: int
+    """Ended items from which durations were learned."""
+    retried: int
+    """Attempts that failed and were or will be repeated."""
+    keys: list[str]
+    """Keys of items that predict how long the items take."""
+    guessed: list[str]
+    """Stages for which nothing but the guess is known."""
+    item_s: Interval
+    load_s: float
+    longest_s: float
+    """Seconds that the longest item left exceeds in 1 of 20 cases."""
+    largest_s: float
+    """Seconds that one worker takes for the largest unit."""
+    useful_workers: int
+    """With more workers than this, the largest unit alone determines the time."""
+    ungrouped: bool
+    """Whether some of the items have no groups."""
+    node: Node
+    cluster: str
+    now: Forecast | None
+    """Forecast for the workers that are running now; None without any."""
+    choices: list[Choice]
+    ways: list[Way]
+    within_s: float | None
+    coming: int = 0
+    """Number of :attr:`items` that a campaign has not asked for yet."""
+    most_workers: int | None = None
+    """The most workers that find work in the tasks of a campaign."""
+    assumed: list[str] = field(default_factory=list)
+    """Assumptions about items to come, in sentences."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Read a plan that was written to a file as JSON.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a plan.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(
+            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        message = f"{path}: not JSON: {error}"
+        raise ConfigError(
+            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not _is_whole(found):
+        message = f"{path}: not a plan of format {FORMAT}"
+        raise ConfigError(message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote")
+    return found
+
+
+def _is_whole(plan: dict[str, Any]) -> bool:
+    """Return whether a record has all that ``hpctk plan --check`` reads."""
+    choices = plan.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        return False
+    forecasts = [one.get("forecast") for one in choices] + (
+        [plan["now"]] if plan.get("now") else []
+    )
+    named = isinstance(plan.get("run"), str) and isinstance(plan.get("at"), int | float)
+    return named and all(map(_is_forecast, forecasts))
+
+
+def _is_forecast(record: object) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("time_s"), dict):
+        return False
+    numbers = [record.get("workers"), *map(record["time_s"].get, ("low", "median", "high"))]
+    return all(isinstance(number, int | float) for number in numbers)
+
+
+def make_plan(
+    work: Work,
+    guess: Guess | None,
+    nodes: Sequence[int],
+    cluster: Cluster,
+    node: Node,
+    *,
+    within_s: float | None = None,
+    limit_s: int | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Plan:
+    """Plan the rest of a run for several numbers of nodes.
+
+    Args:
+        work: what is left of the run.
+        guess: the user's guess, for stages of which no item has ended.
+        nodes: the numbers of nodes, each with its own forecast.
+        cluster: the cluster whose partitions are compared; its longest job is the default limit.
+        node: one node of the cluster.
+        within_s: seconds within which the work should be done.
+        limit_s: time limit of one job in seconds.
+        draws: number of draws of each forecast.
+        seed: seed of all random numbers.
+
+    Raises:
+        RunError: no items are left.
+        ConfigError: nothing is known about how long items take.
+    """
+    if not work.left:
+        message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
+        hint = "'hpctk plan RUN --check FILE.json' compares a plan that was kept with what came"
+        raise RunError(message, hint=hint)
+    work, assumed = _known(work, guess)
+    forecaster = Forecaster(work, guess, draws=draws, seed=seed)
+    limit_s = limit_s or cluster.max_walltime_s
+    return Plan(
+        run=work.run,
+        at=work.at,
+        items=work.left,
+        done=work.done,
+        sealed=work.sealed,
+        seen=sum(len(stage.seen) for stage in work.stages),
+        retried=sum(stage.retried for stage in work.stages),
+        keys=forecaster.keys,
+        guessed=forecaster.guessed,
+        item_s=forecaster.item_s,
+        load_s=forecaster.load_s,
+        longest_s=forecaster.longest_s,
+        largest_s=forecaster.largest_s,
+        useful_workers=forecaster.useful_workers,
+        ungrouped=any(stage.group_by is None for stage in work.stages),
+        node=node,
+        cluster=cluster.name,
+        assumed=assumed,
+        most_workers=work.most_workers,
+        coming=work.coming,
+        now=forecaster.forecast(None, within_s=within_s) if work.workers else None,
+        choices=[
+            choose(forecaster, node, count, limit_s=limit_s, within_s=within_s) for count in nodes
+        ],
+        ways=ways(forecaster, cluster, node, max(nodes)) if nodes else [],
+        within_s=within_s,
+    )
+
+
+def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
+    """Drop stages of which no item was asked for and no duration is known.
+
+    Return the rest of the work and the plan's assumptions, which name the dropped stages.
+    """
+    known = [one for one in work.stages if guess or one.seen or len(one.left) > one.coming]
+    if len(known) in (0, len(work.stages)):
+        return work, list(work.assumed)
+    without = [stage.name for stage in work.stages if stage not in known]
+    said = f"Left out, as nothing is known of how long their items take: {', '.join(without)}."
+    return replace(work, stages=tuple(known), most_workers=None), [said]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The prediction of a plan and the actual progress."""
+
+    workers_predicted: int
+    workers: int
+    """Number of workers that ended an attempt since the plan."""
+    low_s: float
+    predicted_s: float
+    high_s: float
+    real_s: float
+    """Seconds from the plan to the last attempt that ended, or to now while the run goes on."""
+    complete: bool
+    left: int
+    """Items without a result now."""
+    error: float | None
+    """Predicted minus real time, as a share of the real time; None while the run goes on."""
+    inside: bool | None
+    """Whether the real time is within the interval; None while it still may be."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+def compare(view: RunView, clock: Clock, plan: dict[str, Any]) -> Comparison:
+    """Compare a plan of this run with the actual progress.
+
+    The forecast is the plan's forecast for the workers that were running then, else the one whose
+    number of workers is nearest to the number that worked since. Times are by workers' clocks.
+
+    Raises:
+        ConfigError: the plan was made from typed numbers, or has no forecast.
+    """
+    if not plan.get("run"):
+        message = "the plan is of typed numbers, and of no run"
+        raise ConfigError(message, hint="make one with 'hpctk plan RUN -o FILE.json'")
+    course = read_course(view, plan["at"])
+    forecast = _forecast(plan, course.workers)
+    end = course.last_at if view.complete else clock.wall()
+    real_s = max(0.0, end - plan["at"])
+    time = forecast["time_s"]
+    error, inside = None, None
+    if view.complete:
+        error = (time["median"] - real_s) / real_s if real_s > 0 else 0.0
+        inside = time["low"] <= real_s <= time["high"]
+    elif real_s > time["high"]:
+        inside = False
+    return Comparison(
+        workers_predicted=forecast["workers"],
+        workers=course.workers,
+        low_s=time["low"],
+        predicted_s=time["median"],
+        high_s=time["high"],
+        real_s=real_s,
+        complete=view.complete,
+        left=course.left,
+        error=error,
+        inside=inside,
+    )
+
+
+def _forecast(plan: dict[str, Any], workers: int) -> dict[str, Any]:
+    found: list[dict[str, Any]] = [choice["forecast"] for choice in plan["choices"]]
+    if plan.get("now"):
+        return dict(plan["now"])
+    if not found:
+        message = "the plan has no forecast"
+        raise ConfigError(message, hint="make one with --nodes 1,2,4")
+    return min(found, key=lambda one: abs(one["workers"] - workers))

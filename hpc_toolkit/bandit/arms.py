@@ -32,10 +32,8 @@ class Arm:
 
     id: str
     """Unique within its table."""
-
     group: str
     """Name of the arm's group, for instance its checkpoint."""
-
     features: tuple[float, ...]
     """One number per feature of the table, in the table's order; NaN means not known."""
 
@@ -55,13 +53,10 @@ class Standardised:
 
     values: NDArray[np.float64]
     """Shape (n_arms, n_columns)."""
-
     names: tuple[str, ...]
     """The features' names, then ``<name>_missing`` for each that has gaps."""
-
     mean: NDArray[np.float64]
     """Shape (n_columns,): the mean that was subtracted."""
-
     std: NDArray[np.float64]
     """Shape (n_columns,): the divisor; 1 for a constant column."""
 
@@ -76,10 +71,8 @@ class ArmTable:
 
     arms: tuple[Arm, ...]
     """The order is part of the table: it breaks ties."""
-
     feature_names: tuple[str, ...]
     """Unique names of the columns of ``features``."""
-
     metrics: int = 0
     """The number of metrics, which are the last features (see ``features.with_metrics``)."""
 

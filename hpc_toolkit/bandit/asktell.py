@@ -10,7 +10,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.policy import Observation, Proposal, Pull, Recommendation, TaskSet
 from hpc_toolkit.bandit.rewards import WORDS, Reward, rewards_of
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, Judge, TaskResults
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, History, TaskResults
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class AskTell:
         history = self._history(())
         for found in self._finalists(history):
             rewards = rewards_of(
-                history.by_task, found.arms, tasks=found.tasks, scalariser=self._scalariser
+                history.results, found.arms, tasks=found.tasks, scalariser=self._scalariser
             )
             if rewards:
                 break
@@ -229,7 +229,7 @@ class AskTell:
         order = sorted(rewards, key=lambda i: (-round(rewards[i].mean, TIE_DECIMALS), i))
         top = order[0] if found.leader is None else found.leader
         ties = [i for i in order if i != top and _is_tie(rewards[top], rewards[i])]
-        names = [history.tasks.names[task] for task in found.tasks]
+        names = [history.results.tasks.names[task] for task in found.tasks]
         told = self._tells[top]
         return Recommendation(
             arm=self._arms.ids[top],
@@ -239,14 +239,14 @@ class AskTell:
             failed=tuple(name for name in names if name in told.failed),
             scalariser=WORDS[self._scalariser],
             tasks=tuple(name for name in names if name in told.scores),
-            dropped=tuple(history.tasks.names[task] for task in sorted(found.dropped)),
+            dropped=tuple(history.results.tasks.names[task] for task in sorted(found.dropped)),
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
         if self._stop is None:
             return None
         history = self._history(pending)
-        return self._stop.reason(history, judged=self._judged(history), wall_s=wall_s)
+        return self._stop.reason(history, judged=self._rule.finalists(history), wall_s=wall_s)
 
     def state_dict(self) -> dict[str, Any]:
         tells = [self._tells[index].to_json() for index in sorted(self._tells)]
@@ -302,20 +302,17 @@ class AskTell:
             scalariser=self._scalariser,
         )
 
-    def _judged(self, history: History) -> Finalists | None:
-        return self._rule.finalists(history) if isinstance(self._rule, Judge) else None
-
     def _finalists(self, history: History) -> Iterator[Finalists]:
         """Yield sets of arms for ``best``, which uses the first set in which an arm has a reward.
 
         They are the rule's finalists, the scored arms, and of the arms with the most scores the
         largest set with scores on the same tasks.
         """
-        judged = self._judged(history)
+        judged = self._rule.finalists(history)
         if judged is not None:
             yield judged
-        yield Finalists(history.scored, tuple(range(len(history.tasks.names))))
-        known, told = ~np.isnan(history.scores), history.by_task.told
+        yield Finalists(history.scored, tuple(range(len(history.results.tasks.names))))
+        known, told = ~np.isnan(history.results.scores), history.results.told
         counts = known.sum(axis=1)
         # As in ``rewards_of``, an arm with more failures than scores does not count.
         counts[2 * counts < told.sum(axis=1)] = 0

@@ -26,8 +26,8 @@ def task_seconds(history: History) -> NDArray[np.float64]:
     This is the mean of the task's told durations; else the expected duration in the task set; else
     the mean over the tasks for which one of these is known; else 0.
     """
-    expected = history.tasks.expected.copy()
-    for task, column in enumerate(history.seconds.T):
+    expected = history.results.tasks.expected.copy()
+    for task, column in enumerate(history.results.seconds.T):
         known = column[~np.isnan(column)]
         if known.size:
             expected[task] = known.mean()
@@ -42,7 +42,7 @@ def arm_seconds(history: History, points: NDArray[np.float64]) -> NDArray[np.flo
     Regress the logarithm on ``points``, shape (n_arms, n_columns), by ridge regression over the
     arms with a reward whose told tasks all have durations. Without such an arm, return ones.
     """
-    results = history.by_task
+    results = history.results
     timed = [
         arm
         for arm in history.scored
@@ -75,14 +75,11 @@ class TaskOrder(NamedTuple):
 
     tasks: tuple[int, ...]
     """Indices of all tasks; ties go to the lower index, tasks of unknown duration come last."""
-
     seconds: NDArray[np.float64]
     """Shape (n_tasks,): expected duration of each of ``tasks``, in that order; 1 for each if none
     is known."""
-
     pilot: int | None = None
     """The arm that must be told on all tasks before the order is known; None: it is known."""
-
     timed_by: int | None = None
     """The arm that took ``seconds``; None: they come from the task set, or are unknown."""
 
@@ -93,16 +90,16 @@ def task_order(history: History) -> TaskOrder:
     Otherwise order them by the durations of a pilot arm. The seed draws the pilot; if it has
     neither a score nor a duration on any task, the next arm drawn takes its place.
     """
-    expected = history.tasks.expected
+    expected = history.results.tasks.expected
     if not np.isnan(expected).any():
         return _ascending(expected)
     order = np.random.default_rng([history.seed, Stream.PILOT])
     for arm in order.permutation(len(history.table.arms)).tolist():
-        if not history.by_task.told[arm].all():
+        if not history.results.told[arm].all():
             return TaskOrder((), np.empty(0), pilot=arm)
-        if not np.isnan(history.seconds[arm]).all():
-            return _ascending(history.seconds[arm])._replace(timed_by=arm)
-        if not np.isnan(history.scores[arm]).all():
+        if not np.isnan(history.results.seconds[arm]).all():
+            return _ascending(history.results.seconds[arm])._replace(timed_by=arm)
+        if not np.isnan(history.results.scores[arm]).all():
             # Scores came without durations; another pilot would not give any either.
             break
     return _ascending(np.full(len(expected), np.nan))
@@ -123,8 +120,8 @@ def seconds_spent(history: History) -> float:
     """Return the told durations plus the expected durations of pending evaluations (see
     ``durations.task_seconds``), in seconds of one worker.
     """
-    seconds = history.seconds
+    seconds = history.results.seconds
     told = seconds[~np.isnan(seconds)].tolist()
-    pending = (history.asked & ~history.by_task.told).sum(axis=0)
+    pending = (history.results.asked & ~history.results.told).sum(axis=0)
     expected = pending * task_seconds(history) if pending.any() else np.empty(0)
     return math.fsum([*told, *expected.tolist()])

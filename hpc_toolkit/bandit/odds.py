@@ -22,11 +22,9 @@ class Gaps(NamedTuple):
 
     leader: int
     """The leader's row."""
-
     means: NDArray[np.float64]
     """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
     have a score; 0 for the leader and for an arm without such a task."""
-
     errors: NDArray[np.float64]
     """Shape (n_arms,): standard error of ``means`` as an estimate for all tasks: 0 after all
     tasks, and before that infinite for an arm with fewer than two common tasks."""
@@ -107,10 +105,10 @@ def win_odds(history: History, judged: Finalists | None = None) -> NDArray[np.fl
 def _paired(history: History, judged: Finalists) -> NDArray[np.float64]:
     odds = np.zeros(len(history.table.arms))
     arms, done = list(judged.arms), len(judged.tasks)
-    population = len(history.tasks.names) - len(judged.dropped)
+    population = len(history.results.tasks.names) - len(judged.dropped)
     if len(arms) < 2 or done >= population:
         return odds
-    scores = history.scores[np.ix_(arms, judged.tasks)]
+    scores = history.results.scores[np.ix_(arms, judged.tasks)]
     leader = None if judged.leader is None else arms.index(judged.leader)
     found = gaps(scores, population, leader)
     odds[arms] = np.where(np.isinf(found.errors), 1.0, _above(-found.means, found.errors))

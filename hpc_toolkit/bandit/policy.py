@@ -27,7 +27,6 @@ class Pull(NamedTuple):
 
     arm: str
     """The arm's id."""
-
     tasks: tuple[str, ...] = ()
     """Names of tasks; empty means every task that the arm was not asked for before."""
 
@@ -58,10 +57,8 @@ class TaskSet:
 
     names: tuple[str, ...]
     """The order is part of the set: it breaks ties."""
-
     seconds: tuple[float, ...] = ()
     """Expected seconds of each task on one worker; NaN or None, or an empty tuple: not known."""
-
     kinds: tuple[str, ...] = ()
     """Kind of each task, for instance clustering; only the scalariser ``mean-kind`` needs it."""
 
@@ -132,13 +129,10 @@ class Proposal:
 
     arm: str
     """The arm's id."""
-
     acquisition: float | None
     """The value that the policy maximised, in units of the reward; None if it maximised nothing."""
-
     reason: str
     """The reason for the choice, one line for users."""
-
     tasks: tuple[str, ...] = ()
     """The tasks to evaluate the arm on; empty means every task not asked for before."""
 
@@ -158,16 +152,12 @@ class Observation:
 
     arm: str
     """The arm's id."""
-
     scores: Mapping[str, float] = field(default_factory=dict)
     """Main score by task; higher is better."""
-
     stderrs: Mapping[str, float] = field(default_factory=dict)
     """Standard error of the score by task; tasks may be left out."""
-
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Duration of the evaluation by task; tasks may be left out."""
-
     failed: tuple[str, ...] = ()
     """Tasks that gave no score and never will."""
 
@@ -222,29 +212,22 @@ class Recommendation:
 
     arm: str
     """The id of the arm with the highest reward."""
-
     mean: float
     """The arm's reward: see ``scalariser``."""
-
     stderr: float | None
     """Standard error of ``mean``; None when no task reported one."""
-
     ties: tuple[str, ...]
     """Other told arms, best first, whose difference from the best may be noise: their reward
     differs by at most 2 combined standard errors, sqrt(stderr_best^2 + stderr_other^2), with an
     unknown error taken as 0. Arms that were never told are not considered."""
-
     failed: tuple[str, ...] = ()
     """Tasks missing from ``mean`` because they failed. The mean is then over fewer tasks than the
     means of other arms, so check a comparison with them."""
-
     scalariser: str = "mean over tasks"
     """How the scores of several tasks became one reward."""
-
     tasks: tuple[str, ...] = ()
     """The tasks that ``mean`` covers and by which the arms were compared. Fewer than all if the
     policy needed no more to decide, or is not finished."""
-
     dropped: tuple[str, ...] = ()
     """Tasks on which the arms were told but not compared, because no arm has a score, or only one
     of more than two. This is the fault of the task and not of an arm."""

@@ -71,7 +71,6 @@ class Kernel:
     """In standard deviations of a feature: one for all columns, or one for each, which lets less
     relevant features have longer scales (automatic relevance determination). Infinite: the column
     is left out."""
-
     slope: float = 0.0
     """Prior variance of the slope of every column; 0 leaves the linear part out."""
 
@@ -95,7 +94,6 @@ class Hyperparameters:
     """The hyperparameters that ``fit`` chooses."""
 
     kernel: Kernel
-
     noise: float
     """Variance of the noise on the diagonal."""
 
@@ -210,9 +208,10 @@ def fit(
         own = tuple(scale if column in used else math.inf for column in range(columns))
         grid.append(Hyperparameters(Kernel((scale,) if shared else own, slope), noise))
     best, likelihood = _likeliest(x, y, grid)
+    axes: list[int | str] = [*used, "slope", "noise"]
     for _ in range(SWEEPS if own_scales else 0):
         before = likelihood
-        for axis in (*used, "slope", "noise"):
+        for axis in axes:
             best, likelihood = _likeliest(x, y, [best, *_along(axis, best, slopes)])
         if likelihood <= before:
             break

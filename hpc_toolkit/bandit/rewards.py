@@ -171,7 +171,6 @@ class Reward:
 
     mean: float
     """The scalariser's value for the arm's scores."""
-
     stderr: float | None
     """Standard error of ``mean``, assuming that errors of tasks are independent; None: unknown."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, unique
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -37,7 +38,6 @@ class Stream(IntEnum):
 
     FIRST_ARM = 0
     """The same stream as the bare seed, with which the policy ``random`` orders the arms."""
-
     WITHIN_GROUPS = 1
     GP_SAMPLE = 2
     TOP_TWO = 3
@@ -46,14 +46,11 @@ class Stream(IntEnum):
     WEIGHT_SAMPLE = 6
     PARTS = 7
     """Random parts of a recorded score table."""
-
     MADE_TASKS = 8
     """Tasks of a synthetic score table."""
-
     OPTUNA = 9
     SURFACE = 10
     """The mean rewards of a synthetic score table."""
-
     BOOTSTRAP = 11
     PILOT = 32
 
@@ -67,36 +64,49 @@ def drawn(history: History, stream: Stream, chosen: int) -> np.random.Generator:
     return np.random.default_rng([history.seed, stream, len(history.taken) + chosen])
 
 
-def check_number(
-    rule: str, option: str, value: object, *, low: float, high: float = math.inf, hint: str
-) -> None:
-    """Raise ConfigError unless ``value`` is a finite number from ``low`` to ``high``."""
-    # Comparisons reject NaN too; math.isfinite would raise OverflowError for huge integers.
-    if not _is_number(value) or not low <= value <= min(high, LARGEST_NUMBER):
-        message = f"{rule}: {option} is {value!r}"
-        raise ConfigError(message, hint=hint)
+def checked_number(
+    where: str,
+    value: object,
+    *,
+    low: float,
+    high: float = LARGEST_NUMBER,
+    whole: bool = False,
+    hint: str,
+) -> float:
+    """Return a number from ``low`` to ``high``; if it must be whole, 5.0 as the integer 5.
 
-
-def checked_count(rule: str, option: str, value: object, *, low: int, hint: str) -> int:
-    """Return the value as an integer; 5.0 is accepted as 5.
-
-    Raises ConfigError unless it is a whole number of at least ``low``.
+    Raises ConfigError for any other value.
     """
-    if not _is_number(value) or not low <= value < math.inf or value % 1:
-        message = f"{rule}: {option} is {value!r}"
+    given = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    # The comparison is false for NaN, so NaN is rejected as well.
+    if not low <= given <= high or (whole and given % 1):
+        message = f"{where} is {value!r}"
         raise ConfigError(message, hint=hint)
-    return int(value)
+    return int(given) if whole else given
 
 
-def check_word(rule: str, option: str, value: object, known: Sequence[str]) -> None:
-    """Raise ConfigError unless ``value`` is one of ``known``."""
-    if value not in known:
-        message = f"{rule}: {option} is {value!r}"
+def number_option(
+    default: float, *, low: float = 0, high: float = LARGEST_NUMBER, hint: str = ""
+) -> Any:
+    """Declare an option that is a number; an integer if the default is one."""
+    whole = isinstance(default, int)
+    kind = "a whole number" if whole else "a number"
+    limits = f", {low:g} or more" if high == LARGEST_NUMBER else f" from {low:g} to {high:g}"
+    hint = hint or f"{kind}{limits}; {default:g} is usual"
+    check = partial(checked_number, low=low, high=high, whole=whole, hint=hint)
+    return field(default=default, metadata={"check": check})
+
+
+def word_option(default: str, known: Sequence[str]) -> Any:
+    """Declare an option that is one of some words."""
+
+    def check(where: str, value: object) -> object:
+        if value in known:
+            return value
+        message = f"{where} is {value!r}"
         raise ConfigError(message, hint=near_miss(str(value), list(known)))
 
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,27 +118,16 @@ class TaskResults:
 
     tasks: TaskSet
     """The columns. If the bandit has no task set: the tasks told so far, sorted by name."""
-
     scores: NDArray[np.float64]
     """NaN where there is no score: not told, or failed."""
-
     stderrs: NDArray[np.float64]
     """Standard errors of the scores; NaN where none was told."""
-
     seconds: NDArray[np.float64]
     """Durations; NaN where none was told."""
-
     told: NDArray[np.bool_]
     """True where a score or a failure was told."""
-
     asked: NDArray[np.bool_]
     """True where a result was told or is pending."""
-
-
-def no_results(n_arms: int) -> TaskResults:
-    """Return results without tasks: nothing is told or pending."""
-    numbers, flags = np.empty((n_arms, 0)), np.empty((n_arms, 0), np.bool_)
-    return TaskResults(TaskSet(()), numbers, numbers, numbers, flags, flags)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,25 +141,18 @@ class History:
 
     table: ArmTable
     """All arms."""
-
     seed: int
     """The only source of randomness: ``default_rng([seed, ...])``."""
-
     scored: tuple[int, ...]
     """Ascending indices of the arms that have a reward."""
-
     rewards: NDArray[np.float64]
     """Shape (len(scored),): their rewards."""
-
     failed: tuple[int, ...]
     """Ascending indices of the arms that were told on all tasks and have no reward."""
-
     pending: tuple[int, ...]
     """Ascending indices of the arms that are being evaluated on any task."""
-
-    results: TaskResults | None = None
-    """Results task by task; use ``by_task``, which is never None."""
-
+    results: TaskResults
+    """Results task by task."""
     scalariser: str = "mean"
     """How scores become rewards: a name in ``rewards.SCALARISERS``."""
 
@@ -169,61 +161,46 @@ class History:
         """Indices of the arms that must not be proposed for all their tasks."""
         return frozenset((*self.scored, *self.failed, *self.pending))
 
-    @property
-    def by_task(self) -> TaskResults:
-        """Results task by task, for rules that choose tasks."""
-        return no_results(len(self.table.arms)) if self.results is None else self.results
-
-    @property
-    def tasks(self) -> TaskSet:
-        """The tasks, one per column of ``scores`` and the other arrays."""
-        return self.by_task.tasks
-
-    @property
-    def scores(self) -> NDArray[np.float64]:
-        """Shape (n_arms, n_tasks); NaN where there is none."""
-        return self.by_task.scores
-
-    @property
-    def stderrs(self) -> NDArray[np.float64]:
-        """Shape (n_arms, n_tasks); NaN where there is none."""
-        return self.by_task.stderrs
-
-    @property
-    def seconds(self) -> NDArray[np.float64]:
-        """Durations, shape (n_arms, n_tasks); NaN where there is none."""
-        return self.by_task.seconds
-
-    @property
-    def asked(self) -> NDArray[np.bool_]:
-        """Shape (n_arms, n_tasks): told, failed or pending."""
-        return self.by_task.asked
-
     def with_pending(self, arms: Sequence[int]) -> History:
         """Return the history as if these arms were pending on all their tasks as well."""
         more = [arm for arm in arms if arm not in self.taken]
-        asked = self.asked.copy()
+        asked = self.results.asked.copy()
         asked[more] = True
         return replace(
             self,
             pending=tuple(sorted((*self.pending, *more))),
-            results=replace(self.by_task, asked=asked),
+            results=replace(self.results, asked=asked),
         )
 
 
-class Rule(Protocol):
-    """A way to pick pulls: a frozen dataclass whose fields are its options."""
+@dataclass(frozen=True, slots=True)
+class Rule(ABC):
+    """A way to pick pulls. The fields of a subclass are its options.
+
+    Raises ConfigError for an option that is not as its field declares (see ``number_option``).
+    """
 
     name: ClassVar[str]
     """The name of the rule in ``make_policy``."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            if check := option.metadata.get("check"):
+                value = check(f"{self.name}: {option.name}", getattr(self, option.name))
+                object.__setattr__(self, option.name, value)
 
+    @abstractmethod
     def choose(self, history: History, n: int) -> list[Proposal]:
         """Return at most ``n`` different arms, none of them taken. This is a pure function.
 
         A rule that chooses tasks proposes arms with tasks that were not asked for before.
         """
+
+    def finalists(self, history: History) -> Finalists | None:
+        """Return the arms that are still in the running, from a rule that asks for tasks in parts;
+        None while they are not known, and from all other rules.
+        """
+        return None
 
 
 class Finalists(NamedTuple):
@@ -231,23 +208,12 @@ class Finalists(NamedTuple):
 
     arms: tuple[int, ...]
     """Indices of arms."""
-
     tasks: tuple[int, ...]
     """Indices of tasks on which all of these arms were told."""
-
     leader: int | None = None
     """The best of these arms; None: the arm with the highest reward over ``tasks``."""
-
     dropped: tuple[int, ...] = ()
     """Indices of further tasks on which they were told, but which gave no scores to compare."""
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """A rule that reports which arms are still in the running."""
-
-    def finalists(self, history: History) -> Finalists | None:
-        """Return the arms to compare; None while they are not known."""
 
 
 def first_best(values: NDArray[np.float64] | Sequence[float]) -> int:

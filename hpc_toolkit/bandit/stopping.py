@@ -10,7 +10,8 @@ import numpy as np
 
 from hpc_toolkit.bandit.durations import seconds_spent
 from hpc_toolkit.bandit.odds import win_odds
-from hpc_toolkit.bandit.rule import check_number, checked_count
+from hpc_toolkit.bandit.policy import LARGEST_NUMBER
+from hpc_toolkit.bandit.rule import checked_number
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.quantities import format_duration
 
@@ -31,34 +32,31 @@ class StopRules:
 
     pulls: int | None = None
     """Different arms that were asked for, on any tasks; failed arms count as well."""
-
     evaluations: int | None = None
     """Evaluations of an arm on a task. Needs the bandit's task set: otherwise the number of tasks
     of an arm is unknown until the arm is told."""
-
     gpu_s: float | None = None
     """Worker seconds: told durations plus the expected durations of pending evaluations."""
-
     wall_s: float | None = None
     """Seconds since the search began, as passed to ``Policy.stop``."""
-
     win_probability: float | None = None
     """Stop when no undecided arm beats the best arm with a probability above this value (see
     ``odds.win_odds``)."""
 
     def __post_init__(self) -> None:
-        for name in ("pulls", "evaluations"):
-            if (count := getattr(self, name)) is not None:
-                count = checked_count("stop", name, count, low=0, hint="a whole number, 0 or more")
-                object.__setattr__(self, name, count)
-        for name in ("gpu_s", "wall_s"):
-            if (seconds := getattr(self, name)) is not None:
-                check_number("stop", name, seconds, low=0, hint="seconds, 0 or more")
-        if self.win_probability is not None:
-            check_number(
-                "stop", "win_probability", self.win_probability, low=0.0, high=1.0,
-                hint="a probability, 0 to 1; 0.05 is usual",
-            )  # fmt: skip
+        for name, high, hint in (
+            ("pulls", LARGEST_NUMBER, "a whole number, 0 or more"),
+            ("evaluations", LARGEST_NUMBER, "a whole number, 0 or more"),
+            ("gpu_s", LARGEST_NUMBER, "seconds, 0 or more"),
+            ("wall_s", LARGEST_NUMBER, "seconds, 0 or more"),
+            ("win_probability", 1.0, "a probability, 0 to 1; 0.05 is usual"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                whole = name in ("pulls", "evaluations")
+                checked = checked_number(
+                    f"stop: {name}", value, low=0, high=high, whole=whole, hint=hint
+                )
+                object.__setattr__(self, name, checked)
 
     def reason(
         self, history: History, *, judged: Finalists | None = None, wall_s: float = 0.0
@@ -72,7 +70,7 @@ class StopRules:
             if asked >= self.pulls:
                 return f"asked for {asked} arms, the budget is {self.pulls}"
         if self.evaluations is not None:
-            evaluations = int(history.asked.sum())
+            evaluations = int(history.results.asked.sum())
             if evaluations >= self.evaluations:
                 return f"asked for {evaluations} evaluations, the budget is {self.evaluations}"
         if self.gpu_s is not None:
@@ -113,6 +111,6 @@ def check_stop(stop: StopRules | None, *, tasks_known: bool) -> None:
 
 
 def _arms_asked(history: History) -> int:
-    if history.asked.size:
-        return int(history.asked.any(axis=1).sum())
+    if history.results.asked.size:
+        return int(history.results.asked.any(axis=1).sum())
     return len(history.taken)

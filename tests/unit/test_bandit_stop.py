@@ -126,6 +126,7 @@ def history(table: ArmTable, rewards: dict[int, float], failed: tuple[int, ...] 
     return History(
         table=table, seed=0, scored=tuple(sorted(rewards)),
         rewards=np.array([rewards[i] for i in sorted(rewards)]), failed=failed, pending=(),
+        results=ResultArrays(len(table.arms), TaskSet(())).results(),
     )  # fmt: skip
 
 

@@ -39,10 +39,8 @@ class Entrant:
 
     label: str
     """The policy and its options as the user wrote them."""
-
     name: str
     """The name of the policy in the registry."""
-
     options: dict[str, Any]
     """The options that the user gave."""
 
@@ -122,35 +120,25 @@ class Plan:
 
     entrants: Sequence[Entrant]
     """The policies."""
-
     asks: Asks = field(default_factory=lambda: Asks("rounds", 1))
     """How many pulls at once. A policy that asks for tasks in parts asks for complete rungs."""
-
     pulls: int | None = 60
     """Pulls on all tasks after which a search ends; None: when the policy has finished."""
-
     until: float | None = None
     """A search ends when it knows an arm with this share of the best mean, above 0 and at most 1.
     There are no curves then, and the share is one of the goals."""
-
     seeds: int = 10
     """Number of searches of each policy on each table."""
-
     subtables: int = 0
     """Number of random parts of the table to search on; 0: search on the table itself."""
-
     share: float = 0.5
     """Share of the arms that a part has."""
-
     tasks: int | None = None
     """Number of tasks that a part has; None: all."""
-
     first: int = 0
     """The first seed of searches and parts."""
-
     gpus: tuple[int, ...] = (1, 32)
     """Numbers of GPUs for which wall-clock time is simulated, if the table has durations."""
-
     order: Order = "longest"
     """Which evaluation begins first on a free GPU; see ``finish_times``."""
 

@@ -42,16 +42,12 @@ class Spread:
 
     median: float
     """Half of the searches need no more."""
-
     p90: float
     """Nine of ten searches need no more: the lowest number with that property."""
-
     low: float
     """Lower end of the median's bootstrap band."""
-
     high: float
     """Upper end of the median's bootstrap band."""
-
     reached: float
     """The share of the searches that reached the goal, 0 to 1."""
 

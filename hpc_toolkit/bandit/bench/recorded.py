@@ -37,19 +37,14 @@ class ScoreTable:
 
     arms: ArmTable
     """The arms; their features may have gaps."""
-
     tasks: TaskSet
     """The evaluation tasks."""
-
     scores: NDArray[np.float64]
     """Shape (n_arms, n_tasks), finite; higher is better."""
-
     seconds: NDArray[np.float64] | None = None
     """Shape (n_arms, n_tasks): seconds of each evaluation on one GPU; None: not known."""
-
     stderrs: NDArray[np.float64] | None = None
     """Shape (n_arms, n_tasks): standard errors of the scores; None: not known."""
-
     metrics: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """Further measurements of the arms by name, shape (n_arms,) each; NaN: not known."""
 

@@ -126,7 +126,6 @@ class Asks:
     kind: Literal["rounds", "window"]
     """``rounds``: ask for ``size`` pulls, tell them all, ask again. ``window``: whenever the oldest
     running pull has ended, tell it and ask for one more."""
-
     size: int
     """Number of pulls at once."""
 
@@ -151,20 +150,15 @@ class Trace:
 
     table: ScoreTable
     """The table on which the search ran."""
-
     arms: tuple[int, ...]
     """The arm of each pull."""
-
     tasks: tuple[tuple[int, ...], ...]
     """The tasks of each pull."""
-
     told_before: tuple[int, ...]
     """For each pull, the number of results told before it was asked for."""
-
     known: NDArray[np.float64]
     """Shape (n_pulls,): the table's mean of the arm that the policy recommends once this pull is
     told; NaN while it recommends none."""
-
     finished: bool
     """Whether the policy had nothing more to ask for."""
 

@@ -62,13 +62,10 @@ class Surface:
 
     table: ArmTable
     """One arm per (size, step, layer), with geometry features; a group is a (size, step)."""
-
     scores: NDArray[np.float64]
     """Shape (n_arms,): scores with noise, which is fixed per arm."""
-
     truth: NDArray[np.float64]
     """Shape (n_arms,): scores without noise."""
-
     stderr: float
     """Standard error of every score."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Proposal
+from hpc_toolkit.bandit.rule import Rule
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ STEP_NAMES = ("log1p_step", "step")
 
 
 @dataclass(frozen=True, slots=True)
-class RandomOrder:
+class RandomOrder(Rule):
     """All arms in a random order, which depends only on the seed."""
 
     name: ClassVar[str] = "random"
@@ -34,7 +35,7 @@ class RandomOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class LastLayer:
+class LastLayer(Rule):
     """Propose the deepest arm of each group, the most trained first, and no other arms.
 
     Groups with the same step, or of a table without a step feature, keep the table's order.

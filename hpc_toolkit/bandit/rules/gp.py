@@ -14,7 +14,7 @@ from hpc_toolkit.bandit.durations import arm_seconds
 from hpc_toolkit.bandit.features import columns_of
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.regression import Posterior, Surfaces, fit
-from hpc_toolkit.bandit.rule import Stream, check_number, check_word, drawn
+from hpc_toolkit.bandit.rule import Stream, drawn, number_option, word_option
 from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
 
 if TYPE_CHECKING:
@@ -43,17 +43,12 @@ class Ask:
     """The state of one ask: the model of every arm, in units of standardised rewards."""
 
     history: History
-
     points: NDArray[np.float64]
     """Shape (n_arms, n_columns): the features that the rule uses."""
-
     posterior: Posterior
-
     scale: Scale
-
     free: NDArray[np.bool_]
     """Shape (n_arms,): True for arms that are neither taken nor chosen."""
-
     chosen: int
     """How many arms this ask has chosen already."""
 
@@ -88,21 +83,14 @@ class GpRule(Guided):
     smooth in the features needs far fewer pulls than arms. Arms without a reward are no evidence.
     """
 
-    kernel: str = "iso"
+    kernel: str = word_option("iso", KERNELS)
     """"iso": one length scale for all features. "ard": one for each, fitted to the rewards."""
-
-    mean: str = "zero"
+    mean: str = word_option("zero", MEANS)
     """"zero", or "linear": a linear mean over all features that the rule uses. The process then
     models the rest over the geometry among them, or over all if there is none."""
-
     believes: ClassVar[bool] = True
     """Whether pending arms, and those chosen earlier in an ask, lower the uncertainty around them
     (kriging believer)."""
-
-    def __post_init__(self) -> None:
-        Guided.__post_init__(self)
-        check_word(self.name, "kernel", self.kernel, KERNELS)
-        check_word(self.name, "mean", self.mean, MEANS)
 
     def _climb(
         self, history: History, points: NDArray[np.float64], opening: list[int], n: int
@@ -148,13 +136,8 @@ class GpUcb(GpRule):
     """
 
     name: ClassVar[str] = "gp-ucb"
-
-    beta: float = 2.0
+    beta: float = number_option(2.0)
     """Standard deviations added to the mean; 0 never explores."""
-
-    def __post_init__(self) -> None:
-        GpRule.__post_init__(self)
-        check_number(self.name, "beta", self.beta, low=0, hint="a number, 0 or more; 2 is usual")
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
         bounds = ask.posterior.mean + self.beta * ask.posterior.sd
@@ -193,16 +176,10 @@ class GpEi(GpRule):
     """
 
     name: ClassVar[str] = "gp-ei"
-
-    cost_power: float = 0.0
+    cost_power: float = number_option(0.0, hint="a number, 0 or more; 1 is improvement per second")
     """The improvement is divided by this power of the arm's expected seconds: 0 ignores durations,
     1 gives improvement per second (Snoek, Larochelle and Adams 2012). Expected durations are
     learned from told ones; without any, all arms cost the same."""
-
-    def __post_init__(self) -> None:
-        GpRule.__post_init__(self)
-        hint = "a number, 0 or more; 1 is improvement per second"
-        check_number(self.name, "cost_power", self.cost_power, low=0, hint=hint)
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
         best = float(ask.posterior.mean[ask.known()].max())
@@ -223,7 +200,6 @@ class GpTs(GpRule):
     """
 
     name: ClassVar[str] = "gp-ts"
-
     believes: ClassVar[bool] = False
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
@@ -249,14 +225,8 @@ class TopTwo(GpRule):
     """
 
     name: ClassVar[str] = "top-two"
-
-    leader: float = 0.5
+    leader: float = number_option(0.5, high=1)
     """Probability of proposing the leader."""
-
-    def __post_init__(self) -> None:
-        GpRule.__post_init__(self)
-        hint = "a probability, from 0 to 1; 0.5 is usual"
-        check_number(self.name, "leader", self.leader, low=0, high=1, hint=hint)
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
         posterior = ask.posterior

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hpc_toolkit.bandit.policy import Proposal
-from hpc_toolkit.bandit.rule import Stream, check_number, drawn, first_best
+from hpc_toolkit.bandit.rule import Rule, Stream, drawn, first_best, number_option
 from hpc_toolkit.bandit.rules.guided import Scale, first_best_of, space_filling_order
 
 if TYPE_CHECKING:
@@ -26,13 +26,10 @@ class Lever:
 
     free: list[int]
     """Arms that may still be proposed, in the seed's order."""
-
     pulls: int
     """Arms told, failed or pending."""
-
     total: float
     """Sum of the rescaled rewards."""
-
     rewards: int
     """The number of arms with a reward."""
 
@@ -83,7 +80,7 @@ def to_unit_interval(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ucb1:
+class Ucb1(Rule):
     """Classic UCB1 (Auer, Cesa-Bianchi and Fischer 2002) whose levers are the groups of the table.
 
     Pulling a group proposes its next arm, in an order drawn from the seed. Groups without a pull
@@ -132,7 +129,7 @@ def _highest_bound(levers: list[Lever]) -> tuple[int, float | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class EpsilonGreedy:
+class EpsilonGreedy(Rule):
     """Pull the group with the highest mean reward, or with probability ``epsilon`` a random group.
 
     Pulling a group proposes its next arm, in an order drawn from the seed. Groups without a pull
@@ -141,13 +138,8 @@ class EpsilonGreedy:
     """
 
     name: ClassVar[str] = "epsilon-greedy"
-
-    epsilon: float = 0.1
+    epsilon: float = number_option(0.1, high=1)
     """Probability of pulling a random group among the groups with free arms."""
-
-    def __post_init__(self) -> None:
-        hint = "a probability, from 0 to 1; 0.1 is usual"
-        check_number(self.name, "epsilon", self.epsilon, low=0, high=1, hint=hint)
 
     def choose(self, history: History, n: int) -> list[Proposal]:
         levers = levers_of(history, lambda rewards: rewards)
@@ -178,7 +170,7 @@ class EpsilonGreedy:
 
 
 @dataclass(frozen=True, slots=True)
-class GaussianTs:
+class GaussianTs(Rule):
     """Pull the group with the highest mean reward, by a draw from the posterior of every mean.
 
     For a group with ``k`` rewards of sum ``t``, standardised over all rewards, the draw is from

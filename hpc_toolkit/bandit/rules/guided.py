@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpc_toolkit.bandit.features import FEATURES, columns
 from hpc_toolkit.bandit.policy import Proposal
-from hpc_toolkit.bandit.rule import Stream, check_word, checked_count, first_best
+from hpc_toolkit.bandit.rule import Rule, Stream, first_best, number_option, word_option
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,22 +41,13 @@ def space_filling_order(points: NDArray[np.float64], seed: int, n: int) -> list[
 
 
 @dataclass(frozen=True, slots=True)
-class Guided(ABC):
+class Guided(Rule):
     """A rule that chooses its first arms by features alone, and then lets a model choose."""
 
-    name: ClassVar[str]
-
-    initial: int = 5
+    initial: int = number_option(5, low=1)
     """Number of arms chosen in space-filling order before the model decides."""
-
-    features: str = "geometry"
+    features: str = word_option("geometry", FEATURES)
     """The model's features: "geometry", "metrics" or "all" (see ``features.columns_of``)."""
-
-    def __post_init__(self) -> None:
-        hint = "a whole number, 1 or more; 5 is usual"
-        initial = checked_count(self.name, "initial", self.initial, low=1, hint=hint)
-        object.__setattr__(self, "initial", initial)
-        check_word(self.name, "features", self.features, FEATURES)
 
     def choose(self, history: History, n: int) -> list[Proposal]:
         wanted = min(n, len(history.table.arms) - len(history.taken))

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.regression import Ridge, design
-from hpc_toolkit.bandit.rule import Stream, check_number, checked_count, drawn
+from hpc_toolkit.bandit.rule import Stream, drawn, number_option
 from hpc_toolkit.bandit.rules.guided import Guided, Scale, first_best_of, free_arms
 
 if TYPE_CHECKING:
@@ -26,22 +26,12 @@ class LinearRule(Guided):
     Standardised rewards are regressed on standardised terms.
     """
 
-    degree: int = 2
+    degree: int = number_option(2, low=1, high=2, hint="1 or 2")
     """1: only the features. 2: their squares and products as well, without which no middle layer
     can be the best."""
-
-    ridge: float = 1.0
+    ridge: float = number_option(1.0, low=1e-6)
     """Prior precision of every parameter, in units of the noise precision."""
-
     believes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        Guided.__post_init__(self)
-        degree = checked_count(self.name, "degree", self.degree, low=1, hint="1 or 2")
-        object.__setattr__(self, "degree", degree)
-        check_number(self.name, "degree", self.degree, low=1, high=2, hint="1 or 2")
-        hint = "a number, 0.000001 or more; 1 is usual"
-        check_number(self.name, "ridge", self.ridge, low=1e-6, hint=hint)
 
     def _climb(
         self, history: History, points: NDArray[np.float64], opening: list[int], n: int
@@ -82,13 +72,8 @@ class LinUcb(LinearRule):
     """
 
     name: ClassVar[str] = "linucb"
-
-    alpha: float = 1.0
+    alpha: float = number_option(1.0)
     """Standard deviations added to the mean, in units of the standardised rewards' noise."""
-
-    def __post_init__(self) -> None:
-        LinearRule.__post_init__(self)
-        check_number(self.name, "alpha", self.alpha, low=0, hint="a number, 0 or more; 1 is usual")
 
     def _values(
         self, terms: NDArray[np.float64], ridge: Ridge, generator: np.random.Generator
@@ -105,15 +90,9 @@ class LinTs(LinearRule):
     """
 
     name: ClassVar[str] = "lints"
-
-    width: float = 1.0
+    width: float = number_option(1.0)
     """Standard deviation of the noise, in units of the standardised rewards; 0 never explores."""
-
     believes: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        LinearRule.__post_init__(self)
-        check_number(self.name, "width", self.width, low=0, hint="a number, 0 or more; 1 is usual")
 
     def _values(
         self, terms: NDArray[np.float64], ridge: Ridge, generator: np.random.Generator

@@ -12,7 +12,7 @@ from hpc_toolkit.bandit.durations import slowness, task_order
 from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks
 from hpc_toolkit.bandit.policy import Proposal
 from hpc_toolkit.bandit.rewards import rewards_of
-from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, check_number, checked_count
+from hpc_toolkit.bandit.rule import TIE_DECIMALS, Finalists, Rule, number_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Rung:
     @property
     def scores(self) -> NDArray[np.float64]:
         """Scores of the remaining arms on the counted tasks, shape (len(arms), len(counted))."""
-        return self._history.scores[self.arms][:, self.counted]
+        return self._history.results.scores[self.arms][:, self.counted]
 
     def reach(self, until: int) -> bool:
         """Advance to the first ``until`` tasks; if some are not told, request them, return False.
@@ -51,10 +51,10 @@ class Rung:
         The remaining arms at that point decide once and for all which of the new tasks count.
         """
         new = self._order[self.done : until]
-        if not self._history.by_task.told[self.arms][:, new].all():
+        if not self._history.results.told[self.arms][:, new].all():
             self.until = until
             return False
-        silent = silent_tasks(self._history.scores[self.arms][:, new]).tolist()
+        silent = silent_tasks(self._history.results.scores[self.arms][:, new]).tolist()
         self.counted += tuple(task for task, lost in zip(new, silent, strict=True) if not lost)
         self.done = until
         self.dropped += tuple(task for task, lost in zip(new, silent, strict=True) if lost)
@@ -65,7 +65,9 @@ class Rung:
         if self.until is None:
             return []
         if self.dropped:
-            names = ", ".join(self._history.tasks.names[task] for task in sorted(self.dropped))
+            names = ", ".join(
+                self._history.results.tasks.names[task] for task in sorted(self.dropped)
+            )
             reason += f"; left out, without scores to compare: {names}"
         tasks = self._order[: self.until]
         return proposals(self._history, self.arms.tolist(), tasks, reason, n)
@@ -78,11 +80,11 @@ def proposals(
     The list is empty if all are told or pending.
     """
     found: list[Proposal] = []
-    names = history.tasks.names
+    names = history.results.tasks.names
     for arm in arms:
         if len(found) >= n:
             break
-        left = tuple(names[task] for task in tasks if not history.asked[arm, task])
+        left = tuple(names[task] for task in tasks if not history.results.asked[arm, task])
         if left:
             found.append(Proposal(history.table.ids[arm], None, reason, left))
     return found
@@ -91,11 +93,11 @@ def proposals(
 def pilot_proposals(history: History, pilot: int, n: int) -> list[Proposal]:
     """Propose the pilot on its tasks not asked for yet; nothing while it is being evaluated."""
     reason = "tells how long each task takes"
-    return proposals(history, [pilot], range(len(history.tasks.names)), reason, n)
+    return proposals(history, [pilot], range(len(history.results.tasks.names)), reason, n)
 
 
 @dataclass(frozen=True, slots=True)
-class Racing:
+class Racing(Rule):
     """Evaluate the cheapest tasks first; arms that fall too far behind the leader drop out.
 
     Once all remaining arms were told on k of K tasks, with k at least ``first``, arm a drops out
@@ -114,24 +116,12 @@ class Racing:
     """
 
     name: ClassVar[str] = "racing"
-
-    c: float = 2.5
+    c: float = number_option(2.5)
     """Standard errors behind the leader at which an arm drops out."""
-
-    first: int = 3
+    first: int = number_option(3, low=2)
     """Number of tasks before any arm drops out."""
-
-    block: int = 1
+    block: int = number_option(1, low=1)
     """Number of tasks between one check and the next."""
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "c", self.c, low=0, hint="a number, 0 or more; 2.5 is usual")
-        hint = "a whole number, 2 or more; 3 is usual"
-        first = checked_count(self.name, "first", self.first, low=2, hint=hint)
-        object.__setattr__(self, "first", first)
-        hint = "a whole number, 1 or more; 1 is usual"
-        block = checked_count(self.name, "block", self.block, low=1, hint=hint)
-        object.__setattr__(self, "block", block)
 
     def choose(self, history: History, n: int) -> list[Proposal]:
         order = task_order(history)
@@ -189,7 +179,7 @@ def comparable(scores: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 @dataclass(frozen=True, slots=True)
-class Halving:
+class Halving(Rule):
     """Evaluate all arms on a few cheap tasks, then the best 1/``eta`` on more tasks, and so on.
 
     This is sequential halving (Karnin, Koren and Somekh 2013, "Almost optimal exploration in
@@ -209,18 +199,13 @@ class Halving:
     """
 
     name: ClassVar[str] = "halving"
-
-    eta: float = 2.0
+    eta: float = number_option(2.0, low=1.1)
     """One arm in this many goes on to the next rung."""
-
-    share: float = 0.05
+    share: float = number_option(
+        0.05, low=1e-6, high=1, hint="a share of the cost of all arms on all tasks, up to 1"
+    )
     """The budget, as a share of the duration of all arms on all tasks. The first rung takes one
     task even if the budget is too small for it; the last rung takes at most all tasks."""
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "eta", self.eta, low=1.1, hint="a number above 1.1; 2 is usual")
-        hint = "a share of the cost of all arms on all tasks, above 0, at most 1"
-        check_number(self.name, "share", self.share, low=1e-6, high=1.0, hint=hint)
 
     def choose(self, history: History, n: int) -> list[Proposal]:
         order = task_order(history)
@@ -262,7 +247,7 @@ class Halving:
         if not rung.counted:
             return rung.arms
         arms, tasks = rung.arms.tolist(), rung.counted
-        rewards = rewards_of(history.by_task, arms, tasks=tasks, scalariser=history.scalariser)
+        rewards = rewards_of(history.results, arms, tasks=tasks, scalariser=history.scalariser)
         best = sorted(rewards, key=lambda arm: (-round(rewards[arm].mean, TIE_DECIMALS), arm))
         return np.array(sorted(best[:size]), dtype=np.intp)
 
@@ -279,7 +264,7 @@ class _Purse:
 
     def __init__(self, history: History, order: TaskOrder, share: float) -> None:
         self._tasks, self._expected = order.tasks, order.seconds
-        self._seconds = history.seconds[:, order.tasks]
+        self._seconds = history.results.seconds[:, order.tasks]
         self._share = share
         self._everything = len(self._seconds) * float(order.seconds.sum())
         self._pilot = -1 if order.timed_by is None else order.timed_by

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpc_toolkit.bandit.policy import refuse_repeats
 from hpc_toolkit.errors import ConfigError, near_miss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
 METRIC_PREFIX = "metric:"
@@ -55,10 +53,6 @@ class Standardised:
     """Shape (n_arms, n_columns)."""
     names: tuple[str, ...]
     """The features' names, then ``<name>_missing`` for each that has gaps."""
-    mean: NDArray[np.float64]
-    """Shape (n_columns,): the mean that was subtracted."""
-    std: NDArray[np.float64]
-    """Shape (n_columns,): the divisor; 1 for a constant column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +74,8 @@ class ArmTable:
         if not self.arms:
             message = "the arm table is empty"
             raise ConfigError(message, hint="give at least one arm")
-        _refuse_repeats("arm id", self.ids)
-        _refuse_repeats("feature name", self.feature_names)
+        refuse_repeats("arm id", self.ids)
+        refuse_repeats("feature name", self.feature_names)
         _check_metrics(self.feature_names, self.metrics)
         for arm in self.arms:
             _check_arm(arm, self.feature_names)
@@ -118,7 +112,16 @@ class ArmTable:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the table: equal for equal ids, groups, names and features."""
-        text = json.dumps(self.to_json(), sort_keys=True, allow_nan=False)
+        arms = [
+            {
+                "id": arm.id,
+                "group": arm.group,
+                "features": [None if math.isnan(value) else value for value in arm.features],
+            }
+            for arm in self.arms
+        ]
+        table = {"feature_names": list(self.feature_names), "arms": arms}
+        text = json.dumps(table, sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def index(self, arm_id: str) -> int:
@@ -129,49 +132,9 @@ class ArmTable:
             message = f"unknown arm {arm_id!r}"
             raise ConfigError(message, hint=near_miss(str(arm_id), list(self.ids))) from None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a value that ``json.dumps`` writes as strict JSON and ``from_json`` restores."""
-        return {
-            "feature_names": list(self.feature_names),
-            "arms": [
-                {
-                    "id": arm.id,
-                    "group": arm.group,
-                    "features": [None if math.isnan(value) else value for value in arm.features],
-                }
-                for arm in self.arms
-            ],
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ArmTable:
-        """Return the table that ``to_json`` wrote. Raises ConfigError for any other value."""
-        try:
-            names = tuple(value["feature_names"])
-            arms = tuple(_arm_from_json(record) for record in value["arms"])
-        except (KeyError, TypeError, ValueError) as error:
-            message = f"not an arm table: {type(error).__name__}: {error}"
-            raise ConfigError(message, hint="expected the value of ArmTable.to_json()") from error
-        return cls(arms, names, sum(str(name).startswith(METRIC_PREFIX) for name in names))
-
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {arm_id: index for index, arm_id in enumerate(self.ids)}
-
-
-def _arm_from_json(record: dict[str, Any]) -> Arm:
-    features = (math.nan if value is None else float(value) for value in record["features"])
-    return Arm(record["id"], record["group"], tuple(features))
-
-
-def _refuse_repeats(what: str, words: Iterable[object]) -> None:
-    for word, count in Counter(words).items():
-        if not isinstance(word, str) or not word:
-            message = f"{what} {word!r} is not a non-empty string"
-            raise ConfigError(message)
-        if count > 1:
-            message = f"{what} {word!r} occurs {count} times"
-            raise ConfigError(message, hint=f"every {what} must be unique")
 
 
 def _check_metrics(names: tuple[str, ...], metrics: int) -> None:
@@ -208,4 +171,4 @@ def _standardise(features: NDArray[np.float64], names: tuple[str, ...]) -> Stand
     std = filled.std(axis=0)
     # The deviation of a constant column is rounding error; dividing by it would create noise.
     std = np.where(std <= 1e-12 * np.maximum(1.0, np.abs(mean)), 1.0, std)
-    return Standardised((filled - mean) / std, tuple(column_names), mean, std)
+    return Standardised((filled - mean) / std, tuple(column_names))

@@ -21,7 +21,6 @@ class Gaps(NamedTuple):
     """How far each arm is behind the leader."""
 
     leader: int
-    """The leader's row."""
     means: NDArray[np.float64]
     """Shape (n_arms,): mean of the leader's score minus the arm's, over the tasks on which both
     have a score; 0 for the leader and for an arm without such a task."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -26,7 +27,6 @@ class Pull(NamedTuple):
     """One arm and the tasks to evaluate it on."""
 
     arm: str
-    """The arm's id."""
     tasks: tuple[str, ...] = ()
     """Names of tasks; empty means every task that the arm was not asked for before."""
 
@@ -63,15 +63,7 @@ class TaskSet:
     """Kind of each task, for instance clustering; only the scalariser ``mean-kind`` needs it."""
 
     def __post_init__(self) -> None:
-        given_names: tuple[object, ...] = self.names
-        for word in given_names:
-            if not isinstance(word, str) or not word:
-                message = f"task {word!r} is not a non-empty string"
-                raise ConfigError(message)
-        if len(set(self.names)) < len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            message = f"task {twice!r} occurs {self.names.count(twice)} times"
-            raise ConfigError(message, hint="every task must be unique")
+        refuse_repeats("task", self.names)
         for what in ("seconds", "kinds"):
             given = getattr(self, what)
             if given and len(given) != len(self.names):
@@ -114,6 +106,18 @@ class TaskSet:
         return {name: index for index, name in enumerate(self.names)}
 
 
+def refuse_repeats(what: str, words: Sequence[object]) -> None:
+    """Raise ConfigError unless the words are different non-empty strings."""
+    for word in words:
+        if not isinstance(word, str) or not word:
+            message = f"{what} {word!r} is not a non-empty string"
+            raise ConfigError(message)
+    for word, count in Counter(words).items():
+        if count > 1:
+            message = f"{what} {word!r} occurs {count} times"
+            raise ConfigError(message, hint=f"every {what} must be unique")
+
+
 def _seconds(task: str, given: object) -> float:
     if given is None:
         return math.nan
@@ -128,7 +132,6 @@ class Proposal:
     """One arm that a policy wants evaluated."""
 
     arm: str
-    """The arm's id."""
     acquisition: float | None
     """The value that the policy maximised, in units of the reward; None if it maximised nothing."""
     reason: str
@@ -151,7 +154,6 @@ class Observation:
     """
 
     arm: str
-    """The arm's id."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Main score by task; higher is better."""
     stderrs: Mapping[str, float] = field(default_factory=dict)
@@ -188,13 +190,7 @@ class Observation:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value that ``json.dumps`` writes as strict JSON and ``from_json`` restores."""
-        return {
-            "arm": self.arm,
-            "scores": dict(self.scores),
-            "stderrs": dict(self.stderrs),
-            "seconds": dict(self.seconds),
-            "failed": list(self.failed),
-        }
+        return {**asdict(self), "failed": list(self.failed)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Observation:

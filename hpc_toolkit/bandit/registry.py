@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.asktell import AskTell
 from hpc_toolkit.bandit.rewards import check_scalariser
-from hpc_toolkit.bandit.rules import RULES
-from hpc_toolkit.bandit.rules.baselines import LastLayer, last_layers
+from hpc_toolkit.bandit.rules.baselines import LastLayer, RandomOrder, last_layers
+from hpc_toolkit.bandit.rules.gp import GpEi, GpTs, GpUcb, TopTwo
+from hpc_toolkit.bandit.rules.groups import EpsilonGreedy, GaussianTs, Ucb1
+from hpc_toolkit.bandit.rules.linear import LinTs, LinUcb
+from hpc_toolkit.bandit.rules.optuna_tpe import OptunaTpe
 from hpc_toolkit.bandit.rules.racing import Halving, Racing
 from hpc_toolkit.bandit.stopping import check_stop
 from hpc_toolkit.errors import ConfigError, near_miss
@@ -21,7 +24,24 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.rule import Rule
     from hpc_toolkit.bandit.stopping import StopRules
 
-__all__ = ["RULES", "TASK_RULES", "make_policy", "round_options"]
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule
+    for rule in (
+        RandomOrder,
+        LastLayer,
+        Ucb1,
+        EpsilonGreedy,
+        GaussianTs,
+        LinUcb,
+        LinTs,
+        GpUcb,
+        GpEi,
+        GpTs,
+        TopTwo,
+        OptunaTpe,
+    )
+}
+"""To add a policy, write its rule in ``rules/`` and add it here."""
 
 TASK_RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Halving, Racing)}
 """Rules that ask for an arm's tasks in parts, and therefore need the task set."""

@@ -47,7 +47,6 @@ class Stream(IntEnum):
     PARTS = 7
     """Random parts of a recorded score table."""
     MADE_TASKS = 8
-    """Tasks of a synthetic score table."""
     OPTUNA = 9
     SURFACE = 10
     """The mean rewards of a synthetic score table."""
@@ -140,7 +139,6 @@ class History:
     """
 
     table: ArmTable
-    """All arms."""
     seed: int
     """The only source of randomness: ``default_rng([seed, ...])``."""
     scored: tuple[int, ...]
@@ -152,7 +150,6 @@ class History:
     pending: tuple[int, ...]
     """Ascending indices of the arms that are being evaluated on any task."""
     results: TaskResults
-    """Results task by task."""
     scalariser: str = "mean"
     """How scores become rewards: a name in ``rewards.SCALARISERS``."""
 

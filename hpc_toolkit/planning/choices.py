@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import START_S
@@ -46,7 +46,6 @@ class Node:
     workers: int
     """Number of workers that are started on the node."""
     why: str
-    """What limits the number of workers."""
     price_per_hour: float | None
     """Price of the node with its GPUs."""
     watts: float | None
@@ -64,15 +63,8 @@ def node_of(
 ) -> Node:
     """Return a node of a cluster, or of a partition given as a cluster of its own.
 
-    Args:
-        site: the cluster or partition.
-        worker: the needs of one worker.
-        gpus: GPUs to use on each node; by default all.
-        price_per_gpu_hour: replaces the site's prices.
-        watts_per_gpu: replaces the site's value.
-
-    Raises:
-        ConfigError: more is requested than a node has, or not one worker fits.
+    ``gpus`` are those to use on each node, by default all. A given price or power replaces the
+    site's. Raises ConfigError if a node has less than is requested, or not one worker fits.
     """
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
@@ -153,10 +145,6 @@ class Choice:
     """Jobs in a row that finish the work in 19 of 20 cases: 1, or more if a limit cuts it; 0: the
     limit leaves no room for an item."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 def choose(
     forecaster: Forecaster,
@@ -168,12 +156,7 @@ def choose(
 ) -> Choice:
     """Forecast the work on a number of nodes that begin now.
 
-    Args:
-        forecaster: the forecaster of the run.
-        node: one of the nodes.
-        nodes: the number of nodes.
-        limit_s: time limit of one job; if it is too short, several jobs follow each other.
-        within_s: seconds within which the work should be done.
+    If the time limit of one job is too short, several jobs follow each other.
     """
     forecast = forecaster.forecast(nodes * node.workers, within_s=within_s)
     ask_s = _round_up(_asked_s(forecast))
@@ -240,10 +223,6 @@ class Way:
     """Seconds of work, restarts included, but without waiting for Slurm."""
     lost_node_hours: float
     """Mean node-hours of this time that are lost at the ends of jobs."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
 
 
 def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> list[Way]:

@@ -41,10 +41,8 @@ class Interval:
     """A median, and the bounds of 9 of 10 draws."""
 
     low: float
-    """1 of 20 draws is below."""
     median: float
     high: float
-    """1 of 20 draws is above."""
 
     @classmethod
     def of(cls, values: Floats | Sequence[float]) -> Interval:
@@ -54,10 +52,6 @@ class Interval:
     def times(self, factor: float) -> Interval:
         """Return the interval multiplied by a factor, for instance into another unit."""
         return Interval(self.low * factor, self.median * factor, self.high * factor)
-
-    def plus(self, more: float) -> Interval:
-        """Return the interval moved by ``more``."""
-        return Interval(self.low + more, self.median + more, self.high + more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +80,9 @@ class Forecast:
 
 
 class Forecaster:
-    """Forecasts for one run, all of them from the same draws.
+    """Forecasts for one run, all of them from the same draws: equal calls have equal answers.
 
-    Args:
-        work: what is left, at least one item.
-        guess: the user's guess, for stages of which no item has ended.
-        draws: number of draws.
-        seed: seed of all random numbers, so that equal calls have equal answers.
+    There must be at least one item left. The guess is for stages of which no item has ended.
     """
 
     def __init__(
@@ -137,7 +127,6 @@ class Forecaster:
         self.useful_workers = max(1, round(float(np.median(self._each("useful_workers")))))
         """With more workers than this, the largest unit alone determines the time."""
         self.load_s = float(np.mean(self._each("load_s")))
-        """Mean seconds to load a group."""
 
     def _each(self, name: str) -> list[float]:
         return [getattr(one, name) for one in self._facts]
@@ -152,11 +141,9 @@ class Forecaster:
     ) -> Forecast:
         """Forecast the work left for workers that begin now and replace the running ones.
 
-        Args:
-            workers: the number; None for the living workers, which go on with their batches.
-            within_s: seconds within which the work should be done.
-            limit_s: time limit of one job; further jobs follow until all is done.
-            simulated: whether to correct by simulations of the queue, which take seconds.
+        Without a number, the living workers go on with their batches. ``limit_s`` is the time limit
+        of one job: further jobs follow until all is done. If ``simulated``, simulations of the
+        queue correct the forecast, which takes seconds.
         """
         count = len(self._work.workers) if workers is None else workers
         busy = min(count, self._work.most_workers or count)
@@ -223,7 +210,6 @@ class _Facts:
     """Totals of one draw over all the work left."""
 
     mean_s: float
-    """Mean seconds of an item."""
     longest_s: float
     cut_s: float
     """Mean seconds that a worker loses when its job ends in the middle of an item."""

@@ -90,7 +90,7 @@ class Fit:
             return np.zeros(len(rest))
         of = self._traits.word[self._of]
         count = np.bincount(of, minlength=self._traits.words)
-        effect = _shrunken(rest, of, self._weight, self._traits.words, _KIN_SD)
+        effect, _ = _effects(rest, of, self._weight, self._traits.words, _KIN_SD)
         unseen = count == 0
         width = float(np.std(effect[~unseen])) if (~unseen).any() else _KIN_SD
         effect[unseen] = self._chance.normal(0.0, width, int(unseen.sum()))
@@ -246,10 +246,6 @@ class Fit:
     def _beyond_all(self, count: int) -> Floats:
         drawn: Floats = self._index * self._chance.exponential(size=count)
         return drawn
-
-
-def _shrunken(rest: Floats, of: Ints, weight: Floats, kinds: int, prior_sd: float) -> Floats:
-    return _effects(rest, of, weight, kinds, prior_sd)[0]
 
 
 def _effects(

@@ -11,7 +11,7 @@ from hpc_toolkit.planning.choices import recommended
 from hpc_toolkit.system.quantities import DAY_S, HOUR_S, MINUTE_S, format_duration, format_walltime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hpc_toolkit.planning.choices import Choice, Way
     from hpc_toolkit.planning.forecast import Forecast, Interval
@@ -188,24 +188,6 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def as_lines(plan: Plan) -> list[str]:
-    """Format a plan for a terminal."""
-    lines = [*advised(plan), *basis(plan)]
-    if plan.now is not None:
-        now = plan.now
-        lines += ["", f"As it goes on now, on {counted(now.workers)}: {_now(now)}"]
-    if plan.choices:
-        lines += ["", *_aligned(*_table_rows(plan)), "", *_sentences(plan)]
-    if plan.ways:
-        lines += ["", *_aligned(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
-    return lines
-
-
-def _now(now: Forecast) -> str:
-    text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
-    return text if now.within is None else f"{text}; {now.within:.0%} to be done within the limit"
-
-
 def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
     widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
     for row in [head, *rows]:
@@ -214,21 +196,33 @@ def _aligned(head: list[str], rows: list[list[str]]) -> Iterable[str]:
         ).rstrip()
 
 
-def as_markdown(plan: Plan) -> str:
-    """Format a plan as a Markdown page."""
-    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *advised(plan), *basis(plan), ""]
-    if plan.now is not None:
-        lines += [f"As it goes on now, on {counted(plan.now.workers)}: {_now(plan.now)}", ""]
-    if plan.choices:
-        lines += [*_piped(*_table_rows(plan)), "", *_sentences(plan), ""]
-    if plan.ways:
-        lines += [*_piped(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def _piped(head: list[str], rows: list[list[str]]) -> Iterable[str]:
     for row in [head, ["---"] * len(head), *rows]:
         yield f"| {' | '.join(row)} |"
+
+
+def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list[str]:
+    """Format a plan for a terminal; ``table`` formats the head and the rows of a table."""
+    lines = [*advised(plan), *basis(plan)]
+    if plan.now is not None:
+        now = plan.now
+        lines += ["", f"As it goes on now, on {counted(now.workers)}: {_now(now)}"]
+    if plan.choices:
+        lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
+    if plan.ways:
+        lines += ["", *table(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
+    return lines
+
+
+def _now(now: Forecast) -> str:
+    text = f"{format_duration(now.time_s.median)} ({_span(now.time_s)})"
+    return text if now.within is None else f"{text}; {now.within:.0%} to be done within the limit"
+
+
+def as_markdown(plan: Plan) -> str:
+    """Format a plan as a Markdown page."""
+    lines = [f"# Plan of {plan.run or 'a run to come'}", "", *as_lines(plan, _piped)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def plan_svg(plan: Plan) -> str:

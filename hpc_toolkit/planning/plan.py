@@ -57,7 +57,6 @@ class Plan:
     useful_workers: int
     """With more workers than this, the largest unit alone determines the time."""
     ungrouped: bool
-    """Whether some of the items have no groups."""
     node: Node
     cluster: str
     now: Forecast | None
@@ -83,21 +82,18 @@ def read_plan(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is not a plan.
     """
+    hint = "name a file that 'hpctk plan RUN -o FILE.json' wrote"
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
         message = f"{path}: {error.strerror}"
-        raise ConfigError(
-            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
-        ) from error
+        raise ConfigError(message, hint=hint) from error
     except (ValueError, RecursionError) as error:
         message = f"{path}: not JSON: {error}"
-        raise ConfigError(
-            message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote"
-        ) from error
+        raise ConfigError(message, hint=hint) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT or not _is_whole(found):
         message = f"{path}: not a plan of format {FORMAT}"
-        raise ConfigError(message, hint="name a file that 'hpctk plan RUN -o FILE.json' wrote")
+        raise ConfigError(message, hint=hint)
     return found
 
 
@@ -132,22 +128,11 @@ def make_plan(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Plan:
-    """Plan the rest of a run for several numbers of nodes.
+    """Plan the rest of a run for several numbers of nodes, each with its own forecast.
 
-    Args:
-        work: what is left of the run.
-        guess: the user's guess, for stages of which no item has ended.
-        nodes: the numbers of nodes, each with its own forecast.
-        cluster: the cluster whose partitions are compared; its longest job is the default limit.
-        node: one node of the cluster.
-        within_s: seconds within which the work should be done.
-        limit_s: time limit of one job in seconds.
-        draws: number of draws of each forecast.
-        seed: seed of all random numbers.
-
-    Raises:
-        RunError: no items are left.
-        ConfigError: nothing is known about how long items take.
+    The guess is for stages of which no item has ended. The partitions of the cluster are compared,
+    and its longest job is the default of ``limit_s``, the time limit of one job. Raises RunError if
+    no items are left, and ConfigError if nothing is known about how long items take.
     """
     if not work.left:
         message = f"{work.run}: every item has a result" if work.done else "there are no items yet"
@@ -213,7 +198,6 @@ class Comparison:
     """Seconds from the plan to the last attempt that ended, or to now while the run goes on."""
     complete: bool
     left: int
-    """Items without a result now."""
     error: float | None
     """Predicted minus real time, as a share of the real time; None while the run goes on."""
     inside: bool | None

@@ -71,19 +71,15 @@ class _Course:
     unit: str = ""
     """The unit of its last line, unless that line released the unit."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
-    """The attempts of its current unit run."""
 
 
 def read_work(
     view: RunView, clock: Clock, *, given: str, campaign: dict[str, Any] | None = None
 ) -> Work:
-    """Read what is left of a run, and the journals of all its workers.
+    """Bring the view up to date and read what is left of a run, and all journals.
 
-    Args:
-        view: the view of the run, which is brought up to date.
-        clock: dates the last actions of workers on this host.
-        given: the run's path as messages name it.
-        campaign: the settings of a campaign in run.json; None for any other run.
+    The clock dates the last actions of workers on this host; ``given`` is the run's path as
+    messages name it, and ``campaign`` the settings of a campaign in run.json.
     """
     view.poll_claims()
     alive = living_workers(view, clock)
@@ -236,7 +232,6 @@ class Since:
     workers: int
     """Number of workers that ended an attempt since the given time."""
     left: int
-    """Items without a result."""
 
 
 def read_course(view: RunView, at: float) -> Since:
@@ -260,7 +255,6 @@ class ToCome:
     """Items that a campaign has not asked for yet."""
 
     items: dict[str, list[Item]] = field(default_factory=dict)
-    """The items by stage."""
     most_workers: int | None = None
     """The most workers that find work while the search goes on; None: not limited."""
     said: tuple[str, ...] = ()
@@ -270,9 +264,7 @@ class ToCome:
 def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:
     """Return the items that the rest of a campaign will ask for and that are not in the run yet.
 
-    Args:
-        view: the view of the run, whose log must have been read.
-        settings: the settings of the campaign in run.json.
+    The log of the view must have been read. ``settings`` are those of the campaign in run.json.
     """
     campaign = read_settings(view.paths, settings)
     decisions = read_decisions(view.stages[TASKS].log.segments.values())

@@ -55,11 +55,9 @@ class Job:
     load_s: float
     """Extra seconds if this context is not loaded."""
     count: int
-    """Number of items."""
     holder: str = ""
     """The worker that holds it; "" if it waits."""
     loading: bool = False
-    """Whether the holder may still be loading."""
 
 
 class Course:
@@ -85,11 +83,8 @@ def jobs_of(
 ) -> list[Job]:
     """Return the batches of a stage as jobs, with one draw of their durations.
 
-    Args:
-        stage: the batches.
-        lengths: durations of the items left.
-        going_on: whether the holders of batches go on with them; otherwise all begin anew.
-        extra: items that run once more, at the end.
+    If ``going_on``, the holders of batches go on with them; otherwise all begin anew. The items of
+    ``extra`` run once more, at the end.
     """
     ends = np.concatenate([[0.0], np.cumsum(lengths.seconds)])
     overhead_s = float(np.mean(stage.overheads_s)) if stage.overheads_s else 0.0
@@ -122,12 +117,10 @@ def jobs_of(
 
 
 def schedule(stages: Sequence[Sequence[Job]], workers: int | dict[str, str]) -> Course:
-    """Hand out the jobs of the stages, earlier stages first.
+    """Hand out the jobs of the stages, earlier stages first, each in the order of the queue.
 
-    Args:
-        stages: jobs in the order of the queue.
-        workers: the number of workers that begin now; or the living workers with the context that
-            each has loaded, which go on with the jobs that they hold.
+    ``workers`` is the number of workers that begin now; or the living workers with the context that
+    each has loaded, which go on with the jobs that they hold.
     """
     names: dict[str, str] = (
         {str(n): "" for n in range(workers)} if isinstance(workers, int) else workers
@@ -218,10 +211,7 @@ def rehearse(
 ) -> Rehearsal:
     """Simulate draws, each with the durations of every stage; a large run gets fewer draws.
 
-    Args:
-        stages: the work left, all of which begins anew.
-        draws: durations by draw and stage; empty to skip the simulation.
-        workers: the number of workers, which all begin at once.
+    All of the work begins anew, and all workers begin at once. Without draws nothing is simulated.
     """
     items = sum(len(stage.left) for stage in stages)
     large = items > min(MOST_ITEMS, MOST_PER_WORKER * workers) or workers > MOST_WORKERS

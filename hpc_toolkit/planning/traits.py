@@ -67,9 +67,7 @@ class Traits:
 def traits(stage: StageWork, z: Floats) -> Traits:
     """Return the traits of the seen items, followed by those of the items left.
 
-    Args:
-        stage: the items.
-        z: logarithm of the seconds of each seen item.
+    ``z`` is the logarithm of the seconds of each seen item.
     """
     items = [one.item for one in stage.seen] + list(stage.left)
     keys = [one.group for one in stage.seen] + [stage.group_of(item) for item in stage.left]

@@ -29,7 +29,6 @@ class Load:
 
     group: str
     seconds: float
-    """Seconds for one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class Batch:
     count: int
     """Number of items, at least 1."""
     loads: int = 1
-    """Number of groups among its items."""
     holder: str = ""
     """The living worker that holds it now; "" if it waits."""
     age_s: float = 0.0

@@ -119,7 +119,7 @@ def test_state_survives_json_and_goes_on_as_if_nothing_happened(
     state = policy.state_dict()
 
     text = json.dumps(state, allow_nan=False)
-    again = make_policy(name, ArmTable.from_json(table.to_json()), seed)
+    again = make_policy(name, ArmTable(table.arms, table.feature_names), seed)
     again.load_state_dict(json.loads(text))
 
     assert json.loads(text) == state

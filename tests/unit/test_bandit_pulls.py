@@ -185,7 +185,7 @@ def test_search_that_is_replayed_or_loaded_at_any_point_goes_on_as_it_did(
     for number, (before, new, tells) in enumerate(log):
         if number == cut:
             state = json.loads(json.dumps(again.state_dict(), allow_nan=False))
-            again = made(variant, ArmTable.from_json(table.to_json()), seed)
+            again = made(variant, ArmTable(table.arms, table.feature_names), seed)
             again.load_state_dict(state)
             assert again.state_dict() == state
         assert [proposal.pull for proposal in again.ask(pieces, before)] == new

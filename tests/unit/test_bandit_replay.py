@@ -50,7 +50,6 @@ def test_one_at_a_time_every_pull_knows_all_before_it() -> None:
     assert sorted(trace.arms) == list(range(12))
     assert trace.told_before == tuple(range(12))
     assert trace.finished
-    assert trace.whole
     best_so_far = np.maximum.accumulate(trace.table.means[list(trace.arms)])
     np.testing.assert_array_equal(trace.known, best_so_far)
     assert trace.evaluations.tolist() == [3.0 * n for n in range(1, 13)]
@@ -167,7 +166,6 @@ def test_a_pull_of_no_named_tasks_is_of_those_not_asked_for() -> None:
 
     assert trace.arms == (2, 2, 5)
     assert trace.tasks == ((1,), (0, 2), (0, 1, 2))
-    assert not trace.whole
     assert [sorted(told.scores) for told in policy.told] == [
         ["t1"],
         ["t0", "t2"],
@@ -216,7 +214,6 @@ def test_racing_pulls_tasks_one_by_one_and_names_an_arm() -> None:
     ]
     assert len(pairs) == len(set(pairs)) < table.evaluations
     assert trace.finished
-    assert not trace.whole
     best = policy.best()
     assert best is not None
     assert math.isclose(trace.known[-1], table.means[table.arms.index(best.arm)])

@@ -40,9 +40,7 @@ class Entrant:
     label: str
     """The policy and its options as the user wrote them."""
     name: str
-    """The name of the policy in the registry."""
     options: dict[str, Any]
-    """The options that the user gave."""
 
     @classmethod
     def parse(cls, text: str) -> Entrant:
@@ -119,7 +117,6 @@ class Plan:
     """The policies to compare, and the searches to compare them by."""
 
     entrants: Sequence[Entrant]
-    """The policies."""
     asks: Asks = field(default_factory=lambda: Asks("rounds", 1))
     """How many pulls at once. A policy that asks for tasks in parts asks for complete rungs."""
     pulls: int | None = 60

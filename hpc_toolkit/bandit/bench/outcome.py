@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ GRID = 60
 """Number of points of a curve over a cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """How a cost varies between searches. Infinity means that a search did not reach the goal."""
 
     median: float
@@ -340,11 +338,6 @@ def _speedup(trace: Trace, gpus: int, order: Order) -> float:
 
 def spread_json(found: Spread) -> dict[str, float | None]:
     """Convert a spread to JSON, with None for infinity: too few searches reached the goal."""
-    numbers = {
-        "median": found.median,
-        "p90": found.p90,
-        "low": found.low,
-        "high": found.high,
-        "reached": found.reached,
+    return {
+        name: number if math.isfinite(number) else None for name, number in found._asdict().items()
     }
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -38,7 +38,6 @@ class ScoreTable:
     arms: ArmTable
     """The arms; their features may have gaps."""
     tasks: TaskSet
-    """The evaluation tasks."""
     scores: NDArray[np.float64]
     """Shape (n_arms, n_tasks), finite; higher is better."""
     seconds: NDArray[np.float64] | None = None

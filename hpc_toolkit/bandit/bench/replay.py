@@ -127,7 +127,6 @@ class Asks:
     """``rounds``: ask for ``size`` pulls, tell them all, ask again. ``window``: whenever the oldest
     running pull has ended, tell it and ask for one more."""
     size: int
-    """Number of pulls at once."""
 
     @classmethod
     def parse(cls, text: str) -> Asks:
@@ -149,11 +148,8 @@ class Trace:
     """One search. Pulls are numbered in the order in which they were asked for and told."""
 
     table: ScoreTable
-    """The table on which the search ran."""
     arms: tuple[int, ...]
-    """The arm of each pull."""
     tasks: tuple[tuple[int, ...], ...]
-    """The tasks of each pull."""
     told_before: tuple[int, ...]
     """For each pull, the number of results told before it was asked for."""
     known: NDArray[np.float64]
@@ -161,11 +157,6 @@ class Trace:
     told; NaN while it recommends none."""
     finished: bool
     """Whether the policy had nothing more to ask for."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether every pull was of an arm on all tasks."""
-        return all(len(tasks) == len(self.table.tasks.names) for tasks in self.tasks)
 
     @cached_property
     def evaluations(self) -> NDArray[np.float64]:

@@ -226,7 +226,6 @@ class TopTwo(GpRule):
 
     name: ClassVar[str] = "top-two"
     leader: float = number_option(0.5, high=1)
-    """Probability of proposing the leader."""
 
     def _pick(self, ask: Ask) -> tuple[int, float]:
         posterior = ask.posterior

@@ -31,7 +31,6 @@ class Lever:
     total: float
     """Sum of the rescaled rewards."""
     rewards: int
-    """The number of arms with a reward."""
 
     @property
     def mean(self) -> float:
@@ -73,6 +72,25 @@ def unpulled(history: History, levers: list[Lever]) -> list[int]:
     return [lever for lever in order if not levers[lever].pulls]
 
 
+def pulled(
+    history: History,
+    levers: list[Lever],
+    n: int,
+    pick: Callable[[int], tuple[int, float | None, str]],
+) -> list[Proposal]:
+    """Pull at most ``n`` levers, and propose the next arm of each.
+
+    ``pick`` gets the number of arms proposed before, and returns a lever with free arms, the value
+    that it maximised, and the reason.
+    """
+    found: list[Proposal] = []
+    while len(found) < n and any(lever.free for lever in levers):
+        chosen, value, reason = pick(len(found))
+        found.append(Proposal(history.table.ids[levers[chosen].free.pop(0)], value, reason))
+        levers[chosen].pulls += 1
+    return found
+
+
 def to_unit_interval(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rescale the lowest reward to 0 and the highest to 1; all to 0 if they are equal."""
     low, high = rewards.min(), rewards.max()
@@ -97,25 +115,18 @@ class Ucb1(Rule):
         levers = levers_of(history, to_unit_interval)
         names = list(history.table.members)
         first = unpulled(history, levers)
-        proposals: list[Proposal] = []
-        while len(proposals) < n:
-            bound = None
+
+        def pick(_: int) -> tuple[int, float | None, str]:
             if first:
-                chosen = first.pop(0)
-                reason = f"first arm of {names[chosen]}"
-            else:
-                chosen, bound = _highest_bound(levers)
-                if bound is None:
-                    break
-                reason = f"upper confidence bound of {names[chosen]} is {bound:.4g}"
-            lever = levers[chosen]
-            proposals.append(Proposal(history.table.ids[lever.free.pop(0)], bound, reason))
-            lever.pulls += 1
-        return proposals
+                return first[0], None, f"first arm of {names[first.pop(0)]}"
+            chosen, bound = _highest_bound(levers)
+            return chosen, bound, f"upper confidence bound of {names[chosen]} is {bound:.4g}"
+
+        return pulled(history, levers, n, pick)
 
 
-def _highest_bound(levers: list[Lever]) -> tuple[int, float | None]:
-    """Return the lever to pull next and its bound; None as the bound when all arms are taken.
+def _highest_bound(levers: list[Lever]) -> tuple[int, float]:
+    """Return the lever to pull next and its bound, of levers some of which have free arms.
 
     A lever without a reward yet counts as the lowest reward so far.
     """
@@ -125,7 +136,7 @@ def _highest_bound(levers: list[Lever]) -> tuple[int, float | None]:
         for lever in levers
     ]
     chosen = first_best(bounds)
-    return chosen, bounds[chosen] if levers[chosen].free else None
+    return chosen, bounds[chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +157,22 @@ class EpsilonGreedy(Rule):
         lowest = min(history.rewards, default=0.0)
         names = list(history.table.members)
         first = unpulled(history, levers)
-        proposals: list[Proposal] = []
-        while len(proposals) < n:
+
+        def pick(chosen_before: int) -> tuple[int, float | None, str]:
+            generator = drawn(history, Stream.EPSILON, chosen_before)
+            if first:
+                return first[0], None, f"first arm of {names[first.pop(0)]}"
             candidates = [i for i, lever in enumerate(levers) if lever.free]
-            if not candidates:
-                break
+            if generator.random() < self.epsilon:
+                chosen = candidates[int(generator.integers(len(candidates)))]
+                return chosen, None, f"{names[chosen]} at random"
             # A group without a reward yet counts as the lowest reward so far.
             means = [levers[i].mean if levers[i].rewards else lowest for i in candidates]
-            mean = None
-            generator = drawn(history, Stream.EPSILON, len(proposals))
-            if first:
-                chosen = first.pop(0)
-                reason = f"first arm of {names[chosen]}"
-            elif generator.random() < self.epsilon:
-                chosen = candidates[int(generator.integers(len(candidates)))]
-                reason = f"{names[chosen]} at random"
-            else:
-                best = first_best(means)
-                chosen, mean = candidates[best], float(means[best])
-                reason = f"mean of {names[chosen]} is {mean:.4g}"
-            proposals.append(Proposal(history.table.ids[levers[chosen].free.pop(0)], mean, reason))
-        return proposals
+            best = first_best(means)
+            chosen, mean = candidates[best], float(means[best])
+            return chosen, mean, f"mean of {names[chosen]} is {mean:.4g}"
+
+        return pulled(history, levers, n, pick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +192,13 @@ class GaussianTs(Rule):
         names = list(history.table.members)
         centres = np.array([lever.total / (lever.rewards + 1) for lever in levers])
         deviations = np.array([1.0 / math.sqrt(lever.rewards + 1) for lever in levers])
-        proposals: list[Proposal] = []
-        while len(proposals) < n:
+
+        def pick(chosen_before: int) -> tuple[int, float | None, str]:
             free = np.array([bool(lever.free) for lever in levers])
-            if not free.any():
-                break
-            generator = drawn(history, Stream.GROUP_SAMPLE, len(proposals))
+            generator = drawn(history, Stream.GROUP_SAMPLE, chosen_before)
             draws = centres + deviations * generator.standard_normal(len(levers))
             chosen = first_best_of(draws, free)
             value = scale.to_reward(draws[chosen])
-            reason = f"a draw of the mean of {names[chosen]} is {value:.4g}"
-            proposals.append(Proposal(history.table.ids[levers[chosen].free.pop(0)], value, reason))
-        return proposals
+            return chosen, value, f"a draw of the mean of {names[chosen]} is {value:.4g}"
+
+        return pulled(history, levers, n, pick)

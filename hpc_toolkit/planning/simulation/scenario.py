@@ -20,11 +20,9 @@ class Group:
     items: int
     """Number of items, at least 1."""
     load_s: float
-    """Time to load the context."""
     forward_s: float
     """Extra time of the first item after each load."""
     item_s: float
-    """Time of one item."""
     items_s: tuple[float, ...] = ()
     """Time of each item, if they differ; ``item_s`` is then ignored."""
     kinds: tuple[str, ...] = ()
@@ -79,7 +77,6 @@ class Scenario:
     grace_s: float = 25.0
     """Seconds that the running step may still take after SIGTERM."""
     unit_size: int = MAX_UNIT
-    """Most items of a unit."""
     tick_s: float = 1.0
     """Seconds between a worker's wake-ups while a step runs. Larger values make long simulations
     faster, but workers notice deaths and take over later."""
@@ -134,7 +131,6 @@ class Ledger:
 
     def __init__(self, items: int) -> None:
         self.left = set(range(items))
-        """Items without a result."""
         self.executions = 0
         """Items that ran to their end, repeated ones included."""
         self.loads = 0
@@ -193,7 +189,6 @@ class Outcome:
     tail_s: float
     """Waste: idle workers at the end."""
     deaths: int
-    """Workers that were killed."""
     takeovers_s: tuple[float, ...]
     """For every unit of a killed worker, the seconds until another worker had it."""
 

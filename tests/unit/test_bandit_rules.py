@@ -1,18 +1,29 @@
+"""What single rules choose, and the random numbers that they draw."""
+
 from __future__ import annotations
 
+import ast
 import math
-from typing import TYPE_CHECKING
+from collections import Counter
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+import hpc_toolkit.bandit
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, make_policy
-from hpc_toolkit.bandit.rule import first_best
+from hpc_toolkit.bandit.rule import Stream, first_best
 from hpc_toolkit.bandit.rules.guided import space_filling_order
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+PACKAGE = Path(hpc_toolkit.bandit.__file__).parent
+LINE = ArmTable(tuple(Arm(f"a{k}", f"g{k % 3}", (float(k),)) for k in range(12)), ("layer",))
 
 
 def table_of(rows: Mapping[str, tuple[float, ...]], *names: str) -> ArmTable:
@@ -115,8 +126,9 @@ def lever_of(arm: str) -> int:
     return int(arm.partition("/")[0])
 
 
-def test_ucb1_pulls_every_group_before_any_twice() -> None:
-    policy = make_policy("ucb1", lever_table(5, 3), 4)
+@pytest.mark.parametrize("name", ["ucb1", "epsilon-greedy"])
+def test_every_group_is_pulled_before_any_twice(name: str) -> None:
+    policy = make_policy(name, lever_table(5, 3), 4)
 
     levers = [lever_of(proposal.arm) for proposal in policy.ask(5)]
 
@@ -252,3 +264,120 @@ def test_gp_ucb_explores_as_far_as_beta_says(beta: float, places: range) -> None
         policy.tell(Observation(table.ids[index], score(-abs(index - 8) / 10)))
 
     assert table.index(policy.ask(1)[0].arm) in places
+
+
+@pytest.mark.parametrize(("epsilon", "others"), [(0.0, 0), (0.4, 160)])
+def test_epsilon_greedy_leaves_the_best_group_as_often_as_epsilon_says(
+    epsilon: float, others: int
+) -> None:
+    table = lever_table(4, 700)
+    policy = make_policy("epsilon-greedy", table, 0, epsilon=epsilon)
+    for lever in range(4):
+        policy.tell(Observation(f"{lever}/0", score(0.9 if lever == 2 else -0.1 * lever)))
+
+    counts = Counter(lever_of(proposal.arm) for proposal in policy.ask(533))
+
+    # A draw takes each of four groups, the best one too: 533 * 0.4 * 3 / 4 = 160, sd 10.6.
+    assert abs(533 - counts[2] - others) < 4 * 10.6
+    if not epsilon:
+        assert counts[2] == 533
+
+
+def test_epsilon_greedy_goes_to_other_groups_when_the_best_one_is_used_up() -> None:
+    policy = make_policy("epsilon-greedy", lever_table(3, 2), 0, epsilon=0)
+    for arm, value in {"0/0": 0.2, "1/0": 0.9, "2/0": 0.5, "1/1": 0.8}.items():
+        policy.tell(Observation(arm, score(value)))
+
+    assert [proposal.arm for proposal in policy.ask(9)] == ["2/1", "0/1"]
+
+
+def test_epsilon_greedy_counts_a_group_without_a_reward_as_the_worst() -> None:
+    policy = make_policy("epsilon-greedy", lever_table(3, 2), 0, epsilon=0)
+    policy.tell(Observation("0/0", score(-5.0)))
+    policy.tell(Observation("1/0", failed=("task",)))
+    policy.tell(Observation("2/0", score(-4.0)))
+
+    assert [proposal.arm for proposal in policy.ask(3)] == ["2/1", "0/1", "1/1"]
+
+
+@pytest.mark.parametrize("epsilon", [-0.1, 1.1, math.nan, "0.1", True])
+def test_epsilon_greedy_with_an_unusable_epsilon_is_refused(epsilon: Any) -> None:
+    with pytest.raises(ConfigError, match="epsilon-greedy: epsilon is"):
+        make_policy("epsilon-greedy", lever_table(2, 2), 0, epsilon=epsilon)
+
+
+def test_gaussian_ts_draws_from_the_published_posterior() -> None:
+    """How often each of three groups is asked for, against draws of its posterior made here."""
+    table = lever_table(3, 2000)
+    policy = make_policy("gaussian-ts", table, 7)
+    told = {"0/0": 0.1, "1/0": 0.5, "1/1": 0.6, "2/0": 0.4}
+    for arm, value in told.items():
+        policy.tell(Observation(arm, score(value)))
+    values = np.array(list(told.values()))
+    y = (values - values.mean()) / values.std()
+    centres = np.array([y[0] / 2, (y[1] + y[2]) / 3, y[3] / 2])
+    widths = np.sqrt([1 / 2, 1 / 3, 1 / 2])
+    draws = centres + widths * np.random.default_rng(0).standard_normal((20000, 3))
+    expected = np.bincount(draws.argmax(axis=1), minlength=3) / 20000
+
+    asked = policy.ask(1500)
+
+    shares = np.bincount([lever_of(proposal.arm) for proposal in asked], minlength=3) / 1500
+    # Four standard errors of 1,500 draws.
+    assert np.abs(shares - expected).max() < 4 * 0.5 / math.sqrt(1500)
+    assert shares.max() < 0.9
+
+
+def test_gaussian_ts_finds_the_best_group_and_stays_with_it() -> None:
+    table = lever_table(4, 100)
+    policy = make_policy("gaussian-ts", table, 5)
+    rng = np.random.default_rng(5)
+    pulls = []
+
+    for _ in range(80):
+        arm = policy.ask(1)[0].arm
+        pulls.append(lever_of(arm))
+        value = 0.9 if lever_of(arm) == 2 else 0.1
+        policy.tell(Observation(arm, score(value + 0.05 * rng.uniform())))
+
+    assert pulls[40:].count(2) > 35
+
+
+def test_streams_of_a_seed_share_no_numbers_whatever_follows_theirs() -> None:
+    first = {stream: np.random.default_rng([5, stream]).random() for stream in Stream}
+    later = {stream: np.random.default_rng([5, stream, 3]).random() for stream in Stream}
+
+    for one, other in combinations([*first.values(), *later.values()], 2):
+        assert one != other
+
+
+def test_generators_of_the_package_name_their_stream() -> None:
+    """All but the order of ``random``, whose searches are recorded."""
+    unnamed = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("default_rng"):
+                words = ast.unparse(node.args[0])
+                if "Stream." not in words and "stream" not in words:
+                    unnamed.append((path.name, words))
+
+    assert unnamed == [("baselines.py", "[history.seed]")]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("random", [4, 6, 10, 0, 1, 3, 8, 7, 2]),
+        ("ucb1", [11, 6, 7, 10, 0, 1, 8, 2, 9]),
+        ("gp-ucb", [11, 0, 5, 8, 2, 7, 3, 9, 1]),
+    ],
+)
+def test_searches_that_may_be_recorded_ask_as_they_always_did(name: str, asked: list[int]) -> None:
+    policy = make_policy(name, LINE, 7)
+    found = []
+    for _ in asked:
+        arm = policy.ask(1)[0].arm
+        found.append(LINE.index(arm))
+        policy.tell(Observation(arm, {"x": math.sin(LINE.index(arm))}))
+
+    assert found == asked

@@ -1,3 +1,5 @@
+"""When a search stops: budgets, paired differences, and the odds of a better arm."""
+
 from __future__ import annotations
 
 import math
@@ -5,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from hpc_toolkit.bandit import Arm, ArmTable, Observation, Pull, StopRules, TaskSet, make_policy
 from hpc_toolkit.bandit.asktell import ResultArrays
 from hpc_toolkit.bandit.features import with_metrics
-from hpc_toolkit.bandit.odds import win_odds
+from hpc_toolkit.bandit.odds import best_row, gaps, silent_tasks, win_odds
 from hpc_toolkit.bandit.rule import Finalists, History
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.errors import ConfigError
@@ -295,3 +300,55 @@ def test_budget_may_be_a_whole_number_written_as_a_float() -> None:
 def test_budget_of_evaluations_without_known_tasks_is_refused() -> None:
     with pytest.raises(ConfigError, match="a budget in evaluations needs the tasks of the bandit"):
         make_policy("random", line(2), 0, stop=StopRules(evaluations=5))
+
+
+@given(
+    scores=arrays.arrays(
+        np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)),
+        elements=st.floats(-100, 100) | st.just(math.nan),
+    ),
+    more=st.integers(0, 3),
+    data=st.data(),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_gaps_are_those_of_plain_loops(scores: np.ndarray, more: int, data: st.DataObject) -> None:
+    done = scores.shape[1]
+    population = done + more
+    leader = data.draw(st.integers(0, len(scores) - 1))
+
+    found = gaps(scores, population, leader)
+
+    for row, mean, error in zip(scores, found.means, found.errors, strict=True):
+        apart = [
+            float(one - other)
+            for one, other in zip(scores[leader], row, strict=True)
+            if not math.isnan(one) and not math.isnan(other)
+        ]
+        average = sum(apart) / len(apart) if apart else 0.0
+        assert mean == pytest.approx(average, abs=1e-9)
+        if more and len(apart) < 2:
+            assert error == math.inf
+        elif len(apart) > 1:
+            variance = sum((one - average) ** 2 for one in apart) / (len(apart) - 1)
+            expected = math.sqrt(variance / len(apart) * (1 - done / population))
+            assert error == pytest.approx(expected, abs=1e-9)
+        else:
+            assert error == 0.0
+
+
+def test_leader_neither_wins_nor_loses_by_the_task_that_it_failed_on() -> None:
+    hard = np.array([[0.9, math.nan, 0.9], [0.95, 0.2, 0.95]])
+    easy = np.array([[0.9, math.nan], [0.5, 0.9]])
+
+    assert best_row(hard) == 1
+    assert gaps(hard, 5).leader == 1
+    assert best_row(easy) == 0
+
+
+def test_tasks_are_silent_with_fewer_than_two_scores_of_three_arms_or_none_of_two() -> None:
+    nan = math.nan
+    three = np.array([[nan, 0.1, 0.1, 0.1], [nan, nan, 0.2, 0.2], [nan, nan, nan, 0.3]])
+
+    assert silent_tasks(three).tolist() == [True, True, False, False]
+    assert silent_tasks(three[:2]).tolist() == [True, False, False, False]
+    assert silent_tasks(three[:1]).tolist() == [True, False, False, False]

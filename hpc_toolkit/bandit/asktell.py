@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,49 +168,41 @@ def _begun(history: History) -> str | None:
     return None
 
 
+@dataclass(eq=False, repr=False)
 class AskTell:
     """A ``Policy`` that remembers the tells and lets a rule pick the pulls."""
 
-    def __init__(
-        self,
-        arms: ArmTable,
-        rule: Rule,
-        seed: int,
-        *,
-        tasks: TaskSet | None = None,
-        scalariser: str = "mean",
-        group_pulls: bool = False,
-        stop: StopRules | None = None,
-    ) -> None:
-        self._arms = arms
-        self._rule = rule
-        self._seed = seed
-        self._tasks = tasks
-        self._scalariser = scalariser
-        self._group_pulls = group_pulls
-        self._stop = stop
+    arms: ArmTable
+    rule: Rule
+    seed: int
+    tasks: TaskSet | None = None
+    scalariser: str = "mean"
+    group_pulls: bool = False
+    stop_rules: StopRules | None = None
+
+    def __post_init__(self) -> None:
         self._tells: dict[int, Observation] = {}
-        self._arrays = ResultArrays(len(arms.arms), tasks)
+        self._arrays = ResultArrays(len(self.arms.arms), self.tasks)
         self._rewards: dict[int, Reward] | None = None
         """Cached rewards of the arms whose tasks were all told; None after a tell."""
 
     @property
     def name(self) -> str:
-        return self._rule.name
+        return self.rule.name
 
     def ask(self, n: int, pending: Sequence[str | Pull] = ()) -> list[Proposal]:
         if n < 0:
             message = f"asked for {n} arms"
             raise ConfigError(message, hint="ask for 0 or more")
         history = self._history(pending)
-        if self._group_pulls:
-            return choose_groups(self._rule, history, n)
-        return self._rule.choose(history, n)
+        if self.group_pulls:
+            return choose_groups(self.rule, history, n)
+        return self.rule.choose(history, n)
 
     def tell(self, observation: Observation) -> None:
-        index = self._arms.index(observation.arm)
-        if self._tasks is not None:
-            check_tasks(observation, self._tasks)
+        index = self.arms.index(observation.arm)
+        if self.tasks is not None:
+            check_tasks(observation, self.tasks)
         known = self._tells.get(index)
         self._tells[index] = observation if known is None else merged(known, observation)
         self._arrays.take(index, observation)
@@ -220,7 +212,7 @@ class AskTell:
         history = self._history(())
         for found in self._finalists(history):
             rewards = rewards_of(
-                history.results, found.arms, tasks=found.tasks, scalariser=self._scalariser
+                history.results, found.arms, tasks=found.tasks, scalariser=self.scalariser
             )
             if rewards:
                 break
@@ -232,21 +224,21 @@ class AskTell:
         names = [history.results.tasks.names[task] for task in found.tasks]
         told = self._tells[top]
         return Recommendation(
-            arm=self._arms.ids[top],
+            arm=self.arms.ids[top],
             mean=rewards[top].mean,
             stderr=rewards[top].stderr,
-            ties=tuple(self._arms.ids[i] for i in ties),
+            ties=tuple(self.arms.ids[i] for i in ties),
             failed=tuple(name for name in names if name in told.failed),
-            scalariser=WORDS[self._scalariser],
+            scalariser=WORDS[self.scalariser],
             tasks=tuple(name for name in names if name in told.scores),
             dropped=tuple(history.results.tasks.names[task] for task in sorted(found.dropped)),
         )
 
     def stop(self, pending: Sequence[str | Pull] = (), *, wall_s: float = 0.0) -> str | None:
-        if self._stop is None:
+        if self.stop_rules is None:
             return None
         history = self._history(pending)
-        return self._stop.reason(history, judged=self._rule.finalists(history), wall_s=wall_s)
+        return self.stop_rules.reason(history, judged=self.rule.finalists(history), wall_s=wall_s)
 
     def state_dict(self) -> dict[str, Any]:
         tells = [self._tells[index].to_json() for index in sorted(self._tells)]
@@ -261,7 +253,7 @@ class AskTell:
             message = "the saved state has no list of tells"
             raise ConfigError(message, hint="expected the value of state_dict()")
         # Loaded into a separate object, so that a bad tell leaves this policy unchanged.
-        loaded = AskTell(self._arms, self._rule, self._seed, tasks=self._tasks)
+        loaded = AskTell(self.arms, self.rule, self.seed, tasks=self.tasks)
         for record in state["tells"]:
             loaded.tell(Observation.from_json(record))
         self._tells, self._arrays, self._rewards = loaded._tells, loaded._arrays, None
@@ -269,19 +261,19 @@ class AskTell:
     def _identity(self) -> dict[str, Any]:
         return {
             "policy": self.name,
-            "seed": self._seed,
-            "options": asdict(self._rule),
-            "arms": self._arms.digest,
-            "tasks": None if self._tasks is None else self._tasks.to_json(),
-            "scalariser": self._scalariser,
-            "group_pulls": self._group_pulls,
+            "seed": self.seed,
+            "options": asdict(self.rule),
+            "arms": self.arms.digest,
+            "tasks": None if self.tasks is None else self.tasks.to_json(),
+            "scalariser": self.scalariser,
+            "group_pulls": self.group_pulls,
         }
 
     def _history(self, pending: Sequence[str | Pull]) -> History:
         pulls = [Pull.of(pull) for pull in pending]
-        indices = [self._arms.index(pull.arm) for pull in pulls]
+        indices = [self.arms.index(pull.arm) for pull in pulls]
         results = self._arrays.results(zip(indices, pulls, strict=True))
-        if self._tasks is None:
+        if self.tasks is None:
             # Without a task set, the first tell completes an arm.
             whole = sorted(self._tells)
             waiting = set(indices) - self._tells.keys()
@@ -289,17 +281,17 @@ class AskTell:
             whole = np.flatnonzero(results.told.all(axis=1)).tolist()
             waiting = set(np.flatnonzero((results.asked & ~results.told).any(axis=1)).tolist())
         if self._rewards is None:
-            self._rewards = rewards_of(results, whole, scalariser=self._scalariser)
+            self._rewards = rewards_of(results, whole, scalariser=self.scalariser)
         rewards = self._rewards
         return History(
-            table=self._arms,
-            seed=self._seed,
+            table=self.arms,
+            seed=self.seed,
             scored=tuple(rewards),
             rewards=np.array([reward.mean for reward in rewards.values()], dtype=np.float64),
             failed=tuple(index for index in whole if index not in rewards),
             pending=tuple(sorted(waiting)),
             results=results,
-            scalariser=self._scalariser,
+            scalariser=self.scalariser,
         )
 
     def _finalists(self, history: History) -> Iterator[Finalists]:
@@ -308,7 +300,7 @@ class AskTell:
         They are the rule's finalists, the scored arms, and of the arms with the most scores the
         largest set with scores on the same tasks.
         """
-        judged = self._rule.finalists(history)
+        judged = self.rule.finalists(history)
         if judged is not None:
             yield judged
         yield Finalists(history.scored, tuple(range(len(history.results.tasks.names))))

@@ -90,9 +90,7 @@ def make_policy(
     if isinstance(rule, LastLayer):
         # Reject a table without a depth feature now, not at the first ask.
         last_layers(arms)
-    return AskTell(
-        arms, rule, seed, tasks=tasks, scalariser=scalariser, group_pulls=group_pulls, stop=stop
-    )
+    return AskTell(arms, rule, seed, tasks, scalariser, group_pulls, stop)
 
 
 def round_options(name: str, options: Mapping[str, Any], size: int) -> dict[str, Any]:

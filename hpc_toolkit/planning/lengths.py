@@ -82,8 +82,7 @@ class Fit:
         step = float(np.average(rest[at], weights=self._weight[at]))
         step -= float(np.average(rest[~at], weights=self._weight[~at])) if (~at).any() else 0.0
         self.first += step
-        found: Floats = step * first.astype(np.float64)
-        return found
+        return step * first.astype(np.float64)
 
     def _fit_words(self, rest: Floats) -> Floats:
         if self._traits.words == 1:
@@ -125,8 +124,7 @@ class Fit:
         middle = float(np.average(x, weights=self._weight))
         self._slope += more
         self._mean -= more * middle
-        added: Floats = more * (x - middle)
-        return added
+        return more * (x - middle)
 
     def _fit_groups(self, rest: Floats) -> Floats:
         found = self._traits
@@ -141,8 +139,7 @@ class Fit:
             families = self._effects(rest, found.kin[of], one, _KIN_SD)[found.kin]
             own = self._effects(rest - families[of], of, found.kin, _GROUP_SD)
             self._group = families + own
-        effect: Floats = self._group[of]
-        return effect
+        return self._group[of]
 
     def _effects(self, rest: Floats, of: Ints, above: Ints, prior_sd: float) -> Floats:
         """Return the effect of each kind; effects of unseen kinds are drawn with the seen spread.
@@ -194,8 +191,7 @@ class Fit:
         fixed = 1.0 / slope - 1.0
         edge = np.clip(x, known.min(), known.max())
         bent = np.log((fixed + np.exp(x)) / (fixed + np.exp(edge))) - slope * (x - edge)
-        found: Floats = self._curved * bent
-        return found
+        return self._curved * bent
 
     def _tail_index(self) -> float:
         """Return Hill's estimate from the longest residuals, within bounds."""
@@ -210,8 +206,7 @@ class Fit:
         found = self._traits
         of_kind = self._words[found.word[items]] + self._group[found.group[items]]
         x = self._number[items]
-        middle: Floats = self._mean + of_kind + self._slope * x + self._bend(x)
-        return middle
+        return self._mean + of_kind + self._slope * x + self._bend(x)
 
     def sample(self, items: Ints) -> Floats:
         """Draw the logarithms of the seconds of items that have not begun."""
@@ -244,8 +239,7 @@ class Fit:
         return found
 
     def _beyond_all(self, count: int) -> Floats:
-        drawn: Floats = self._index * self._chance.exponential(size=count)
-        return drawn
+        return self._index * self._chance.exponential(size=count)
 
 
 def _effects(

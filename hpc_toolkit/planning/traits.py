@@ -97,8 +97,7 @@ def _centre(z: Floats, of: Ints) -> Floats:
     if not len(z):
         return z
     count = np.maximum(np.bincount(of), 1)
-    means: Floats = (np.bincount(of, z) / count)[of]
-    return means
+    return (np.bincount(of, z) / count)[of]
 
 
 def _firsts(stage: StageWork, z: Floats) -> Ints:
@@ -185,5 +184,4 @@ def _logarithms(items: Sequence[Item], key: str) -> Floats | None:
         return None  # a counter or a seed says nothing about the work
     # If a number is 0, add the smallest positive one to all, which suits numbers of any unit.
     least = float(x[x > 0].min(initial=1.0))
-    found: Floats = np.log(x + (least if (x == 0).any() else 0.0))
-    return found
+    return np.log(x + (least if (x == 0).any() else 0.0))

@@ -13,7 +13,6 @@ from hpc_toolkit.bandit.durations import arm_seconds
 from hpc_toolkit.bandit.features import with_metrics
 from hpc_toolkit.bandit.regression import Posterior, fit
 from hpc_toolkit.bandit.rules.gp import log_expected_improvement
-from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_toolkit.bandit import Policy
@@ -320,30 +319,3 @@ def test_gp_rules_do_not_depend_on_the_units_of_scores(name: str) -> None:
     ]
 
     assert asked[0] == asked[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "claim"),
-    [
-        ("gp-ei", {"cost_power": -1}, "gp-ei: cost_power is -1"),
-        ("gp-ei", {"initial": 0}, "gp-ei: initial is 0"),
-        ("gp-ei", {"beta": 1.0}, "policy 'gp-ei' has no option 'beta'"),
-        ("gp-ts", {"kernel": "matern"}, "gp-ts: kernel is 'matern'"),
-        ("gp-ts", {"mean": 0}, "gp-ts: mean is 0"),
-        ("top-two", {"leader": 1.5}, "top-two: leader is 1.5"),
-        ("top-two", {"features": "none"}, "top-two: features is 'none'"),
-        ("gp-ucb", {"cost_power": 1}, "policy 'gp-ucb' has no option 'cost_power'"),
-    ],
-)
-def test_gp_rules_with_an_unusable_option_are_refused(
-    name: str, options: dict[str, Any], claim: str
-) -> None:
-    with pytest.raises(ConfigError, match=claim):
-        make_policy(name, line(3), 0, **options)
-
-
-def test_gp_rules_with_an_unknown_word_name_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="gp-ucb: kernel is 'isotropic'") as caught:
-        make_policy("gp-ucb", line(3), 0, kernel="isotropic")
-
-    assert caught.value.hint == "known: ard, iso"

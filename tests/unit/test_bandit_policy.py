@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,17 @@ from hpc_toolkit.bandit.registry import round_options
 from hpc_toolkit.bandit.rewards import Reward, rewards_of
 from hpc_toolkit.errors import ConfigError
 
+if TYPE_CHECKING:
+    from hpc_toolkit.bandit import Policy, Recommendation
+
 ARMS = ArmTable(tuple(Arm(word, word, (float(i),)) for i, word in enumerate("abcdef")), ("layer",))
+
+
+def best_of(policy: Policy) -> Recommendation:
+    """The best arm of a policy that knows one."""
+    best = policy.best()
+    assert best is not None
+    return best
 
 
 def told(arm: str, score: float, stderr: float | None = None) -> Observation:
@@ -116,9 +126,8 @@ def test_best_is_the_highest_mean_and_lists_ties_within_two_standard_errors() ->
     for arm, score in {"a": 0.39, "b": 0.5, "c": 0.401, "d": 0.45}.items():
         policy.tell(told(arm, score, 0.03 if arm == "b" else 0.04))
 
-    best = policy.best()
+    best = best_of(policy)
 
-    assert best is not None
     assert (best.arm, best.mean, best.stderr) == ("b", 0.5, 0.03)
     assert best.ties == ("d", "c")
     assert best.scalariser == "mean over tasks"
@@ -130,9 +139,8 @@ def test_best_without_standard_errors_ties_only_equal_arms() -> None:
     for arm, score in {"c": 0.1 + 0.2, "b": 0.3, "a": 0.2999}.items():
         policy.tell(told(arm, score))
 
-    best = policy.best()
+    best = best_of(policy)
 
-    assert best is not None
     assert (best.arm, best.ties, best.stderr) == ("b", ("c",), None)
 
 
@@ -141,9 +149,8 @@ def test_best_names_the_failed_tasks_behind_its_mean() -> None:
     policy.tell(Observation("a", {"x": 0.9}, failed=("y",)))
     policy.tell(Observation("b", {"x": 0.8, "y": 0.1}))
 
-    best = policy.best()
+    best = best_of(policy)
 
-    assert best is not None
     assert (best.arm, best.failed) == ("a", ("y",))
 
 
@@ -152,9 +159,8 @@ def test_best_is_never_an_arm_that_counts_as_failed() -> None:
     policy.tell(Observation("a", {"x": 0.9}, failed=("y", "z")))
     policy.tell(Observation("b", {"x": 0.1, "y": 0.1, "z": 0.1}))
 
-    best = policy.best()
+    best = best_of(policy)
 
-    assert best is not None
     assert (best.arm, best.ties) == ("b", ())
 
 
@@ -210,21 +216,34 @@ def test_make_policy_unusable_seed_is_refused(seed: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "claim"),
+    ("name", "option", "values"),
     [
-        ({"beta": -1}, "beta is -1"),
-        ({"beta": math.nan}, "beta is nan"),
-        ({"beta": math.inf}, "beta is inf"),
-        ({"beta": 10**400}, "beta is 1000"),
-        ({"beta": "2"}, "beta is '2'"),
-        ({"initial": 0}, "initial is 0"),
-        ({"initial": 2.5}, "initial is 2.5"),
-        ({"initial": True}, "initial is True"),
+        ("gp-ucb", "beta", [-1, math.nan, math.inf, 10**400, "2"]),
+        ("gp-ucb", "initial", [0, 2.5, True]),
+        ("gp-ei", "cost_power", [-1]),
+        ("gp-ts", "kernel", ["matern"]),
+        ("gp-ts", "mean", [0]),
+        ("top-two", "leader", [1.5]),
+        ("top-two", "features", ["none"]),
+        ("linucb", "alpha", [-1]),
+        ("linucb", "degree", [3, 1.5]),
+        ("linucb", "ridge", [0]),
+        ("lints", "width", [math.inf, math.nan]),
+        ("epsilon-greedy", "epsilon", [-0.1, 1.1, math.nan, "0.1", True]),
     ],
 )
-def test_make_policy_unusable_option_is_refused(options: dict[str, Any], claim: str) -> None:
-    with pytest.raises(ConfigError, match=f"gp-ucb: {claim}"):
-        make_policy("gp-ucb", ARMS, 0, **options)
+def test_make_policy_unusable_option_is_refused(name: str, option: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"{name}: {option} is ") as caught:
+            make_policy(name, ARMS, 0, **{option: value})
+        assert caught.value.hint
+
+
+def test_make_policy_unknown_word_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="gp-ucb: kernel is 'isotropic'") as caught:
+        make_policy("gp-ucb", ARMS, 0, kernel="isotropic")
+
+    assert caught.value.hint == "known: ard, iso"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hpc_toolkit.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpc_toolkit.bandit import Policy
+    from hpc_toolkit.bandit import Policy, Recommendation
 
 TASKS = TaskSet(("slow", "quick", "middle", "long", "short"), (9.0, 1.0, 4.0, 16.0, 2.0))
 UNTIMED = TaskSet(TASKS.names)
@@ -39,6 +39,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 campaigns = settings(max_examples=12, deadline=None)
 seeds = st.integers(0, 2**64)
+
+
+def best_of(policy: Policy) -> Recommendation:
+    """The best arm of a policy that knows one."""
+    best = policy.best()
+    assert best is not None
+    return best
 
 
 def grid(steps: int, layers: int) -> ArmTable:
@@ -236,8 +243,7 @@ def test_tasks_that_were_not_given_are_known_by_name_in_whatever_order_they_are_
         for seen in order:
             policy.tell(seen)
 
-    best = first.best()
-    assert best is not None
+    best = best_of(first)
     assert best.tasks == ("b", "m", "z")
     assert second.best() == best
     assert second.state_dict() == first.state_dict()
@@ -263,14 +269,12 @@ def test_best_prefers_arms_told_on_all_tasks_and_says_what_its_mean_is_over() ->
     policy.tell(Observation("s0/l1", {"quick": 0.9, "slow": 0.8}))
     policy.tell(Observation("s0/l2", {"quick": 1.0}))
 
-    few = policy.best()
+    few = best_of(policy)
     policy.tell(Observation("s0/l0", dict.fromkeys(TASKS.names[1:], 0.1), failed=("slow",)))
-    all_but_one = policy.best()
+    all_but_one = best_of(policy)
 
-    assert few is not None
     assert (few.arm, few.tasks, few.failed) == ("s0/l1", ("slow", "quick"), ())
     assert few.mean == pytest.approx(0.85)
-    assert all_but_one is not None
     assert (all_but_one.arm, all_but_one.tasks) == ("s0/l0", TASKS.names[1:])
     assert all_but_one.failed == ("slow",)
 
@@ -282,9 +286,8 @@ def test_best_of_partly_told_arms_counts_scores_and_no_failures() -> None:
     lost = ("slow", "short", "middle")
     policy.tell(Observation("s0/l0", {"quick": 0.9, "long": 0.9}, failed=lost))
 
-    best = policy.best()
+    best = best_of(policy)
 
-    assert best is not None
     assert (best.arm, best.tasks, best.ties) == ("s0/l2", ("quick", "short"), ())
 
 
@@ -294,13 +297,11 @@ def test_best_compares_partly_told_arms_over_tasks_that_all_of_them_have() -> No
     policy.tell(Observation("s0/l0", {"quick": 0.9}))
     policy.tell(Observation("s0/l1", {"slow": 0.2}))
 
-    alone = policy.best()
+    alone = best_of(policy)
     policy.tell(Observation("s0/l2", {"slow": 0.3}))
-    both = policy.best()
+    both = best_of(policy)
 
-    assert alone is not None
     assert (alone.arm, alone.tasks) == ("s0/l0", ("quick",))
-    assert both is not None
     assert (both.arm, both.tasks) == ("s0/l2", ("slow",))
 
 

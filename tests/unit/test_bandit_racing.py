@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hpc_toolkit.bandit import Policy
+    from hpc_toolkit.bandit import Policy, Recommendation
+
+
+def best_of(policy: Policy) -> Recommendation:
+    """The best arm of a policy that knows one."""
+    best = policy.best()
+    assert best is not None
+    return best
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -98,8 +105,7 @@ def test_racing_drops_and_asks_as_the_formula_says(
     left, ran = race_by_hand(scores, order, c, first, block)
     assert [len(tasks) for tasks in asked] == ran
     assert all(tasks == [f"t{task}" for task in order[: len(tasks)]] for tasks in asked)
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert {int(best.arm[1:])} == left
 
 
@@ -131,8 +137,7 @@ def test_racing_that_drops_nobody_ends_with_the_exact_best_mean(seed: int) -> No
 
     asked = finish(policy, scores)
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     exact = [math.fsum(row) / 7 for row in scores.tolist()]
     assert best.mean == max(exact)
     assert best.arm == f"a{int(np.argmax(exact))}"
@@ -146,8 +151,7 @@ def test_racing_of_equal_arms_ends_after_all_tasks_and_reports_the_ties() -> Non
 
     finish(policy, scores)
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert (best.arm, best.ties) == ("a1", ("a2",))
 
 
@@ -160,8 +164,7 @@ def test_racing_compares_arms_over_the_tasks_that_both_have() -> None:
 
     finish(policy, scores)
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert best.arm == "a0"
 
 
@@ -175,8 +178,7 @@ def test_racing_names_the_leader_over_common_tasks_before_it_ends() -> None:
         row = dict(zip(names(6), scores[int(proposal.arm[1:])], strict=True))
         policy.tell(told(proposal.arm, proposal.tasks, row))
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert (best.arm, best.tasks) == ("a0", names(5))
 
 
@@ -233,8 +235,7 @@ def test_contest_leaves_out_tasks_that_failed_on_all_arms_and_takes_the_next(
             took = {task: seconds[int(task[1:])] for task in proposal.tasks}
             policy.tell(Observation(seen.arm, seen.scores, {}, took, seen.failed))
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert best.arm == "a11"
     assert best.dropped == names(lost)
     assert set(best.tasks) <= set(names(9)) - set(names(lost))
@@ -250,8 +251,7 @@ def test_contest_finds_the_only_arm_that_comes_through_anything(name: str) -> No
 
     finish(policy, scores)
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert (best.arm, best.mean, best.dropped) == ("a3", 0.25, ())
 
 
@@ -297,8 +297,7 @@ def test_racing_before_its_first_look_names_the_leader_of_arms_that_have_most_sc
         row = dict(zip(names(4), rows[int(proposal.arm[1:])], strict=True))
         policy.tell(told(proposal.arm, proposal.tasks, row))
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert (best.arm, best.tasks, best.dropped) == ("a1", ("t1", "t2", "t3"), ("t0",))
 
 
@@ -413,8 +412,7 @@ def test_halving_heeds_how_long_the_arms_that_are_left_really_take(slow: float) 
             spent += sum(seconds.values())
             policy.tell(Observation(proposal.arm, row, seconds=seconds))
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert best.arm == "a39"
     assert 0.5 * 160 < spent < 1.1 * 160
 
@@ -501,8 +499,7 @@ def test_halving_drops_and_recommends_by_the_scalariser_it_was_given(
 
     asked = finish(policy, scores)
 
-    found = policy.best()
-    assert found is not None
+    found = best_of(policy)
     assert found.arm == best
     assert [len(one) for one in asked] == ran
 
@@ -519,6 +516,5 @@ def test_halving_passes_over_arms_that_lost_most_of_their_tasks() -> None:
 
     finish(policy, scores)
 
-    best = policy.best()
-    assert best is not None
+    best = best_of(policy)
     assert best.arm == "a2"

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -298,12 +298,6 @@ def test_epsilon_greedy_counts_a_group_without_a_reward_as_the_worst() -> None:
     policy.tell(Observation("2/0", score(-4.0)))
 
     assert [proposal.arm for proposal in policy.ask(3)] == ["2/1", "0/1", "1/1"]
-
-
-@pytest.mark.parametrize("epsilon", [-0.1, 1.1, math.nan, "0.1", True])
-def test_epsilon_greedy_with_an_unusable_epsilon_is_refused(epsilon: Any) -> None:
-    with pytest.raises(ConfigError, match="epsilon-greedy: epsilon is"):
-        make_policy("epsilon-greedy", lever_table(2, 2), 0, epsilon=epsilon)
 
 
 def test_gaussian_ts_draws_from_the_published_posterior() -> None:

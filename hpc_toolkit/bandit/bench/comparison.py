@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.bandit.bench.replay import Order, Trace
     from hpc_toolkit.bandit.policy import Policy
 
+    OnSearch = Callable[["Entrant", int, int], None]
 
 KEPT = ("name", "arms", "seed", "tasks", "stop", "scalariser")
 """Arguments of ``make_policy`` that a comparison sets itself."""
@@ -162,16 +163,14 @@ class Plan:
         return [table.drawn(seed, share=self.share, tasks=tasks) for seed in seeds]
 
 
-def run_bench(
-    table: ScoreTable, plan: Plan, on_search: Callable[[Entrant, int, int], None] | None = None
-) -> dict[str, Any]:
+def run_bench(table: ScoreTable, plan: Plan, on_search: OnSearch | None = None) -> dict[str, Any]:
     """Run all searches and return the last of :func:`reports`, which has all policies."""
     *_, last = reports(table, plan, on_search)
     return last
 
 
 def reports(
-    table: ScoreTable, plan: Plan, on_search: Callable[[Entrant, int, int], None] | None = None
+    table: ScoreTable, plan: Plan, on_search: OnSearch | None = None
 ) -> Iterator[dict[str, Any]]:
     """Run the searches and yield a report after each policy, ready for strict JSON.
 
@@ -216,7 +215,7 @@ def searches(
     entrant: Entrant,
     tables: Sequence[ScoreTable],
     plan: Plan,
-    on_search: Callable[[Entrant, int, int], None] | None = None,
+    on_search: OnSearch | None = None,
 ) -> Iterator[tuple[int, Trace]]:
     """Run every search of one policy, and yield it with the number of its table.
 
@@ -257,7 +256,7 @@ def _compete(
     entrant: Entrant,
     tables: Sequence[ScoreTable],
     plan: Plan,
-    on_search: Callable[[Entrant, int, int], None] | None,
+    on_search: OnSearch | None,
 ) -> dict[str, Any]:
     found = list(searches(entrant, tables, plan, on_search))
     numbers = summary(

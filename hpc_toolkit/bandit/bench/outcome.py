@@ -63,7 +63,7 @@ def spread(values: Sequence[float], clusters: Sequence[int], *, seed: int = 0) -
     medians = numbers[order][np.argmax(2 * below >= below[:, -1:], axis=1)]
     low, high = _ends(medians[:, None])
     return Spread(
-        median=_median(numbers),
+        median=float(np.median(numbers)),
         p90=float(np.quantile(numbers, 0.9, method="inverted_cdf")),
         low=float(low[0]),
         high=float(high[0]),
@@ -137,13 +137,6 @@ def _ends(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.f
     return low, high
 
 
-def _median(numbers: NDArray[np.float64]) -> float:
-    """Return the median; infinite if either of the two middle numbers is."""
-    ordered = np.sort(numbers)
-    below, above = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return float(below) if below == above else float((below + above) / 2.0)
-
-
 def goals(until: float | None) -> list[float]:
     """Return the shares to which searches are timed, ascending, up to and including ``until``."""
     return sorted(GOALS if until is None else {*(one for one in GOALS if one < until), until})
@@ -172,13 +165,9 @@ def summary(
 ) -> dict[str, Any]:
     """Summarise how much searches spent to reach the goals, and how they ended.
 
-    Args:
-        traces: the searches of one policy.
-        clusters: for each search, the number of its table.
-        gpus: the numbers of GPUs for which to simulate wall-clock time.
-        order: which evaluation begins first in that simulation.
-        until: the share of the best mean at which the searches ended; no curves then.
-        whole: whether every pull was of an arm on all tasks; else pulls are not counted.
+    ``clusters`` has the number of the table of each search. For ``order`` see ``finish_times``.
+    Searches that ended at the share ``until`` have no curves. If not ``whole``, pulls are of some
+    tasks and are not counted.
     """
     costs = _costs(traces, gpus, order, whole=whole)
     found: dict[str, Any] = {
@@ -278,9 +267,7 @@ def _exact_after(traces: Sequence[Trace]) -> dict[str, float]:
     longest = max(len(trace.arms) for trace in traces)
     for pulls in EXACT_AFTER:
         if pulls <= longest:
-            known = [trace.known[:pulls] for trace in traces]
-            goals = [goal_of(trace.table, 1.0) for trace in traces]
-            hits = [np.any(k >= goal) for k, goal in zip(known, goals, strict=True)]
+            hits = [np.any(t.known[:pulls] >= goal_of(t.table, 1.0)) for t in traces]
             found[str(pulls)] = float(np.mean(hits))
     return found
 

@@ -40,13 +40,11 @@ def finish_times(
     one at once. Deciding, loading models and claiming cost nothing, so the result is a lower bound
     for a run with this order. A pull without evaluations ends when it may begin.
 
-    Args:
-        durations: seconds of the evaluations of each pull, pulls in the order of asks.
-        told_before: for each pull, how many results had to be told before it was asked for.
-            Results are told in the order of asks, so it begins when that many first pulls ended.
-        gpus: the number of GPUs; at least 1.
-        order: which evaluation begins first. ``pull``: the evaluations of the earlier pull, its
-            longest first; ``longest``: the longest of all that may begin.
+    ``durations`` has the seconds of the evaluations of each pull, in the order of asks.
+    ``told_before`` has for each pull how many results had to be told before it was asked for.
+    Results are told in the order of asks, so a pull begins when that many first pulls ended. With
+    the order ``pull`` the evaluations of the earlier pull begin first, its longest before its
+    others; with ``longest``, the longest of all that may begin.
 
     Raises ConfigError for no GPU, lists of unequal length, a negative or unknown duration, and a
     pull that waits for itself or a later one.
@@ -199,12 +197,9 @@ def replay(
 ) -> Trace:
     """Let a policy search, and tell it the scores of the table.
 
-    Args:
-        table: the scores; the policy was made with the arms of this table.
-        policy: a policy without any results.
-        asks: how many pulls at once.
-        pulls: end after this many pulls; None: when the policy has nothing more to ask for.
-        until: end once the recommended arm has at least this mean in the table.
+    The policy has no results yet, and was made with the arms of the table. The search ends after
+    ``pulls`` pulls, once the recommended arm has at least the mean ``until`` in the table, or when
+    the policy has nothing more to ask for.
     """
     search = _Search(table, policy)
     limit = math.inf if pulls is None else pulls

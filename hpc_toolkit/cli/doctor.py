@@ -20,8 +20,8 @@ from hpc_toolkit.system.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.doctor.repairs import Plan
-    from hpc_toolkit.doctor.report import Report
+    from hpc_toolkit.doctor.findings import Report
+    from hpc_toolkit.doctor.run.planning import Plan
 
 _WIDTH = 100
 
@@ -66,7 +66,7 @@ def doctor(
     """
     from hpc_toolkit.doctor.examine import examine
     from hpc_toolkit.doctor.findings import Verdict
-    from hpc_toolkit.doctor.otherside import Step, join_step
+    from hpc_toolkit.doctor.partner import Step, join_step
     from hpc_toolkit.system.clock import SystemClock
 
     root = _directory(directory)
@@ -93,8 +93,8 @@ def doctor(
 
 def _repair(root: Path, *, pair: str | None, yes: bool, as_json: bool) -> None:
     """Show the plan; do it where that is wanted. Exits with 1 if a part of it failed."""
-    from hpc_toolkit.doctor.planning import plan_repairs
-    from hpc_toolkit.doctor.repairing import repair_run
+    from hpc_toolkit.doctor.run.planning import plan_repairs
+    from hpc_toolkit.doctor.run.repairing import repair_run
     from hpc_toolkit.rundir.layout import check_trust
 
     if pair is not None:

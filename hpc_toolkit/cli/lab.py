@@ -17,7 +17,7 @@ from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from hpc_toolkit.lab.lab import Lab
-    from hpc_toolkit.lab.status import LabStatus
+    from hpc_toolkit.lab.members import LabStatus
 
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the lab.")]
 DirOption = Annotated[

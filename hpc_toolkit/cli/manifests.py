@@ -190,7 +190,7 @@ def _position(args: list[str]) -> int | None:
 
 def _manifest(args: list[str]) -> str | None:
     """The file that ``--from`` names, if it is a manifest."""
-    from hpc_toolkit.engines.kubernetes.drift import is_manifest
+    from hpc_toolkit.engines.kubernetes.manifest import is_manifest
 
     for word, following in zip(args, [*args[1:], ""], strict=False):
         if word == "--":
@@ -202,7 +202,7 @@ def _manifest(args: list[str]) -> str | None:
 
 
 def _embedded(source: str) -> dict[str, Any]:
-    from hpc_toolkit.engines.kubernetes.drift import embedded
+    from hpc_toolkit.engines.kubernetes.manifest import embedded
 
     return embedded(Path(source))
 

@@ -146,7 +146,7 @@ def _refuse_writing(given: dict[str, Any]) -> None:
 def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool) -> None:
     import json
 
-    from hpc_toolkit.engines.kubernetes.drift import check_manifest, is_manifest
+    from hpc_toolkit.engines.kubernetes.manifest import check_manifest, is_manifest
     from hpc_toolkit.slurm.render.drift import check_drift
     from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.system.terminal import printable
@@ -169,7 +169,7 @@ def _check(words: list[str], given: dict[str, Any], *, diff: bool, as_json: bool
 
 def _own_scripts() -> list[Path]:
     """What this command wrote into slurm/; there may be others beside it."""
-    from hpc_toolkit.engines.kubernetes.drift import is_manifest
+    from hpc_toolkit.engines.kubernetes.manifest import is_manifest
 
     own = [path for path in sorted(Path("slurm").glob("*.sbatch")) if _is_own(path)]
     own += [path for path in sorted(Path("slurm").glob("*.yaml")) if is_manifest(path)]

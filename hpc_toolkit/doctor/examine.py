@@ -8,19 +8,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit import __version__
-from hpc_toolkit.doctor import locks, names, space, speed, views
-from hpc_toolkit.doctor.area import make_area, remove_area, sweep
-from hpc_toolkit.doctor.findings import Finding, Verdict, worst
-from hpc_toolkit.doctor.gpus import check_gpus
-from hpc_toolkit.doctor.grace import Grace
-from hpc_toolkit.doctor.mounts import check_mount, keeps_locks_of_lost_hosts
-from hpc_toolkit.doctor.otherside import ARRIVAL_S, STEP_ARRIVAL_S, Helper
-from hpc_toolkit.doctor.pair import LEAD, Pair
-from hpc_toolkit.doctor.planning import plan_repairs
-from hpc_toolkit.doctor.report import Report
-from hpc_toolkit.doctor.runcheck import check_run
-from hpc_toolkit.doctor.scheduler import check_slurm
-from hpc_toolkit.doctor.scripts import check_scripts
+from hpc_toolkit.doctor.channel import make_area, remove_area, sweep
+from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
+from hpc_toolkit.doctor.filesystem.locks import Grace
+from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
+from hpc_toolkit.doctor.findings import Finding, Report, Verdict, worst
+from hpc_toolkit.doctor.node.gpus import check_gpus
+from hpc_toolkit.doctor.node.slurm import check_scripts, check_slurm
+from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, Helper
+from hpc_toolkit.doctor.run.check import check_run
+from hpc_toolkit.doctor.run.planning import plan_repairs
+from hpc_toolkit.doctor.sides import LEAD, Pair
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from hpc_toolkit.doctor.otherside import Step
+    from hpc_toolkit.doctor.partner import Step
     from hpc_toolkit.system.clock import Clock
 
 _NO_TROUBLE = (Verdict.FINE, Verdict.SKIPPED)
@@ -57,7 +55,7 @@ def examine(
         clock: gives the wall time of the stored result, for people.
         other: the same directory through another mount of this machine.
         step: the step of this task, which leads; the other task calls
-            :func:`hpc_toolkit.doctor.otherside.join_step`.
+            :func:`hpc_toolkit.doctor.partner.join_step`.
         around: whether to examine Slurm, GPUs and templates as well.
 
     Raises:
@@ -131,8 +129,8 @@ class _Examination:
         self.of_directory = [
             Finding(check="filesystem", verdict=fine, found=where, means=means),
             check_mount(mount),
-            *space.check_space(directory),
-            *space.check_quota(mount),
+            *mounts.check_space(directory),
+            *mounts.check_quota(mount),
         ]
 
     def add(self, *findings: Finding) -> None:
@@ -158,8 +156,8 @@ class _Examination:
             "rename": lambda: names.check_rename(pair),
             "delays": self._check_views,
             "locks": self._check_locks,
-            "fsync": lambda: [speed.check_writing(pair.area)],
-            "small files": lambda: [speed.check_small_files(pair.area)],
+            "fsync": lambda: [delays.check_writing(pair.area)],
+            "small files": lambda: [delays.check_small_files(pair.area)],
             "clocks": lambda: [check_clocks(pair)],
         }
         for name, check in checks.items():
@@ -175,7 +173,7 @@ class _Examination:
 
     def _check_views(self) -> list[Finding]:
         assert self._pair is not None
-        findings, self._delays = views.check_views(self._pair)
+        findings, self._delays = delays.check_views(self._pair)
         return findings
 
     def _check_locks(self) -> list[Finding]:
@@ -237,7 +235,7 @@ def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -
         "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
-        "least_lease_s": 2 * max((views.LIMIT_S if one is None else one) for one in delays),
+        "least_lease_s": 2 * max((delays.LIMIT_S if one is None else one) for one in delays),
         "sides": [side.to_json() for side in report.sides],
     }
     write_proof(paths.doctor, record)

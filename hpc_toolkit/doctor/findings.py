@@ -1,4 +1,4 @@
-"""Findings of an examination: one verdict for each thing that the queue needs of a directory."""
+"""Findings of an examination, one for each thing that the queue needs, and their report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from hpc_toolkit.doctor.sides import Side
 
 
 class Verdict(StrEnum):
@@ -49,3 +51,36 @@ class Finding:
 def worst(findings: Iterable[Finding]) -> Verdict:
     """Return the worst verdict of all findings; fine if there are none."""
     return max((Verdict.FINE, *(one.verdict for one in findings)), key=_ORDER.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of examining one directory."""
+
+    directory: str
+    """The directory as it was given."""
+    sides: tuple[Side, ...]
+    """The sides, the lead first; empty if the directory is not writable."""
+    apart: bool
+    """Whether the sides stand for two hosts."""
+    locks_proven: bool
+    """Whether flock excluded another host, and became free at its holder's death."""
+    delays_s: dict[str, float | None]
+    """Seconds until one side saw each change of the other side; None if it took too long."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as ``hpctk doctor --json`` prints them."""
+        return {
+            "directory": self.directory,
+            "verdict": self.verdict,
+            "sides": [side.to_json() for side in self.sides],
+            "apart": self.apart,
+            "locks_proven": self.locks_proven,
+            "delays_s": self.delays_s,
+            "findings": [finding.to_json() for finding in self.findings],
+        }

@@ -1,20 +1,33 @@
-"""The other side: carries out the lead's requests through its own path to the directory."""
+"""The other side: carries out the lead's requests through its own path to the directory.
+
+It is a child of the lead, or the second task of a Slurm step.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpc_toolkit.doctor import gpus, locks, names, views
-from hpc_toolkit.doctor.channel import Channel
-from hpc_toolkit.doctor.pair import ANSWER_S, BYE, LEAD, OTHER
-from hpc_toolkit.doctor.sides import side_of
+from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area
+from hpc_toolkit.doctor.children import become_child
+from hpc_toolkit.doctor.filesystem import delays, locks, names
+from hpc_toolkit.doctor.node import gpus
+from hpc_toolkit.doctor.sides import ANSWER_S, BYE, LEAD, OTHER, side_of
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+ARRIVAL_S = 20.0
+STEP_ARRIVAL_S = 180.0
+"""Tasks of one step may start minutes apart on a busy cluster."""
+_GOES_WITHIN_S = 1.0
 
 
 class Partner:
@@ -23,7 +36,7 @@ class Partner:
     def __init__(self, area: Path) -> None:
         self._area = area
         self._holder: locks.Holder | None = None
-        self._changes: views.Changes | None = None
+        self._changes: delays.Changes | None = None
 
     def serve(self, *, arrival_s: float) -> None:
         """Answer the lead's requests.
@@ -66,7 +79,7 @@ class Partner:
             return {**told, "path": str(error.filename) if error.filename else None}
 
     def _prepare(self, name: str) -> None:
-        self._changes = views.Changes(self._area / name)
+        self._changes = delays.Changes(self._area / name)
 
     def _change(self) -> None:
         assert self._changes is not None
@@ -83,3 +96,104 @@ class Partner:
         if self._holder is not None:
             self._holder.kill()
             self._holder = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """This process as one of the two tasks of a Slurm step."""
+
+    token: str
+    """Identifier that both tasks share, and that no other step has."""
+    leads: bool
+    """Whether this task examines and reports."""
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Step | None:
+        """Return the step of this process; None outside a step, or in a step of one task.
+
+        Raises:
+            ConfigError: the step has more than two tasks, or an unknown number.
+        """
+        if not environ.get("SLURM_STEP_ID", "").isdigit():
+            return None
+        tasks = environ.get("SLURM_NTASKS", "")
+        if tasks == "1":
+            return None
+        if tasks != "2":
+            message = f"this step has {tasks or 'an unknown number of'} tasks; doctor needs two"
+            raise ConfigError(message, hint="srun -N2 --ntasks-per-node=1 hpctk doctor DIR")
+        keys = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        token = "-".join(environ.get(key) or "0" for key in keys)
+        return cls(re.sub(r"[^A-Za-z0-9-]", "-", token), environ.get("SLURM_PROCID") == "0")
+
+
+def join_step(directory: Path, step: Step, *, arrival_s: float = STEP_ARRIVAL_S) -> None:
+    """Act as the second task of a step: carry out the requests of the first one, which reports.
+
+    Raises:
+        RunError: the first task did not arrive or stopped answering, or this one cannot write.
+    """
+    try:
+        area = make_area(directory, step.token, OTHER)
+    except OSError as error:
+        message = f"cannot write to {directory}: {error.strerror}"
+        raise RunError(message, hint="both nodes must see the directory and may write") from error
+    try:
+        Partner(area).serve(arrival_s=arrival_s)
+    except SilentSideError:
+        # In all other cases the first task removes the area.
+        remove_area(area)
+        raise
+
+
+class Helper:
+    """The other side as a child of this process."""
+
+    def __init__(self, root: Path, area: Path) -> None:
+        """Start the child.
+
+        Args:
+            root: the directory, by the path that the child shall use.
+            area: the lead's area.
+
+        Raises:
+            ConfigError: ``root`` is another directory, or not writable.
+        """
+        self._twin = root / area.name
+        _check_same(root, area, self._twin)
+        token = area.name.rpartition("doctor-")[2]
+        self._pid = os.fork()
+        if self._pid == 0:
+            _help(root, token)
+
+    def end(self) -> None:
+        """Wait for the released child to end, or kill it."""
+        end = time.monotonic() + _GOES_WITHIN_S
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(self._pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+
+def _check_same(root: Path, area: Path, twin: Path) -> None:
+    """Check by mkdir that both paths lead to one directory: a lookup might only ask a cache."""
+    try:
+        twin.mkdir()
+    except FileExistsError:
+        return
+    except OSError as error:
+        message = f"cannot write to {root}: {error.strerror}"
+        raise ConfigError(message, hint="--pair names another mount of the directory") from error
+    with suppress(OSError):
+        twin.rmdir()
+    message = f"{root} is not {area.parent} through another mount"
+    raise ConfigError(message, hint="--pair names another mount of the directory")
+
+
+def _help(root: Path, token: str) -> NoReturn:
+    try:
+        become_child()
+        Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
+    finally:
+        # After an exception the child must not continue as a second copy of the lead.
+        os._exit(0)

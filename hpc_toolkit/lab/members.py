@@ -1,4 +1,4 @@
-"""Find the processes of a lab by a mount that all of them inherit, and kill all of them.
+"""Find the processes of a lab by a mount that all of them inherit; kill them, or report their state.
 
 Every daemon is started in a mount namespace where a hosts file of the lab covers /etc/hosts. The
 name of that file holds the lab's token and the node. /proc/PID/mountinfo shows it for the daemon,
@@ -16,18 +16,22 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab.config import CLUSTER_NAME
+from hpc_toolkit.lab.config import CLUSTER_NAME, CONTROL
+from hpc_toolkit.lab.directory import read_record
 from hpc_toolkit.lab.settings import lab_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hpc_toolkit.lab.settings import LabPaths, LabSettings
+
 PROC = "/proc"
 _KILL_S = 20.0
 _PAUSE_S = 0.02
+_SCAN_PAUSE_S = 0.05
 LOOKS = 3
 """Scans until a process counts as gone: one scan can miss a daemon that forks and exits."""
 
@@ -171,3 +175,82 @@ def _kill(member: Member, token: str) -> None:
         return
     finally:
         os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class LabStatus:
+    """The status of a lab."""
+
+    state: str
+    """``up``; ``broken``: processes are left, but daemons are gone or the start did not complete;
+    ``down``: no process is left."""
+    paths: LabPaths
+    settings: LabSettings | None
+    """None if no lab is recorded."""
+    port: int | None
+    """The first of its ports."""
+    processes: int
+    crashed: tuple[str, ...]
+    """Nodes that were crashed on purpose and not restored."""
+    gone: tuple[str, ...]
+    """Daemons that should run but do not, such as ``slurmd of n3``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as ``--json`` prints it."""
+        return {
+            "state": self.state,
+            "directory": str(self.paths.root),
+            "slurm_conf": str(self.paths.slurm_conf),
+            "settings": self.settings.to_json() if self.settings else None,
+            "port": self.port,
+            "processes": self.processes,
+            "crashed": list(self.crashed),
+            "gone": list(self.gone),
+        }
+
+
+def status_of(paths: LabPaths) -> LabStatus:
+    """Return the status of the lab in a directory. Writes nothing.
+
+    Scans again for 0.1 s before it reports that a daemon is gone.
+    """
+    record = read_record(paths)
+    found = members(paths.token)
+    crashed = _crashed(paths)
+    wanted = _daemons(record.settings, crashed) if record is not None else []
+    missing = _not_among(wanted, found)
+    # One scan can miss a daemon that re-executes itself (slurmd 23.11, 'scontrol reconfigure').
+    for _ in range(LOOKS - 1):
+        if missing:
+            time.sleep(_SCAN_PAUSE_S)
+            missing = _not_among(missing, members(paths.token))
+    gone = tuple(f"{name} of {node}" for node, name in missing)
+    whole = record is not None and record.ready and not gone
+    return LabStatus(
+        state="up" if whole else "broken" if found else "down",
+        paths=paths,
+        settings=record.settings if record else None,
+        port=record.port if record else None,
+        processes=len(found),
+        crashed=crashed,
+        gone=gone,
+    )
+
+
+def _crashed(paths: LabPaths) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(paths.crashed)))
+    except FileNotFoundError:
+        return ()
+
+
+def _not_among(wanted: list[tuple[str, str]], found: list[Member]) -> list[tuple[str, str]]:
+    present = {(one.node, one.name) for one in found}
+    return [daemon for daemon in wanted if daemon not in present]
+
+
+def _daemons(settings: LabSettings, crashed: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return (node, command) of every daemon that should run."""
+    names = ["munged", "slurmctld", *(["mariadbd", "slurmdbd"] if settings.accounting else [])]
+    nodes = [node for node in settings.node_names if node not in crashed]
+    return [(CONTROL, name) for name in names] + [(node, "slurmd") for node in nodes]

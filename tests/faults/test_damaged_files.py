@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.doctor import planning, runcheck
-from hpc_toolkit.doctor.runcheck import check_run
+from hpc_toolkit.doctor.run import check as run_check
+from hpc_toolkit.doctor.run import planning
+from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.queue import log
 from hpc_toolkit.queue.control import ask_to_drain
 from hpc_toolkit.run import Run
@@ -91,7 +92,7 @@ def _dump(record: object) -> bytes:
 def call(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     # What is found damaged stays so: no look has to be repeated after a while.
     monkeypatch.setattr(planning, "_BEING_WRITTEN_S", 0.0)
-    monkeypatch.setattr(runcheck, "_BEING_WRITTEN_S", 0.0)
+    monkeypatch.setattr(run_check, "_BEING_WRITTEN_S", 0.0)
     (fast_dir / "more.jsonl").write_text('{"id": 10}\n')
 
     def begin(_cut: Cut) -> None:

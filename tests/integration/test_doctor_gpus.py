@@ -22,10 +22,10 @@ pytest.importorskip("torch")
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from hpc_toolkit.doctor import gpus, torchprobe
-from hpc_toolkit.doctor.area import make_area, remove_area
-from hpc_toolkit.doctor.otherside import Helper
-from hpc_toolkit.doctor.pair import LEAD, Pair
+from hpc_toolkit.doctor.node import gpus, torchprobe
+from hpc_toolkit.doctor.channel import make_area, remove_area
+from hpc_toolkit.doctor.partner import Helper
+from hpc_toolkit.doctor.sides import LEAD, Pair
 
 torchprobe.NUMBERS = 1024
 root = Path(sys.argv[1])
@@ -43,7 +43,7 @@ remove_area(area)
 # Three GPUs, played by the CPU: the second one does not answer, the third one computes wrongly.
 GPUS = """
 import json, torch
-from hpc_toolkit.doctor import torchprobe
+from hpc_toolkit.doctor.node import torchprobe
 
 asked = []
 

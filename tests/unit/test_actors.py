@@ -20,11 +20,9 @@ from hpc_toolkit.cli.rayoptions import ray_settings
 from hpc_toolkit.engines.ray import cluster as cluster_module
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
-from hpc_toolkit.engines.ray.actor import RankActor
 from hpc_toolkit.engines.ray.engine import Engine
-from hpc_toolkit.engines.ray.rank import Order
-from hpc_toolkit.engines.ray.settings import RaySettings
-from hpc_toolkit.engines.ray.shares import check_room, demand_of, room, share
+from hpc_toolkit.engines.ray.rank import Order, RankActor
+from hpc_toolkit.engines.ray.settings import RaySettings, check_room, demand_of, room, share
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.run import Run
 from hpc_toolkit.slurm.clusters.facts import load_cluster

@@ -14,25 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.cli.doctor import report_lines
-from hpc_toolkit.doctor import area as area_module
-from hpc_toolkit.doctor import (
-    examine,
-    grace,
-    locks,
-    names,
-    otherside,
-    pair,
-    partner,
-    sides,
-    space,
-    speed,
-    views,
-)
-from hpc_toolkit.doctor.area import make_area, remove_area, sweep
-from hpc_toolkit.doctor.channel import Channel, SilentSideError
+from hpc_toolkit.doctor import channel, examine, partner, sides
+from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area, sweep
 from hpc_toolkit.doctor.children import Child, ask_child
+from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.otherside import Step, join_step
+from hpc_toolkit.doctor.partner import Step, join_step
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files, proof
 from hpc_toolkit.system.mounts import Mount
@@ -42,11 +29,11 @@ from tests.toyrun import ToyRun, tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpc_toolkit.doctor.report import Report
+    from hpc_toolkit.doctor.findings import Report
 
 SETTLED = [
     *("filesystem", "mount options", "space", "sides", "exclusive names", "lost reply", "rename"),
-    *(f"delay ({name})" for name in views.looks(Path())),
+    *(f"delay ({name})" for name in delays.looks(Path())),
     *("locks (flock)", "locks (lockf)", "fsync", "small files", "clocks"),
 ]
 
@@ -55,9 +42,9 @@ SETTLED = [
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of everything to be right, not to be measured."""
     monkeypatch.setattr(names, "_LOOKS_S", 0.05)
-    monkeypatch.setattr(speed, "_MOST_FILES", 20)
-    monkeypatch.setattr(speed, "_MOST_SYNCS", 3)
-    monkeypatch.setattr(otherside, "ARRIVAL_S", 10.0)
+    monkeypatch.setattr(delays, "_MOST_FILES", 20)
+    monkeypatch.setattr(delays, "_MOST_SYNCS", 3)
+    monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
 
 
 @pytest.fixture
@@ -215,7 +202,7 @@ def test_locks_in_the_grace_period_of_an_nfs_server_are_waited_for_with_a_note(
 
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(grace, "_NOTE_AFTER_S", 0.2)
+    monkeypatch.setattr(locks, "_NOTE_AFTER_S", 0.2)
     monkeypatch.setattr(locks, "take_lock", take)
     (fast_dir / "examined").mkdir()
 
@@ -308,9 +295,9 @@ def test_a_directory_without_symlinks_is_unsafe(
 def test_what_stays_unseen_is_timed_and_judged(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch, hidden_s: float, verdict: str
 ) -> None:
-    monkeypatch.setattr(views, "LIMIT_S", 1.0)
-    monkeypatch.setattr(views, "_PROMPT_S", 0.1)
-    real = views.looks
+    monkeypatch.setattr(delays, "LIMIT_S", 1.0)
+    monkeypatch.setattr(delays, "_PROMPT_S", 0.1)
+    real = delays.looks
     began: list[float] = []
 
     def cached(directory: Path) -> dict[str, Callable[[], bool]]:
@@ -318,7 +305,7 @@ def test_what_stays_unseen_is_timed_and_judged(
         late = {"heartbeat": lambda: time.monotonic() > began[0] + hidden_s}
         return {**real(directory), **late}
 
-    monkeypatch.setattr(views, "looks", cached)
+    monkeypatch.setattr(delays, "looks", cached)
 
     report = looked_at(fast_dir)
 
@@ -334,7 +321,7 @@ def test_a_reader_that_meets_neither_old_nor_new_is_unsafe(
         path.write_bytes(b"".join(chunks)[:7])
 
     monkeypatch.setattr(files, "replace_file", in_pieces)
-    monkeypatch.setattr(views, "LIMIT_S", 0.05)
+    monkeypatch.setattr(delays, "LIMIT_S", 0.05)
 
     assert found(looked_at(fast_dir))["rename"].verdict is Verdict.UNSAFE
 
@@ -379,11 +366,11 @@ def test_a_request_waits_for_the_answer_to_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that fails on the lead's side leaves its request unanswered."""
-    monkeypatch.setattr(pair, "ANSWER_S", 3.0)
+    monkeypatch.setattr(sides, "ANSWER_S", 3.0)
     monkeypatch.setattr(partner, "ANSWER_S", 3.0)
     area = make_area(tmp_path, "token", "lead")
     other = Child(lambda: partner.Partner(area).serve(arrival_s=400.0))
-    lead = pair.Pair(area, arrival_s=400.0)
+    lead = sides.Pair(area, arrival_s=400.0)
 
     lead.start("create", name="first", target="other")
     lead.start("create", name="second", target="other")
@@ -406,7 +393,7 @@ def test_little_room_is_unsafe_and_uncounted_inodes_are_not(
 
     monkeypatch.setattr(os, "statvfs", lambda _: Space)
 
-    findings = space.check_space(tmp_path)
+    findings = mounts.check_space(tmp_path)
 
     assert [one.check for one in findings if one.verdict is Verdict.UNSAFE] == unsafe
 
@@ -420,7 +407,7 @@ def test_a_filesystem_that_tells_no_size_is_not_called_full(
 
     monkeypatch.setattr(os, "statvfs", lambda _: Space)
 
-    (found,) = space.check_space(tmp_path)
+    (found,) = mounts.check_space(tmp_path)
 
     assert found.verdict is Verdict.UNKNOWN
     assert found.found == "the filesystem does not tell its size"
@@ -447,7 +434,7 @@ def test_a_quota_program_is_asked_where_there_is_one(
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    (finding,) = space.check_quota(Mount("/scratch", kind, "nas:/x", ()))
+    (finding,) = mounts.check_quota(Mount("/scratch", kind, "nas:/x", ()))
 
     assert (finding.verdict, finding.found) == (verdict, f"/scratch {numbers}")
 
@@ -455,7 +442,7 @@ def test_a_quota_program_is_asked_where_there_is_one(
 def test_no_quota_program_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
-    assert space.check_quota(Mount("/", "ext4", "/dev/vda", ())) == []
+    assert mounts.check_quota(Mount("/", "ext4", "/dev/vda", ())) == []
 
 
 def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
@@ -533,7 +520,7 @@ def test_what_two_sides_prove_is_kept_in_the_run_and_nothing_else(fast_dir: Path
     kept = json.loads(toy.paths.doctor.read_text())
     assert (kept["format"], kept["locks_proven"], kept["verdict"]) == (1, True, "fine")
     assert {side["boot"] for side in kept["sides"]} == {"lead", "other"}
-    assert set(kept["delays_s"]) == set(views.looks(Path()))
+    assert set(kept["delays_s"]) == set(delays.looks(Path()))
     assert "free lock" in found(report)["deaths"].found
     after = without_root(tree(toy.root))
     assert after.pop("doctor.json")
@@ -637,7 +624,7 @@ def test_the_area_of_another_host_is_left_for_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     area = abandoned(tmp_path)
-    monkeypatch.setattr(area_module, "host_name", lambda: "elsewhere")
+    monkeypatch.setattr(channel, "host_name", lambda: "elsewhere")
     own = make_area(tmp_path, "own", "lead")
     assert sweep(tmp_path, own) == []
 

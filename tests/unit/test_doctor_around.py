@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.doctor import scheduler, scripts
 from hpc_toolkit.doctor.findings import Finding, Verdict, worst
+from hpc_toolkit.doctor.node import slurm
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.render import script
 from hpc_toolkit.slurm.render.file import sign
@@ -43,12 +43,12 @@ def answering(path: Path, config: str = CONFIG) -> dict[str, Finding]:
     install(path)
     (path / "config").write_text(config)
     install(path, f'while read -r line; do echo "$line"; done <{path}/config', "scontrol")
-    return {one.check: one for one in scheduler.check_slurm()}
+    return {one.check: one for one in slurm.check_slurm()}
 
 
 @pytest.mark.usefixtures("path")
 def test_a_machine_without_slurm_may_do_without() -> None:
-    (found,) = scheduler.check_slurm()
+    (found,) = slurm.check_slurm()
 
     assert (found.check, found.verdict) == ("slurm", Verdict.SKIPPED)
 
@@ -85,7 +85,7 @@ def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None
     install(path)
     install(path, "echo 'Unable to contact slurm controller' >&2; exit 1", "scontrol")
 
-    (found,) = scheduler.check_slurm()
+    (found,) = slurm.check_slurm()
 
     assert found.verdict is Verdict.UNKNOWN
     assert "Unable to contact slurm controller" in found.found
@@ -93,9 +93,9 @@ def test_a_controller_that_is_silent_is_unknown_and_says_why(path: Path) -> None
 
 def test_a_slurm_that_is_not_set_up_is_none(path: Path) -> None:
     install(path)
-    install(path, f"echo 'fatal: {scheduler._NOT_SET_UP}' >&2; exit 1", "scontrol")
+    install(path, f"echo 'fatal: {slurm._NOT_SET_UP}' >&2; exit 1", "scontrol")
 
-    (found,) = scheduler.check_slurm()
+    (found,) = slurm.check_slurm()
 
     assert found.verdict is Verdict.SKIPPED
 
@@ -103,7 +103,7 @@ def test_a_slurm_that_is_not_set_up_is_none(path: Path) -> None:
 def test_a_slurm_of_which_a_part_is_missing_names_it(path: Path) -> None:
     install(path, "exit 0", "sbatch", "scontrol", "scancel")
 
-    (found,) = scheduler.check_slurm()
+    (found,) = slurm.check_slurm()
 
     assert found.verdict is Verdict.UNKNOWN
     assert found.found == "srun, squeue cannot be found"
@@ -114,7 +114,7 @@ def test_every_template_renders_for_the_cluster_that_is_meant(
 ) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "killarney")
 
-    (found,) = scripts.check_scripts()
+    (found,) = slurm.check_scripts()
 
     assert found.verdict is Verdict.FINE
     count = len(script.template_names())
@@ -126,7 +126,7 @@ def test_a_cluster_that_cannot_be_loaded_is_a_fault_with_its_hint(
 ) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "kilarney")
 
-    (found,) = scripts.check_scripts()
+    (found,) = slurm.check_scripts()
 
     assert found.verdict is Verdict.UNSAFE
     assert "kilarney" in found.found
@@ -139,7 +139,7 @@ def test_a_script_that_bash_does_not_read_names_its_template(
     monkeypatch.setenv("HPCTK_CLUSTER", "generic")
     monkeypatch.setattr(script, "render_script", lambda *_: sign("#!/bin/bash\nif true\n"))
 
-    found = scripts.check_scripts()
+    found = slurm.check_scripts()
 
     assert len(found) == len(script.template_names())
     assert {one.verdict for one in found} == {Verdict.UNSAFE}
@@ -148,9 +148,9 @@ def test_a_script_that_bash_does_not_read_names_its_template(
 
 
 def test_a_bash_that_fails_without_a_word_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_toolkit.doctor.scripts.shutil.which", lambda _: "/bin/false")
+    monkeypatch.setattr("hpc_toolkit.doctor.node.slurm.shutil.which", lambda _: "/bin/false")
 
-    told = scripts.try_template("work-queue", resolve_cluster("generic").cluster)
+    told = slurm.try_template("work-queue", resolve_cluster("generic").cluster)
 
     assert told is not None
     assert told[0] == "bash ends with 1"
@@ -159,7 +159,7 @@ def test_a_bash_that_fails_without_a_word_is_a_fault(monkeypatch: pytest.MonkeyP
 def test_a_script_whose_hash_is_wrong_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "sign", lambda text: text)
 
-    told = scripts.try_template("work-queue", resolve_cluster("generic").cluster)
+    told = slurm.try_template("work-queue", resolve_cluster("generic").cluster)
 
     assert told is not None
     assert "hash" in told[0]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.doctor import gpus, nvml, otherside, torchprobe
-from hpc_toolkit.doctor.area import make_area, remove_area
+from hpc_toolkit.doctor import nvml, partner
+from hpc_toolkit.doctor.channel import make_area, remove_area
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.otherside import Helper
-from hpc_toolkit.doctor.pair import LEAD, Pair
+from hpc_toolkit.doctor.node import gpus, torchprobe
+from hpc_toolkit.doctor.partner import Helper
+from hpc_toolkit.doctor.sides import LEAD, Pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -277,7 +278,7 @@ def test_a_sum_on_one_node_says_how_to_ask_two() -> None:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Two sides; what the other one says of GPUs is what was set before it was forked."""
-    monkeypatch.setattr(otherside, "ARRIVAL_S", 10.0)
+    monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
     finding = Finding(check="gpus", verdict=Verdict.FINE, found="one")
     told = {"findings": [finding.to_json()], "count": 1}
     monkeypatch.setattr(gpus, "look_here", lambda: told)

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.cli.doctor import doctor
-from hpc_toolkit.doctor import planning, repairing
 from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.doctor.planning import plan_repairs
-from hpc_toolkit.doctor.repairing import repair_run
+from hpc_toolkit.doctor.run import planning, repairing
+from hpc_toolkit.doctor.run.planning import plan_repairs
+from hpc_toolkit.doctor.run.repairing import repair_run
 from hpc_toolkit.errors import HpcToolkitError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir import files
@@ -30,7 +30,7 @@ from tests.toyrun import ToyRun, tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.doctor.repairs import Repair
+    from hpc_toolkit.doctor.run.planning import Repair
 
 Draw = Any  # as DataObject.draw is: takes a strategy, gives one of its examples
 HOURS_AGO_S = 7200

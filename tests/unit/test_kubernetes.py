@@ -14,9 +14,14 @@ import typer
 from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.engines.kubernetes.drift import _fields, check_manifest, embedded
-from hpc_toolkit.engines.kubernetes.manifest import manifest_objects, render_manifest
-from hpc_toolkit.engines.kubernetes.origin import request_json
+from hpc_toolkit.engines.kubernetes.manifest import (
+    _fields,
+    check_manifest,
+    embedded,
+    manifest_objects,
+    render_manifest,
+    request_json,
+)
 from hpc_toolkit.engines.kubernetes.request import KINDS, Kind, ManifestSpec
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import sha256, sign

@@ -29,9 +29,9 @@ from hpc_toolkit.lab.directory import (
     remove_files,
     write_record,
 )
-from hpc_toolkit.lab.jobs import JobEnd, code_of, parse_logs, run_script
+from hpc_toolkit.lab.jobs import JobEnd, Submission, code_of, parse_logs, run_script
 from hpc_toolkit.lab.lab import Lab
-from hpc_toolkit.lab.members import Member, member_node, members, surrounding_labs
+from hpc_toolkit.lab.members import Member, member_node, members, status_of, surrounding_labs
 from hpc_toolkit.lab.ports import (
     FIRST_PORT,
     Listener,
@@ -41,8 +41,6 @@ from hpc_toolkit.lab.ports import (
     port_spans,
 )
 from hpc_toolkit.lab.settings import LabPaths, LabSettings, lab_token
-from hpc_toolkit.lab.status import status_of
-from hpc_toolkit.lab.submission import Submission
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord
 from tests.integration.realrun import lives, wait_until
 
@@ -570,7 +568,7 @@ class TestRecord:
             Member(14, "n2", "slurmd"),
         ]
         looks = [[munged, control, second], [munged, control, first], daemons]
-        monkeypatch.setattr("hpc_toolkit.lab.status.members", lambda _token: looks.pop(0))
+        monkeypatch.setattr("hpc_toolkit.lab.members.members", lambda _token: looks.pop(0))
 
         now = status_of(paths)
 
@@ -583,7 +581,7 @@ class TestRecord:
         paths.root.mkdir()
         write_record(paths, replace(self.RECORD, settings=LabSettings(1)))
         found = [Member(11, "localhost", "munged"), Member(13, "n1", "slurmd")]
-        monkeypatch.setattr("hpc_toolkit.lab.status.members", lambda _token: found)
+        monkeypatch.setattr("hpc_toolkit.lab.members.members", lambda _token: found)
 
         now = status_of(paths)
 
@@ -811,7 +809,7 @@ def test_a_daemon_that_does_not_answer_is_an_error_not_a_wait(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     for limit_s in (0.3, 3.0, 30.0, 300.0):
-        monkeypatch.setattr("hpc_toolkit.lab.commands.ANSWER_S", limit_s)
+        monkeypatch.setattr("hpc_toolkit.lab.clients.ANSWER_S", limit_s)
         message = f"^squeue did not answer within {re.escape(f'{limit_s:g}')} s"
         with pytest.raises(HpcToolkitError, match=message) as caught:
             ask(paths, "squeue")

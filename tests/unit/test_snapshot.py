@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.doctor.findings import Verdict
-from hpc_toolkit.doctor.runcheck import check_run
+from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.errors import ConfigError, ItemsError, RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.run.snapshot import (

@@ -1,4 +1,4 @@
-"""A user's request for a manifest, checked field by field when it is created."""
+"""A request for a manifest, checked field by field when it is created, and its volumes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from hpc_toolkit.engines.kubernetes.values import (
     COUNTS,
     PATTERNS,
+    check_claim,
     check_env,
     check_number,
     check_secret_name,
@@ -17,7 +18,6 @@ from hpc_toolkit.engines.kubernetes.values import (
     split_selector,
     split_toleration,
 )
-from hpc_toolkit.engines.kubernetes.volumes import Volume, below, volumes_of
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.allowlist import check_match, check_names
 from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
@@ -42,6 +42,12 @@ ONLY_OF: dict[str, tuple[Kind, ...]] = {
 """Fields that only some kinds use."""
 _WORD = ".{0,32768}"
 _WORDS_MAX = 131_072
+MOUNT = "/data"
+"""Mount point of a volume for which the user gives none."""
+_PATH = "/[^:]{1,4095}"
+_WANTED = "an absolute path without ':'"
+_TAKEN = {"", ".", "dev", "proc", "sys", "etc"}
+"""First parts of paths that no mount point may have, because it would cover the image's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,11 +246,11 @@ def _check_lists(spec: ManifestSpec) -> None:
         raise RenderError(msg, hint="put them into a file in the image or on the volume")
 
 
-def _refuse_twice(names: list[str], where: str) -> None:
+def _refuse_twice(names: list[str], where: str, hint: str = "leave one of them out") -> None:
     for name in names:
         if names.count(name) > 1:
             msg = f"{where}: {name!r} is given twice"
-            raise RenderError(msg, hint="leave one of them out")
+            raise RenderError(msg, hint=hint)
 
 
 def _check_together(spec: ManifestSpec) -> None:
@@ -299,3 +305,64 @@ def _check_name(spec: ManifestSpec) -> None:
         most = _HOST_MAX - len(longest)
         msg = f"--job-name: {spec.name!r} has more than {most} characters"
         raise RenderError(msg, hint=f"the pods are called {spec.name}{longest}: 63 at most")
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A volume that many nodes can write to."""
+
+    claim: str
+    """Name of its PersistentVolumeClaim."""
+    path: str
+    """Its mount point in pods; absolute, without a trailing slash."""
+
+
+def volumes_of(claims: tuple[str, ...], mount: str | None) -> tuple[Volume, ...]:
+    """Return the volumes of ``--pvc CLAIM[:/DIR]`` and ``--mount``, in their order.
+
+    Raises:
+        RenderError: a name or a path is invalid or given twice, or ``--mount`` has no use.
+    """
+    if mount is not None:
+        _check_path(mount, "--mount")
+    found = []
+    for text in claims:
+        claim, colon, path = text.partition(":")
+        check_claim(claim, "--pvc")
+        if colon:
+            _check_path(path, "--pvc")
+        found.append(Volume(claim, _plain(path or mount or MOUNT)))
+    if mount is not None and claims and all(":" in text for text in claims):
+        msg = "--mount: each --pvc says where it is seen"
+        raise RenderError(msg, hint="leave it out")
+    for what in ("claim", "path"):
+        hint = "write NAME:/DIR, each with a name and a DIR of its own"
+        _refuse_twice([getattr(volume, what) for volume in found], "--pvc", hint)
+    return tuple(found)
+
+
+def below(path: str, volumes: tuple[Volume, ...], where: str) -> str:
+    """Return ``path`` as pods see it, on one of the volumes; a relative one is on the first.
+
+    Raises:
+        RenderError: the path is on none of the volumes.
+    """
+    whole = path if path.startswith("/") else f"{volumes[0].path}/{path}"
+    plain = _plain(whole)
+    roots = [volume.path for volume in volumes]
+    if ".." in plain.split("/") or not any(plain.startswith(f"{root}/") for root in roots):
+        msg = f"{where}: {path!r} is not below {' or '.join(roots)}"
+        raise RenderError(msg, hint="a path on a volume, in full or relative to the first one")
+    return plain
+
+
+def _check_path(path: str, where: str) -> None:
+    check_match(path, _PATH, _WANTED, where)
+    check_names(path, where)
+    if path.split("/")[1] in _TAKEN or ".." in path.split("/"):
+        msg = f"{where}: {path!r} is not free in a pod"
+        raise RenderError(msg, hint="write a directory such as /data")
+
+
+def _plain(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.engines.ray.actor import CONCURRENCY, RankActor
+from hpc_toolkit.engines.ray.rank import CONCURRENCY, RankActor
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 
 if TYPE_CHECKING:

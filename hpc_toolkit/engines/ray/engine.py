@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.engines.ray.cluster import joined
 from hpc_toolkit.engines.ray.rank import Order
-from hpc_toolkit.engines.ray.shares import check_room, demand_of, room
+from hpc_toolkit.engines.ray.settings import check_room, demand_of, room
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.run import MAX_WORKERS

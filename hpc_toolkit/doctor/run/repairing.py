@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.doctor.planning import LEFT_ALONE_S, head_is_wrong, present_workers, targets
+from hpc_toolkit.doctor.run.planning import LEFT_ALONE_S, head_is_wrong, present_workers, targets
 from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from hpc_toolkit.doctor.repairs import Repair
+    from hpc_toolkit.doctor.run.planning import Repair
 
 _NOW = "somebody did it meanwhile"
 

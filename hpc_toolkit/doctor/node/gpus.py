@@ -12,15 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.doctor import nvml, torchprobe
+from hpc_toolkit.doctor import nvml
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.node import torchprobe
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
 from hpc_toolkit.system.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
-    from hpc_toolkit.doctor.pair import Pair
+    from hpc_toolkit.doctor.sides import Pair
 
 _DRIVER_S = 25.0
 _TORCH_S = 60.0
@@ -175,7 +176,7 @@ def listed(gpus: list[dict[str, Any]]) -> str:
 
 
 def judge_torch(told: dict[str, Any]) -> Finding:
-    """Judge the answer of :func:`hpc_toolkit.doctor.torchprobe.look`."""
+    """Judge the answer of :func:`hpc_toolkit.doctor.node.torchprobe.look`."""
     check = "torch"
     if "torch" not in told:
         return Finding(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.settings import read_settings
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.planning import not_directories
+from hpc_toolkit.doctor.run.planning import not_directories
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.log import StageLog

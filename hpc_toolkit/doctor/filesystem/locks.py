@@ -1,29 +1,41 @@
-"""Test, in processes that can be killed, whether locks keep the other side out."""
+"""Test, in processes that can be killed, whether locks keep the other side out.
+
+An NFS server grants no new locks, and on NFSv4 no new opens, for a grace period after its start.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.children import Child, ask_child
+from hpc_toolkit.doctor.filesystem.mounts import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.grace import LONGEST_S
-from hpc_toolkit.doctor.mounts import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.mounts import NFS
 from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from hpc_toolkit.doctor.grace import Grace
-    from hpc_toolkit.doctor.pair import Pair
+    from hpc_toolkit.doctor.sides import Pair
     from hpc_toolkit.system.mounts import Mount
 
+LONGEST_S = 110.0
+"""The default of Linux, 90 s, plus the pause before a client retries."""
+_NOTE_AFTER_S = 10.0
+_NOTE = (
+    f"note: the NFS server has not answered for {_NOTE_AFTER_S:g} s. If it has just started, it "
+    "answers after its grace period, 90 s by default. "
+    f"Doctor waits up to {LONGEST_S:g} s for a lock\n"
+)
 KINDS = ("flock", "lockf")
 """flock(2), which workers use, and the byte-range locks of fcntl(2)."""
 GRANTED, REFUSED, HUNG = "granted", "refused", "hung"
@@ -193,3 +205,36 @@ def _what_failed(trial: LockTrial) -> str:
     if trial.against[0] == REFUSED and trial.freed_s is None:
         return f"still held {_FREED_WITHIN_S:g} s after its holder was killed"
     return "refused though nobody held it"
+
+
+class Grace:
+    """The time that an examination waited for the server of one mount."""
+
+    def __init__(self, mount: Mount) -> None:
+        self.possible = mount.kind in NFS
+        """Whether the server can have a grace period."""
+        self._waited_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Print a note on stderr if the block waits for the server for long."""
+        note = Timer(_NOTE_AFTER_S, sys.stderr.write, [_NOTE])
+        if self.possible:
+            note.start()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            note.cancel()
+            self._waited_s = max(self._waited_s, time.monotonic() - began)
+
+    def findings(self) -> list[Finding]:
+        """Return a finding if the server took long to answer."""
+        if not self.possible or self._waited_s <= _NOTE_AFTER_S:
+            return []
+        found = f"the NFS server answered after {format_duration(self._waited_s)}"
+        means = (
+            "a server that has just started grants no locks, and on NFSv4 opens no files, for 90 s "
+            "by default; workers wait as well. What follows was measured afterwards"
+        )
+        return [Finding(check="grace period", verdict=Verdict.FINE, found=found, means=means)]

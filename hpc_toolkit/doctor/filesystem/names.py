@@ -15,7 +15,7 @@ from hpc_toolkit.rundir import files
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpc_toolkit.doctor.pair import Pair
+    from hpc_toolkit.doctor.sides import Pair
 
 RACE_S = 1.0
 _MOST_NAMES = 600

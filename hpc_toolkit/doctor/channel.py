@@ -1,4 +1,4 @@
-"""The files by which two sides talk, and the directory for them and for all others of an examination.
+"""The channel between two sides, and the directory of an examination.
 
 A channel needs no port and works wherever a queue does: each side rewrites its own file in place
 and reopens the other's. Both sides create both files first, because a name that is looked up too

@@ -12,7 +12,7 @@ from hpc_toolkit.doctor.channel import make_area, remove_area, sweep
 from hpc_toolkit.doctor.filesystem import delays, locks, mounts, names
 from hpc_toolkit.doctor.filesystem.locks import Grace
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
-from hpc_toolkit.doctor.findings import Finding, Report, Verdict, worst
+from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
 from hpc_toolkit.doctor.node.gpus import check_gpus
 from hpc_toolkit.doctor.node.slurm import check_scripts, check_slurm
 from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, Helper
@@ -125,9 +125,8 @@ class _Examination:
         where = f"{mount.kind}, {mount.source} at {mount.point}"
         local = files.is_local(directory)
         means = "a run here is for processes of this machine" if local else ""
-        fine = Verdict.FINE
         self.of_directory = [
-            Finding(check="filesystem", verdict=fine, found=where, means=means),
+            fine("filesystem", where, means),
             check_mount(mount),
             *mounts.check_space(directory),
             *mounts.check_quota(mount),
@@ -139,7 +138,7 @@ class _Examination:
     def note_swept(self, swept: list[str]) -> None:
         if swept:
             found = f"removed what an examination left that was killed: {', '.join(swept)}"
-            self.add(Finding(check="left over", verdict=Verdict.FINE, found=found))
+            self.add(fine("left over", found))
 
     def work(self, pair: Pair, *, around: bool, step: bool) -> None:
         """Make all checks that need two sides.
@@ -186,17 +185,15 @@ class _Examination:
         who = " and ".join(sorted(hosts)) if len(hosts) > 1 else f"{pair.here.host} alone"
         if pair.apart:
             mounts = f"{pair.here.mount.point} and {pair.there.mount.point}"
-            return Finding(check="sides", verdict=Verdict.FINE, found=f"{who}: {mounts}")
+            return fine("sides", f"{who}: {mounts}")
         if self._paired:
             found = f"{who}: both sides use one mount of one kernel"
         elif files.is_local(self._directory):
-            return Finding(check="sides", verdict=Verdict.FINE, found=who)
+            return fine("sides", who)
         else:
             found = f"{who}, through one mount"
         means = "what other hosts see, and whether locks reach them, was not looked at"
-        return Finding(
-            check="sides", verdict=Verdict.UNKNOWN, found=found, means=means, fix=_PAIR_IT
-        )
+        return Finding("sides", Verdict.UNKNOWN, found, means, _PAIR_IT)
 
     def report(self) -> Report:
         pair = self._pair
@@ -222,12 +219,12 @@ def check_clocks(pair: Pair) -> Finding:
     else:
         found = f"{format_duration(abs(apart))} apart, give or take {format_duration(passed / 2)}"
     means = "times in logs are by these clocks; no decision compares them"
-    return Finding(check="clocks", verdict=Verdict.FINE, found=found, means=means)
+    return fine("clocks", found, means)
 
 
 def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:
     """Store the result for workers, which read it at their start, and for users of the run."""
-    delays = report.delays_s.values() or [0.0]
+    seen_after_s = report.delays_s.values() or [0.0]
     record = {
         "at": round(clock.wall(), 3),
         "hpctk": __version__,
@@ -235,7 +232,7 @@ def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -
         "troubles": [one.to_json() for one in found if one.verdict not in _NO_TROUBLE],
         "locks_proven": report.locks_proven,
         "delays_s": report.delays_s,
-        "least_lease_s": 2 * max((delays.LIMIT_S if one is None else one) for one in delays),
+        "least_lease_s": 2 * max(delays.LIMIT_S if one is None else one for one in seen_after_s),
         "sides": [side.to_json() for side in report.sides],
     }
     write_proof(paths.doctor, record)
@@ -249,35 +246,25 @@ def _how_deaths_are_seen(paths: RunPaths) -> Finding:
             "workers that start from now on use it: locks were proven for this filesystem; "
             f"{keeps_locks_of_lost_hosts(mount_of(paths.root))}"
         )
-        return Finding(check=check, verdict=Verdict.FINE, found=found, means=means)
+        return fine(check, found, means)
     found = "on other hosts by the lease, 180 s by default"
     if files.is_local(paths.root):
-        return Finding(check=check, verdict=Verdict.FINE, found=found)
-    return Finding(
-        check=check,
-        verdict=Verdict.SLOWER,
-        found=found,
-        means="the unit of a lost worker waits for that long, unless Slurm speaks sooner",
-        fix=f"where locks reach other hosts, prove it: {_PAIR_IT}",
-    )
+        return fine(check, found)
+    means = "the unit of a lost worker waits for that long, unless Slurm speaks sooner"
+    fix = f"where locks reach other hosts, prove it: {_PAIR_IT}"
+    return Finding(check, Verdict.SLOWER, found, means, fix)
 
 
 def _unwritable(directory: Path, error: OSError) -> Finding:
-    return Finding(
-        check="writing",
-        verdict=Verdict.UNSAFE,
-        found=f"cannot make a directory in {directory}: {error.strerror}",
-        means="no worker can work here; nothing else could be looked at",
-        fix="check the owner, the permissions, the mount and the quota",
-    )
+    found = f"cannot make a directory in {directory}: {error.strerror}"
+    means = "no worker can work here; nothing else could be looked at"
+    fix = "check the owner, the permissions, the mount and the quota"
+    return Finding("writing", Verdict.UNSAFE, found, means, fix)
 
 
 def _failed(check: str, error: OSError) -> Finding:
     where = f" ({os.path.basename(error.filename)})" if isinstance(error.filename, str) else ""
-    return Finding(
-        check=check,
-        verdict=Verdict.UNSAFE,
-        found=f"failed: {error.strerror or error}{where}",
-        means="a worker that meets this ends, and its items wait for others",
-        fix="try again; if it stays, ask the site, or choose another directory",
-    )
+    found = f"failed: {error.strerror or error}{where}"
+    means = "a worker that meets this ends, and its items wait for others"
+    fix = "try again; if it stays, ask the site, or choose another directory"
+    return Finding(check, Verdict.UNSAFE, found, means, fix)

@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 _ORDER = [Verdict.SKIPPED, Verdict.FINE, Verdict.UNKNOWN, Verdict.SLOWER, Verdict.UNSAFE]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the report."""
 
@@ -46,6 +46,16 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def fine(check: str, found: str, means: str = "") -> Finding:
+    """Return a finding of something that suits a run."""
+    return Finding(check, Verdict.FINE, found, means)
+
+
+def judged(check: str, found: str, verdict: Verdict, means: str, fix: str, *, bad: bool) -> Finding:
+    """Return a finding with this verdict, meaning and fix if ``bad``, else a fine one."""
+    return Finding(check, verdict, found, means, fix) if bad else fine(check, found)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

@@ -1,4 +1,4 @@
-"""Find the processes of a lab by a mount that all of them inherit; kill them, or report their state.
+"""Find the processes of a lab by a mount that all of them inherit; kill them or report them.
 
 Every daemon is started in a mount namespace where a hosts file of the lab covers /etc/hosts. The
 name of that file holds the lab's token and the node. /proc/PID/mountinfo shows it for the daemon,

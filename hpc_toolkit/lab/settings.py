@@ -100,11 +100,41 @@ def lab_token(directory: Path, root: Path = Path("/")) -> str:
     return f"hpctk-{sha256(place.encode()).hexdigest()[:16]}"
 
 
+class _Below:
+    """A path below the root of a lab."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, paths: LabPaths, _owner: type[LabPaths]) -> Path:
+        return paths.root / self._path
+
+
 @dataclass(frozen=True, slots=True)
 class LabPaths:
     """The directories and the most important files of one lab."""
 
     root: Path
+
+    record = _Below("lab.json")
+    lock = _Below("lock")
+    etc = _Below("etc")
+    slurm_conf = _Below("etc/slurm.conf")
+    cluster_file = _Below("etc/lab.toml")
+    """The lab's facts, for ``hpctk render --cluster``."""
+    hosts = _Below("hosts")
+    devices = _Below("dev")
+    logs = _Below("log")
+    run = _Below("run")
+    state = _Below("state")
+    spool = _Below("spool")
+    munge = _Below("munge")
+    munge_socket = _Below("munge/socket")
+    munge_private = _Below("munge/private")
+    database = _Below("db")
+    database_socket = _Below("db/socket")
+    crashed = _Below("crashed")
+    """Directory with one empty file per node that 'hpctk lab crash' killed."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a path that Slurm's configuration or a Unix socket cannot hold."""
@@ -123,10 +153,6 @@ class LabPaths:
         return lab_token(self.root)
 
     @property
-    def record(self) -> Path:
-        return self.root / "lab.json"
-
-    @property
     def unfinished_record(self) -> str:
         """Pattern of the temporary files that files.replace_file() leaves if it is killed."""
         return f".{self.record.name}.*.tmp"
@@ -137,72 +163,6 @@ class LabPaths:
             self.etc, self.hosts, self.devices, self.run, self.state, self.spool, self.munge,
             self.database, self.crashed, self.logs,
         )  # fmt: skip
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def etc(self) -> Path:
-        return self.root / "etc"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.etc / "slurm.conf"
-
-    @property
-    def cluster_file(self) -> Path:
-        """The lab's facts, for ``hpctk render --cluster``."""
-        return self.etc / "lab.toml"
-
-    @property
-    def hosts(self) -> Path:
-        return self.root / "hosts"
-
-    @property
-    def devices(self) -> Path:
-        return self.root / "dev"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def run(self) -> Path:
-        return self.root / "run"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def munge(self) -> Path:
-        return self.root / "munge"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.munge / "socket"
-
-    @property
-    def munge_private(self) -> Path:
-        return self.munge / "private"
-
-    @property
-    def database(self) -> Path:
-        return self.root / "db"
-
-    @property
-    def database_socket(self) -> Path:
-        return self.database / "socket"
-
-    @property
-    def crashed(self) -> Path:
-        """Directory with one empty file per node that 'hpctk lab crash' killed."""
-        return self.root / "crashed"
 
     def hosts_file(self, start: str, node: str) -> Path:
         """Return the hosts file that the processes of one node see, in one start of the lab."""

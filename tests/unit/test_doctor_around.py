@@ -166,8 +166,8 @@ def test_a_script_whose_hash_is_wrong_is_a_fault(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_skipped_makes_nothing_worse() -> None:
-    skipped = Finding(check="slurm", verdict=Verdict.SKIPPED, found="")
-    unknown = Finding(check="slurm", verdict=Verdict.UNKNOWN, found="")
+    skipped = Finding("slurm", Verdict.SKIPPED, "")
+    unknown = Finding("slurm", Verdict.UNKNOWN, "")
 
     assert worst([skipped]) is Verdict.FINE
     assert worst([skipped, unknown]) is Verdict.UNKNOWN

@@ -279,7 +279,7 @@ def test_a_sum_on_one_node_says_how_to_ask_two() -> None:
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Two sides; what the other one says of GPUs is what was set before it was forked."""
     monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
-    finding = Finding(check="gpus", verdict=Verdict.FINE, found="one")
+    finding = Finding("gpus", Verdict.FINE, "one")
     told = {"findings": [finding.to_json()], "count": 1}
     monkeypatch.setattr(gpus, "look_here", lambda: told)
     monkeypatch.setattr(gpus, "run_ranks", lambda _path, **words: [{**SUM, "asked": words}])

@@ -91,7 +91,7 @@ def test_flock_is_local_where_the_options_say_so(option: str, local: bool) -> No
 
 
 def finding(verdict: Verdict) -> Finding:
-    return Finding(check="x", verdict=verdict, found="y")
+    return Finding("x", verdict, "y")
 
 
 def test_one_unsafe_finding_makes_everything_unsafe() -> None:

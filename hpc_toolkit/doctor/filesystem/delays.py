@@ -7,7 +7,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, judged
 from hpc_toolkit.queue.presence import Presence, PresenceFile, read_presence
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter
@@ -119,23 +119,13 @@ def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
 def _judge(name: str, delay: float | None) -> Finding:
     check = f"delay ({name})"
     if delay is None:
-        return Finding(
-            check=check,
-            verdict=Verdict.UNSAFE,
-            found=f"not seen after {LIMIT_S:g} s",
-            means="workers on two hosts would take each other for dead, or wait for ever",
-            fix="ask the site how long clients cache files, or choose another directory",
-        )
-    late = delay > _PROMPT_S
-    return Finding(
-        check=check,
-        verdict=Verdict.SLOWER if late else Verdict.FINE,
-        found=f"seen within {format_duration(delay)}",
-        means=_MEANS[name] if late else "",
-        fix=f"a --lease below {format_duration(2 * delay)} would end living workers' leases"
-        if late and name == "heartbeat"
-        else "",
-    )
+        means = "workers on two hosts would take each other for dead, or wait for ever"
+        fix = "ask the site how long clients cache files, or choose another directory"
+        return Finding(check, Verdict.UNSAFE, f"not seen after {LIMIT_S:g} s", means, fix)
+    found = f"seen within {format_duration(delay)}"
+    fix = f"a --lease below {format_duration(2 * delay)} would end living workers' leases"
+    fix = fix if name == "heartbeat" else ""
+    return judged(check, found, Verdict.SLOWER, _MEANS[name], fix, bad=delay > _PROMPT_S)
 
 
 def check_writing(area: Path) -> Finding:
@@ -152,16 +142,10 @@ def check_writing(area: Path) -> Finding:
     journal.close()
     files.sync_directory(area)
     typical, worst = statistics.median(seconds), max(seconds)
-    slow = typical > _SLOW_SYNC_S
-    return Finding(
-        check="fsync",
-        verdict=Verdict.SLOWER if slow else Verdict.FINE,
-        found=f"no error; {format_ms(typical)} for a line on disk, at worst {format_ms(worst)}",
-        means=f"a worker spends {format_duration(typical)} per half second of results on it"
-        if slow
-        else "",
-        fix="let an item be more work" if slow else "",
-    )
+    found = f"no error; {format_ms(typical)} for a line on disk, at worst {format_ms(worst)}"
+    means = f"a worker spends {format_duration(typical)} per half second of results on it"
+    fix = "let an item be more work"
+    return judged("fsync", found, Verdict.SLOWER, means, fix, bad=typical > _SLOW_SYNC_S)
 
 
 def check_small_files(area: Path) -> Finding:
@@ -174,14 +158,10 @@ def check_small_files(area: Path) -> Finding:
         os.close(os.open(directory / str(count), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         count += 1
     rate = count / max(time.monotonic() - began, 1e-6)
-    slow = rate < _FEW_PER_S
-    return Finding(
-        check="small files",
-        verdict=Verdict.SLOWER if slow else Verdict.FINE,
-        found=f"{rate:.0f} created in a second by one process",
-        means="claims, one for up to 256 items, take their time" if slow else "",
-        fix="group items, or let an item be more work" if slow else "",
-    )
+    found = f"{rate:.0f} created in a second by one process"
+    means = "claims, one for up to 256 items, take their time"
+    fix = "group items, or let an item be more work"
+    return judged("small files", found, Verdict.SLOWER, means, fix, bad=rate < _FEW_PER_S)
 
 
 def format_ms(seconds: float) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.filesystem.mounts import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.mounts import NFS
 from hpc_toolkit.system.quantities import format_duration
@@ -167,33 +167,22 @@ def _judge(trial: LockTrial, apart: bool, mount: Mount) -> Finding:
         means = _NOT_OURS
         if trial.kind == "flock":
             means = f"a worker's death can be seen by its lock; {keeps_locks_of_lost_hosts(mount)}"
-        return Finding(
-            check=check,
-            verdict=Verdict.FINE,
-            found=f"held on one side, refused on the other, {where}; free {freed} after a kill -9 "
-            "of the process alone",
-            means=means if apart else "whether they reach other hosts needs two sides",
-        )
+        found = f"held on one side, refused on the other, {where}; "
+        found += f"free {freed} after a kill -9 of the process alone"
+        if not apart:
+            means = "whether they reach other hosts needs two sides"
+        return fine(check, found, means)
     if trial.kind != "flock":
         found = _HUNG if HUNG in outcomes else _what_failed(trial)
         means = "workers do not use them; programs that do (SQLite, HDF5) are unsafe here"
-        return Finding(check=check, verdict=Verdict.SLOWER, found=found, means=means)
+        return Finding(check, Verdict.SLOWER, found, means)
     if HUNG in outcomes:
-        return Finding(
-            check=check,
-            verdict=Verdict.UNSAFE,
-            found=_HUNG_ON_NFS if mount.kind in NFS else _HUNG,
-            means="a worker takes its own lock when it starts, and may wait for ever",
-            fix=(_RUN_AGAIN if mount.kind in NFS else "")
-            + "ask the site for working locks, or choose another directory",
-        )
-    return Finding(
-        check=check,
-        verdict=Verdict.SLOWER,
-        found=_what_failed(trial),
-        means=LOCAL_LOCKS_MEAN,
-        fix="nothing, for a run; with a shorter --lease deaths are seen sooner",
-    )
+        found, again = (_HUNG_ON_NFS, _RUN_AGAIN) if mount.kind in NFS else (_HUNG, "")
+        means = "a worker takes its own lock when it starts, and may wait for ever"
+        fix = f"{again}ask the site for working locks, or choose another directory"
+        return Finding(check, Verdict.UNSAFE, found, means, fix)
+    fix = "nothing, for a run; with a shorter --lease deaths are seen sooner"
+    return Finding(check, Verdict.SLOWER, _what_failed(trial), LOCAL_LOCKS_MEAN, fix)
 
 
 def _what_failed(trial: LockTrial) -> str:
@@ -237,4 +226,4 @@ class Grace:
             "a server that has just started grants no locks, and on NFSv4 opens no files, for 90 s "
             "by default; workers wait as well. What follows was measured afterwards"
         )
-        return [Finding(check="grace period", verdict=Verdict.FINE, found=found, means=means)]
+        return [fine("grace period", found, means)]

@@ -9,7 +9,7 @@ import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.system.mounts import LOCAL_LOCKS, NFS
 from hpc_toolkit.system.quantities import format_size
 
@@ -28,19 +28,15 @@ LOCAL_LOCKS_MEAN = (
 )
 _LATE = "other hosts see heartbeats and new items late, up to the time for which files are cached"
 
+_LOST_WRITES = "a server that is slow for a while makes writes fail or vanish, see nfs(5)"
+
 _ANYWHERE = {
     **dict.fromkeys(LOCAL_LOCKS, (Verdict.SLOWER, LOCAL_LOCKS_MEAN)),
     "ro": (Verdict.UNSAFE, "no worker can write here"),
     "nosymfollow": (Verdict.SLOWER, "links are read, which is enough, but no path may use them"),
 }
 _ON_NFS = {
-    **dict.fromkeys(
-        ("soft", "softerr"),
-        (
-            Verdict.UNSAFE,
-            "a server that is slow for a while makes writes fail or vanish, see nfs(5)",
-        ),
-    ),
+    **dict.fromkeys(("soft", "softerr"), (Verdict.UNSAFE, _LOST_WRITES)),
     "local_lock=posix": (Verdict.SLOWER, LOCAL_LOCKS_MEAN),
     "nocto": (Verdict.SLOWER, _LATE),
     "noac": (Verdict.SLOWER, "every look asks the server"),
@@ -49,8 +45,6 @@ _ON_SMB = {"cache=loose": (Verdict.UNSAFE, "other hosts may never see what is wr
 _LEAST_BYTES = 100 * 2**20
 _LEAST_FILES = 2000
 _QUOTA_S = 5.0
-_FULL = "workers write nothing more and end with 75 when there is no room"
-_MAKE_ROOM = "remove what is not needed, or choose another directory"
 
 
 def keeps_locks_of_lost_hosts(mount: Mount) -> str:
@@ -70,26 +64,16 @@ def keeps_locks_of_lost_hosts(mount: Mount) -> str:
 
 def check_mount(mount: Mount) -> Finding:
     """Judge the mount options, worst first."""
-    judged = [found for option in mount.options if (found := _judge(mount, option)) is not None]
+    harmful = [one for option in mount.options if (one := _judge(mount, option)) is not None]
     order = [Verdict.UNSAFE, Verdict.SLOWER]
-    judged.sort(key=lambda one: order.index(one[1]))
-    if not judged:
-        return Finding(
-            check="mount options",
-            verdict=Verdict.FINE,
-            found=f"none that is known to harm: {_all(mount)}",
-        )
-    return Finding(
-        check="mount options",
-        verdict=judged[0][1],
-        found=", ".join(dict.fromkeys(option for option, _, _ in judged)),
-        means="; ".join(dict.fromkeys(means for _, _, means in judged)),
-        fix="ask the site for another mount, or choose another directory",
-    )
-
-
-def _all(mount: Mount) -> str:
-    return ", ".join(mount.options) or "there are none"
+    harmful.sort(key=lambda one: order.index(one[1]))
+    if not harmful:
+        options = ", ".join(mount.options) or "there are none"
+        return fine("mount options", f"none that is known to harm: {options}")
+    found = ", ".join(dict.fromkeys(option for option, _, _ in harmful))
+    means = "; ".join(dict.fromkeys(means for _, _, means in harmful))
+    fix = "ask the site for another mount, or choose another directory"
+    return Finding("mount options", harmful[0][1], found, means, fix)
 
 
 def _judge(mount: Mount, option: str) -> tuple[str, Verdict, str] | None:
@@ -110,39 +94,23 @@ def check_space(directory: Path) -> list[Finding]:
     space = os.statvfs(directory)
     if not space.f_blocks:
         # Mounts of object stores, and others just after they are made, report a size of 0.
-        return [
-            Finding(
-                check="space",
-                verdict=Verdict.UNKNOWN,
-                found="the filesystem does not tell its size",
-                means="whether there is room shows when something is written",
-                fix="ask those who run it, or their own tool, for quota and room",
-            )
-        ]
+        found = "the filesystem does not tell its size"
+        means = "whether there is room shows when something is written"
+        fix = "ask those who run it, or their own tool, for quota and room"
+        return [Finding("space", Verdict.UNKNOWN, found, means, fix)]
     free = space.f_bavail * space.f_frsize
-    little = free < _LEAST_BYTES
-    findings = [
-        Finding(
-            check="space",
-            verdict=Verdict.UNSAFE if little else Verdict.FINE,
-            found=f"{format_size(free)} free",
-            means=_FULL if little else "",
-            fix=_MAKE_ROOM if little else "",
-        )
-    ]
+    findings = [_judge_room("space", f"{format_size(free)} free", full=free < _LEAST_BYTES)]
     # Some filesystems report no number of files.
     if space.f_files:
-        few = space.f_favail < _LEAST_FILES
-        findings.append(
-            Finding(
-                check="inodes",
-                verdict=Verdict.UNSAFE if few else Verdict.FINE,
-                found=f"room for {space.f_favail:,} more files",
-                means=_FULL if few else "",
-                fix=_MAKE_ROOM if few else "",
-            )
-        )
+        found = f"room for {space.f_favail:,} more files"
+        findings.append(_judge_room("inodes", found, full=space.f_favail < _LEAST_FILES))
     return findings
+
+
+def _judge_room(check: str, found: str, *, full: bool) -> Finding:
+    means = "workers write nothing more and end with 75 when there is no room"
+    fix = "remove what is not needed, or choose another directory"
+    return judged(check, found, Verdict.UNSAFE, means, fix, bad=full)
 
 
 def check_quota(mount: Mount) -> list[Finding]:
@@ -151,16 +119,7 @@ def check_quota(mount: Mount) -> list[Finding]:
     if not told:
         return []
     # Both programs mark a value above its limit with a star.
-    over = re.search(r"\d\*", told) is not None
-    return [
-        Finding(
-            check="quota",
-            verdict=Verdict.UNSAFE if over else Verdict.FINE,
-            found=told,
-            means=_FULL if over else "",
-            fix=_MAKE_ROOM if over else "",
-        )
-    ]
+    return [_judge_room("quota", told, full=re.search(r"\d\*", told) is not None)]
 
 
 def _ask_quota(mount: Mount) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.rundir import files
 
 if TYPE_CHECKING:
@@ -49,19 +49,14 @@ def check_names(pair: Pair) -> list[Finding]:
     """Check that symlinks work; then race for names, and repeat a request as after a lost reply."""
     refusal = files.symlink_refusal(pair.area)
     if refusal:
-        found = Finding(
-            check="symlinks",
-            verdict=Verdict.UNSAFE,
-            found=f"cannot be made: {refusal}",
-            means="claims and log entries are symlinks; no run can be made here",
-            fix=_CHOOSE,
-        )
-        return [found]
+        means = "claims and log entries are symlinks; no run can be made here"
+        found = f"cannot be made: {refusal}"
+        return [Finding("symlinks", Verdict.UNSAFE, found, means, _CHOOSE)]
     return [_check_race(pair), _check_repeat(pair)]
 
 
 def _check_race(pair: Pair) -> Finding:
-    directory = pair.area / "race"
+    check, directory = "exclusive names", pair.area / "race"
     directory.mkdir()
     asked = time.monotonic()
     pair.ask("wall")
@@ -78,30 +73,21 @@ def _check_race(pair: Pair) -> Finding:
     names, lost = sum(claimed.values()), mine["lost"] + theirs["lost"]
     rate = (mine["won"] + mine["lost"]) / seconds
     if {name: count for name, count in claimed.items() if count} != dict(owners):
-        return Finding(
-            check="exclusive names",
-            verdict=Verdict.UNSAFE,
-            found=f"{names} names were won, but they belong to {dict(owners)}",
-            means="two workers can own one claim; a run here repeats work or loses its order",
-            fix=_CHOOSE,
-        )
+        found = f"{names} names were won, but they belong to {dict(owners)}"
+        means = "two workers can own one claim; a run here repeats work or loses its order"
+        return Finding(check, Verdict.UNSAFE, found, means, _CHOOSE)
     nowhere = mine["nowhere"] + theirs["nowhere"]
     if nowhere:
-        return Finding(
-            check="exclusive names",
-            verdict=Verdict.SLOWER,
-            found=f"{names} names were won, each by one; {nowhere} were refused and are not there",
-            means="no claim has two owners, but a worker that meets such a name ends with 75",
-            fix="start workers again when they ended so; nothing is lost",
-        )
-    return Finding(
-        check="exclusive names",
-        verdict=Verdict.FINE if lost else Verdict.UNKNOWN,
-        found=f"{names} names were raced for {lost} times, and each has one owner "
-        f"({rate:.0f} tries/s)",
-        means="a claim has one owner" if lost else "the two sides never met at a name",
-        fix="" if lost else "run it again",
-    )
+        found = f"{names} names were won, each by one; {nowhere} were refused and are not there"
+        means = "no claim has two owners, but a worker that meets such a name ends with 75"
+        fix = "start workers again when they ended so; nothing is lost"
+        return Finding(check, Verdict.SLOWER, found, means, fix)
+    found = f"{names} names were raced for {lost} times, and each has one owner "
+    found += f"({rate:.0f} tries/s)"
+    if lost:
+        return fine(check, found, "a claim has one owner")
+    means = "the two sides never met at a name"
+    return Finding(check, Verdict.UNKNOWN, found, means, "run it again")
 
 
 def _owner(path: Path) -> str:
@@ -117,15 +103,11 @@ def _check_repeat(pair: Pair) -> Finding:
     first, again = (files.create_name(path, "lead") for _ in range(2))
     there = str(pair.ask("create", name="repeat", target="other"))
     right = (first, again, there) == ("lead", "lead", "lead")
-    return Finding(
-        check="lost reply",
-        verdict=Verdict.FINE if right else Verdict.UNSAFE,
-        found="a name that is made again is met with the owner that it has"
-        if right
-        else f"a name of 'lead' was read as {first!r}, {again!r} and {there!r}",
-        means="" if right else "a worker can take a claim for its own that is not",
-        fix="" if right else _CHOOSE,
-    )
+    if right:
+        return fine("lost reply", "a name that is made again is met with the owner that it has")
+    found = f"a name of 'lead' was read as {first!r}, {again!r} and {there!r}"
+    means = "a worker can take a claim for its own that is not"
+    return Finding("lost reply", Verdict.UNSAFE, found, means, _CHOOSE)
 
 
 def replace_often(path: Path) -> int:
@@ -152,16 +134,13 @@ def check_rename(pair: Pair) -> list[Finding]:
     files.publish_directory(pair.area / "staging", pair.area / "published")
     torn = seen["torn"] + seen["missing"]
     stale = f", {seen['stale']} of them failed with 'stale file handle'" if seen["stale"] else ""
-    return [
-        Finding(
-            check="rename",
-            verdict=Verdict.UNSAFE if torn else Verdict.SLOWER if seen["stale"] else Verdict.FINE,
-            found=f"{sum(seen.values())} reads while a file was replaced {count} times: "
-            + (f"{torn} saw neither the old nor the new{stale}" if torn else f"all whole{stale}"),
-            means="a settings file may be read in pieces" if torn else "",
-            fix=_CHOOSE if torn else "",
-        )
-    ]
+    found = f"{sum(seen.values())} reads while a file was replaced {count} times: "
+    if torn:
+        found += f"{torn} saw neither the old nor the new{stale}"
+        means = "a settings file may be read in pieces"
+        return [Finding("rename", Verdict.UNSAFE, found, means, _CHOOSE)]
+    verdict = Verdict.SLOWER if seen["stale"] else Verdict.FINE
+    return [Finding("rename", verdict, f"{found}all whole{stale}")]
 
 
 def _look(path: Path) -> str:

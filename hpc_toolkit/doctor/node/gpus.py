@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor import nvml
 from hpc_toolkit.doctor.children import Child, ask_child
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.doctor.node import torchprobe
 from hpc_toolkit.rundir import files
 from hpc_toolkit.system.gpus import CUDA, visible_gpus
@@ -155,7 +155,7 @@ def _judge_driver(told: dict[str, Any] | None) -> tuple[Finding, bool]:
         return _fault("gpus", f"{len(broken)} of {len(gpus)} fail: {words}", _LEAVE_OUT), True
     newest = f"{told['cuda'] // 1000}.{told['cuda'] % 1000 // 10}"
     found = f"{listed(gpus)}; driver {told['driver']}, for CUDA up to {newest}"
-    return Finding(check="gpus", verdict=Verdict.FINE, found=found), True
+    return fine("gpus", found), True
 
 
 def _without_driver() -> tuple[Finding, bool]:
@@ -179,22 +179,15 @@ def judge_torch(told: dict[str, Any]) -> Finding:
     """Judge the answer of :func:`hpc_toolkit.doctor.node.torchprobe.look`."""
     check = "torch"
     if "torch" not in told:
-        return Finding(
-            check=check,
-            verdict=Verdict.UNKNOWN,
-            found=f"looking at GPUs with torch failed: {told['error']}",
-            means="its import, or a GPU, hangs or crashes; work that uses torch would as well",
-            fix="try: python -c 'import torch; torch.zeros(1).cuda()'",
-        )
+        found = f"looking at GPUs with torch failed: {told['error']}"
+        means = "its import, or a GPU, hangs or crashes; work that uses torch would as well"
+        fix = "try: python -c 'import torch; torch.zeros(1).cuda()'"
+        return Finding(check, Verdict.UNKNOWN, found, means, fix)
     version = f"torch {told['torch']}"
     if not told["cuda"]:
-        return Finding(
-            check=check,
-            verdict=Verdict.SLOWER,
-            found=f"{version} is built without CUDA",
-            means="what uses torch runs on the CPUs, beside idle GPUs",
-            fix="install a build for CUDA (https://pytorch.org/get-started/locally)",
-        )
+        means = "what uses torch runs on the CPUs, beside idle GPUs"
+        fix = "install a build for CUDA (https://pytorch.org/get-started/locally)"
+        return Finding(check, Verdict.SLOWER, f"{version} is built without CUDA", means, fix)
     if "error" in told:
         fix = "install a build for the driver's CUDA, or have the driver renewed"
         return _fault(check, f"{version} for CUDA {told['cuda']}: {told['error']}", fix)
@@ -211,8 +204,7 @@ def judge_torch(told: dict[str, Any]) -> Finding:
         return _fault(check, found, _LEAVE_OUT)
     slowest = max(gpu["seconds"] for gpu in gpus)
     found = f"{version} for CUDA {told['cuda']} multiplies on {listed(gpus)}"
-    found += f", at first in {format_duration(slowest)}"
-    return Finding(check=check, verdict=Verdict.FINE, found=found)
+    return fine(check, f"{found}, at first in {format_duration(slowest)}")
 
 
 def judge_sum(answers: list[dict[str, Any]], hosts: str, *, alone: bool) -> Finding:
@@ -224,20 +216,17 @@ def judge_sum(answers: list[dict[str, Any]], hosts: str, *, alone: bool) -> Find
         if not answer.get("right")
     ]
     if broken:
-        return Finding(
-            check=check,
-            verdict=Verdict.UNSAFE,
-            found=f"{len(broken)} of {len(answers)} ranks on {hosts} fail: {broken[0]}",
-            means="ranks that train together fail or hang; items that need one GPU do not",
-            fix="NCCL_DEBUG=INFO shows why; a site's network may need NCCL_SOCKET_IFNAME",
-        )
+        found = f"{len(broken)} of {len(answers)} ranks on {hosts} fail: {broken[0]}"
+        means = "ranks that train together fail or hang; items that need one GPU do not"
+        fix = "NCCL_DEBUG=INFO shows why; a site's network may need NCCL_SOCKET_IFNAME"
+        return Finding(check, Verdict.UNSAFE, found, means, fix)
     size = format_size(4 * torchprobe.NUMBERS)
     slowest = max(answer["seconds"] for answer in answers)
     ranks = f"{len(answers)} ranks on {hosts}" if len(answers) > 1 else f"one rank on {hosts}"
     found = f"{answers[0]['library']}: {ranks} summed {size} in {slowest * 1000:.3g} ms"
     if alone:
         found += f"; between nodes: {_TOGETHER}"
-    return Finding(check=check, verdict=Verdict.FINE, found=found)
+    return fine(check, found)
 
 
 def _named(told: dict[str, Any], host: str) -> list[Finding]:
@@ -250,8 +239,8 @@ def _named(told: dict[str, Any], host: str) -> list[Finding]:
 
 
 def _fault(check: str, found: str, fix: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=_FAILS, fix=fix)
+    return Finding(check, Verdict.UNSAFE, found, _FAILS, fix)
 
 
 def _skipped(check: str, why: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.SKIPPED, found=why)
+    return Finding(check, Verdict.SKIPPED, why)

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.doctor.findings import Finding, Verdict
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.client import SlurmError, ask
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
@@ -63,12 +63,11 @@ def check_slurm() -> list[Finding]:
 def _answer(config: Mapping[str, str], took_s: float) -> Finding:
     version = config.get("SLURM_VERSION", "of an unknown version")
     found = f"{version} of cluster {config.get('ClusterName', '?')} answered in "
-    return Finding(check="slurm", verdict=Verdict.FINE, found=f"{found}{format_duration(took_s)}")
+    return fine("slurm", found + format_duration(took_s))
 
 
 def judge_requeue(config: Mapping[str, str]) -> Finding:
     """Judge what happens to a job that is preempted, or loses a node (slurm.conf(5))."""
-    check = "requeue"
     wait_s, mode = _number(config.get("KillWait", "")), config.get("PreemptMode", "OFF").upper()
     told = [f"JobRequeue={config.get('JobRequeue', '?')} (scripts of hpctk ask for it themselves)"]
     told += [f"KillWait={wait_s} s"] if wait_s is not None else []
@@ -81,13 +80,9 @@ def judge_requeue(config: Mapping[str, str]) -> Finding:
         means = f"an item that takes longer than {wait_s} s is begun again after a time limit"
         fix = f"render with --sbatch signal=B:USR1@120, or work with --grace {max(wait_s - 5, 1)}s"
         slower.append((means, fix))
-    return Finding(
-        check=check,
-        verdict=Verdict.SLOWER if slower else Verdict.FINE,
-        found=", ".join(told),
-        means="; ".join(means for means, _ in slower),
-        fix="; ".join(fix for _, fix in slower),
-    )
+    means = "; ".join(means for means, _ in slower)
+    fix = "; ".join(fix for _, fix in slower)
+    return judged("requeue", ", ".join(told), Verdict.SLOWER, means, fix, bad=bool(slower))
 
 
 def judge_arrays(config: Mapping[str, str]) -> list[Finding]:
@@ -95,26 +90,21 @@ def judge_arrays(config: Mapping[str, str]) -> list[Finding]:
     limit = _number(config.get("MaxArraySize", ""))
     if limit is None:
         return []
-    none = limit < 2
-    found = "none: MaxArraySize is too small" if none else f"indices up to {limit - 1:,}"
-    return [
-        Finding(
-            check="arrays",
-            verdict=Verdict.SLOWER if none else Verdict.FINE,
-            found=found if none else f"{found}; 'hpctk submit' cuts longer lists",
-            means="the template 'array' cannot be submitted here" if none else "",
-            fix="use the template 'work-queue'" if none else "",
-        )
-    ]
+    if limit >= 2:
+        found = f"indices up to {limit - 1:,}; 'hpctk submit' cuts longer lists"
+        return [fine("arrays", found)]
+    found = "none: MaxArraySize is too small"
+    means = "the template 'array' cannot be submitted here"
+    return [Finding("arrays", Verdict.SLOWER, found, means, "use the template 'work-queue'")]
 
 
 def _skipped(found: str) -> Finding:
-    return Finding(check="slurm", verdict=Verdict.SKIPPED, found=found)
+    return Finding("slurm", Verdict.SKIPPED, found)
 
 
 def _unknown(found: str, fix: str) -> Finding:
     means = "no job can be submitted or watched from here now; local workers need no Slurm"
-    return Finding(check="slurm", verdict=Verdict.UNKNOWN, found=found, means=means, fix=fix)
+    return Finding("slurm", Verdict.UNKNOWN, found, means, fix)
 
 
 def _number(text: str) -> int | None:
@@ -125,23 +115,21 @@ def _number(text: str) -> int | None:
 
 def check_scripts() -> list[Finding]:
     """Render each template for the smallest job that the cluster accepts; submit nothing."""
-    check = "templates"
     try:
         cluster = resolve_cluster(None).cluster
     except HpcToolkitError as error:
         means = "no script can be rendered here without --cluster"
-        return [_fault(check, error.message, means, error.hint)]
+        return [Finding("templates", Verdict.UNSAFE, error.message, means, error.hint)]
     from hpc_toolkit.slurm.render.script import template_names
 
     names = [name for name in template_names() if _has_place(name, cluster)]
-    faults = [
-        _fault(check, f"{name}, for {cluster.name}: {why}", "no job can be made of it", fix)
-        for name in names
-        if (told := try_template(name, cluster)) is not None
-        for why, fix in [told]
-    ]
+    faults = []
+    for name in names:
+        if (told := try_template(name, cluster)) is not None:
+            found, means = f"{name}, for {cluster.name}: {told[0]}", "no job can be made of it"
+            faults.append(Finding("templates", Verdict.UNSAFE, found, means, told[1]))
     found = f"{len(names)} render for cluster {cluster.name}, and bash reads them"
-    return faults or [Finding(check=check, verdict=Verdict.FINE, found=found)]
+    return faults or [fine("templates", found)]
 
 
 def _has_place(name: str, cluster: Cluster) -> bool:
@@ -193,7 +181,3 @@ def _refused(script: str) -> str:
     if not done.returncode:
         return ""
     return (done.stderr.strip() or f"bash ends with {done.returncode}").splitlines()[0]
-
-
-def _fault(check: str, found: str, means: str, fix: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.UNSAFE, found=found, means=means, fix=fix)

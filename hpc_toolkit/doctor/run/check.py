@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.settings import read_settings
-from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.run.planning import not_directories
+from hpc_toolkit.doctor.findings import Finding, Verdict, fine
+from hpc_toolkit.doctor.run.planning import PAYLOADS, first_names, not_directories
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.queue.claims import claim_name, parse_claim
 from hpc_toolkit.queue.log import StageLog
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.rundir.layout import Manifest, StagePaths
 
-_SHOWN = 3
-_PAYLOADS = ("items", "retries", "results")
 _BEING_WRITTEN_S = 0.2
 
 _AGAIN = "they are skipped; what they said is not known, and pending items run again"
@@ -65,7 +63,7 @@ def check_run(root: Path) -> list[Finding]:
         manifest = read_manifest(root)
     except HpcToolkitError as error:
         means = "nobody can work on this run"
-        return [_fault("run.json", Verdict.UNSAFE, error.message, means, error.hint)]
+        return [Finding("run.json", Verdict.UNSAFE, error.message, means, error.hint)]
     stages = [paths.stage(spec.name) for spec in manifest.stages]
     claims = {stage.name: _names(stage.claims) for stage in stages}
     payloads = {stage.name: _payloads(stage) for stage in stages}
@@ -99,8 +97,8 @@ def _check_settings(paths: RunPaths, manifest: Manifest) -> list[Finding]:
         read_settings(paths, manifest.campaign)
     except HpcToolkitError as error:
         means = "nobody can decide for this campaign"
-        return [_fault(paths.campaign.name, Verdict.UNSAFE, error.message, means, error.hint)]
-    return [_fine(paths.campaign.name, "the settings of an update, whole")]
+        return [Finding(paths.campaign.name, Verdict.UNSAFE, error.message, means, error.hint)]
+    return [fine(paths.campaign.name, "the settings of an update, whole")]
 
 
 def _names(directory: Path) -> list[str]:
@@ -114,7 +112,7 @@ def _names(directory: Path) -> list[str]:
 def _payloads(stage: StagePaths) -> set[str]:
     return {
         f"{kind}/{name}"
-        for kind in _PAYLOADS
+        for kind in PAYLOADS
         for name in _names(stage.root / kind)
         if not name.startswith(".")
     }
@@ -132,30 +130,27 @@ def _check_log(log: StageLog, payloads: set[str]) -> Finding:
         named = [log.paths.entry(n).readlink().as_posix() for n in range(1, log.length + 1)]
     except (HpcToolkitError, OSError, ValueError, KeyError, TypeError) as error:
         found = f"entry {log.length + 1} cannot be read: {error}"
-        return _fault(check, Verdict.UNSAFE, found, means, _BACKUP)
+        return Finding(check, Verdict.UNSAFE, found, means, _BACKUP)
     if max(numbers, default=0) > log.length:
         found = f"entry {log.length + 1}, or what it names, is missing"
-        return _fault(check, Verdict.UNSAFE, found, means, _BACKUP)
+        return Finding(check, Verdict.UNSAFE, found, means, _BACKUP)
     if log.table is not None and (line := _bad_line(log, log.paths.root / log.table[1])):
         found = f"line {line} of {log.table[1]}, the published table, is damaged or missing"
-        return _fault(check, Verdict.UNSAFE, found, "'hpctk gather' gives no rows", _BACKUP)
+        return Finding(check, Verdict.UNSAFE, found, "'hpctk gather' gives no rows", _BACKUP)
     for segment in log.segments.values():
         try:
             for unit in segment.units:
                 segment.lines(unit)
         except (HpcToolkitError, OSError) as error:
             means = "commands that need these items end there"
-            return _fault(check, Verdict.UNSAFE, str(error), means, _BACKUP)
+            return Finding(check, Verdict.UNSAFE, str(error), means, _BACKUP)
     left = sorted(payloads.difference(named))
     if not left:
-        return _fine(check, f"{log.length} entries in order, each with its payload")
-    return Finding(
-        check=check,
-        verdict=Verdict.FINE,
-        found=f"{log.length} entries in order; no entry names {_some(left)}",
-        means="it is being added, or a process died while it added it; it does not exist",
-        fix="it may be removed by hand once the stage is complete and nothing runs",
-    )
+        return fine(check, f"{log.length} entries in order, each with its payload")
+    found = f"{log.length} entries in order; no entry names {first_names(left)}"
+    means = "it is being added, or a process died while it added it; it does not exist"
+    fix = "it may be removed by hand once the stage is complete and nothing runs"
+    return Finding(check, Verdict.FINE, found, means, fix)
 
 
 def _bad_line(log: StageLog, table: Path) -> int:
@@ -211,7 +206,7 @@ def _check_claims(
         _some_fault(check, Verdict.SLOWER, "of no known unit", foreign, _HARMLESS),
     ]
     found = [one for fault in faults for one in fault]
-    return found or [_fine(check, f"{len(names)}, of known units and workers, without a gap")]
+    return found or [fine(check, f"{len(names)}, of known units and workers, without a gap")]
 
 
 def _read_journals(paths: RunPaths) -> _Journals:
@@ -257,7 +252,7 @@ def _judge_journals(told: _Journals, foreign: list[str], workers: set[str]) -> l
     ]
     found = [one for fault in faults for one in fault]
     whole = f"{told.lines} lines of {len(told.workers)} workers, each with its right sum"
-    return found or [_fine("journals", whole)]
+    return found or [fine("journals", whole)]
 
 
 def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:
@@ -268,7 +263,7 @@ def _check_workers(paths: RunPaths, workers: set[str]) -> Finding:
         unreadable = [name for name in unreadable if read_presence(paths.worker(name)) is None]
     for found in _some_fault("workers", Verdict.SLOWER, "cannot be read", unreadable, _TIMED):
         return found
-    return _fine("workers", f"{len(workers)} files, each whole")
+    return fine("workers", f"{len(workers)} files, each whole")
 
 
 def _some_fault(
@@ -276,17 +271,4 @@ def _some_fault(
 ) -> list[Finding]:
     if not names:
         return []
-    return [_fault(check, verdict, f"{what}: {_some(names)}", means, fix)]
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
-def _fault(check: str, verdict: Verdict, found: str, means: str, fix: str = "") -> Finding:
-    return Finding(check=check, verdict=verdict, found=found, means=means, fix=fix)
-
-
-def _fine(check: str, found: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.FINE, found=found)
+    return [Finding(check, verdict, f"{what}: {first_names(names)}", means, fix)]

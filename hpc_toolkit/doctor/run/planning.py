@@ -24,7 +24,7 @@ from hpc_toolkit.rundir.journal import JournalReader, Line
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from hpc_toolkit.rundir.layout import Manifest, StagePaths
@@ -33,7 +33,7 @@ LEFT_ALONE_S = 3600.0
 """Seconds after its last change within which a file may still be in use."""
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _PAYLOAD = re.compile(r"(?:items|retries|results)/[^/]+\.jsonl?")
-_PAYLOADS = ("items", "retries", "results")
+PAYLOADS = ("items", "retries", "results")
 _BEING_WRITTEN_S = 0.2
 
 _WHY_DIRECTORY = {
@@ -49,6 +49,75 @@ _WHY_HEAD = "idle workers look there for new items; the log says how many entrie
 _WHY_TEMPORARY = "a process died while it replaced a file; nobody reads them"
 _WHY_PAYLOADS = "a process died before it added them to the log; they do not exist"
 _WHY_BACK = "an entry of the log names them after all, and everybody waits for them"
+
+_SHOWN = 3
+
+Kind = Literal["directory", "claim", "head", "aside", "back"]
+
+_ACTS: dict[Kind, str] = {
+    "directory": "make",
+    "claim": "make again",
+    "head": "write anew",
+    "aside": "move into repaired/",
+    "back": "move back from repaired/",
+}
+_FOUND: dict[Kind, tuple[Verdict, str]] = {
+    "directory": (Verdict.UNSAFE, "missing"),
+    "claim": (Verdict.UNSAFE, "missing, and journals tell whose they were"),
+    "head": (Verdict.SLOWER, "damaged, or not what the log says"),
+    "aside": (Verdict.FINE, "left over"),
+    "back": (Verdict.UNSAFE, "taken away, and named by the log"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """One action for one or more files of a kind."""
+
+    kind: Kind
+    """``directory``: create it; ``claim``: create it again; ``head``: rewrite it; ``aside``: move
+    it to the same path below ``repaired/``; ``back``: the reverse."""
+    names: tuple[str, ...]
+    """Paths below the run."""
+    owners: tuple[str, ...] = ()
+    """For claims: the worker of each."""
+    stage: str = ""
+    """The stage that the files belong to; "" for files of the run itself."""
+    why: str
+    """The cost of the damage, and the evidence for the repair."""
+
+    @property
+    def words(self) -> str:
+        """The action in words: "make stages/items/claims"."""
+        return f"{_ACTS[self.kind]} {self.some}"
+
+    @property
+    def some(self) -> str:
+        return first_names(self.names)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as ``hpctk doctor --repair --json`` prints them."""
+        return {"kind": self.kind, "names": list(self.names), "stage": self.stage, "why": self.why}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The repairs of a run."""
+
+    repairs: tuple[Repair, ...]
+    """The repairs in their order of execution."""
+    left: tuple[str, ...]
+    """Damage that stays as it is, and why."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield a finding for each repair, for the report of an examination."""
+        for repair in self.repairs:
+            verdict, what = _FOUND[repair.kind]
+            fix = "'hpctk doctor RUN --repair' shows what it would do, and asks"
+            found = f"{what}: {repair.some}"
+            if verdict is Verdict.FINE:
+                found += "; --repair takes it away"
+            yield Finding("to repair", verdict, found, repair.why, fix)
 
 
 def plan_repairs(root: Path) -> Plan:
@@ -122,7 +191,7 @@ class _Planning:
             stage = paths.stage(name)
             wanted[stage.claims] = name
             if log is not None:  # every payload that its entries name exists
-                wanted |= {stage.root / kind: name for kind in _PAYLOADS}
+                wanted |= {stage.root / kind: name for kind in PAYLOADS}
         for path, name in wanted.items():
             if not path.is_dir():
                 why = _WHY_DIRECTORY.get(path.name, _WHY_ANY)
@@ -180,7 +249,7 @@ class _Planning:
             named = targets(log.paths)
             found = [
                 log.paths.root / kind / payload
-                for kind in _PAYLOADS
+                for kind in PAYLOADS
                 if not (log.paths.root / kind).is_symlink()  # it may lead out of the run
                 for payload in sorted(files.list_names(log.paths.root / kind))
                 if f"{kind}/{payload}" not in named
@@ -218,6 +287,12 @@ class _Planning:
         return str(path.relative_to(self._paths.root))
 
 
+def first_names(names: Sequence[str]) -> str:
+    """Return the first names, and the number of further ones: ``a, b, c and 2 more``."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
 def run_directories(paths: RunPaths) -> list[Path]:
     """Return the directories of a run that every command expects."""
     return [paths.workers, paths.journals, paths.logs, paths.control, paths.bandit]
@@ -229,7 +304,7 @@ def not_directories(paths: RunPaths, manifest: Manifest) -> list[str]:
     for spec in manifest.stages:
         stage = paths.stage(spec.name)
         wanted += [stage.root.parent, stage.root, stage.log, stage.claims]
-        wanted += [stage.root / kind for kind in _PAYLOADS]
+        wanted += [stage.root / kind for kind in PAYLOADS]
     found = [path for path in dict.fromkeys(wanted) if os.path.lexists(path) and not path.is_dir()]
     return [str(path.relative_to(paths.root)) for path in found]
 
@@ -299,77 +374,3 @@ def _is_old(path: Path, now_s: float) -> bool:
         return now_s - path.stat().st_mtime > LEFT_ALONE_S
     except OSError:
         return False
-
-
-_SHOWN = 3
-
-Kind = Literal["directory", "claim", "head", "aside", "back"]
-
-_ACTS: dict[Kind, str] = {
-    "directory": "make",
-    "claim": "make again",
-    "head": "write anew",
-    "aside": "move into repaired/",
-    "back": "move back from repaired/",
-}
-_FOUND: dict[Kind, tuple[Verdict, str]] = {
-    "directory": (Verdict.UNSAFE, "missing"),
-    "claim": (Verdict.UNSAFE, "missing, and journals tell whose they were"),
-    "head": (Verdict.SLOWER, "damaged, or not what the log says"),
-    "aside": (Verdict.FINE, "left over"),
-    "back": (Verdict.UNSAFE, "taken away, and named by the log"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
-    """One action for one or more files of a kind."""
-
-    kind: Kind
-    """``directory``: create it; ``claim``: create it again; ``head``: rewrite it; ``aside``: move
-    it to the same path below ``repaired/``; ``back``: the reverse."""
-    names: tuple[str, ...]
-    """Paths below the run."""
-    owners: tuple[str, ...] = ()
-    """For claims: the worker of each."""
-    stage: str = ""
-    """The stage that the files belong to; "" for files of the run itself."""
-    why: str
-    """The cost of the damage, and the evidence for the repair."""
-
-    @property
-    def words(self) -> str:
-        """The action in words: "make stages/items/claims"."""
-        return f"{_ACTS[self.kind]} {self.some}"
-
-    @property
-    def some(self) -> str:
-        """The first names, and the number of further ones."""
-        more = f" and {len(self.names) - _SHOWN} more" if len(self.names) > _SHOWN else ""
-        return ", ".join(self.names[:_SHOWN]) + more
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``hpctk doctor --repair --json`` prints them."""
-        return {"kind": self.kind, "names": list(self.names), "stage": self.stage, "why": self.why}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The repairs of a run."""
-
-    repairs: tuple[Repair, ...]
-    """The repairs in their order of execution."""
-    left: tuple[str, ...]
-    """Damage that stays as it is, and why."""
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield a finding for each repair, for the report of an examination."""
-        for repair in self.repairs:
-            verdict, what = _FOUND[repair.kind]
-            fix = "'hpctk doctor RUN --repair' shows what it would do, and asks"
-            found = f"{what}: {repair.some}"
-            if verdict is Verdict.FINE:
-                found += "; --repair takes it away"
-            yield Finding(
-                check="to repair", verdict=verdict, found=found, means=repair.why, fix=fix
-            )

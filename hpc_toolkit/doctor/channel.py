@@ -49,7 +49,7 @@ class Channel:
         Raises:
             SilentSideError: the other side did not arrive.
         """
-        self._say(0, {})
+        self.send(0, {})
         os.close(files.open_or_create(self._other, os.O_RDONLY))
         for record in self._polls(timeout_s):
             if record is None:
@@ -57,7 +57,7 @@ class Channel:
             if record["nonce"] != self._peer:
                 # A side that was killed and restarted has another nonce.
                 self._peer = record["nonce"]
-                self._say(0, {})
+                self.send(0, {})
             if record["echo"] == self._nonce:
                 return
 
@@ -67,7 +67,9 @@ class Channel:
         Raises:
             OSError: this side's file cannot be written.
         """
-        self._say(number, body)
+        record = {"nonce": self._nonce, "echo": self._peer, "number": number, "body": body}
+        room = _LENGTH - len(encode_line({**record, "pad": ""}))
+        files.write_in_place(self._own, encode_line({**record, "pad": " " * room}))
 
     def receive(self, number: int, timeout_s: float) -> dict[str, Any]:
         """Wait for the other side's message of this number.
@@ -97,11 +99,6 @@ class Channel:
                 raise SilentSideError(message, hint="its own message says why")
             time.sleep(pause_s)
             pause_s = min(_LAST_POLL_S, pause_s * 1.2)
-
-    def _say(self, number: int, body: dict[str, Any]) -> None:
-        record = {"nonce": self._nonce, "echo": self._peer, "number": number, "body": body}
-        room = _LENGTH - len(encode_line({**record, "pad": ""}))
-        files.write_in_place(self._own, encode_line({**record, "pad": " " * room}))
 
 
 def make_area(root: Path, token: str, side: str) -> Path:

@@ -10,7 +10,7 @@ import os
 import pwd
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,13 +201,7 @@ def remove_files(paths: LabPaths) -> None:
 
 def write_record(paths: LabPaths, record: LabRecord) -> None:
     """Write lab.json in one step."""
-    content = {
-        "format": FORMAT,
-        "settings": record.settings.to_json(),
-        "port": record.port,
-        "start": record.start,
-        "ready": record.ready,
-    }
+    content = {"format": FORMAT, **asdict(record)}
     replace_file(paths.record, [json.dumps(content).encode() + b"\n"])
     # Users that may enter the directory may use the lab, whatever the umask of its owner.
     paths.record.chmod(0o644)

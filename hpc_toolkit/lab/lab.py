@@ -127,7 +127,7 @@ class Lab:
         Raises:
             ConfigError: the lab is not up.
         """
-        return Host(self.paths, self._record_of_up().start).command(argv)
+        return Host(self.paths, self.check_up().start).command(argv)
 
     def crash(self, node: str, *, daemon_only: bool = False) -> int:
         """Kill the processes of a node and set it down in Slurm; return how many were killed.
@@ -164,15 +164,12 @@ class Lab:
         (self.paths.crashed / node).unlink(missing_ok=True)
         wait_for_nodes(self.paths, (node,), {"idle", "mixed", "allocated"})
 
-    def check_up(self) -> None:
-        """Check that the lab is up.
+    def check_up(self) -> LabRecord:
+        """Return the record of the lab if it is up.
 
         Raises:
             ConfigError: it is not.
         """
-        self._record_of_up()
-
-    def _record_of_up(self) -> LabRecord:
         if self.paths.root.is_dir():
             # The lab's files can run code: slurm.conf names plugins, and a hosts file is mounted.
             check_owner(self.paths.root, others_of_root=True)
@@ -185,7 +182,7 @@ class Lab:
         return record
 
     def _check_node(self, node: str) -> LabRecord:
-        record = self._record_of_up()
+        record = self.check_up()
         check_owner(self.paths.root)
         names = record.settings.node_names
         if node not in names:

@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +201,7 @@ class LabStatus:
             "state": self.state,
             "directory": str(self.paths.root),
             "slurm_conf": str(self.paths.slurm_conf),
-            "settings": self.settings.to_json() if self.settings else None,
+            "settings": asdict(self.settings) if self.settings else None,
             "port": self.port,
             "processes": self.processes,
             "crashed": list(self.crashed),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 
@@ -69,10 +68,6 @@ class LabSettings:
         fewer = self.nodes <= usual.nodes and self.gpus_per_node <= usual.gpus_per_node
         return fewer and (self.gpu_type == usual.gpu_type or self.gpus_per_node == 0)
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings as lab.json has them."""
-        return asdict(self)
-
 
 def check_name(name: str) -> str:
     """Return ``name`` if it is valid for a lab.
@@ -81,7 +76,7 @@ def check_name(name: str) -> str:
         ConfigError: it is not.
     """
     if not _NAME.fullmatch(name):
-        message = f"--name: {name!r} is no name of a lab"
+        message = f"--name: {name!r} is not a valid name of a lab"
         raise ConfigError(message, hint="a small letter, then small letters, digits or -")
     return name
 

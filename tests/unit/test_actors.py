@@ -47,11 +47,11 @@ KILLED = -int(signal.SIGKILL)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is no amount"),
-        ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is no amount"),
+        ({"cpus_per_worker": -1.0}, "--cpus-per-worker: -1 is not an amount"),
+        ({"gpus_per_worker": float("nan")}, "--gpus-per-worker: nan is not an amount"),
         ({"gpus_per_worker": 1.5}, "whole GPUs or a part of one, not 1.5"),
-        ({"dashboard": True, "dashboard_port": 0}, "--dashboard-port: 0 is no port"),
-        ({"metrics_port": 70000}, "--metrics-port: 70000 is no port"),
+        ({"dashboard": True, "dashboard_port": 0}, "--dashboard-port: 0 is not a port"),
+        ({"metrics_port": 70000}, "--metrics-port: 70000 is not a port"),
         ({"dashboard_port": 8265}, "there is no dashboard"),
     ],
 )

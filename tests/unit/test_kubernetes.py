@@ -368,7 +368,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"backend": "mpi"}, "--backend"),
     ({"max_restarts": 3}, "ends with its first failed pod"),
     ({"command": ()}, "needs a training script"),
-    ({"command": ("--lr",)}, "no training script"),
+    ({"command": ("--lr",)}, "is not a training script"),
     ({"command": ("train.py", "a\nb")}, "the script's arguments"),
     ({"command": ("x" * 32000,) * 5}, "too long"),
     ({"workers": 2}, "has no use for it"),

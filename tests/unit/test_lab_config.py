@@ -227,7 +227,7 @@ def test_settings_are_said_in_words(settings: LabSettings, words: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "Lab", "x" * 40, "a\n"])
 def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a lab"):
+    with pytest.raises(ConfigError, match="is not a valid name of a lab"):
         check_name(name)
 
 

@@ -86,10 +86,10 @@ def looks(directory: Path) -> dict[str, Callable[[], bool]]:
     }
 
 
-def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
+def measure_delays(pair: Pair) -> dict[str, float | None]:
     """Return the seconds from the request to the other side until each change was seen.
 
-    They are upper bounds of the delays; None means longer than ``limit_s`` after that side was
+    They are upper bounds of the delays; None means longer than LIMIT_S after that side was
     done. All files are read before the changes, because caches hold only files that were read.
     """
     directory = pair.area / "views"
@@ -101,7 +101,7 @@ def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
     pair.ask("change")
     delays: dict[str, float | None] = dict.fromkeys(waiting)
     began = time.monotonic()
-    while waiting and time.monotonic() - began < limit_s:
+    while waiting and time.monotonic() - began < LIMIT_S:
         for name, seen in list(waiting.items()):
             if seen():
                 delays[name] = round(time.monotonic() - asked, 3)
@@ -112,7 +112,7 @@ def measure_delays(pair: Pair, *, limit_s: float) -> dict[str, float | None]:
 
 def check_views(pair: Pair) -> tuple[list[Finding], dict[str, float | None]]:
     """Measure the delays and judge them."""
-    delays = measure_delays(pair, limit_s=LIMIT_S)
+    delays = measure_delays(pair)
     return [_judge(name, delay) for name, delay in delays.items()], delays
 
 

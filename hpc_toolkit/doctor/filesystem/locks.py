@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.filesystem.mounts import LOCAL_LOCKS_MEAN, keeps_locks_of_lost_hosts
@@ -108,9 +108,6 @@ class LockTrial:
         """Whether the lock excluded the other side both ways, and became free at a death."""
         held = self.holding == (GRANTED, GRANTED) and self.against == (REFUSED, REFUSED)
         return held and self.freed_s is not None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "excludes": self.excludes, "freed_s": self.freed_s}
 
 
 def try_locks(pair: Pair, kind: str) -> LockTrial:

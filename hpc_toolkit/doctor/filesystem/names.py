@@ -25,13 +25,13 @@ _OLD, _NEW = b"old" * 100, b"new" * 100
 _CHOOSE = "choose a directory on another filesystem"
 
 
-def race(directory: Path, own: str, *, seconds: float = RACE_S) -> dict[str, int]:
+def race(directory: Path, own: str) -> dict[str, int]:
     """Create names in the same order as the other side; return the counts.
 
     ``won`` and ``lost`` count names, ``nowhere`` the lost names that nobody got, and ``tried`` is
     the index after the last name. The loser of a name skips ahead, so that both sides keep meeting.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + RACE_S
     index, counts = 0, Counter(won=0, lost=0, nowhere=0)
     while counts["won"] < _MOST_NAMES and time.monotonic() < end:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from hpc_toolkit.system.gpus import CUDA, visible_gpus
 from hpc_toolkit.system.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpc_toolkit.doctor.sides import Pair
 
 _DRIVER_S = 25.0
@@ -114,28 +117,26 @@ def run_ranks(
     children: list[Child] = []
     try:
         children += [be(first + index) for index in range(count)]
-        return [_answer(child, max(0.0, end - time.monotonic())) for child in children]
+        return [
+            _answer(partial(child.answer, max(0.0, end - time.monotonic())), _RANKS_S)
+            for child in children
+        ]
     finally:
         for child in children:
             child.end()
 
 
-def _answer(child: Child, timeout_s: float) -> dict[str, Any]:
-    try:
-        answer: dict[str, Any] = child.answer(timeout_s)
-    except TimeoutError:
-        return {"error": f"no answer within {_RANKS_S:g} s"}
-    except OSError as error:
-        return {"error": error.strerror or str(error)}
-    return answer
-
-
 def _asked(call: Any, timeout_s: float) -> Any:
     """Make a call that may hang or die; return its result, or a mapping with ``error``."""
+    return _answer(partial(ask_child, call, timeout_s), timeout_s)
+
+
+def _answer(wait: Callable[[], Any], limit_s: float) -> Any:
+    """Wait for a child's result; return it, or a mapping with ``error``."""
     try:
-        return ask_child(call, timeout_s)
+        return wait()
     except TimeoutError:
-        return {"error": f"no answer within {timeout_s:g} s"}
+        return {"error": f"no answer within {limit_s:g} s"}
     except OSError as error:
         return {"error": error.strerror or str(error)}
 

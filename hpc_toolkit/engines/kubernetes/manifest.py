@@ -74,7 +74,7 @@ def read_yaml(text: str) -> list[Any]:
         return [one for one in yaml.safe_load_all(text) if one is not None]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        msg = f"line {mark.line + 1} is no YAML" if mark else "is no YAML"
+        msg = f"line {mark.line + 1} is not YAML" if mark else "is not YAML"
         raise RenderError(msg, hint="render it again") from None
 
 

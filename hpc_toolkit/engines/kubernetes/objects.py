@@ -56,10 +56,11 @@ def pod_template(
     if spec.kind == "kubernetes-scaling":
         pod["affinity"] = {"podAntiAffinity": _apart(labels)}
     volumes, mounts = _volumes(spec)
+    python = spec.python
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": spec.image,
-        "command": _program(spec),
+        "command": ["hpctk"] if python is None else [literal(python), "-m", "hpc_toolkit"],
         "args": argv,
     }
     if spec.chdir is not None:
@@ -82,12 +83,6 @@ def pod_template(
 def literal(text: str) -> str:
     """Escape ``text`` for words and values, where Kubernetes replaces ``$(NAME)`` and ``$$``."""
     return text.replace("$", "$$")
-
-
-def _program(spec: ManifestSpec) -> list[str]:
-    if spec.python is None:
-        return ["hpctk"]
-    return [literal(spec.python), "-m", "hpc_toolkit"]
 
 
 def _pod_security(spec: ManifestSpec) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from hpc_toolkit.engines.kubernetes.values import (
     check_env,
     check_number,
     check_secret_name,
-    check_value,
     split_secret,
     split_selector,
     split_toleration,
@@ -201,7 +200,7 @@ def _check_each(spec: ManifestSpec) -> None:
     for field in PATTERNS:
         value = getattr(spec, field)
         if value is not None and (field, value) != ("job_name", ""):
-            check_value(value, field, option(field))
+            check_match(value, *PATTERNS[field], option(field))
     for field in COUNTS:
         value = getattr(spec, field)
         if value is not None:
@@ -293,7 +292,7 @@ def _check_program(spec: ManifestSpec) -> None:
         hint = "write it after --: hpctk render kubernetes-ddp --image IMAGE -- train.py --lr 1"
         raise RenderError(msg, hint=hint)
     if spec.command and spec.command[0].startswith("-") and spec.kind == "kubernetes-ddp":
-        msg = f"{spec.command[0]!r} is no training script"
+        msg = f"{spec.command[0]!r} is not a training script"
         raise RenderError(msg, hint="write a path; ./-x for one called -x")
 
 

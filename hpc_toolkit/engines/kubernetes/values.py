@@ -65,11 +65,6 @@ _SET = frozenset(
 )
 
 
-def check_value(value: object, field: str, where: str) -> None:
-    """Raise RenderError unless ``value`` is printable and matches the pattern of ``field``."""
-    check_match(value, *PATTERNS[field], where)
-
-
 def check_number(value: object, field: str, where: str) -> None:
     """Raise RenderError unless ``value`` is an integer in the range of ``field``."""
     lowest, highest = COUNTS[field]
@@ -89,7 +84,7 @@ def check_env(name: str, value: str, where: str) -> None:
     """Raise RenderError for a variable that users may not set, or that looks like a secret."""
     check_variable(name, where)
     if looks_secret(name):
-        msg = f"{where}: {name} looks like a secret, and a manifest is no place for one"
+        msg = f"{where}: {name} looks like a secret, and manifests must not contain secrets"
         raise RenderError(msg, hint=f"--env-from-secret {name}=SECRET:KEY reads it from a Secret")
     check_match(value, _VALUE, "a value of printable characters", f"{where} {name}")
 

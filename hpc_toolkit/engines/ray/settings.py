@@ -59,7 +59,7 @@ class RaySettings:
             ("--metrics-port", self.metrics_port),
         ):
             if port is not None and not 1 <= port <= 65535:
-                message = f"{option}: {port} is no port"
+                message = f"{option}: {port} is not a port"
                 raise ConfigError(message, hint="one from 1024 to 65535")
         if self.dashboard_port is not None and not self.dashboard:
             message = "--dashboard-port: there is no dashboard"
@@ -97,7 +97,7 @@ class RaySettings:
 def _check_amount(option: str, amount: float | None) -> None:
     if amount is None or (math.isfinite(amount) and 0 <= amount <= 4096):
         return
-    message = f"{option}: {amount:g} is no amount that a node could have"
+    message = f"{option}: {amount:g} is not an amount that a node can have"
     raise ConfigError(message, hint="such as 0.5, 1 or 8")
 
 

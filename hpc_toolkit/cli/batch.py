@@ -13,9 +13,8 @@ from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_toolkit.slurm.batch.container import Container
     from hpc_toolkit.slurm.batch.requeue import Restarts
-    from hpc_toolkit.slurm.batch.step import Batch
+    from hpc_toolkit.slurm.batch.step import Batch, Container
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help='The running script: "$0".')]
 Words = Annotated[
@@ -255,8 +254,7 @@ def ray(
         hpctk batch ray "$0" -- python driver.py
     """
     from hpc_toolkit.slurm.batch.process import run_batch
-    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
-    from hpc_toolkit.slurm.batch.raycluster import ray_words
+    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest, ray_words
 
     within_s = _whole_seconds(check_within)
 
@@ -297,7 +295,7 @@ def _one_run(given: list[str]) -> str:
 
 
 def _container(apptainer: str, pyxis: str, bind: list[str] | None, *, gpus: int) -> Container:
-    from hpc_toolkit.slurm.batch.container import Container
+    from hpc_toolkit.slurm.batch.step import Container
 
     return Container(
         runtime="apptainer" if apptainer else "pyxis" if pyxis else "",

@@ -65,7 +65,7 @@ def run_campaign(
     from hpc_toolkit.campaign.settings import read_campaign
     from hpc_toolkit.campaign.summary import summarize
     from hpc_toolkit.cli.plainwork import check_code
-    from hpc_toolkit.cli.statuslines import status_lines
+    from hpc_toolkit.cli.statusview import status_lines
     from hpc_toolkit.run import Run
 
     wanted = read_campaign(campaign)
@@ -177,7 +177,7 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     """
     from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statuslines import status_lines
+    from hpc_toolkit.cli.statusview import status_lines
 
     found = open_run(run)
     now = found.status()
@@ -205,7 +205,7 @@ def conduct(
     from hpc_toolkit.campaign.coordinator import Coordinator
     from hpc_toolkit.campaign.local import campaign_of
     from hpc_toolkit.campaign.summary import summarize
-    from hpc_toolkit.cli.statuslines import status_lines
+    from hpc_toolkit.cli.statusview import status_lines
     from hpc_toolkit.rundir.layout import check_trust
 
     found = open_run(run)

@@ -1,7 +1,10 @@
-"""Plain help texts: options in two columns under headings, then examples as they are typed.
+"""Commands with plain help texts: options in two columns under headings, then examples.
 
 ``--help`` leaves out options and commands that are rarely used; ``--help-all`` shows them.
-A command's examples stand at the end of its docstring, below a line "Examples:".
+A command's examples stand at the end of its docstring, below a line "Examples:". A TableCommand
+takes options from a table and not from the parameters of a function: typer would look at each
+annotation twice whenever the command starts, which for the hundred options of a script takes longer
+than rendering it.
 """
 
 from __future__ import annotations
@@ -9,15 +12,17 @@ from __future__ import annotations
 import inspect
 import re
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from hpc_toolkit.errors import HpcToolkitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hpc_toolkit.system.options import Option, Panels
 
 MOVED = {
     "run": "campaign run",
@@ -47,6 +52,11 @@ _ALL = "hpc_toolkit.help_all"
 _COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
 _EXIT_USAGE = 2
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("N", "PORT"), int),
+    "NUMBER": float,
+}
+"""Value names whose values are converted; all others stay text."""
 
 
 class MovedCommandError(HpcToolkitError):
@@ -206,3 +216,67 @@ def _first_sentence(text: str) -> str:
     paragraph = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())
     # A period inside a sentence, as in "e.g. srun", is not followed by a capital.
     return re.split(r"(?<=\.) (?=[A-Z'-])", paragraph)[0]
+
+
+class TableCommand(HelpCommand):
+    """A command with the options of a table behind those of its function."""
+
+    panels: ClassVar[Panels]
+
+    def __init__(self, *args: Any, params: list[Any], **settings: Any) -> None:
+        every = [*self.arguments(), *params, *parameters(self.panels)]
+        super().__init__(*args, params=every, **settings)
+
+    def arguments(self) -> list[TyperArgument]:
+        """Words that are no options."""
+        return []
+
+
+def add_table_command(
+    app: typer.Typer,
+    function: Callable[..., None],
+    cls: type[TableCommand],
+    *,
+    panel: str,
+    **settings: Any,
+) -> None:
+    """Add ``function(..., *, ..., **given)`` as a command.
+
+    typer makes the options of its keyword-only parameters; all others come from ``cls``.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    function.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+    app.command(cls=cls, rich_help_panel=panel, **settings)(function)
+
+
+def parameters(panels: Panels) -> list[TyperOption]:
+    """The options of a table, for a command."""
+    return [_parameter(option, panel) for panel, group in panels.items() for option in group]
+
+
+def _parameter(option: Option, panel: str) -> TyperOption:
+    name = option.name.partition("/")[0]
+    long = "/".join(f"--{word.replace('_', '-')}" for word in option.name.split("/"))
+    return TyperOption(
+        param_decls=[name, *([option.short] if option.short else []), long],
+        type=_TYPES.get(option.metavar, str) if option.metavar else None,
+        is_flag=True if not option.metavar else None,
+        default=option.default,
+        show_default=option.default is not None,
+        multiple=option.repeated,
+        metavar=option.metavar or None,
+        help=option.help,
+        hidden=option.hidden,
+        envvar=option.variable,
+        show_envvar=option.variable is not None,
+        autocompletion=_completion(option.complete) if option.complete else None,
+        rich_help_panel=panel,
+    )
+
+
+def _completion(complete: Callable[[str], list[str]]) -> Callable[..., list[Any]]:
+    def completed(_context: object, _words: list[str], incomplete: str) -> list[Any]:
+        return [*complete(incomplete)]
+
+    return completed

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.help import TRAIN
-from hpc_toolkit.cli.optiontable import TableCommand, add_table_command
+from hpc_toolkit.cli.help import TRAIN, TableCommand, add_table_command
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.quantities import parse_duration
 from hpc_toolkit.training.launch.options import PANELS

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typer.core import TyperArgument
 
-from hpc_toolkit.cli.help import HelpCommand
-from hpc_toolkit.cli.optiontable import parameters
+from hpc_toolkit.cli.help import HelpCommand, parameters
 from hpc_toolkit.cli.scriptoptions import ScriptCommand, read_variable
 from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.options import Option, by_name, flag, many, only_given

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.help import SLURM
+from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.manifests import RenderCommand
-from hpc_toolkit.cli.optiontable import add_table_command
 from hpc_toolkit.cli.scriptoptions import requested
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.options import only_given

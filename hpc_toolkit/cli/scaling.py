@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, refuse_given
-from hpc_toolkit.cli.help import TRAIN, Commands
-from hpc_toolkit.cli.optiontable import add_table_command
+from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scalingrun import RunCommand, run
 from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES

@@ -8,21 +8,28 @@ import os
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.cli.statuslines import failed_items, not_shown, place_lines, status_parts
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.run import Run
 from hpc_toolkit.rundir.layout import find_run
+from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
 
 _WATCH_S = 2.0
+_EXAMPLE_CHARS = 80
+_SHOWN = 8
+_DAY_S = 86400
+_INDENT = 11
+"""Where the text of a status line begins."""
 
 
 def show_status(
@@ -103,7 +110,6 @@ def _show(
     now: Status, jobs: list[JobRecord], *, as_json: bool, screen: bool, verbose: bool
 ) -> None:
     """Print a status; with ``screen`` in place of what the terminal shows, and no more than it."""
-    from hpc_toolkit.cli.joblines import job_json
     from hpc_toolkit.submit.standstill import why
 
     now.reason = why(now, jobs)
@@ -117,8 +123,156 @@ def _show(
         return
     from shutil import get_terminal_size
 
-    from hpc_toolkit.cli.screen import fit
-
     columns, rows = get_terminal_size()
     shown = fit(lines, errors, columns=columns, rows=rows)
     print("\x1b[2J\x1b[H" + "\n".join(shown), flush=True)
+
+
+def status_lines(now: Status, jobs: Sequence[JobRecord] = ()) -> list[str]:
+    """A run's status as people read it."""
+    lines, errors = status_parts(now, jobs)
+    return lines + errors
+
+
+def status_parts(
+    now: Status, jobs: Sequence[JobRecord] = (), *, verbose: bool = False
+) -> tuple[list[str], list[str]]:
+    """The same in two parts: how it stands, then what was found wrong.
+
+    Args:
+        verbose: have a line for each living worker that says what it has.
+    """
+    lines = [f"{now.run}: {_headline(now)}"]
+    width = max(len(name) for name in (*now.stages, "workers"))
+    for name, counts in now.stages.items():
+        finished = counts.done + counts.failed
+        share = f"{100 * finished / counts.total:3.0f}%" if counts.total else "  - "
+        parts = [f"{counts.done} done"]
+        named = ("failed", "leased", "pending", "retried", "duplicates")
+        parts += [f"{getattr(counts, key)} {key}" for key in named if getattr(counts, key)]
+        opened = "" if counts.sealed else "  (open for more)"
+        lines.append(f"  {name:<{width}}  {share} of {counts.total}: {', '.join(parts)}{opened}")
+    crew = [f"{now.workers.alive} alive"]
+    crew += [f"{now.draining} draining"] if now.draining else []
+    crew += [f"{now.workers.finished} finished"] if now.workers.finished else []
+    crew += [f"{now.workers.dead} dead"] if now.workers.dead else []
+    crew += [f"{now.deaths} deaths seen"] if now.deaths else []
+    crew += not_shown(now)
+    lines.append(f"  {'workers':<{width}}  {', '.join(crew)}")
+    lines += place_lines(now) if verbose else []
+    lines += job_lines(jobs)
+    if now.reason:
+        lines.append(f"  {'why':<{width}}  {now.reason}")
+    if now.doctor:
+        lines.append(f"  {'doctor':<{width}}  {now.doctor}")
+    errors = [f"  {'warning':<{width}}  {warning}" for warning in now.warnings[:5]]
+    errors += [
+        f"  {'failure':<{width}}  {one['items']} x {one['error']}: {_short(one['example'])}"
+        for one in now.failures
+    ]
+    return lines, errors
+
+
+def place_lines(now: Status) -> list[str]:
+    """A line for each living worker: what it had when it began."""
+    from hpc_toolkit.system.binding import Place
+
+    return [f"    {worker}: {Place.from_record(record)}" for worker, record in now.places.items()]
+
+
+def _short(item: dict[str, Any]) -> str:
+    text = json.dumps(item, ensure_ascii=False)
+    return text if len(text) <= _EXAMPLE_CHARS else f"{text[: _EXAMPLE_CHARS - 3]}..."
+
+
+def _headline(now: Status) -> str:
+    if now.complete:
+        failed = failed_items(now)
+        return f"complete, {failed} failed" if failed else "complete"
+    if now.rate_per_s > 0:
+        rate = now.rate_per_s
+        speed = f"{rate:.3g} items/s" if rate >= 0.1 else f"{rate * 3600:.3g} items/h"
+        return f"{speed}, about {format_duration(now.eta_s or 0.0)} left"
+    return "nothing moves" if now.reason else "working"
+
+
+def not_shown(now: Status) -> list[str]:
+    """That results are missing here which workers told of; [] if none are."""
+    # What a complete run does not show are releases and duplicates.
+    late = 0 if now.complete else now.old_copies
+    return [f"{late} with results not shown here yet"] if late else []
+
+
+def failed_items(now: Status) -> int:
+    """How many items failed, in all stages."""
+    return sum(counts.failed for counts in now.stages.values())
+
+
+def job_json(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
+    """What ``status --json`` tells of each job."""
+    keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
+    return [{key: getattr(job, key) for key in keys} for job in jobs]
+
+
+def job_lines(jobs: Sequence[JobRecord]) -> list[str]:
+    """One line for each job, oldest first; of very many the newest, and those that have not ended
+    before those that have.
+    """
+    ranked = sorted(
+        range(len(jobs)), key=lambda at: (jobs[at].ended, jobs[at].state == UNKNOWN, -at)
+    )
+    shown = sorted(ranked[:_SHOWN])
+    lines = [f"  job {jobs[at].id:<9} {_state(jobs[at])}" for at in shown]
+    hidden = len(jobs) - len(shown)
+    return lines + ([f"  jobs      and {hidden} more"] if hidden else [])
+
+
+def _state(job: JobRecord) -> str:
+    reason = f" ({job.reason})" if job.reason and not job.running else ""
+    parts = [f"{job.state}{reason}"]
+    if len(job.elements) > 1:
+        parts.append("of its elements " + ", ".join(f"{n} {name}" for name, n in job.elements))
+    if job.running and job.nodes:
+        parts[0] += f" on {job.nodes}"
+    if job.running and job.end is not None:
+        parts.append(f"until {_clock(job.end)}")
+    if job.waiting and job.start is not None and job.start > time.time():
+        parts.append(f"starts about {_clock(job.start)}")
+    if job.ended and job.end is not None:
+        parts.append(f"ended {_clock(job.end)}")
+    if job.ended and job.exit_code:
+        parts.append(f"exit code {job.exit_code}")
+    if job.restarts:
+        parts.append(f"{job.restarts} restarts" if job.restarts > 1 else "1 restart")
+    return ", ".join(parts)
+
+
+def _clock(at: float) -> str:
+    """The time of day here, with the date if it is not near."""
+    near = abs(at - time.time()) < _DAY_S / 2
+    return time.strftime("%H:%M" if near else "%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def fit(lines: Sequence[str], errors: Sequence[str], *, columns: int, rows: int) -> list[str]:
+    """The rows that a terminal of this size shows, of printable lines without newlines.
+
+    ``lines`` are wrapped, and each of ``errors``, which come last, is cut to one row. What the
+    rows do not hold is left out from the end, and counted in its place.
+    """
+    import textwrap
+
+    from rich.cells import chop_cells
+
+    indent = " " * min(_INDENT, columns // 3)
+    wrapped = [
+        row
+        for line in lines
+        for row in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False)
+    ]
+    shown = [part for row in wrapped for part in chop_cells(row, columns)]
+    shown += [chop_cells(error, columns)[0] for error in errors]
+    # The last row is the cursor's.
+    if len(shown) < rows:
+        return shown
+    kept = max(1, rows - 2)
+    return [*shown[:kept], f"  and {len(shown) - kept} more lines"[:columns]]

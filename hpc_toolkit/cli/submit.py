@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
-from hpc_toolkit.cli.help import SLURM
-from hpc_toolkit.cli.optiontable import add_table_command
+from hpc_toolkit.cli.help import SLURM, add_table_command
 from hpc_toolkit.cli.scriptoptions import (
     DEFAULT_TEMPLATE,
     ScriptCommand,

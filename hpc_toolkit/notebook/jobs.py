@@ -5,15 +5,17 @@ from __future__ import annotations
 import html
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.notebook.executors import LOCAL
-from hpc_toolkit.notebook.localjobs import RUNNING, end_local, is_local, local_state
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.progress import StatusDisplay, status_html
 from hpc_toolkit.results.status import living_workers
@@ -35,8 +37,7 @@ from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.2, 2.0
 _ASK_FIRST_S, _ASK_LAST_S = 2.0, 60.0
 _JOBS_SHOWN = 20
+RUNNING = "RUNNING"
 
 
 def watch(run: Run | str | Path, timeout: float | None = None) -> Status:
@@ -328,3 +330,53 @@ def _ending(job: Any, record: JobRecord | None) -> str:
         parts.append(f"exit code {record.exit_code}")
     stderr = job.paths.stderr
     return "; ".join([", ".join(parts), *([f"see {stderr}"] if stderr.exists() else [])])
+
+
+def is_local(job: Any) -> bool:
+    """Whether a submitit job runs as local processes and not in Slurm."""
+    return type(job).__name__ == "LocalJob"
+
+
+def local_state(job: Any) -> str:
+    """``RUNNING``, ``FINISHED``, ``INTERRUPTED``, or "unknown": not running here and no result.
+
+    submitit knows only the result of a job that another process started.
+    """
+    state = str(job.state)
+    if state in (RUNNING, "FINISHED", "INTERRUPTED"):
+        return state
+    with _controller(job) as found:
+        return UNKNOWN if found is None else RUNNING
+
+
+def end_local(job: Any) -> bool:
+    """Ask a job to end after its workers' current items; False if it cannot be asked."""
+    with _controller(job) as found, suppress(OSError):
+        if found is not None:
+            signal.pidfd_send_signal(found, signal.SIGTERM)
+            return True
+    return False
+
+
+@contextmanager
+def _controller(job: Any) -> Iterator[int | None]:
+    """A pidfd of the job's process that forwards signals; None if it does not run here."""
+    pid = int(job.job_id) if job.job_id.isdecimal() else 0
+    try:
+        found = os.pidfd_open(pid)
+    except (OSError, OverflowError):
+        yield None
+        return
+    try:
+        # Checked while the pidfd is held: the id cannot be reused, but may be another process's.
+        yield found if _is_controller(pid, job.paths.folder) else None
+    finally:
+        os.close(found)
+
+
+def _is_controller(pid: int, folder: Path) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return words[-4:-1] == [b"-m", b"submitit.local._local", os.fsencode(folder)]

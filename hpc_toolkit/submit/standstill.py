@@ -1,4 +1,4 @@
-"""Why a run makes no progress, as far as its jobs show."""
+"""Why a run makes no progress, as far as its jobs show: squeue(1), JOB REASON CODES."""
 
 from __future__ import annotations
 
@@ -9,6 +9,48 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.results.status import Status
     from hpc_toolkit.slurm.records import JobRecord
+
+_SENTENCES = {
+    "AccountNotAllowed": "its account may not use this partition: submit with another --account",
+    "BadConstraints": "no node can give what it asks for: cancel it and ask for less",
+    "BeginTime": "its begin time has not come; a requeued job waits about two minutes",
+    "Cleaning": "Slurm is still cleaning up after its last start",
+    "Dependency": "it waits for another job to end",
+    "DependencyNeverSatisfied": "what it waits for can never happen any more: cancel it",
+    "InactiveLimit": "the system's inactivity limit is reached",
+    "InvalidAccount": "its account is not valid: cancel it and submit with --account",
+    "InvalidQOS": "its quality of service is not valid: cancel it and submit with --qos",
+    "JobArrayTaskLimit": "as many elements of its array run as its '%' allows",
+    "JobHeldAdmin": "an administrator holds it: ask them why",
+    "JobHeldUser": "it is held: 'scontrol release {id}' lets it go",
+    "JobHoldMaxRequeue": "requeued too often and held: 'scontrol release {id}' lets it go",
+    "Licenses": "a license that it asked for is not free",
+    "NodeDown": "a node that it needs is down: wait, or submit without a nodelist",
+    "None": "Slurm has not looked at it yet",
+    "PartitionDown": "its partition takes no jobs now: submit with another --partition, or wait",
+    "PartitionInactive": "its partition is inactive: submit with another --partition",
+    "PartitionNodeLimit": "it wants more nodes than its partition gives: cancel it, ask for less",
+    "PartitionTimeLimit": "it wants more time than its partition gives: cancel it, ask for less",
+    "Priority": "other jobs have a higher priority",
+    "QOSNotAllowed": "its quality of service is not allowed here: submit with another --qos",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved: wait, or ask for others",
+    "Reservation": "its reservation has not begun",
+    "ReservationDeleted": "its reservation is gone: cancel it and submit without a reservation",
+    "Resources": "the nodes that it needs are busy",
+}
+_PREFIXES = (
+    ("QOS", "its quality of service allows no more now: wait, or see 'sacctmgr show qos'"),
+    ("Assoc", "its account has used up what it may: wait, or take another --account"),
+    ("MaxGRES", "its user has as much as allowed: wait for own jobs to end"),
+    ("MaxNode", "its user has as much as allowed: wait for own jobs to end"),
+    ("Max", "a limit of the site is reached: wait for own jobs to end"),
+    ("Burst", "its burst buffer is not ready"),
+)
+_STATES = {
+    "REQUEUE_HOLD": "it was requeued and is held: 'scontrol release {id}' lets it go",
+    "RESV_DEL_HOLD": "its reservation is gone and it is held: submit without a reservation",
+    "SPECIAL_EXIT": "it ended in a way that needs a look, and is held: 'scontrol release {id}'",
+}
 
 
 def lacks_workers(now: Status) -> bool:
@@ -30,8 +72,38 @@ def why(now: Status, jobs: Sequence[JobRecord]) -> str:
         )
     if not waiting:
         return now.reason
-    from hpc_toolkit.slurm.pending import is_stuck, why_waiting
-
     # Prefer a job that may start without help.
     job = min(waiting, key=is_stuck)
     return f"no worker is alive, and job {job.id} waits: {why_waiting(job)}"
+
+
+def why_waiting(record: JobRecord) -> str:
+    """Return a sentence on why a job waits, with a remedy if there is one.
+
+    For a reason that is not listed above, the sentence quotes Slurm's word.
+    """
+    word = record.reason.partition(",")[0].strip("()")
+    if record.state in _STATES and word not in ("JobHeldAdmin", "JobHoldMaxRequeue"):
+        sentence = _STATES[record.state]
+    elif word in _SENTENCES or not word:
+        sentence = _SENTENCES[word or "None"]
+    elif "launch_failed" in word or "launch failed" in word:
+        sentence = "its script could not be started: see 'scontrol show job {id}', then release it"
+    else:
+        found = [text for prefix, text in _PREFIXES if word.startswith(prefix)]
+        sentence = found[0] if found else f"Slurm says {word}"
+    return sentence.replace("{id}", record.id)
+
+
+def is_stuck(record: JobRecord) -> bool:
+    """Return whether this waiting job can start only after a person acts."""
+    word = record.reason.partition(",")[0]
+    return record.waiting and (
+        record.state in _STATES or word.startswith(("JobHeld", "JobHold", *_HOPELESS))
+    )
+
+
+_HOPELESS = (
+    *("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints"),
+    *("Invalid", "AccountNotAllowed", "QOSNotAllowed", "ReservationDeleted"),
+)

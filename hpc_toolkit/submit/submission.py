@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
 from hpc_toolkit.slurm.controller import max_array_size
 from hpc_toolkit.slurm.render.directives import log_pattern
 from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.slurm.render.kinds import TRAININGS
-from hpc_toolkit.submit.arrays import split_array
 from hpc_toolkit.submit.jobs import script_copy
 
 if TYPE_CHECKING:
     from hpc_toolkit.run import Run
     from hpc_toolkit.slurm.clusters.facts import Cluster
+    from hpc_toolkit.slurm.render.grammar import Array
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 _LETTERS = {
@@ -31,6 +32,7 @@ _LETTERS = {
     "w": "nodelist",
     "F": "nodefile",
 }
+_MOST_CHUNKS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +187,56 @@ def _array_limit(cluster: Cluster) -> int | None:
         return max_array_size()
     except SlurmError:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One of the arrays that an array is split into."""
+
+    array: str
+    """Its indices in sbatch's notation, each reduced by ``offset``."""
+    offset: int
+    """Number to add to an index to get the one that was requested."""
+
+
+def split_array(array: Array, limit: int) -> list[Chunk]:
+    """Split an array so that no index reaches ``limit``; it stays as it is if none does.
+
+    Args:
+        array: the indices; its limit of elements that run at once holds for each of the arrays.
+        limit: Slurm's MaxArraySize.
+
+    Raises:
+        RenderError: it would take too many arrays, or ``limit`` is below 1.
+    """
+    if limit < 1:
+        message = f"--array: this Slurm takes no arrays (MaxArraySize is {limit})"
+        raise RenderError(message, hint="--jobs N sends one script N times; or ask the site")
+    if array.highest < limit:
+        return [Chunk(array.text, 0)]
+    if array.highest // limit >= _MOST_CHUNKS:
+        message = (
+            f"--array: {array.text!r} makes more than {_MOST_CHUNKS} arrays of {limit} elements"
+        )
+        raise RenderError(message, hint="put the work into a run: a few jobs drain any number")
+    chunks = []
+    throttle = f"%{array.at_once}" if array.at_once else ""
+    for offset in range(0, array.highest + 1, limit):
+        parts = [_clip(one, offset, offset + limit) for one in array.ranges]
+        text = ",".join(_text(part, offset) for part in parts if part)
+        if text:
+            chunks.append(Chunk(f"{text}{throttle}", offset))
+    return chunks
+
+
+def _clip(one: range, low: int, high: int) -> range:
+    """The members of ``one`` from ``low`` to below ``high``."""
+    skipped = max(0, -(-(low - one.start) // one.step))
+    return range(one.start + skipped * one.step, min(one.stop, high), one.step)
+
+
+def _text(part: range, offset: int) -> str:
+    first, last = part[0] - offset, part[-1] - offset
+    if first == last:
+        return str(first)
+    return f"{first}-{last}" + (f":{part.step}" if part.step > 1 else "")

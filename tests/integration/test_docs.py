@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.cli.scripttable import PANELS
+from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.system.options import by_name
 from tests.documents import PACKAGE, REPOSITORY, USER_DOCS, Block, read_blocks
 

@@ -89,7 +89,7 @@ sys.executable, sys.argv = fake, ["hpctk", *words]
 from hpc_toolkit.cli import main
 from hpc_toolkit.errors import RunError
 from hpc_toolkit.queue.left import Left
-from hpc_toolkit.slurm.batch import coordinator, work
+from hpc_toolkit.slurm.batch import work
 
 told = Path(os.environ["FAKE_DIR"])
 
@@ -103,7 +103,7 @@ def left(run, watch_s):
 
 
 work.read_left = left
-coordinator._LOOK_S, coordinator._TELL_S = 0.1, 0.5
+work._LOOK_S, work._TELL_S = 0.1, 0.5
 main()
 """
 

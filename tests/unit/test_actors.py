@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from hpc_toolkit.cli import rayoptions
-from hpc_toolkit.cli.rayoptions import Engine as EngineName
-from hpc_toolkit.cli.rayoptions import ray_settings
+from hpc_toolkit.cli.working import RAY_PANELS, ray_settings
+from hpc_toolkit.cli.working import Engine as EngineName
 from hpc_toolkit.engines.ray import cluster as cluster_module
 from hpc_toolkit.engines.ray import engine as engine_module
 from hpc_toolkit.engines.ray import node
@@ -117,7 +116,7 @@ def test_a_local_cluster_for_each_task_of_a_step_is_refused() -> None:
     ],
 )
 def test_rays_options_without_its_engine_are_refused(given: dict[str, Any]) -> None:
-    values = dict.fromkeys(by_name(rayoptions.PANELS))
+    values = dict.fromkeys(by_name(RAY_PANELS))
 
     with pytest.raises(ConfigError, match="is for workers that are actors"):
         ray_settings(EngineName.PROCESSES, {**values, **given}, Shares())

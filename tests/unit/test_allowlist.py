@@ -7,8 +7,7 @@ import subprocess
 import pytest
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import check_text, check_variable, setup_words
-from hpc_toolkit.slurm.environment import check_environment
+from hpc_toolkit.slurm.allowlist import check_environment, check_text, check_variable, setup_words
 
 LONG = "x" * 256
 

@@ -11,10 +11,9 @@ import pytest
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.slurm.clusters import files
 from hpc_toolkit.slurm.clusters.choice import resolve_cluster
-from hpc_toolkit.slurm.clusters.facts import cluster_names, load_cluster
+from hpc_toolkit.slurm.clusters.facts import VARIABLES, cluster_names, load_cluster
 from hpc_toolkit.slurm.clusters.files import cluster_files, user_directory
 from hpc_toolkit.slurm.clusters.keys import DEFAULT_OPTIONS
-from hpc_toolkit.slurm.clusters.merge import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.allowlist import check_environment
 from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
-from hpc_toolkit.slurm.environment import check_environment
 from hpc_toolkit.slurm.render.directives import complete, directives
 from hpc_toolkit.slurm.render.script import render_script
 from hpc_toolkit.slurm.render.spec import ScriptSpec

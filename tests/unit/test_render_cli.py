@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 
 from hpc_toolkit.cli import clusters as cluster_commands
 from hpc_toolkit.cli import render as render_command
-from hpc_toolkit.cli.scripttable import PANELS
+from hpc_toolkit.cli.scriptoptions import PANELS
 from hpc_toolkit.engines.kubernetes.request import KINDS
 from hpc_toolkit.errors import HpcToolkitError, RenderError
 from hpc_toolkit.slurm.render.file import log_directory, read_header, write_script
-from hpc_toolkit.slurm.render.passthrough import FIELDS
+from hpc_toolkit.slurm.render.grammar import FIELDS
 from hpc_toolkit.slurm.render.script import template_names
 from hpc_toolkit.slurm.render.spec import ScriptSpec
 from tests.scripttext import batch_words

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from hpc_toolkit.cli.screen import fit
-from hpc_toolkit.cli.statuslines import status_parts
+from hpc_toolkit.cli.statusview import fit, status_parts
 from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
 
 TEXT = st.text("abc -/日本", max_size=300)

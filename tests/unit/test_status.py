@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import load_commands
-from hpc_toolkit.cli.statuslines import status_parts
+from hpc_toolkit.cli.statusview import status_parts
 from hpc_toolkit.queue.control import (
     DeathNotice,
     SickNotice,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.render.grammar import parse_array
-from hpc_toolkit.submit.arrays import Chunk
-from hpc_toolkit.submit.arrays import split_array as split_parsed
+from hpc_toolkit.submit.submission import Chunk
+from hpc_toolkit.submit.submission import split_array as split_parsed
 
 
 def split_array(array: str, limit: int) -> list[Chunk]:

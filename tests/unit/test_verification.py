@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.checking import Sample, check_results
+from hpc_toolkit.cli.gathering import Sample, check_results
 from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hpc_toolkit import cli
 from hpc_toolkit.cli import plainwork
 from hpc_toolkit.cli.plainwork import show_places
-from hpc_toolkit.cli.workoptions import monitored, read_shares, with_snapshots
+from hpc_toolkit.cli.working import monitored, read_shares, with_snapshots
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.run import Run
 from hpc_toolkit.run.snapshot import read_snapshot, take_snapshot, write_snapshot

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.slurm.batch.job import this_job
 from hpc_toolkit.slurm.batch.requeue import Restarts
-from hpc_toolkit.slurm.batch.signals import Signals
-from hpc_toolkit.slurm.batch.step import Batch, JobEnd, as_command
+from hpc_toolkit.slurm.batch.step import Batch, JobEnd, Signals, as_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

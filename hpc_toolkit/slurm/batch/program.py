@@ -1,21 +1,34 @@
-"""The job that runs one program of the user's on all of its ranks: a command, or a training."""
+"""The job that runs one program on all of its ranks: a command, a training, or a Ray driver."""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import socket
 import sys
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.slurm.batch.container import NO_CONTAINER, Container
+from hpc_toolkit.slurm.allowlist import USERS
+from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.batch.requeue import LATER, Restarts
-from hpc_toolkit.slurm.batch.step import CUT_SHORT, Batch, JobEnd, cpus_per_task
-from hpc_toolkit.slurm.environment import USERS
+from hpc_toolkit.slurm.batch.step import (
+    CUT_SHORT,
+    NO_CONTAINER,
+    Batch,
+    Container,
+    JobEnd,
+    cpus_per_task,
+)
+from hpc_toolkit.slurm.client import SUBMIT_S, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from hpc_toolkit.slurm.batch.job import Job
 
 # srun gives the highest code of all tasks. A task that is ended (SIGTERM, 143) because another one
 # failed would hide the code that matters, so it exits with 1. Its own SIGTERM may come a moment
@@ -34,6 +47,8 @@ if rmdir "$HPCTK_STAGED/{USERS}" 2>/dev/null; then
   rm -rf "$HPCTK_STAGED"; rmdir "${{HPCTK_STAGED%/*}}" 2>/dev/null
 fi
 """
+_PORTS = range(20000, 32000)
+"""Below the ports that kernels lend to outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,3 +202,61 @@ def _task(*, alone: bool, staged: Sequence[str]) -> str:
             begin += f"HPCTK_STAGED_{number}=$HPCTK_STAGED/$HPCTK_STAGED_{number}\n"
         end = _LAST_LEAVES
     return _WORDS + _TASK.format(begin=begin, on_warning='""' if alone else ":", end=end)
+
+
+def ray_words(job: Job, program: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of each node's task, with ``os.environ`` ready for Ray.
+
+    ``hpc_toolkit.engines.ray.node`` adds to it what Slurm gave the job of its node, and ends what
+    this job has started there: on the first node when the program has ended, on the others when
+    the first does not answer any more.
+
+    Raises:
+        JobError: there is no Ray, or Slurm does not say where the first node is.
+    """
+    scripts = Path(sys.executable).parent
+    if not os.access(scripts / "ray", os.X_OK):
+        msg = f"no ray beside {sys.executable}"
+        raise JobError(msg, hint="pip install 'hpc-toolkit[ray]'")
+    environ = os.environ
+    environ["PATH"] = f"{scripts}:{environ.get('PATH', '')}"
+    head = _head(job)
+    if len(job.nodes) == 1:
+        environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    address = f"{head}:{_port(job, head)}"
+    environ["RAY_ADDRESS"] = address
+    # A process that reaches Ray can run programs as its user, and the ports of several nodes are
+    # open to all users of those nodes.
+    environ["RAY_AUTH_MODE"] = "token"
+    environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    environ["RAY_USAGE_STATS_ENABLED"] = environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    environ.setdefault("RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT", "120")
+    job.log(f"ray at {address}")
+    node = (sys.executable, "-m", "hpc_toolkit.engines.ray.node", "ray", "symmetric-run")
+    return (*node, "--address", address, "--min-nodes", str(len(job.nodes)), "--", *program)
+
+
+def _head(job: Job) -> str:
+    """The address of the first node, which is not always its name."""
+    if len(job.nodes) == 1:
+        return "127.0.0.1"
+    shown = ask(["scontrol", "show", "node", "--oneliner", job.nodes[0]], timeout_s=SUBMIT_S)
+    found = re.search(r" NodeAddr=(\S+)", shown)
+    if found is None:
+        msg = f"Slurm does not report the address of {job.nodes[0]}"
+        raise JobError(msg)
+    return found[1]
+
+
+def _port(job: Job, head: str) -> int:
+    """A free port of the first node, a different one after each restart."""
+    first = int(os.environ["SLURM_JOB_ID"]) + int(job.restarts)
+    for step in range(len(_PORTS)):
+        port = _PORTS[(first + step) % len(_PORTS)]
+        try:
+            socket.create_connection((head, port), timeout=5).close()
+        except OSError:
+            return port
+        job.log(f"port {port} is taken, trying the next one")
+    msg = f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free on {head}"
+    raise JobError(msg)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.slurm.environment import USERS
+from hpc_toolkit.slurm.allowlist import USERS
 from hpc_toolkit.system.quantities import format_size
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The step that does the job's work: srun starts it, and the batch process waits for it."""
+"""The step that does the job's work: its container, its srun, and the wait for its end."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import shlex
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from hpc_toolkit.slurm.batch.job import JobError
 from hpc_toolkit.slurm.client import ASK_S, SUBMIT_S, SlurmError, ask
+from hpc_toolkit.system.processes import readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpc_toolkit.slurm.batch.job import Job
-    from hpc_toolkit.slurm.batch.signals import Signals
 
 CUT_SHORT = 143
 """Exit code of a job that SIGTERM ended."""
 
 _KILL_WAIT_S = 30.0
+Runtime = Literal["", "apptainer", "pyxis"]
 
 
 class JobEnd(Exception):  # noqa: N818 - not an error: most jobs end by it
@@ -193,3 +197,72 @@ def cpus_per_task(job: Job) -> list[str]:
     if "cpus-per-task" not in job.options:
         return []
     return [f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}"]
+
+
+class Signals:
+    """SIGUSR1, SIGTERM and SIGCHLD of this process, in the order in which they came.
+
+    The handlers do nothing: Python writes each signal's number into a pipe. A child starts with the
+    default actions, since exec resets handlers.
+    """
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe()
+        for end in (self._read, write):
+            os.set_blocking(end, False)
+        self._seen: deque[int] = deque()
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+
+    def next(self, timeout_s: float | None) -> int | None:
+        """The oldest signal that was not returned yet; None after ``timeout_s`` without one."""
+        if not self._seen and readable(self._read, timeout_s=timeout_s):
+            self._seen.extend(os.read(self._read, 4096))
+        return self._seen.popleft() if self._seen else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container image, and the directories that it shows."""
+
+    runtime: Runtime = ""
+    """What runs it; "" for no container."""
+    image: str = ""
+    """A file, or ``docker://name:tag``."""
+    binds: tuple[str, ...] = ()
+    """More directories, ``FROM[:TO[:ro]]``."""
+    gpus: bool = False
+    """Whether it shows the GPUs of its node."""
+
+    def check(self, *directories: str) -> None:
+        """Raise JobError unless the container can show these directories."""
+        for directory in directories if self.runtime else ():
+            if any(letter in directory for letter in ",:\\"):
+                msg = f"no container can be shown {directory}: ',', ':' and '\\' separate paths"
+                raise JobError(msg, hint="use a directory whose path has none of them")
+
+    def srun_options(self, *directories: str) -> list[str]:
+        """Options of srun that start its tasks in the container: pyxis is a plugin of srun."""
+        if self.runtime != "pyxis":
+            return []
+        shown = [os.getcwd(), *directories, *self.binds]
+        # pyxis takes a lone path for a volume.
+        mounts = ",".join(one if ":" in one else f"{one}:{one}" for one in shown)
+        return [
+            f"--container-image={self.image}",
+            f"--container-workdir={os.getcwd()}",
+            f"--container-mounts={mounts}",
+        ]
+
+    def inside(self, words: list[str], *directories: str) -> list[str]:
+        """The command that runs ``words`` in the container: apptainer is a program."""
+        if self.runtime != "apptainer":
+            return words
+        argv = ["apptainer", "exec", *(["--nv"] if self.gpus else [])]
+        for directory in (*self.binds, os.getcwd(), *directories):
+            argv += ["--bind", directory]
+        return [*argv, "--pwd", os.getcwd(), self.image, *words]
+
+
+NO_CONTAINER = Container()

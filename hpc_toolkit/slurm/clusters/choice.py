@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
-from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.clusters.facts import VARIABLES, Cluster, load_cluster
 from hpc_toolkit.slurm.clusters.files import Layer, cluster_files, read_table
 from hpc_toolkit.slurm.clusters.keys import identify
-from hpc_toolkit.slurm.clusters.merge import VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

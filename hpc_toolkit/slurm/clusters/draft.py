@@ -14,14 +14,13 @@ from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir.files import replace_file
 from hpc_toolkit.slurm.clusters.facts import parse_cluster
 from hpc_toolkit.slurm.clusters.files import SUFFIX, user_directory
-from hpc_toolkit.slurm.clusters.shape import offers
+from hpc_toolkit.slurm.clusters.probe import offers
 from hpc_toolkit.system.quantities import HOUR_S, format_mem, format_walltime
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    from hpc_toolkit.slurm.clusters.probe import SlurmFacts
-    from hpc_toolkit.slurm.clusters.shape import Offer, Shape
+    from hpc_toolkit.slurm.clusters.probe import Offer, Shape, SlurmFacts
 
 _ASK = """
 # What Slurm does not know: ask your site, and remove the '#' of what holds there. What each key

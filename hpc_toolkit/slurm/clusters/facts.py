@@ -7,6 +7,7 @@ laptop and on the login node.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,13 @@ from hpc_toolkit.slurm.clusters.files import (
     read_table,
     with_earlier,
 )
-from hpc_toolkit.slurm.clusters.keys import key_problems
-from hpc_toolkit.slurm.clusters.merge import MergedFacts
+from hpc_toolkit.slurm.clusters.keys import (
+    DEFAULT_KEYS,
+    DEFAULT_OPTIONS,
+    KEYS,
+    MEMORY_OPTIONS,
+    key_problems,
+)
 from hpc_toolkit.system import tomltable as t
 
 if TYPE_CHECKING:
@@ -27,7 +33,9 @@ if TYPE_CHECKING:
 
     from hpc_toolkit.slurm.clusters.files import ClusterFile
     from hpc_toolkit.slurm.clusters.keys import Backend, ContainerRuntime, GpuRequest, MemStyle
-    from hpc_toolkit.slurm.clusters.merge import Origin
+
+VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
+"""Environment variables that override a key of every cluster's ``[defaults]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,3 +272,63 @@ def _stated(facts: Any) -> dict[str, Any]:
         for name, (value, default) in found.items()
         if value != default
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a value is written."""
+
+    file: str
+    """The file's name in errors, or a variable: ``$HPCTK_TIME``."""
+    key: str
+    """The key in the file; empty for a variable."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.key}" if self.key else self.file
+
+
+class MergedFacts:
+    """Fields of a cluster and their origins, while files are merged."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, Origin] = {}
+
+    def add(self, table: dict[str, Any], file: str) -> None:
+        """Override earlier values with those of ``table``; inner tables merge key by key."""
+        values = t.convert(table, KEYS, file)
+        for key, stated in table.items():
+            field = KEYS[key][0]
+            if isinstance(stated, dict):
+                for inner, value in values[field]:
+                    self.set_inner(field, inner, value, Origin(file=file, key=f"{key}.{inner}"))
+            else:
+                self.values[field] = values[field]
+                self.origins[key] = Origin(file=file, key=key)
+
+    def add_variables(self, environ: Mapping[str, str]) -> None:
+        """Override ``[defaults]`` with environment variables; empty ones are ignored."""
+        for variable, option in VARIABLES.items():
+            text = environ.get(variable)
+            if text:
+                where = f"${variable}"
+                number = option == "cpus_per_task" and re.fullmatch("[0-9]{1,9}", text)
+                value = int(text) if number else text
+                _, check = DEFAULT_KEYS[option]
+                self.set_inner("defaults", option, check(value, where), Origin(file=where, key=""))
+
+    def set_inner(self, field: str, inner: str, value: Any, origin: Origin) -> None:
+        """Set one key of an inner table."""
+        pairs: dict[str, Any] = self.values.setdefault(field, {})
+        if field == "defaults" and inner in MEMORY_OPTIONS:
+            # Slurm takes only one memory option, so a later layer's replaces an earlier one.
+            for other in MEMORY_OPTIONS:
+                pairs.pop(other, None)
+                self.origins.pop(f"{field}.{other}", None)
+        pairs[inner] = value
+        self.origins[f"{field}.{inner}"] = origin
+
+    def forget(self, table: str) -> None:
+        """Drop a table that is true of the extended cluster only."""
+        self.values.pop(table, None)
+        self.origins = {k: v for k, v in self.origins.items() if not k.startswith(f"{table}.")}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
 from hpc_toolkit.slurm.allowlist import (
     PATTERNS,
+    check_bind,
     check_count,
     check_module,
     check_text,
@@ -16,7 +17,6 @@ from hpc_toolkit.slurm.allowlist import (
     matches,
     setup_words,
 )
-from hpc_toolkit.slurm.environment import check_bind
 from hpc_toolkit.system import tomltable as t
 from hpc_toolkit.system.quantities import parse_mem_mib, parse_walltime
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import RenderError
+from hpc_toolkit.slurm.clusters.facts import Origin
 from hpc_toolkit.slurm.clusters.keys import NODE_KEYS
-from hpc_toolkit.slurm.clusters.merge import Origin
 from hpc_toolkit.system.quantities import format_mem, format_walltime
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import HpcToolkitError, RenderError
+from hpc_toolkit.slurm.allowlist import check_environment
 from hpc_toolkit.slurm.clusters.keys import BLANKED
 from hpc_toolkit.slurm.clusters.partitions import (
     Needs,
@@ -14,10 +15,8 @@ from hpc_toolkit.slurm.clusters.partitions import (
     fitting_site,
     for_partition,
 )
-from hpc_toolkit.slurm.environment import check_environment
-from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment, parse_switches
+from hpc_toolkit.slurm.render.grammar import parse_array, parse_moment, parse_switches, split_passed
 from hpc_toolkit.slurm.render.limits import check_limits
-from hpc_toolkit.slurm.render.passthrough import split_passed
 from hpc_toolkit.slurm.render.rules import option
 from hpc_toolkit.slurm.render.shares import (
     MEMORY,

@@ -1,4 +1,4 @@
-"""Parsers for the small languages of sbatch's options: arrays, dependencies, moments.
+"""Parsers for sbatch's options: arrays, dependencies, moments, and ``--sbatch NAME[=VALUE]``.
 
 They accept and return forms that sbatch(1) reads in the same way in every version since 21.08, and
 raise RenderError for all others. ``where`` is the option that errors name.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import refusal
+from hpc_toolkit.slurm.allowlist import check_text, refusal
 from hpc_toolkit.system.quantities import format_walltime, parse_walltime
 
 MAX_INDEX = 4_000_000
@@ -35,6 +35,52 @@ _HOURS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _ARRAY_HINT = "indices such as 0-99, 1,4,7-9 or 0-99:3, and %8 for at most 8 at a time"
 _DEPENDENCY_HINT = "afterok:JOB, afterany:JOB:JOB, after:JOB+MINUTES, singleton, joined by , or ?"
 _MOMENT_HINT = "2030-01-31T18:00, 18:00, tomorrow, now+2hours"
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{1,39}")
+_VALUE = re.compile(r".{0,1024}")
+
+_NAMED = (
+    *("account", "array", "cpus-per-task", "dependency", "gpus-per-node", "job-name", "mem"),
+    *("nodes", "ntasks-per-node", "output", "partition", "qos", "requeue", "time"),
+)
+
+FIELDS = (
+    *("begin", "chdir", "comment", "constraint", "cpus-per-gpu", "deadline", "error", "exclude"),
+    *("exclusive", "get-user-env", "gpu-bind", "gres", "gres-flags", "hold"),
+    *("kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mem-per-cpu", "mem-per-gpu"),
+    *("network", "nice", "nodelist", "ntasks", "ntasks-per-gpu", "open-mode", "oversubscribe"),
+    *("prefer", "priority", "propagate", "reservation", "segment", "signal", "spread-job"),
+    *("switches", "time-min", "tmp", "wckey"),
+)
+"""Names that set the field of ``ScriptSpec`` with this name, in underscores, and are checked."""
+
+_UNSUPPORTED = {
+    "gpus": "use --gpus-per-node",
+    "gpus-per-task": "use --gpus-per-node with --isolate-gpus",
+    "gpus-per-socket": "use --gpus-per-node",
+    "tasks-per-node": "use --ntasks-per-node",
+    "tres-per-task": "use --gpus-per-node and --cpus-per-task",
+    "no-requeue": "use --no-requeue",
+    "no-kill": "the script's template decides that",
+    "hetjob": "one script asks for nodes of one kind",
+    "packjob": "one script asks for nodes of one kind",
+    "help": "it would keep sbatch from submitting",
+    "usage": "it would keep sbatch from submitting",
+    "version": "it would keep sbatch from submitting",
+    "test-only": "it would keep sbatch from submitting: give it to sbatch itself",
+    "parsable": "give it to sbatch itself",
+    "quiet": "give it to sbatch itself",
+    "verbose": "give it to sbatch itself",
+    "wait": "give it to sbatch itself",
+    "wrap": "the script is the program; see the template 'command'",
+}
+
+MANAGED = {
+    **{name: f"use --{name}" for name in _NAMED},
+    **{name: f"use --sbatch {name}" for name in FIELDS},
+    **_UNSUPPORTED,
+}
+"""Options of sbatch that are not passed on, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +199,31 @@ def _clock(text: str) -> str:
     if hour > 23 or max(minute, second) > 59:
         return ""
     return f"{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def split_passed(text: str, where: str) -> tuple[str, str | None]:
+    """Split ``NAME[=VALUE]`` into name and value. Raises RenderError."""
+    name, equals, value = text.partition("=")
+    if not text.isprintable() or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        raise refusal(where, text, "NAME or NAME=VALUE, NAME being a long option of sbatch")
+    if name in MANAGED:
+        msg = f"{where}: {name!r} is not passed through"
+        field = f"ScriptSpec has the field {name.replace('-', '_')}"
+        raise RenderError(msg, hint=field if name in FIELDS else MANAGED[name])
+    longer = sorted(option for option in MANAGED if option.startswith(name))
+    if longer:
+        msg = f"{where}: sbatch may read {name!r} as {longer[0]!r}"
+        raise RenderError(msg, hint=MANAGED[longer[0]])
+    if name == "input":
+        # Slurm reads this path like that of --output; a bad path fails the job without a log.
+        check_text(value, "output", f"{where} input")
+    return name, value if equals else None
+
+
+def check_passed(texts: tuple[str, ...], where: str) -> None:
+    """Raise RenderError unless all options may be passed on and none is given twice."""
+    names = [split_passed(text, where)[0] for text in texts]
+    for name in names:
+        if names.count(name) > 1:
+            msg = f"{where}: {name!r} is given twice"
+            raise RenderError(msg, hint="sbatch would take the last one")

@@ -1,15 +1,18 @@
-"""Groups of templates by what they start, and the options that each template accepts."""
+"""The templates by what they start, the options that each accepts, and plain scripts."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.render.plain import check_plain
 from hpc_toolkit.slurm.render.rules import asked, option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hpc_toolkit.slurm.render.directives import Directive
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
 TRAININGS = ("train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
@@ -44,6 +47,13 @@ _EXAMPLE = {
     "train-multi-gpu": "hpctk render train-multi-gpu --gpus-per-node 4 -- train.py --lr 1",
     "train-multi-node": "hpctk render train-multi-node --nodes 2 --gpus-per-node 4 -- train.py",
 }
+TEMPLATES = ("command", "train-cpu", "train-single-gpu", "train-multi-gpu", "train-multi-node")
+"""The templates of which there are plain scripts."""
+
+_NEED_HPCTK = (
+    *("signal", "max_restarts", "launch", "rank_restarts", "backend", "run_dir", "numa_binding"),
+    *("stage", "stage_dir", "container", "node_setup", "teardown", "array_offset"),
+)
 
 
 def check_template(spec: ScriptSpec, template: str) -> None:
@@ -132,3 +142,47 @@ def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str, instead: st
             msg = f"{option(name)}: {why}"
             hint = "leave it out" + (f", or render {instead}" if instead else "")
             raise RenderError(msg, hint=hint)
+
+
+def check_plain(spec: ScriptSpec, template: str) -> None:
+    """Raise RenderError for a plain script that would need hpctk on the nodes."""
+    if template not in TEMPLATES:
+        msg = f"--plain: the template {template} needs hpctk on the nodes"
+        raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(TEMPLATES)}")
+    given = asked(spec)
+    for name in _NEED_HPCTK:
+        if name in given:
+            msg = f"{option(name)}: a plain script has nothing that would do it"
+            raise RenderError(msg, hint="leave it out, or leave out --plain")
+
+
+def plain_words(
+    full: ScriptSpec, directives: list[Directive], template: str, options: Iterable[str]
+) -> list[str]:
+    """The step's command, each word quoted for bash; the script's own arguments follow."""
+    words = ["srun", "--kill-on-bad-exit=1"]
+    if "cpus-per-task" in {name for name, _ in directives}:
+        # From 22.05 to 23.02 srun ignores SLURM_CPUS_PER_TASK.
+        words.append('--cpus-per-task="$SLURM_CPUS_PER_TASK"')
+    bound = (one for one in options if one.startswith("--srun="))
+    words += [shlex.quote(one.removeprefix("--srun=")) for one in bound]
+    words += _starter(full, template)
+    return [*words, *map(shlex.quote, full.command)]
+
+
+def _starter(full: ScriptSpec, template: str) -> list[str]:
+    """What starts the program: nothing, Python, or torchrun."""
+    if template == "command":
+        return []
+    python = shlex.quote(full.python) if full.python else "python"
+    if template in ("train-cpu", "train-single-gpu"):
+        return [python]
+    torchrun = [python, "-m", "torch.distributed.run"] if full.python else ["torchrun"]
+    torchrun.append(f"--nproc-per-node={full.nproc_per_node}")
+    if template == "train-multi-gpu":
+        return [*torchrun, "--standalone"]
+    return [
+        *torchrun,
+        *('--nnodes="$SLURM_JOB_NUM_NODES"', '--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d"),
+        '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
+    ]

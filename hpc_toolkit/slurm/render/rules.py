@@ -6,15 +6,23 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import COUNTS, PATTERNS, check_count, check_text, refusal
-from hpc_toolkit.slurm.environment import check_environment, check_staged
+from hpc_toolkit.slurm.allowlist import (
+    COUNTS,
+    PATTERNS,
+    check_count,
+    check_environment,
+    check_staged,
+    check_text,
+    refusal,
+)
 from hpc_toolkit.slurm.render.grammar import (
+    FIELDS,
     check_dependency,
+    check_passed,
     parse_array,
     parse_moment,
     parse_switches,
 )
-from hpc_toolkit.slurm.render.passthrough import FIELDS, check_passed
 from hpc_toolkit.system.quantities import parse_duration, parse_mem_mib, parse_walltime
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from hpc_toolkit import __version__
 from hpc_toolkit.errors import RenderError, near_miss
 from hpc_toolkit.slurm.render.directives import complete, directive_text, directives
 from hpc_toolkit.slurm.render.file import sha256, sign
-from hpc_toolkit.slurm.render.kinds import check_template
-from hpc_toolkit.slurm.render.plain import plain_words
+from hpc_toolkit.slurm.render.kinds import check_template, plain_words
 from hpc_toolkit.slurm.render.spec import command_line
 from hpc_toolkit.slurm.render.surroundings import surroundings
 from hpc_toolkit.slurm.render.training import prepared, training

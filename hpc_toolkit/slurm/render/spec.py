@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import RenderError, near_miss
-from hpc_toolkit.slurm.render.passthrough import FIELDS
+from hpc_toolkit.slurm.render.grammar import FIELDS
 from hpc_toolkit.slurm.render.rules import asked, check_request, option
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hpc_toolkit.errors import RenderError
-from hpc_toolkit.slurm.allowlist import setup_words
-from hpc_toolkit.slurm.environment import check_directory
+from hpc_toolkit.slurm.allowlist import check_directory, setup_words
 from hpc_toolkit.slurm.render.shares import cpus_of_rank, ranks
 
 if TYPE_CHECKING:

@@ -43,12 +43,11 @@ COMMANDS = {
     "lab": ("lab",),
     "plan": ("plan",),
     "doctor": ("doctor",),
-    "batch": ("batch",),
-    "scripts": ("preflight", "stage"),
+    "batch": ("batch", "preflight", "stage"),
 }
 """The module of each command, in the order of the help."""
-_LONG = {"campaigns", "batch"}
-"""Modules of commands that collect their garbage from the start."""
+_LONG = {"campaign", "batch"}
+"""Commands that collect their garbage from the start."""
 
 EXIT_BUG = 70
 EXIT_LATER = 75
@@ -76,11 +75,7 @@ def _application() -> typer.Typer:
     @app.callback()
     def _options(
         version: bool = typer.Option(
-            False,
-            "--version",
-            callback=show_version,
-            is_eager=True,
-            help="Print the version.",
+            False, "--version", callback=show_version, is_eager=True, help="Print the version."
         ),
     ) -> None:
         """Parse the options that stand before a command."""
@@ -92,7 +87,7 @@ def load_commands(first_word: str = "") -> typer.Typer:
     """The application with the module of one command, or with all of them for any other word."""
     app = _application()
     known = [module for module, commands in COMMANDS.items() if first_word in commands]
-    if not known or _LONG.intersection(known):
+    if not known or first_word in _LONG:
         gc.enable()
     for module in known or COMMANDS:
         # Importing what another command needs would cost every 'status' a tenth of its time.

@@ -1,22 +1,27 @@
-"""Commands that only job scripts call: the batch process of a job."""
+"""Commands that only job scripts call: the batch process of a job, preflight, stage."""
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from hpc_toolkit.cli.help import SCRIPTS, Commands
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.quantities import parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpc_toolkit.slurm.batch.program import ProgramRequest
     from hpc_toolkit.slurm.batch.requeue import Restarts
     from hpc_toolkit.slurm.batch.step import Batch, Container
 
-Script = Annotated[str, typer.Argument(metavar="SCRIPT", help='The running script: "$0".')]
+Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help='The running script: "$0".')]
 Words = Annotated[
     list[str], typer.Argument(metavar="PROGRAM...", help="The program and its arguments.")
 ]
@@ -49,6 +54,7 @@ _FOREVER = "1000d"
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    one: Callable[..., None]
     batch = Commands(
         help="""Run the batch process of a job script.
 
@@ -56,11 +62,11 @@ def register(app: typer.Typer) -> None:
             exec python -m hpc_toolkit batch work "$0" --run runs/eval
         """
     )
-    batch.command()(work)
-    batch.command()(command)
-    batch.command()(train)
-    batch.command()(ray)
+    for one in (work, command, train, ray):
+        batch.command()(one)
     app.add_typer(batch, name="batch", rich_help_panel=SCRIPTS, hidden=True)
+    for one in (preflight, stage):
+        app.command(rich_help_panel=SCRIPTS, hidden=True)(one)
 
 
 def work(
@@ -124,7 +130,7 @@ def work(
         WorkJob(batch, restarts, request).run()
 
     code = run_batch(
-        Path(script),
+        script,
         body,
         array_offset=array_offset,
         max_restarts=max_restarts,
@@ -155,8 +161,7 @@ def command(
     Examples:
         hpctk batch command "$0" -- ./simulate --seed 1
     """
-    from hpc_toolkit.slurm.batch.process import run_batch
-    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest
+    from hpc_toolkit.slurm.batch.program import ProgramRequest
 
     request = ProgramRequest(
         words=tuple(program),
@@ -164,15 +169,7 @@ def command(
         container=_container(apptainer, pyxis, bind, gpus=gpus),
         within_s=_whole_seconds(check_within),
     )
-    code = run_batch(
-        Path(script),
-        lambda batch, restarts: ProgramJob(batch, restarts, request).run(),
-        array_offset=array_offset,
-        max_restarts=max_restarts,
-        node_setup=node_setup or (),
-        teardown=teardown or (),
-    )
-    sys.exit(code)
+    _run_program(script, request, max_restarts, node_setup, teardown, array_offset=array_offset)
 
 
 def train(
@@ -212,8 +209,7 @@ def train(
     Examples:
         hpctk batch train "$0" --run-dir runs/train -- python train.py
     """
-    from hpc_toolkit.slurm.batch.process import run_batch
-    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest, Staging
+    from hpc_toolkit.slurm.batch.program import ProgramRequest, Staging
 
     request = ProgramRequest(
         words=tuple(program),
@@ -226,15 +222,7 @@ def train(
         staging=Staging(paths=tuple(stage or ()), directory=stage_dir, users=tasks),
         within_s=_whole_seconds(check_within),
     )
-    code = run_batch(
-        Path(script),
-        lambda batch, restarts: ProgramJob(batch, restarts, request).run(),
-        max_restarts=max_restarts,
-        forward=not apptainer,
-        node_setup=node_setup or (),
-        teardown=teardown or (),
-    )
-    sys.exit(code)
+    _run_program(script, request, max_restarts, node_setup, teardown, forward=not apptainer)
 
 
 def ray(
@@ -253,26 +241,38 @@ def ray(
     Examples:
         hpctk batch ray "$0" -- python driver.py
     """
+    from hpc_toolkit.slurm.batch.program import ProgramRequest, ray_words
+
+    request = ProgramRequest(
+        words=tuple(program),
+        gpus=gpus,
+        srun=("--ntasks-per-node=1",),
+        bare=True,
+        prepare=ray_words,
+        within_s=_whole_seconds(check_within),
+    )
+    _run_program(script, request, max_restarts, node_setup, teardown)
+
+
+def _run_program(
+    script: Path,
+    request: ProgramRequest,
+    max_restarts: int,
+    node_setup: list[str] | None,
+    teardown: list[str] | None,
+    *,
+    array_offset: int = 0,
+    forward: bool = True,
+) -> NoReturn:
     from hpc_toolkit.slurm.batch.process import run_batch
-    from hpc_toolkit.slurm.batch.program import ProgramJob, ProgramRequest, ray_words
-
-    within_s = _whole_seconds(check_within)
-
-    def body(batch: Batch, restarts: Restarts) -> None:
-        request = ProgramRequest(
-            words=tuple(program),
-            gpus=gpus,
-            srun=("--ntasks-per-node=1",),
-            bare=True,
-            within_s=within_s,
-            prepare=lambda words: ray_words(batch.job, words),
-        )
-        ProgramJob(batch, restarts, request).run()
+    from hpc_toolkit.slurm.batch.program import ProgramJob
 
     code = run_batch(
-        Path(script),
-        body,
+        script,
+        lambda batch, restarts: ProgramJob(batch, restarts, request).run(),
+        array_offset=array_offset,
         max_restarts=max_restarts,
+        forward=forward,
         node_setup=node_setup or (),
         teardown=teardown or (),
     )
@@ -303,3 +303,49 @@ def _container(apptainer: str, pyxis: str, bind: list[str] | None, *, gpus: int)
         binds=tuple(bind or ()),
         gpus=gpus > 0,
     )
+
+
+def preflight(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Run that the ranks write to.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs that must be usable on this node.")] = 0,
+    free: Annotated[str, typer.Option(metavar="SIZE", help="Free space required in RUN.")] = "100M",
+) -> None:
+    """Check this node before a job uses it; exit with 1 on a problem.
+
+    Examples:
+        hpctk preflight runs/eval --gpus 4
+    """
+    from hpc_toolkit.slurm.batch.preflight import check_node
+
+    root = Path(run) if run is not None else None
+    report = check_node(root, gpus=gpus, free_bytes=parse_size(free, where="--free"))
+    print(report.line(), file=sys.stderr if report.problems else sys.stdout)
+    sys.exit(1 if report.problems else 0)
+
+
+def stage(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory on this node's disk.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files and directories to copy.")
+    ],
+    users: Annotated[int, typer.Option(help="Tasks on this node that use the copies.")] = 1,
+) -> None:
+    """Copy files to this node's disk, below a directory of its name.
+
+    Examples:
+        hpctk stage /tmp/data /scratch/me/corpus
+    """
+    import signal
+
+    from hpc_toolkit.slurm.batch.staging import stage_paths
+    from hpc_toolkit.system.ranks import host_name
+
+    # The warning of the time limit goes to all steps of a job; the ranks are to act on it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # The script looks for the copies below Slurm's name of the node, whatever HPCTK_HOST says.
+    host = os.environ.get("SLURMD_NODENAME") or host_name()
+    said = stage_paths([Path(path) for path in paths], Path(directory) / host, users=users)
+    print(f"{host}: {said}")

@@ -89,7 +89,7 @@ class ProgramRequest:
     """Whether the program takes the place of its task's shell, and handles all signals itself."""
     staging: Staging = NOTHING_STAGED
     """What is copied to the nodes."""
-    prepare: Callable[[tuple[str, ...]], tuple[str, ...]] = lambda words: words
+    prepare: Callable[[Job, tuple[str, ...]], tuple[str, ...]] = lambda _, words: words
     """Called with ``words`` once the nodes have passed their checks; what it returns is run."""
     within_s: int = 60
     """Seconds that a node has to start its checks."""
@@ -127,7 +127,7 @@ class ProgramJob:
         # in a training they would wait for it.
         argv = ["srun", "--kill-on-bad-exit=1", "--wait=60", "--label", *cpus_per_task(self._job)]
         argv += [*request.srun, *request.container.srun_options()]
-        words = request.container.inside(list(request.prepare(request.words)))
+        words = request.container.inside(list(request.prepare(self._job, request.words)))
         task = _WORDS + 'exec "$@"\n'
         if not request.bare:
             task = _task(alone=request.alone, staged=request.staging.paths)

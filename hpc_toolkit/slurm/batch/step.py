@@ -105,9 +105,7 @@ class Batch:
         return code
 
     def wait_for(
-        self,
-        poll: Callable[[], int | None],
-        beside: Callable[[], float | None] = lambda: None,
+        self, poll: Callable[[], int | None], beside: Callable[[], float | None] = lambda: None
     ) -> int:
         """Wait until ``poll`` returns an exit code, negative for a signal; 128 + N for signal N.
 

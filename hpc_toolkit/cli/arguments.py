@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
 from hpc_toolkit.system.options import spelled
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from collections.abc import Set as AbstractSet
+    from pathlib import Path
 
     from hpc_toolkit.run import Run
 
@@ -65,3 +68,44 @@ def refuse_given(context: typer.Context, allowed: AbstractSet[str], why: str) ->
         if name not in allowed and source is not None and source.name == "COMMANDLINE":
             message = f"{spelled(name)} {why}"
             raise ConfigError(message, hint="add what it is for, or leave it out")
+
+
+def check_suffix(path: Path, known: Collection[str]) -> None:
+    """Raise ConfigError for a file whose format is not known by the end of its name."""
+    if path.suffix not in known:
+        message = f"{path}: unknown format {path.suffix!r}"
+        raise ConfigError(message, hint=near_miss(path.suffix, list(known)))
+
+
+def check_out(path: Path, known: Collection[str]) -> None:
+    """Refuse before the work a file that could not be written after it.
+
+    Raises:
+        ConfigError: its format is not known, or nothing can be written there.
+    """
+    check_suffix(path, known)
+    parent = os.path.abspath(path.parent)
+    if not os.path.isdir(parent):
+        message = f"{path}: there is no directory {parent}"
+        raise ConfigError(message, hint="make it, or name another one")
+    if os.path.isdir(path) or not os.access(parent, os.W_OK | os.X_OK):
+        message = f"{path}: cannot be written there"
+        raise ConfigError(message, hint="name a file in a directory that you can write to")
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write a result of the work.
+
+    Raises:
+        OSError: one that may pass.
+        RunError: the file cannot be written.
+    """
+    from hpc_toolkit.rundir.files import replace_file
+
+    try:
+        replace_file(path, iter([text.encode()]))
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        message = f"{path}: cannot be written: {error.strerror}"
+        raise RunError(message, hint="name a file in a directory that you can write to") from error

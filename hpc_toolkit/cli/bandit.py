@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption  # noqa: TC001 - typer reads it
+from hpc_toolkit.cli.arguments import JsonOption, check_out
 from hpc_toolkit.cli.help import SEARCH, Commands
-from hpc_toolkit.errors import ConfigError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +66,7 @@ def bench(
     ] = "one",
     pulls: Annotated[int, typer.Option(help="Arms per search; 0 means all.")] = 60,
     until: Annotated[
-        float | None,
-        typer.Option(help="End a search at this share of the best score, e.g. 0.99."),
+        float | None, typer.Option(help="End a search at this share of the best score, e.g. 0.99.")
     ] = None,
     gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to simulate.")] = "1,32",
     order: Annotated[
@@ -150,20 +148,10 @@ def _order(given: str) -> Order:
 
 
 def _check_out(path: Path, until: float | None) -> None:
-    """Refuse before the searches what could not be written after them."""
-    if path.suffix not in _ENDINGS:
-        message = f"{path}: unknown format {path.suffix!r}"
-        raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
+    check_out(path, _ENDINGS)
     if path.suffix == ".svg" and until is not None:
         message = f"{path}: searches that end at a goal have no curves to draw"
         raise ConfigError(message, hint="leave out --until, or write .json or .csv")
-    parent = os.path.abspath(path.parent)
-    if not os.path.isdir(parent):
-        message = f"{path}: there is no directory {parent}"
-        raise ConfigError(message, hint="make it, or name another one")
-    if os.path.isdir(path) or not os.access(parent, os.W_OK | os.X_OK):
-        message = f"{path}: cannot be written there"
-        raise ConfigError(message, hint="name a file in a directory that you can write to")
 
 
 def _show(report: dict[str, Any], out: list[Path], *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads it
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +13,14 @@ import typer
 from hpc_toolkit.cli.arguments import (
     JsonOption,
     RunArgument,
+    check_out,
     complete_cluster,
     open_run,
     refuse_given,
+    write_out,
 )
 from hpc_toolkit.cli.help import CHECK
-from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpc_toolkit.planning.lengths import Guess
@@ -64,9 +65,7 @@ def plan(
     load_time: Annotated[
         str,
         typer.Option(
-            metavar="DURATION",
-            help="Estimated time to load a group.",
-            rich_help_panel=_WORK,
+            metavar="DURATION", help="Estimated time to load a group.", rich_help_panel=_WORK
         ),
     ] = "0",
     guess_factor: Annotated[
@@ -94,9 +93,7 @@ def plan(
     memory_per_worker: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE",
-            help="Peak memory per worker, e.g. 24G.",
-            rich_help_panel=_NODE,
+            metavar="SIZE", help="Peak memory per worker, e.g. 24G.", rich_help_panel=_NODE
         ),
     ] = None,
     cluster: Annotated[
@@ -119,9 +116,7 @@ def plan(
     watts_per_gpu: Annotated[
         float | None,
         typer.Option(
-            hidden=True,
-            help="Power of a GPU. [default: the cluster's]",
-            rich_help_panel=_NODE,
+            hidden=True, help="Power of a GPU. [default: the cluster's]", rich_help_panel=_NODE
         ),
     ] = None,
     within: Annotated[
@@ -166,7 +161,7 @@ def plan(
     from hpc_toolkit.system.quantities import parse_duration, parse_size_mib
 
     for path in out or []:
-        _check_out(path)
+        check_out(path, _ENDINGS)
     if check is not None:
         refuse_given(context, {"run", "check", "as_json"}, "is not for --check")
         _compare(run, check, as_json=as_json)
@@ -301,19 +296,8 @@ def _said(found: Comparison) -> list[str]:
     return lines
 
 
-def _check_out(path: Path) -> None:
-    if path.suffix not in _ENDINGS:
-        message = f"{path}: unknown format {path.suffix!r}"
-        raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
-    parent = os.path.abspath(path.parent)
-    if os.path.isdir(path) or not os.access(parent, os.W_OK | os.X_OK):
-        message = f"{path}: cannot be written there"
-        raise ConfigError(message, hint="name a file in a directory that you can write to")
-
-
 def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
     from hpc_toolkit.planning.page import as_lines, as_markdown, plan_svg
-    from hpc_toolkit.rundir.files import replace_file
 
     text = json.dumps(found.to_json(), allow_nan=False)
     print(text if as_json else "\n".join(as_lines(found)), flush=True)
@@ -323,10 +307,4 @@ def _show(found: Plan, out: list[Path], *, as_json: bool) -> None:
             ".md": lambda: as_markdown(found),
             ".svg": lambda: plan_svg(found),
         }[path.suffix]()
-        try:
-            replace_file(path, iter([written.encode()]))
-        except OSError as error:
-            if error.errno in PASSING:
-                raise
-            message = f"{path}: {error.strerror}"
-            raise RunError(message, hint="name a file that you can write to") from error
+        write_out(path, written)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,10 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_toolkit.cli.arguments import JsonOption, complete_cluster, refuse_given
+from hpc_toolkit.cli.arguments import (
+    JsonOption,
+    check_out,
+    check_suffix,
+    complete_cluster,
+    refuse_given,
+    write_out,
+)
 from hpc_toolkit.cli.help import TRAIN, Commands, add_table_command
 from hpc_toolkit.cli.scalingrun import RunCommand, run
-from hpc_toolkit.errors import PASSING, ConfigError, RunError, near_miss
+from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
 
 if TYPE_CHECKING:
@@ -94,9 +100,7 @@ def analyze(
     from hpc_toolkit.training.scaling.prices import Asked
 
     for path in out or []:
-        if path.suffix not in _ENDINGS:
-            message = f"{path}: unknown format {path.suffix!r}"
-            raise ConfigError(message, hint=near_miss(path.suffix, list(_ENDINGS)))
+        check_suffix(path, _ENDINGS)
     for option, number in (
         ("price-per-gpu-hour", price_per_gpu_hour),
         ("watts-per-gpu", watts_per_gpu),
@@ -141,7 +145,6 @@ def _judged(
 
 
 def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
-    from hpc_toolkit.rundir.files import replace_file
     from hpc_toolkit.training.scaling.page import as_data, as_markdown
     from hpc_toolkit.training.scaling.picture import scaling_svg
 
@@ -151,13 +154,7 @@ def _write(path: Path, judged: list[Judged], notes: list[str]) -> None:
         text = as_markdown(judged, notes)
     else:
         text = scaling_svg([one for one, _, _ in judged], judged[0][1].minimum)
-    try:
-        replace_file(path, iter([text.encode()]))
-    except OSError as error:
-        if error.errno in PASSING:
-            raise
-        message = f"{path}: cannot be written: {error.strerror}"
-        raise RunError(message, hint="name a file in a directory that you can write to") from error
+    write_out(path, text)
 
 
 def collectives(
@@ -189,16 +186,11 @@ def collectives(
     Examples:
         hpctk scaling collectives --world-size 4 --collectives all_reduce
     """
-    from hpc_toolkit.rundir.files import replace_file
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
     from hpc_toolkit.training.scaling.sources import read_text
 
-    if out is not None and out.suffix not in (".md", ".json"):
-        message = f"{out}: unknown format {out.suffix!r}"
-        raise ConfigError(message, hint=".md, or .json")
-    if out is not None and not os.access(out.parent, os.W_OK | os.X_OK):
-        message = f"{out}: cannot be written there"
-        raise ConfigError(message, hint="name a file in a directory that you can write to")
+    if out is not None:
+        check_out(out, (".md", ".json"))
     if logs:
         refuse_given(
             context, {"logs", "out", "as_json"}, "is for a measurement, and a log is there"
@@ -215,8 +207,7 @@ def collectives(
     page = as_markdown(found)
     sys.stdout.write(data if as_json else page)
     if out is not None:
-        text = page if out.suffix == ".md" else data
-        replace_file(out, iter([text.encode()]))
+        write_out(out, page if out.suffix == ".md" else data)
 
 
 def _timed(
@@ -242,11 +233,7 @@ def _timed(
     try:
         options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
         request = Request(
-            script=MODULE,
-            arguments=words,
-            options=options,
-            backend=backend,
-            run_dir=directory,
+            script=MODULE, arguments=words, options=options, backend=backend, run_dir=directory
         )
         outcome = launch(request)
         if outcome.error is not None:

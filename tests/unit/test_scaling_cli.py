@@ -175,7 +175,7 @@ def test_equal_numbers_give_equal_files_whatever_their_order(tmp_path: Path) -> 
         (("collectives", "--sizes", "1K,many"), "--sizes: 'many' is not a size"),
         (("collectives", "--collectives", "reduce"), "--collectives: 'reduce'"),
         (("collectives", "-o", "x.svg"), "unknown format '.svg'"),
-        (("collectives", "-o", "missing/x.md"), "missing/x.md: cannot be written there"),
+        (("collectives", "-o", "missing/x.md"), "missing/x.md: there is no directory"),
         (("collectives", "TABLE"), "no collective was timed"),
         (("collectives", "TABLE", "--world-size", "2"), "--world-size is for a measurement"),
     ],

@@ -109,8 +109,7 @@ def _main(facts: SlurmFacts, usable: list[Offer]) -> Offer:
     """
     routed = _setting(facts, "JobSubmitPlugins")
     return max(
-        usable,
-        key=lambda one: (one.default and not routed, one.nodes * one.shape.gpus, one.nodes),
+        usable, key=lambda one: (one.default and not routed, one.nodes * one.shape.gpus, one.nodes)
     )
 
 

@@ -39,39 +39,45 @@ VARIABLES = {f"HPCTK_{option.upper()}": option for option in DEFAULT_OPTIONS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """One partition of a site. None stands for the cluster's value, which may be unknown."""
+class Limits:
+    """What a cluster states of its nodes, and a partition of its own; None means unknown."""
 
-    name: str
-    """Its name in Slurm."""
+    nodes: int | None = None
+    """How many nodes one job can get at most."""
+    min_nodes: int | None = None
+    """How many nodes a job must request at least."""
     max_walltime_s: int | None = None
     """Longest job that it accepts, in seconds; None where unknown or without limit."""
-    nodes: int | None = None
-    """How many nodes one job can get there at most."""
-    min_nodes: int | None = None
-    """How many nodes a job must request there at least."""
     gpus_per_node: int | None = None
-    """Physical GPUs of a node."""
+    """Physical GPUs of a node; 0 for nodes without GPUs."""
     gpu_type: str | None = None
-    """The type in a GPU request."""
+    """The type in a GPU request, as in ``l40s:4``; None for an untyped request."""
     cpus_per_node: int | None = None
     """CPUs of a node that a job can have, as Slurm counts them."""
     mem_per_node_mib: int | None = None
     """Memory of a node that a job can have, in MiB."""
     price_per_node_hour: float | None = None
-    """Price of a node for one hour there."""
+    """Price of a node for one hour, in the currency; added to the price of its GPUs."""
     price_per_gpu_hour: float | None = None
-    """Price of a GPU for one hour there."""
+    """Price of a GPU for one hour, in the currency."""
     watts_per_node: float | None = None
-    """Power of a busy node there without its GPUs, in watts."""
+    """Power of a busy node without its GPUs, in watts."""
     watts_per_gpu: float | None = None
-    """Power of a busy GPU there, in watts."""
+    """Power of a busy GPU, in watts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(Limits):
+    """One partition of a site. None stands for the cluster's value, which may be unknown."""
+
+    name: str
+    """Its name in Slurm."""
     restricted: bool = False
     """Whether only some users may use it; a job gets it only by naming it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Limits):
     """The facts of one site. None means unknown, and an unknown limit is not checked."""
 
     name: str
@@ -93,34 +99,12 @@ class Cluster:
     identify: tuple[tuple[str, str], ...] = ()
     """How the site is recognized: Slurm's ClusterName, ``NAME=VALUE`` in the environment, or a
     pattern of the host name."""
-    nodes: int | None = None
-    """How many nodes one job can get at most."""
-    min_nodes: int | None = None
-    """How many nodes a job must request at least."""
-    gpus_per_node: int | None = None
-    """Physical GPUs of a node; 0 for a site without GPUs."""
-    gpu_type: str | None = None
-    """The type in a GPU request, as in ``l40s:4``; None for an untyped request."""
     gpu_request: GpuRequest = "gpus-per-node"
     """The option with which a script requests GPUs; Slurm refuses a mix of these options."""
-    cpus_per_node: int | None = None
-    """CPUs of a node that a job can have, as Slurm counts them."""
-    mem_per_node_mib: int | None = None
-    """Memory of a node that a job can have, in MiB."""
-    price_per_node_hour: float | None = None
-    """Price of a node for one hour, in the currency; added to the price of its GPUs."""
-    price_per_gpu_hour: float | None = None
-    """Price of a GPU for one hour, in the currency."""
-    watts_per_node: float | None = None
-    """Power of a busy node without its GPUs, in watts."""
-    watts_per_gpu: float | None = None
-    """Power of a busy GPU, in watts."""
     currency: str = ""
     """Currency of the prices, such as USD, or SU for units of an allocation."""
     mem_style: MemStyle = "mem"
     """The option with which a script requests memory; "none" if the site sets memory itself."""
-    max_walltime_s: int | None = None
-    """Longest job, in seconds."""
     account_required: bool = False
     """Whether sbatch refuses a job without ``--account``."""
     account_hint: str = ""

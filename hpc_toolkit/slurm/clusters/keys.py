@@ -67,33 +67,26 @@ variable = _matching(VARIABLE, "NAME=VALUE")
 _directory = _matching(DIRECTORY, "an absolute path, or one below ~")
 
 
-def binds(value: object, where: str) -> tuple[str, ...]:
-    """Directories to bind into a container."""
-    found = t.texts(value, where)
-    for entry in found:
-        _allowed(check_bind, entry, where)
-    return found
+def _each(check: Callable[..., object]) -> Callable[[object, str], tuple[str, ...]]:
+    """A converter for a list of texts, each of which must pass ``check``."""
+
+    def convert(value: object, where: str) -> tuple[str, ...]:
+        found = t.texts(value, where)
+        for entry in found:
+            _allowed(check, entry, where)
+        return found
+
+    return convert
+
+
+binds = _each(check_bind)
+modules = _each(check_module)
+commands = _each(setup_words)
 
 
 def directories(value: object, where: str) -> tuple[str, ...]:
     """Absolute directories; ``~`` is the home directory."""
     return tuple(_directory(entry, where) for entry in t.texts(value, where))
-
-
-def modules(value: object, where: str) -> tuple[str, ...]:
-    """Environment modules."""
-    found = t.texts(value, where)
-    for name in found:
-        _allowed(check_module, name, where)
-    return found
-
-
-def commands(value: object, where: str) -> tuple[str, ...]:
-    """Commands without expansions; each is one line of the script."""
-    found = t.texts(value, where)
-    for line in found:
-        _allowed(setup_words, line, where)
-    return found
 
 
 def exports(value: object, where: str) -> tuple[tuple[str, str], ...]:

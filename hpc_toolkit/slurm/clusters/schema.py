@@ -69,9 +69,9 @@ def _text(pattern: str, **more: Any) -> dict[str, Any]:
 def _docstrings(name: str) -> dict[str, str]:
     """Return the docstring below each field of the dataclass ``name`` in ``facts``."""
     tree = ast.parse(inspect.getsource(clusters))
-    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    classes = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name in ("Limits", name)]
     found = {}
-    for field, text in itertools.pairwise(body):
+    for field, text in itertools.pairwise(one for n in classes for one in n.body):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
             assert isinstance(field.target, ast.Name)
             found[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))

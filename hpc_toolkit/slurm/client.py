@@ -187,16 +187,12 @@ def squeue(
     Raises:
         SlurmError: squeue failed or did not answer.
     """
-    until = time.monotonic() + timeout_s
     columns = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
     argv = ["squeue", *_on(cluster), "--noheader", "--array", "--states=all"]
+    argv.append(f"--Format={columns}")
     found: dict[str, JobRecord] = {}
-    for some in _pieces(_checked(ids)):
-        asked = [*argv, f"--jobs={_bases(some)}", f"--Format={columns}"]
-        done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
-        # squeue fails if its only id is unknown; of several ids it lists those that it knows.
-        if done.code and "Invalid job id" not in done.stderr:
-            raise failure(asked, done)
+    # squeue fails if its only id is unknown; of several ids it lists those that it knows.
+    for some, done in _answers(argv, ids, "Invalid job id", timeout_s):
         found |= by_id(parse_squeue(done.raw), some)
     return found
 
@@ -218,7 +214,6 @@ def sacct(
     Raises:
         SlurmError: sacct failed or did not answer.
     """
-    until = time.monotonic() + timeout_s
     argv = ["sacct", *_on(cluster), "--noheader", "--parsable2", "--allocations", "--duplicates"]
     # By default some versions search today only; a search from 1970 on takes minutes at large
     # sites.
@@ -227,13 +222,22 @@ def sacct(
         start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(0.0, since - _DAY_S)))
     argv += [f"--starttime={start}", f"--format={','.join(SACCT_FIELDS)}"]
     found: dict[str, JobRecord] = {}
+    for some, done in _answers(argv, ids, "accounting storage is disabled", timeout_s):
+        found |= by_id(parse_sacct(done.stdout), some)
+    return found
+
+
+def _answers(
+    argv: list[str], ids: Iterable[str], harmless: str, timeout_s: float
+) -> Iterator[tuple[list[str], Finished]]:
+    """Ids, and the answer to a query of them; an error that says ``harmless`` is an answer too."""
+    until = time.monotonic() + timeout_s
     for some in _pieces(_checked(ids)):
         asked = [*argv, f"--jobs={_bases(some)}"]
         done = run(asked, timeout_s=max(_LEAST_S, until - time.monotonic()))
-        if done.code and "accounting storage is disabled" not in done.stderr:
+        if done.code and harmless not in done.stderr:
             raise failure(asked, done)
-        found |= by_id(parse_sacct(done.stdout), some)
-    return found
+        yield some, done
 
 
 def job_states(
@@ -288,10 +292,7 @@ class Accepted:
 
 
 def sbatch(
-    argv: Sequence[str],
-    *,
-    environ: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    argv: Sequence[str], *, environ: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Accepted:
     """Submit a job with a command of :func:`sbatch_argv`.
 

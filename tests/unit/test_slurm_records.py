@@ -268,7 +268,7 @@ def test_all_jobs_are_asked_for_in_one_call(programs: Programs) -> None:
 
     assert set(found) == {"7"}
     (call,) = programs.calls("squeue")
-    assert " --jobs=7,8,9_1 " in call
+    assert call.endswith(" --jobs=7,8,9_1")
 
 
 def test_an_id_that_is_gone_is_no_error(programs: Programs) -> None:

@@ -122,10 +122,7 @@ PATTERNS = {
         "NAME[@SERVER][:COUNT], joined by ',' for all or by '|' for any of them",
     ),
     "gpu_type": (r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "a type of GPU such as l40s"),
-    "gpu_bind": (
-        _GPU_BIND,
-        "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST",
-    ),
+    "gpu_bind": (_GPU_BIND, "closest, none, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
     "gres": (
         rf"{_GRES}(,{_GRES}){{0,15}}",
         "NAME[:TYPE][:COUNT], separated by commas; --gpus-per-node asks for GPUs",

@@ -71,11 +71,12 @@ def check_template(spec: ScriptSpec, template: str) -> None:
         raise RenderError(msg, hint="the template command runs any program")
     if template == RAY:
         why = "Ray has one task on each node, and gives the node's CPUs and GPUs to actors"
-        _refuse(given, (*_TASKS, "container"), why, "")
+        _refuse(given, (*_TASKS, "container"), why)
     if template in TRAININGS:
         _check_training(spec, template, given)
     else:
-        _refuse(given, _OF_TRAININGS, f"the template {template} starts no training", "train-...")
+        why = f"the template {template} starts no training"
+        _refuse(given, _OF_TRAININGS, why, "leave it out, or render train-...")
     _check_container(spec, template)
     if template == "array" and spec.array is None:
         msg = "--array: the template array needs it"
@@ -108,16 +109,15 @@ def _check_program(spec: ScriptSpec, template: str, given: dict[str, Any]) -> No
         msg = f"the template {template} starts a program, and no module {spec.command[1]}"
         raise RenderError(msg, hint=f"write the interpreter too: python -m {spec.command[1]}")
     why = f"the template {template} works on no run"
-    for name in _OF_QUEUES:
-        if name in given:
-            msg = f"{option(name)}: {why}"
-            raise RenderError(msg, hint="name it among the program's arguments, or leave it out")
+    hint = "name it among the program's arguments, or leave it out"
+    _refuse(given, _OF_QUEUES, why, hint)
 
 
 def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> None:
-    _refuse(given, _TASKS, "a training asks for ranks, and they see all GPUs of their node", "")
+    _refuse(given, _TASKS, "a training asks for ranks, and they see all GPUs of their node")
     more = "train-multi-gpu" if template == "train-single-gpu" else "train-multi-node"
-    _refuse(given, _NOT_FOR.get(template, ()), f"{template} is one process", more)
+    hint = f"leave it out, or render {more}"
+    _refuse(given, _NOT_FOR.get(template, ()), f"{template} is one process", hint)
     if template != "train-multi-node" and spec.nodes > 1:
         msg = f"--nodes: the template {template} is for one node"
         raise RenderError(msg, hint="the template train-multi-node takes several")
@@ -136,11 +136,12 @@ def _check_training(spec: ScriptSpec, template: str, given: dict[str, Any]) -> N
         raise RenderError(msg, hint=f"write the script alone after --: {_EXAMPLE[template]}")
 
 
-def _refuse(given: dict[str, Any], names: tuple[str, ...], why: str, instead: str) -> None:
+def _refuse(
+    given: dict[str, Any], names: tuple[str, ...], why: str, hint: str = "leave it out"
+) -> None:
     for name in names:
         if name in given:
             msg = f"{option(name)}: {why}"
-            hint = "leave it out" + (f", or render {instead}" if instead else "")
             raise RenderError(msg, hint=hint)
 
 
@@ -149,11 +150,8 @@ def check_plain(spec: ScriptSpec, template: str) -> None:
     if template not in TEMPLATES:
         msg = f"--plain: the template {template} needs hpctk on the nodes"
         raise RenderError(msg, hint=f"leave it out, or render one of {', '.join(TEMPLATES)}")
-    given = asked(spec)
-    for name in _NEED_HPCTK:
-        if name in given:
-            msg = f"{option(name)}: a plain script has nothing that would do it"
-            raise RenderError(msg, hint="leave it out, or leave out --plain")
+    why = "a plain script has nothing that would do it"
+    _refuse(asked(spec), _NEED_HPCTK, why, "leave it out, or leave out --plain")
 
 
 def plain_words(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,12 +42,10 @@ def register(app: typer.Typer) -> None:
 def run_campaign(
     campaign: Annotated[Path, typer.Argument(metavar="CAMPAIGN.toml", help="Campaign file.")],
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Local workers. [default: one per GPU, else 1]"),
+        int | None, typer.Option(metavar="N", help="Local workers. [default: one per GPU, else 1]")
     ] = None,
     run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="RUN", help="Run directory. [default: runs/NAME]"),
+        str | None, typer.Option("--run", metavar="RUN", help="Run directory. [default: runs/NAME]")
     ] = None,
     update: Annotated[
         bool, typer.Option("--update", help="Accept changed settings of the search.")
@@ -98,16 +97,13 @@ def make_run(root: Path, file: Path, campaign: Campaign) -> Run:
 
 def _work(run: Run, workers: int | None) -> int:
     from hpc_toolkit.campaign.local import LocalWorkers
+    from hpc_toolkit.cli.plainwork import with_progress
     from hpc_toolkit.system.gpus import visible_gpus
     from hpc_toolkit.worker.worker import WorkerOptions
 
     count = workers if workers is not None else max(1, len(visible_gpus()))
-    if not sys.stderr.isatty():
-        return LocalWorkers(run).work(count, WorkerOptions())
-    from hpc_toolkit.cli.progress import RunProgress
-
-    with RunProgress(run) as progress:
-        return LocalWorkers(run).work(count, WorkerOptions(), progress.tick)
+    work = partial(LocalWorkers(run).work, count, WorkerOptions())
+    return with_progress(run, work)
 
 
 def summary_lines(summary: Summary) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpc_toolkit.queue.items import Item
-    from hpc_toolkit.run.verification import Problem, Results
+    from hpc_toolkit.run.verification import Problem, Recomputation, Results
     from hpc_toolkit.rundir.layout import StageSpec
 
 _CHECKS = "With --check"
@@ -52,8 +52,7 @@ def gather(
         ),
     ] = "-",
     stage: Annotated[
-        str | None,
-        typer.Option(help="Stage of a campaign. [default: the last stage]"),
+        str | None, typer.Option(help="Stage of a campaign. [default: the last stage]")
     ] = None,
     partial: Annotated[
         bool,
@@ -105,8 +104,7 @@ def gather(
         ),
     ] = None,
     seed: Annotated[
-        int,
-        typer.Option(hidden=True, help="Random seed of --recompute.", rich_help_panel=_CHECKS),
+        int, typer.Option(hidden=True, help="Random seed of --recompute.", rich_help_panel=_CHECKS)
     ] = 0,
     tolerance: Annotated[
         float,
@@ -143,12 +141,16 @@ def gather(
         for name in filter(given.get, given):
             message = f"--{name}: --check writes no rows and checks all of them"
             raise ConfigError(message, hint=f"leave out --{name} or --check")
+        from hpc_toolkit.run.verification import Recomputation
+
         check_results(
             run,
             items=items,
             ranges=range_ or [],
             unique=unique or [],
-            sample=Sample(recompute, seed, tolerance, ignore or []),
+            sample=Recomputation(
+                count=recompute, seed=seed, tolerance=tolerance, ignore=tuple(ignore or ())
+            ),
             as_json=as_json,
         )
         return
@@ -191,22 +193,13 @@ def _unwritten(out: str, error: OSError) -> ConfigError:
     return ConfigError(message, hint="name a file in a directory that you can write to")
 
 
-class Sample(NamedTuple):
-    """The options that say which results are computed again."""
-
-    size: int
-    seed: int
-    tolerance: float
-    ignore: list[str]
-
-
 def check_results(
     results: str | None,
     *,
     items: str | None,
     ranges: list[str],
     unique: list[str],
-    sample: Sample,
+    sample: Recomputation,
     as_json: bool,
 ) -> None:
     """Print the problems of a run, a snapshot or a file of results; exit with 1 if there are any.
@@ -214,10 +207,9 @@ def check_results(
     Raises:
         ConfigError: options that do not fit together, or results that cannot be read.
     """
-    from hpc_toolkit.run.verification import Range, Recomputation, verify
+    from hpc_toolkit.run.verification import Range, verify
 
-    recompute, seed, tolerance, ignore = sample
-    if not recompute and (seed or ignore or tolerance != TOLERANCE):
+    if not sample.count and (sample.seed or sample.ignore or sample.tolerance != TOLERANCE):
         message = "--seed, --tolerance and --ignore are for --recompute"
         raise ConfigError(message, hint="add --recompute 5, or leave them out")
     parsed = tuple(map(Range.parse, ranges))
@@ -228,15 +220,12 @@ def check_results(
         known = read_items(items)
     problems = verify(found, known, ranges=parsed, unique=tuple(unique))
     again = 0
-    if recompute:
+    if sample.count:
         if stage is None:
             message = f"--recompute: {results} does not say which code made it"
             raise ConfigError(message, hint="check the run or a snapshot of it")
-        recomputation = Recomputation(
-            count=recompute, seed=seed, tolerance=tolerance, ignore=tuple(ignore)
-        )
         with _stdout_on_stderr():
-            again, more = recomputation.check(stage, found.rows)
+            again, more = sample.check(stage, found.rows)
         problems += more
     _show(found, known, problems, again, as_json=as_json)
     if problems:
@@ -276,12 +265,7 @@ def _read(given: str | None) -> tuple[Results, list[Item] | None, StageSpec | No
 
 
 def _show(
-    found: Results,
-    items: list[Item] | None,
-    problems: list[Problem],
-    again: int,
-    *,
-    as_json: bool,
+    found: Results, items: list[Item] | None, problems: list[Problem], again: int, *, as_json: bool
 ) -> None:
     from collections import Counter
 

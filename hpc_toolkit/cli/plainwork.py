@@ -93,7 +93,7 @@ def show_places(shares: Shares, workers: int) -> None:
 def with_progress(
     run: Run,
     work_on: Callable[[Callable[[], None] | None], int],
-    look: Callable[[], None] | None,
+    look: Callable[[], None] | None = None,
 ) -> int:
     """Work with what is to be called meanwhile: a progress bar on a terminal, and ``look``."""
     if not sys.stderr.isatty():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.cli.gathering import Sample, check_results
+from hpc_toolkit.cli.gathering import check_results
 from hpc_toolkit.errors import ConfigError, RunError, WorkloadError
 from hpc_toolkit.results.tables import write_table
 from hpc_toolkit.run import Run
@@ -335,7 +335,7 @@ def test_what_code_prints_is_no_part_of_the_answer(
     taken = replace(take_snapshot(run), rows=[row(0, value={"mean": 0.5})])
     write_snapshot(tmp_path / "s.json", taken)
 
-    sample = Sample(1, 0, 1e-9, [])
+    sample = Recomputation(count=1)
     path = str(tmp_path / "s.json")
     check_results(path, items=None, ranges=[], unique=[], sample=sample, as_json=True)
 

@@ -1,15 +1,24 @@
-"""Names and paths that a script could not use as asked are refused before it is submitted."""
+"""Names, paths and surroundings that a script could not use as asked are refused."""
 
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.allowlist import check_environment, check_text, check_variable, setup_words
+from hpc_toolkit.slurm.clusters.facts import Cluster, load_cluster
+from hpc_toolkit.slurm.render.directives import complete, directives
+from hpc_toolkit.slurm.render.script import render_script
+from hpc_toolkit.slurm.render.spec import ScriptSpec
+from hpc_toolkit.slurm.render.surroundings import Surroundings, surroundings
 
 LONG = "x" * 256
+GENERIC = load_cluster("generic")
+EVIL = ["a\nb", "a\x00b", "\x1b[0m", ""]
 
 
 @pytest.mark.parametrize(
@@ -66,3 +75,189 @@ def test_a_log_that_some_slurm_would_not_take_for_this_file_is_refused(value: st
 def test_a_directory_of_programs_with_a_colon_is_refused(given: dict[str, str]) -> None:
     with pytest.raises(RenderError, match="is not accepted"):
         check_environment(**given)  # type: ignore[arg-type]
+
+
+def around(site: Cluster = GENERIC, **fields: Any) -> Surroundings:
+    full = complete(ScriptSpec(python="/opt/python", **fields), site)
+    return surroundings(full, site, directives(full, site), "work-queue", None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"conda": "torch-2.5"},
+        {"conda": "/home/é ö/miniforge3/envs/x"},
+        {"venv": "/scratch/it's mine/$venv"},
+        {"container": "images/a b.sif"},
+        {"container": "docker://nvcr.io/nvidia/pytorch:24.01-py3"},
+        {"container": "nvcr.io#nvidia/pytorch:24.01-py3"},
+        {"container": "x", "bind": ("/a", "/a b:/c", "/a:/b:ro")},
+        {"node_setup": ("tar xf '/data/a b.tar' -C /tmp",)},
+        {"teardown": ("rm -r /tmp/x",)},
+        {"command": ("python", "-c", "print('$(x)')", "", "--flag")},
+    ],
+)
+def test_ordinary_odd_values_are_accepted(fields: dict[str, Any]) -> None:
+    check_environment(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *[({"conda": value}, "--conda: ") for value in (*EVIL, "-x", "a b", "$(x)", "../x")],
+        *[({"venv": value}, "--venv: ") for value in (*EVIL, "venv", "~/venv", "/" + 5000 * "x")],
+        *[({"container": value}, "--container: ") for value in (*EVIL, "-x")],
+        *[
+            ({"container": "x", "bind": (value,)}, "--bind: ")
+            for value in (*EVIL, "a", "/a,/b", "/a:b", "/a:/b:rx", "/a:/b:ro:ro")
+        ],
+        *[({"node_setup": (value,)}, "--node-setup: ") for value in (*EVIL, "a; b", "$HOME/x")],
+        *[({"teardown": (value,)}, "--teardown: ") for value in (*EVIL, "a | b", "`x`")],
+        *[({"command": (value,)}, "the program after --: ") for value in (*EVIL, "-x")],
+        ({"command": ("x", "a\nb")}, "the program after --: "),
+        ({"command": ("x", 40000 * "x")}, "the program after --: "),
+        ({"command": ("x", *(5 * [30000 * "x"]))}, "more than 131072 characters"),
+        ({"conda": "x", "venv": "/x"}, "--conda and --venv exclude each other"),
+        ({"bind": ("/a",)}, "the script has no container"),
+    ],
+)
+def test_a_value_that_could_be_misread_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RenderError, match=message) as caught:
+        check_environment(**fields)
+
+    assert caught.value.hint
+
+
+def test_a_refused_value_of_a_cluster_file_names_the_file() -> None:
+    with pytest.raises(RenderError, match=r"^clusters/x.toml: --setup: 'a; b'"):
+        check_environment(setup=("a; b",), where="clusters/x.toml: ")
+
+
+def test_conda_is_sourced_from_the_sites_base_or_from_that_of_the_path() -> None:
+    site = replace(GENERIC, conda_base="/opt/conda/")
+    named = around(site, conda="torch").preparation
+    by_path = around(conda="/home/u/forge/envs/x").preparation
+
+    assert [words for words, _ in named] == [
+        ["source", "/opt/conda/etc/profile.d/conda.sh"],
+        ["conda", "activate", "torch"],
+    ]
+    assert by_path[0][0] == ["source", "/home/u/forge/etc/profile.d/conda.sh"]
+    assert by_path[1][0] == ["conda", "activate", "/home/u/forge/envs/x"]
+
+
+@pytest.mark.parametrize("conda", ["torch", "/home/u/torch"])
+def test_conda_without_a_base_is_refused(conda: str) -> None:
+    with pytest.raises(RenderError, match="nothing says where conda is installed") as caught:
+        around(conda=conda)
+
+    assert "clusters/generic.toml: conda_base" in caught.value.message
+
+
+def test_a_container_without_a_runtime_is_refused() -> None:
+    with pytest.raises(RenderError, match="container_runtime"):
+        around(container="x.sif")
+
+
+def test_binds_are_the_sites_and_the_users() -> None:
+    site = replace(GENERIC, binds=("/scratch",), container_runtime="apptainer")
+    inside = {"container": "x.sif", "container_python": "/c/python"}
+    found = around(site, **inside, bind=("/a:/b:ro",), gpus_per_node=1).batch
+
+    assert found[-4:] == (
+        *("--apptainer=x.sif", "--bind=/scratch", "--bind=/a:/b:ro"),
+        "--container-python=/c/python",
+    )
+
+
+def test_the_network_is_told_of_only_where_there_are_gpus() -> None:
+    site = replace(GENERIC, env=(("A", "1"),), nccl=(("NCCL_SOCKET_IFNAME", "ib0"),))
+
+    assert around(site).env == (("A", "1"),)
+    assert around(site, gpus_per_node=2, env=(("B", "2"),)).env == (
+        ("A", "1"),
+        ("NCCL_SOCKET_IFNAME", "ib0"),
+        ("B", "2"),
+    )
+
+
+def test_nothing_about_the_network_is_set_by_habit() -> None:
+    for template, fields in (("work-queue", {}), ("command", {"command": ("x",)})):
+        spec = ScriptSpec(python="/opt/python", gpus_per_node=4, **fields)  # type: ignore[arg-type]
+
+        assert "NCCL" not in render_script(spec, GENERIC, template)
+
+
+@pytest.mark.parametrize(
+    ("fields", "site", "gpus"),
+    [
+        ({"gpus_per_node": 4}, {}, 4),
+        ({"gpus_per_node": 4}, {"gpu_request": "gpus-per-task"}, 1),
+        ({"gpus_per_node": 4, "ntasks_per_node": 2}, {"gpu_request": "gpus-per-task"}, 2),
+        ({"gpus_per_node": 4, "isolate_gpus": True}, {}, 4),
+        ({}, {}, 0),
+    ],
+)
+def test_a_node_is_asked_for_the_gpus_that_one_task_sees(
+    fields: dict[str, Any], site: dict[str, Any], gpus: int
+) -> None:
+    found = [one for one in around(replace(GENERIC, **site), **fields).batch if "--gpus" in one]
+    assert found == ([f"--gpus={gpus}"] if gpus else [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "shrinks"),
+    [
+        ({"nodes": 2}, True),
+        ({"nodes": 1}, False),
+        ({"nodes": 2, "array": "0-3"}, False),
+        ({"nodes": 2, "container": "x.sif", "container_python": "/p"}, False),
+    ],
+)
+def test_nodes_are_given_back_where_the_script_can(
+    fields: dict[str, Any], *, shrinks: bool
+) -> None:
+    site = replace(GENERIC, shrink_jobs=True, container_runtime="apptainer")
+
+    fixed = replace(site, shrink_jobs=False)
+
+    assert ("--shrink-every=1min" in around(site, **fields).batch) is shrinks
+    assert "--shrink-every=1min" not in around(fixed, **fields).batch
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "message"),
+    [
+        ("command", {}, "the template command needs a program"),
+        ("command", {"command": ("x",), "run": "r"}, "--run: "),
+        ("work-queue", {"command": ("x",)}, "the template work-queue runs hpctk, and no 'x'"),
+        ("array", {}, "--array: the template array needs it"),
+        ("work-queue", {"array": "0-3"}, "--array: the template work-queue is one job"),
+        ("campaign", {"array": "0-3"}, "--array: the template campaign is one job"),
+    ],
+)
+def test_what_a_template_would_leave_out_is_refused(
+    template: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RenderError, match=message) as caught:
+        render_script(ScriptSpec(python="/opt/python", **fields), GENERIC, template)
+
+    assert caught.value.hint
+
+
+def test_a_template_changes_its_hash_with_those_that_it_extends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hpc_toolkit.slurm.render import script as render
+
+    def header(template: str) -> str:
+        spec = ScriptSpec(python="/opt/python", run="r", array="0" if template == "array" else None)
+        lines = render_script(spec, GENERIC, template).splitlines()
+        return next(line for line in lines if line.startswith("# hpctk-template"))
+
+    before = {name: header(name) for name in ("work-queue", "campaign", "array")}
+    source = render._source
+    changed = {"base.sbatch.j2": "<#-- x --#>"}
+    monkeypatch.setattr(render, "_source", lambda file: source(file) + changed.get(file, ""))
+
+    assert all(header(name) != line for name, line in before.items())

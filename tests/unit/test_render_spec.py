@@ -261,39 +261,6 @@ def test_absurd_numbers_are_refused(nodes: Any) -> None:
         ({"setup": ("-x",)}, "--setup"),
         ({"setup": ("",)}, "--setup"),
         ({"modules": ("a;b",)}, "--module"),
-    ],
-)
-def test_value_that_no_cluster_accepts_is_refused_with_its_option(
-    fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(HpcToolkitError, match=message) as caught:
-        spec(**fields)
-
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "password", "MY_SECRET"])
-def test_a_secret_is_refused_since_others_can_read_the_script(name: str) -> None:
-    with pytest.raises(RenderError, match=f"{name} looks like a secret") as caught:
-        spec(env=((name, "hunter2"),))
-
-    assert "hunter2" not in caught.value.message + caught.value.hint
-
-
-def test_a_variable_with_token_inside_its_name_is_no_secret() -> None:
-    assert spec(env=(("TOKENIZERS_PARALLELISM", "false"),)).env
-
-
-def test_a_long_bad_value_is_shortened_in_the_error() -> None:
-    with pytest.raises(RenderError, match=r"\(5002 characters\)") as caught:
-        spec(job_name="x" * 5000)
-
-    assert len(caught.value.message) < 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
         ({"mem": "1G", "mem_per_gpu": "1G", "gpus_per_node": 1}, "sbatch mem-per-gpu exclude"),
         (
             {"cpus_per_task": 1, "cpus_per_gpu": 1, "gpus_per_node": 1},
@@ -338,13 +305,32 @@ def test_a_long_bad_value_is_shortened_in_the_error() -> None:
         ({"gpu_bind": "single:0", "gpus_per_node": 1}, "--sbatch gpu-bind: .* is not accepted"),
     ],
 )
-def test_what_sbatch_would_refuse_or_misread_is_refused(
+def test_value_that_no_cluster_accepts_is_refused_with_its_option(
     fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(HpcToolkitError, match=message) as caught:
         spec(**fields)
 
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "password", "MY_SECRET"])
+def test_a_secret_is_refused_since_others_can_read_the_script(name: str) -> None:
+    with pytest.raises(RenderError, match=f"{name} looks like a secret") as caught:
+        spec(env=((name, "hunter2"),))
+
+    assert "hunter2" not in caught.value.message + caught.value.hint
+
+
+def test_a_variable_with_token_inside_its_name_is_no_secret() -> None:
+    assert spec(env=(("TOKENIZERS_PARALLELISM", "false"),)).env
+
+
+def test_a_long_bad_value_is_shortened_in_the_error() -> None:
+    with pytest.raises(RenderError, match=r"\(5002 characters\)") as caught:
+        spec(job_name="x" * 5000)
+
+    assert len(caught.value.message) < 200
 
 
 @pytest.mark.parametrize(

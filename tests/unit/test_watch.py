@@ -1,20 +1,26 @@
-"""'hpctk status --watch': what its last screen says."""
+"""What 'hpctk status --watch' shows: no more than the terminal holds, and Slurm's last words."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from hpc_toolkit.cli import reading
+from hpc_toolkit.cli.statusview import fit, status_parts
+from hpc_toolkit.results.status import StageCounts, Status, WorkerCounts
 from hpc_toolkit.slurm.records import JobRecord
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+TEXT = st.text("abc -/日本", max_size=300)
 
 
 class SlurmOfARunThatEnds:
@@ -55,3 +61,80 @@ def test_the_last_screen_of_a_run_asks_slurm_anew(
     assert "job 7         RUNNING" in first
     assert last.startswith("complete")
     assert "job 7         COMPLETED" in last
+
+
+def failing(**changes: object) -> Status:
+    """A run with more to say than a small terminal holds."""
+    return Status(
+        run="runs/bench",
+        stages={"items": StageCounts(total=9, done=4, failed=5)},
+        workers=WorkerCounts(dead=2),
+        rate_per_s=0.0,
+        eta_s=None,
+        complete=False,
+        deaths=0,
+        published=False,
+        reason="no worker is alive; 2 died: start some with 'hpctk work' or sbatch",
+        failures=[
+            {"error": f"Error{n}: " + "long " * 30, "items": 1, "example": {"n": n}}
+            for n in range(5)
+        ],
+        warnings=["runs/bench/journals/w.jsonl: damaged line at byte 7 is skipped"],
+    )
+
+
+@given(st.lists(TEXT), st.lists(TEXT.filter(bool)), st.integers(20, 90), st.integers(3, 30))
+def test_nothing_is_wider_or_higher_than_the_terminal(
+    lines: list[str], errors: list[str], columns: int, rows: int
+) -> None:
+    shown = fit(lines, errors, columns=columns, rows=rows)
+
+    assert len(shown) < rows
+    assert all(cell_len(row) <= columns for row in shown)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(60, 24), (80, 24), (60, 8), (40, 6)])
+def test_the_headline_stays_in_view(columns: int, rows: int) -> None:
+    shown = fit(*status_parts(failing()), columns=columns, rows=rows)
+
+    assert shown[0] == "runs/bench: nothing moves"
+    assert len(shown) < rows
+
+
+def test_a_reason_is_whole_and_each_error_has_one_row() -> None:
+    shown = fit(*status_parts(failing()), columns=60, rows=24)
+
+    assert shown[3:5] == [
+        "  why      no worker is alive; 2 died: start some with",
+        "           'hpctk work' or sbatch",
+    ]
+    assert [row[:25] for row in shown[-5:]] == [f"  failure  1 x Error{n}: lo" for n in range(5)]
+
+
+def test_results_that_are_not_shown_yet_stand_with_the_workers() -> None:
+    now = failing()
+    now.old_copies = 3
+
+    workers = status_parts(now)[0][2]
+    now.complete = True
+    complete = status_parts(now)[0][2]
+
+    assert workers == "  workers  0 alive, 2 dead, 3 with results not shown here yet"
+    assert complete == "  workers  0 alive, 2 dead"
+
+
+def test_what_is_left_out_is_counted() -> None:
+    shown = fit(*status_parts(failing()), columns=60, rows=9)
+
+    assert len(shown) == 8
+    assert shown[-1] == "  and 4 more lines"
+    assert "Error0" in shown[-2]
+
+
+def test_all_labels_of_a_status_have_one_width() -> None:
+    lines = [line for part in status_parts(failing()) for line in part]
+
+    assert {line[2:11].strip() for line in lines[1:]} == {
+        *("items", "workers", "why", "warning", "failure"),
+    }
+    assert all(line[10] == " " != line[11] or line[2:7] == "items" for line in lines[1:])

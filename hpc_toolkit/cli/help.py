@@ -52,10 +52,7 @@ _ALL = "hpc_toolkit.help_all"
 _COMPLETION = {"install_completion", "show_completion"}
 _EXAMPLES = "Examples:"
 _EXIT_USAGE = 2
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(("N", "PORT"), int),
-    "NUMBER": float,
-}
+_TYPES: dict[str, type] = {**dict.fromkeys(("N", "PORT"), int), "NUMBER": float}
 """Value names whose values are converted; all others stay text."""
 
 

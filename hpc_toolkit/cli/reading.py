@@ -41,8 +41,7 @@ def status(
         bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm for the state of the run's jobs.")
     ] = True,
     verbose: Annotated[
-        bool,
-        typer.Option("-v", "--verbose", help="Show the CPUs, GPUs and memory of each worker."),
+        bool, typer.Option("-v", "--verbose", help="Show the CPUs, GPUs and memory of each worker.")
     ] = False,
 ) -> None:
     """Show progress, workers, failures and time left.

@@ -34,8 +34,7 @@ def render(
     template: str | None,
     *,
     out: Annotated[
-        str | None,
-        typer.Option("-o", "--out", metavar="FILE", help="File to write; - is stdout."),
+        str | None, typer.Option("-o", "--out", metavar="FILE", help="File to write; - is stdout.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an edited script.")] = False,
     source: Annotated[
@@ -63,8 +62,7 @@ def render(
         ),
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON, with --check.", rich_help_panel=_CHECKING),
+        bool, typer.Option("--json", help="Print JSON, with --check.", rich_help_panel=_CHECKING)
     ] = False,
     **given: Any,
 ) -> None:

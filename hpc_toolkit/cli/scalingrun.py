@@ -77,9 +77,7 @@ _SETTINGS: Panels = {
         _setting("warmup", "Steps before the measured ones."),
         _setting("repeats", "Measurements of each case."),
         _setting(
-            "model",
-            "decoder-LAYERSxWIDTH or a model of transformers, with random weights.",
-            "NAME",
+            "model", "decoder-LAYERSxWIDTH or a model of transformers, with random weights.", "NAME"
         ),
         _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
         _setting("load_in_4bit", "Keep frozen weights in 4 bits; CUDA only.", "", hidden=True),
@@ -95,9 +93,7 @@ _SETTINGS: Panels = {
             hidden=True,
         ),
         _setting(
-            "threads",
-            "Threads per rank; 0 gives each rank its share of the CPUs.",
-            hidden=True,
+            "threads", "Threads per rank; 0 gives each rank its share of the CPUs.", hidden=True
         ),
     )
 }
@@ -185,8 +181,7 @@ def run(
         ),
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would be measured.", rich_help_panel=_WHERE),
+        bool, typer.Option("--dry-run", help="Show what would be measured.", rich_help_panel=_WHERE)
     ] = False,
     **given: Any,
 ) -> None:

@@ -24,10 +24,7 @@ def snapshot(
     out: Annotated[
         str, typer.Option("-o", "--out", metavar="FILE.json", help="File to write; - is stdout.")
     ] = "-",
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print a JSON summary of FILE."),
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON summary of FILE.")] = False,
 ) -> None:
     """Write a run's items and results so far to one file.
 

@@ -13,12 +13,7 @@ import typer
 
 from hpc_toolkit.cli.arguments import GivenRun, open_run
 from hpc_toolkit.cli.help import SLURM, add_table_command
-from hpc_toolkit.cli.scriptoptions import (
-    DEFAULT_TEMPLATE,
-    ScriptCommand,
-    refuse_run,
-    requested,
-)
+from hpc_toolkit.cli.scriptoptions import DEFAULT_TEMPLATE, ScriptCommand, refuse_run, requested
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RenderError
 from hpc_toolkit.system.options import only_given
 from hpc_toolkit.system.terminal import printable

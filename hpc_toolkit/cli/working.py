@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 
 PANELS: Panels = {
     "Resources of each local worker": (
-        Option(
-            "cpus_per_worker",
-            "Bind each worker to N CPUs, on one NUMA node if possible.",
-            "N",
-        ),
+        Option("cpus_per_worker", "Bind each worker to N CPUs, on one NUMA node if possible.", "N"),
         Option(
             "gpus_per_worker",
             "GPUs of each worker; 0.5 shares a GPU between two workers, 0 hides all GPUs. "

@@ -12,12 +12,4 @@ from hpc_toolkit.notebook.jobs import WorkerJobs, watch
 from hpc_toolkit.notebook.resources import Resources
 from hpc_toolkit.notebook.workers import preview, submit_workers
 
-__all__ = [
-    "LOCAL",
-    "Resources",
-    "WorkerJobs",
-    "executor",
-    "preview",
-    "submit_workers",
-    "watch",
-]
+__all__ = ["LOCAL", "Resources", "WorkerJobs", "executor", "preview", "submit_workers", "watch"]

@@ -24,7 +24,7 @@ _ENDED = {
     *("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"),
 }
 _WAITING = {
-    *("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+    *("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 }
 _ON_NODES = {
     *("RUNNING", "COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING"),
@@ -278,10 +278,7 @@ def parse_nodes(text: str) -> dict[str, NodeRecord]:
             # Older versions of Slurm mark a node that does not respond with an asterisk.
             word, *flags = state[1].replace("*", "+NOT_RESPONDING").split("+")
             found[name[1]] = NodeRecord(
-                name=name[1],
-                state=word,
-                flags=frozenset(flags),
-                reason=reason[1] if reason else "",
+                name=name[1], state=word, flags=frozenset(flags), reason=reason[1] if reason else ""
             )
     return found
 

@@ -25,7 +25,6 @@ _ENDINGS = (".json", ".csv", ".svg")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     group = Commands(
         help="""Compare search policies on recorded scores.
 

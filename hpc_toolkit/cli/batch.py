@@ -53,7 +53,6 @@ _FOREVER = "1000d"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     one: Callable[..., None]
     batch = Commands(
         help="""Run the batch process of a job script.

@@ -24,7 +24,6 @@ _NO_BEST = "best arm        none: no arm has a reward"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     group = Commands(
         help="""Find the best checkpoint and layer within a budget.
 

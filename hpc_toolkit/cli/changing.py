@@ -14,7 +14,6 @@ from hpc_toolkit.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(rich_help_panel=LIST)(add)
     app.command(rich_help_panel=LIST, hidden=True)(seal)
     app.command(rich_help_panel=LIST)(retry)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     group = Commands(
         help="""Show and write facts about Slurm clusters.
 

@@ -27,7 +27,6 @@ _WIDTH = 100
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(rich_help_panel=CHECK)(doctor)
 
 

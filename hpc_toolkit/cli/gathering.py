@@ -30,7 +30,6 @@ TOLERANCE = 1e-9
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     app.command(rich_help_panel=LIST)(gather)
 
 

@@ -23,7 +23,6 @@ _NAMED_LAYERS = ("blocks", "all", "last")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     group = Commands(
         help="""Print lists of items for 'hpctk init --items -'.
 

@@ -31,7 +31,6 @@ Node = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, e.g
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     group = Commands(
         help="""Run a private Slurm on this machine.
 

@@ -49,7 +49,6 @@ class LaunchCommand(TableCommand):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     settings = {
         # What follows the script is its own.
         "allow_interspersed_args": False,

@@ -37,7 +37,6 @@ _WORK, _NODE, _LIMITS = "Work", "Node", "Limits"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(rich_help_panel=CHECK)(plan)
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     for command in (status, explain, logs):
         app.command(rich_help_panel=LIST)(command)
 

@@ -26,7 +26,6 @@ _NOTE = "note: "
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
     add_table_command(app, render, RenderCommand, panel=SLURM)
 
 

@@ -26,7 +26,6 @@ ITEMS = typer.Option(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(rich_help_panel=LIST)(init)
     app.command("try", rich_help_panel=LIST)(try_)
 

@@ -32,7 +32,6 @@ _ENDINGS = (".md", ".json", ".svg")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     group = Commands(
         help="""Measure how well training scales, and what it costs.
 

@@ -15,7 +15,6 @@ from hpc_toolkit.errors import PASSING, ConfigError
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     app.command(rich_help_panel=LIST)(snapshot)
 
 

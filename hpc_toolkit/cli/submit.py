@@ -29,7 +29,6 @@ _AFTER_EACH = "afterany"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     add_table_command(app, submit, ScriptCommand, panel=SLURM)
     app.command(rich_help_panel=SLURM)(cancel)
 

@@ -117,7 +117,6 @@ class WorkCommand(TableCommand):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
     add_table_command(app, work, WorkCommand, panel=LIST)
 
 

@@ -284,7 +284,6 @@ class Accepted:
     """A job that sbatch submitted."""
 
     job: str
-    """Its id."""
     cluster: str
     """The cluster that sbatch named, or ""."""
     said: tuple[str, ...] = ()

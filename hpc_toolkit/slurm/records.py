@@ -76,7 +76,6 @@ class JobRecord:
     restarts: int | None = None
     """How often the job was requeued; None if Slurm did not say."""
     partition: str = ""
-    """Its partition."""
     submitted: float | None = None
     """Epoch seconds of the submission, or of the last requeue."""
     start: float | None = None
@@ -123,7 +122,6 @@ class NodeRecord:
     """One node as Slurm sees it."""
 
     name: str
-    """Its name."""
     state: str
     """The base state: ``IDLE``, ``ALLOCATED``, ``MIXED``, ``DOWN``, ..., or ``unknown``."""
     flags: frozenset[str] = frozenset()

@@ -41,7 +41,6 @@ class SubmittedJob:
     cluster: str = ""
     """The cluster that sbatch named; "" if it named none."""
     name: str = ""
-    """Its name."""
     array: str | None = None
     """Its value of ``--array``."""
     script: str = ""
@@ -65,7 +64,6 @@ class KnownJob:
     """A job that the run's own files name."""
 
     id: str
-    """Its id."""
     cluster: str
     """Its cluster, or ""."""
     since: float

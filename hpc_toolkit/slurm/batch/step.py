@@ -78,7 +78,6 @@ class Batch:
         return [*argv, *bound, *options]
 
     def start(self, argv: Sequence[str]) -> None:
-        """Start the step."""
         self._step = subprocess.Popen(list(argv))
 
     def call(self, argv: Sequence[str]) -> int:

@@ -33,7 +33,6 @@ class Resolved:
     """A cluster, and notes for the user on how it was found."""
 
     cluster: Cluster
-    """Its facts."""
     notes: tuple[str, ...]
     """Lines for stderr."""
 

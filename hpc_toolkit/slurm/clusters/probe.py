@@ -100,7 +100,6 @@ class Offer:
     """One partition and its most frequent node shape; if it has GPUs, the shape of a GPU node."""
 
     name: str
-    """Its name."""
     default: bool
     """Whether jobs without a partition go there."""
     max_walltime_s: int | None

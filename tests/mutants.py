@@ -58,15 +58,15 @@ MUTANTS = (
         "rundir/journal.py",
         "            os.fdatasync(self._fd)\n",
         "            os.fstat(self._fd)\n",
-        ("test_journal.py", "test_passes.py"),
+        ("test_journal.py", "test_unitruns.py"),
     ),
     Mutant(
         "I1",
         "a pass returns before its lines are synced",
-        "worker/passes.py",
+        "worker/unitruns.py",
         "        self._sync()\n        self.loaded",
         "        self.loaded",
-        ("test_passes.py",),
+        ("test_unitruns.py",),
     ),
     Mutant(
         "I1",
@@ -151,10 +151,10 @@ MUTANTS = (
     Mutant(
         "I3",
         "an interruption writes a failure",
-        "worker/passes.py",
+        "worker/unitruns.py",
         '            if stream.end not in ("", wire.FAILING):\n',
         '            if stream.end != "":\n                stream.lines.timed_out(left[0], 0.0)\n',
-        ("test_passes.py",),
+        ("test_unitruns.py",),
     ),
     Mutant(
         "I3",
@@ -224,10 +224,10 @@ MUTANTS = (
     Mutant(
         "I5",
         "a worker that was overtaken goes on writing",
-        "worker/passes.py",
+        "worker/unitruns.py",
         "        if self._overtaken:\n            return Outcome.OVERTAKEN",
         "        if self._overtaken:\n            return Outcome.STOPPED",
-        ("test_passes.py",),
+        ("test_unitruns.py",),
     ),
     Mutant(
         "I6",
@@ -341,7 +341,7 @@ MUTANTS = (
         "worker/attempts.py",
         "        permanent = isinstance(error, PermanentError)",
         "        permanent = isinstance(error, MemoryError)",
-        ("test_passes.py",),
+        ("test_unitruns.py",),
     ),
 )
 

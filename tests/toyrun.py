@@ -117,7 +117,7 @@ class ToyRun:
 
 
 class ToyWorker:
-    """Writes a journal line by line, as :class:`hpc_toolkit.worker.passes.PassRunner` does."""
+    """Writes a journal line by line, as :class:`hpc_toolkit.worker.unitruns.UnitRunner` does."""
 
     def __init__(self, paths: RunPaths, name: str, **presence: Any) -> None:
         self.name = name

@@ -19,7 +19,7 @@ import numpy as np
 from hpc_toolkit.planning.simulation.cluster import simulate
 from hpc_toolkit.planning.simulation.scenario import Group, Scenario
 from hpc_toolkit.planning.work import context
-from hpc_toolkit.queue.affinity import kin
+from hpc_toolkit.queue.affinity import siblings_key
 from hpc_toolkit.queue.units import plan_units
 
 if TYPE_CHECKING:
@@ -165,11 +165,13 @@ class _Waiting:
         # Like the queue: seconds per item among the kin, times the number of items of the group.
         totals: dict[str | None, list[float]] = {}
         for key, of in self._groups.items():
-            total = totals.setdefault(kin(key), [0.0, 1e-9])
+            total = totals.setdefault(siblings_key(key), [0.0, 1e-9])
             total[0] += self._left[key]
             total[1] += sum(job.count for job in of)
         weight = {
-            key: totals[kin(key)][0] / totals[kin(key)][1] * sum(job.count for job in of)
+            key: totals[siblings_key(key)][0]
+            / totals[siblings_key(key)][1]
+            * sum(job.count for job in of)
             for key, of in self._groups.items()
         }
         self._fresh = deque(sorted(self._groups, key=lambda key: -weight[key]))

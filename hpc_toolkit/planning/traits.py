@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpc_toolkit.queue.affinity import kin
+from hpc_toolkit.queue.affinity import siblings_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def traits(stage: StageWork, z: Floats) -> Traits:
     items = [one.item for one in stage.seen] + list(stage.left)
     keys = [one.group for one in stage.seen] + [stage.group_of(item) for item in stage.left]
     numbers = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-    families = {key: str(kin(key)) for key in numbers}
+    families = {key: str(siblings_key(key)) for key in numbers}
     family = {name: n for n, name in enumerate(dict.fromkeys(families.values()))}
     first = _firsts(stage, z)
     plain = z - _centre(z, first)

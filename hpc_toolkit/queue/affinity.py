@@ -27,12 +27,12 @@ _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 # Bounded, because a campaign runs for weeks and its groups change.
 @lru_cache(maxsize=1 << 14)
-def kin(group: str | None) -> str | None:
+def siblings_key(group: str | None) -> str | None:
     """Key shared by sibling groups, whose keys differ only in their last number.
 
     Checkpoints of one model are an example. The shared key never equals the key of a group.
     """
-    return None if group is None else "kin " + _LAST_NUMBER.sub("#", group)
+    return None if group is None else "siblings " + _LAST_NUMBER.sub("#", group)
 
 
 class Durations:
@@ -43,17 +43,17 @@ class Durations:
         self._all = (0, 0.0)
 
     def add(self, group: str | None, items: int, seconds: float) -> None:
-        """Add a pass that finished ``items`` items in ``seconds``."""
+        """Add a unit run that finished ``items`` items in ``seconds``."""
         if items <= 0:
             return
-        for key in {group, kin(group)}:
+        for key in {group, siblings_key(group)}:
             count, total = self._means.get(key, (0, 0.0))
             self._means[key] = (count + items, total + seconds)
         self._all = (self._all[0] + items, self._all[1] + seconds)
 
     def seconds_of(self, group: str | None) -> float:
         """Expected seconds of an item: mean of its group, else its siblings, else all, else 1.0."""
-        found = self._means.get(group) or self._means.get(kin(group)) or self._all
+        found = self._means.get(group) or self._means.get(siblings_key(group)) or self._all
         count, total = found
         return total / count if count else 1.0
 
@@ -63,7 +63,7 @@ class Durations:
         Groups without a known sibling come first, so that they become known in time, then groups
         with the longest items.
         """
-        unknown = kin(group) not in self._means
+        unknown = siblings_key(group) not in self._means
         return self.seconds_of(group) * (_UNKNOWN if unknown else 1.0)
 
     @property
@@ -97,7 +97,7 @@ class FreshUnits:
         self._groups: dict[str, deque[Unit]] = {}
         self._begun: set[str] = set()
         self._numbers: dict[str, int] = {}
-        self._ahead: str | None = None
+        self._next_group: str | None = None
 
     def add(self, units: Iterable[Unit], key_of: Callable[[Unit], str | None]) -> None:
         """Add new units in their order."""
@@ -128,19 +128,19 @@ class FreshUnits:
         """Whether a unit of this group is left; False for no group."""
         return group in self._groups
 
-    def ahead(self, loaded: str | None, weight_of: Callable[[str], float]) -> str | None:
+    def next_group(self, loaded: str | None, weight_of: Callable[[str], float]) -> str | None:
         """The group to begin when no unit of the loaded group is left; :meth:`choose` keeps to it.
 
         It is of this worker's own share: all workers would prefetch a group that any of them may
         begin, and only one would use it. None if none of its own is among the longest.
         """
-        if self._ahead == loaded or not self._is_fresh(self._ahead):
+        if self._next_group == loaded or not self._is_fresh(self._next_group):
             fresh = [key for key in self._groups if key != loaded and self._is_fresh(key)]
             some = any(map(self._is_own, fresh))
             longest = self._longest(fresh, weight_of) if some else []
             own = [key for key in longest if self._is_own(key)]
-            self._ahead = self._random.choice(own) if own else None
-        return self._ahead
+            self._next_group = self._random.choice(own) if own else None
+        return self._next_group
 
     def choose(
         self,
@@ -174,8 +174,8 @@ class FreshUnits:
     ) -> Unit:
         if loaded in self._groups:
             key = loaded
-        elif self._ahead is not None and self._is_fresh(self._ahead):
-            key = self._ahead
+        elif self._next_group is not None and self._is_fresh(self._next_group):
+            key = self._next_group
         else:
             fresh = [key for key in self._groups if self._is_fresh(key)]
             longest = self._longest(fresh or self._earliest(kind_of), weight_of)

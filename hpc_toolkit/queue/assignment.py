@@ -1,4 +1,4 @@
-"""Pick a worker's next unit: fresh, given back, or left by a dead worker (rules R3, R15)."""
+"""Pick a worker's next unit: fresh, released, or left by a dead worker (rules R3, R15)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Assignment:
     unit: Unit
     generation: int
     died: tuple[str, Verdict] | None = None
-    """The previous generation's owner, if it died without giving the unit back."""
+    """The previous generation's owner, if it died without releasing the unit."""
 
     @property
     def name(self) -> str:
@@ -99,11 +99,11 @@ class Picker:
                 self._list_claims()
         return None
 
-    def ahead(self, assignment: Assignment) -> str | None:
-        """Key of the group to begin after the unit's group; see :meth:`FreshUnits.ahead`."""
+    def next_group(self, assignment: Assignment) -> str | None:
+        """Key of the group to begin after the unit's group; see :meth:`FreshUnits.next_group`."""
         stage = assignment.stage
         units = self._fresh[stage.paths.name]
-        return units.ahead(stage.group_of(assignment.unit), stage.durations.precedence)
+        return units.next_group(stage.group_of(assignment.unit), stage.durations.precedence)
 
     def _take_in(self, name: str, stage: StageView) -> None:
         if self._shared and stage.complete:
@@ -215,7 +215,7 @@ class Picker:
         return self._take_free(_is_begun)
 
     def take_released(self) -> Assignment | None:
-        """Like :meth:`takeover`, but only among units that this worker knows to be given back.
+        """Like :meth:`takeover`, but only among units that this worker knows to be released.
 
         The search reads no files, so a worker that seldom scans still finds its own such units.
         """
@@ -265,7 +265,7 @@ class Picker:
         return None
 
     def again(self, last: Assignment) -> Assignment | None:
-        """Claim the next generation of a unit that this worker just gave back."""
+        """Claim the next generation of a unit that this worker just released."""
         self._owners.clear()
         name = last.unit.name
         # Earlier owners may have written meanwhile that an item of this unit kills.
@@ -281,7 +281,7 @@ class Picker:
         released = generation in stage.state.units[name].released
         owner = "" if released else stage.owner(name, generation)
         if owner == self._worker:
-            # Ours by a lost reply, or its pass never began: if we skip it, no worker can run it.
+            # Ours by a lost reply, or its run never began: if we skip it, no worker can run it.
             return Assignment(stage, unit, generation)
         verdict = None if released else self._verdict(owner)
         if verdict is not None and verdict.alive:

@@ -21,48 +21,48 @@ _KEPT = 1024
 DEATH_WEIGHT = 2
 """Weight of a dead executor: one item may kill many executors before it is given up."""
 AGAIN_WEIGHT = 7
-"""Weight of a repeated failure of an item: with the first one, it makes a complete streak.
+"""Weight of a repeated failure of an item: with the first one, as much as 8 failures in a row.
 
 So another host is asked to try the item before its last attempt is used up on the same host.
 """
 
 
 @dataclass(slots=True)
-class Streak:
+class ConsecutiveFailures:
     """One worker's failures since its last result."""
 
     done_at: float = float("-inf")
     """Epoch seconds of that result."""
-    hurt: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
+    failed: dict[tuple[str, int], tuple[float, int]] = field(default_factory=dict)
     """(Unit, item) -> when it last failed or killed its executor, and the weight of all times."""
 
 
-class Streaks(dict[str, Streak]):
-    """The streak of every worker that wrote an attempt."""
+class FailureTracker(dict[str, ConsecutiveFailures]):
+    """The failures in a row of every worker that wrote an attempt."""
 
-    def of(self, worker: str) -> Streak:
-        """The streak of a worker; created if the worker is new."""
-        return self.setdefault(worker, Streak())
+    def of(self, worker: str) -> ConsecutiveFailures:
+        """The failures of a worker; created if the worker is new."""
+        return self.setdefault(worker, ConsecutiveFailures())
 
-    def done(self, worker: str, at: float) -> None:
-        """Record a result, which ends the streak before it."""
-        streak = self.of(worker)
-        if at < streak.done_at:
-            return  # a pass is being read a second time
-        streak.done_at = at
-        if streak.hurt:
-            streak.hurt = {item: hurt for item, hurt in streak.hurt.items() if hurt[0] > at}
+    def note_done(self, worker: str, at: float) -> None:
+        """Record a result, which ends the failures before it."""
+        failures = self.of(worker)
+        if at < failures.done_at:
+            return  # a unit run is being read a second time
+        failures.done_at = at
+        if failures.failed:
+            failures.failed = {item: one for item, one in failures.failed.items() if one[0] > at}
 
-    def hurt(self, worker: str, unit: str, item: int, at: float, *, died: bool) -> None:
+    def note_failure(self, worker: str, unit: str, item: int, at: float, *, died: bool) -> None:
         """Record that an item failed or killed its executor."""
-        streak = self.of(worker)
-        if at < streak.done_at:
+        failures = self.of(worker)
+        if at < failures.done_at:
             return
-        before = streak.hurt.pop((unit, item), (0.0, 0))[1]
+        before = failures.failed.pop((unit, item), (0.0, 0))[1]
         weight = DEATH_WEIGHT if died else AGAIN_WEIGHT if before else 1
-        streak.hurt[unit, item] = (at, before + weight)
-        if len(streak.hurt) > _KEPT:
-            del streak.hurt[next(iter(streak.hurt))]
+        failures.failed[unit, item] = (at, before + weight)
+        if len(failures.failed) > _KEPT:
+            del failures.failed[next(iter(failures.failed))]
 
 
 class ItemState(StrEnum):
@@ -161,7 +161,7 @@ class StageState:
         self._floors = floors
         self._expand = expand
         self.units: dict[str, UnitState] = {}
-        self.streaks = Streaks()
+        self.consecutive_failures = FailureTracker()
         """Failures of each worker since its last result."""
         self._open: set[str] = set()
         self._unjudged: set[str] = set()
@@ -224,7 +224,7 @@ class StageState:
         first = state.clean is None and not state.histories
         if first and release["done"] == release["lines"] == state.unit.count:
             state.clean = (worker, found)
-            self.streaks.done(worker, release["at"])
+            self.consecutive_failures.note_done(worker, release["at"])
             self._open.discard(state.unit.name)
             self._unjudged.discard(state.unit.name)
             return
@@ -239,7 +239,9 @@ class StageState:
         elif kind == "death":
             if record["worker"] == worker and not record["explained"]:
                 # Its own executor died; the death of a worker is reported by another worker.
-                self.streaks.hurt(worker, state.unit.name, record["item"], record["at"], died=True)
+                self.consecutive_failures.note_failure(
+                    worker, state.unit.name, record["item"], record["at"], died=True
+                )
             state.deaths.setdefault(
                 generation,
                 Death(
@@ -260,14 +262,16 @@ class StageState:
         history = state.histories.setdefault(record["item"], History())
         ref = Ref(record["generation"], worker, line.start, line.end)
         if record["type"] == "done":
-            self.streaks.done(worker, record["at"])
+            self.consecutive_failures.note_done(worker, record["at"])
             history.done_lines += 1
             history.done = ref if history.done is None else min(history.done, ref)
         elif record["type"] == "permanent":
             history.permanent.add(ref.generation)
             history.failures[ref.generation] = ref
         else:
-            self.streaks.hurt(worker, state.unit.name, record["item"], record["at"], died=False)
+            self.consecutive_failures.note_failure(
+                worker, state.unit.name, record["item"], record["at"], died=False
+            )
             history.failures.setdefault(ref.generation, ref)
         self._unjudged.add(state.unit.name)
 

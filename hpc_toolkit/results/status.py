@@ -15,7 +15,7 @@ from hpc_toolkit.queue.view import not_shown
 from hpc_toolkit.results.explain import item_json
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.system.ranks import boot_id, host_name, process_ticks
-from hpc_toolkit.worker.safety import pause_reason
+from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.state import Ref

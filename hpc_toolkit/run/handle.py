@@ -27,7 +27,7 @@ from hpc_toolkit.rundir.layout import (
 )
 from hpc_toolkit.system.clock import SystemClock
 from hpc_toolkit.system.gpus import rank_environment
-from hpc_toolkit.worker.safety import parse_max_failures
+from hpc_toolkit.worker.pausing import parse_max_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ from hpc_toolkit.slurm.render.file import log_directory, write_script
 from hpc_toolkit.slurm.render.limits import forbidden
 from hpc_toolkit.submit.jobs import JobStates, SubmittedJob, keep_script, own_login, record_job
 from hpc_toolkit.system.terminal import printable
-from hpc_toolkit.worker.safety import pause_reason
+from hpc_toolkit.worker.pausing import pause_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

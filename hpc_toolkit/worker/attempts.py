@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 DONE, FAILED, PERMANENT = b"d", b"f", b"p"  # the rest is the beginning of a journal line
 LOADING, LOADED = b"l", b"L"  # a load began, or ended: the item's clock starts again
 END = b"e"  # the request is over; the rest says why: "" (all items), "stopped", "interrupted"
-FAILING = "failing"  # reason of END: many items failed in a row; the worker may send the rest again
+FAILING = "failing"  # reason of END: many items failed in a row; the rest may be sent again
 PREFETCHES = b"a"  # a workload was loaded; the rest is "yes" if it can prefetch, or ""
 BROKEN = b"w"  # the workload itself cannot be loaded; the rest says why
 
-STREAK = 8
+CONSECUTIVE_FAILURES = 8
 """Failures in a row after which an executor stops until its worker has looked at them."""
 
 _TRACEBACK = 4000
@@ -42,12 +42,12 @@ class Report:
         self.index = 0
         """Items reported so far."""
         self._since = time.monotonic()
-        self._streak_left = int(request["streak"])
+        self._failures_left = int(request["failures_left"])
 
     @property
     def failing(self) -> bool:
-        """Whether so many items failed in a row that the worker must look at them first."""
-        return self._streak_left <= 0
+        """Whether the worker must look at the failures in a row before the next item."""
+        return self._failures_left <= 0
 
     def restart_clock(self) -> None:
         self._since = time.monotonic()
@@ -58,7 +58,7 @@ class Report:
             text = _strict_json(value)
         except (TypeError, ValueError) as error:
             return self.failure(error)
-        self._streak_left = STREAK
+        self._failures_left = CONSECUTIVE_FAILURES
         return self._report(DONE, "done", f'"value":{text}')
 
     def failure(self, error: BaseException) -> float:
@@ -74,7 +74,7 @@ class Report:
         )[1:-1]
         if permanent:
             return self._report(PERMANENT, "permanent", fields)
-        self._streak_left -= 1
+        self._failures_left -= 1
         return self._report(FAILED, "failed", fields)
 
     def _report(self, kind: bytes, name: str, fields: str) -> float:

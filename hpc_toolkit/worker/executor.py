@@ -27,8 +27,7 @@ from hpc_toolkit.system.binding import limit_memory
 from hpc_toolkit.system.memory import Shrinking
 from hpc_toolkit.system.processes import die_with_parent, kill_group
 from hpc_toolkit.worker.attempts import BROKEN, END, FAILING, LOADED, LOADING, PREFETCHES, Report
-from hpc_toolkit.worker.loading import load_workload
-from hpc_toolkit.worker.prefetch import Prefetch, prefetch_of
+from hpc_toolkit.worker.loading import Prefetch, load_workload, prefetch_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,17 +237,17 @@ class _Child:
         self._workloads: dict[str, Workload] = {}
         self._loaded: tuple[str, str] | None = None
         self._context: Any = None
-        self._ahead = Prefetch()
+        self._prefetch = Prefetch()
 
     def serve(self) -> None:
         while header := self._requests.readline():
             request = json.loads(header)
-            self._run_pass(request, json.loads(self._requests.read(request["size"])))
+            self._run_unit(request, json.loads(self._requests.read(request["size"])))
 
     def _send(self, kind: bytes, text: bytes = b"") -> None:
         write_all(self._results, b"%s%s\n" % (kind, text))
 
-    def _run_pass(self, request: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    def _run_unit(self, request: dict[str, Any], items: list[dict[str, Any]]) -> None:
         spec = self._stages[request["stage"]]
         try:
             workload = self._workload(spec)
@@ -263,7 +262,7 @@ class _Child:
                     break
                 # Before the load, which may be most of a group's work.
                 loads, following = _groups(items, span, spec.group_by, request)
-                self._ahead.name(workload, following, loads=loads)
+                self._prefetch.name(workload, following, loads=loads)
                 if self._load(spec, workload, items, report, span):
                     self._run_span(workload, items, span, report, pace)
             how = FAILING if report.failing else "stopped" if report.index < len(items) else ""
@@ -305,7 +304,7 @@ class _Child:
                 report.failure(failure)
             return False
         self._loaded = key
-        self._ahead.open()
+        self._prefetch.open()
         return True
 
     def _try_load(
@@ -386,7 +385,7 @@ def _groups(
         return items[span.start][group_by], None
     if span.stop < len(items):
         return items[span.start][group_by], items[span.stop][group_by]
-    return items[span.start][group_by], json.loads(request.get("ahead", "null"))
+    return items[span.start][group_by], json.loads(request.get("next_group", "null"))
 
 
 def _spans(items: list[dict[str, Any]], group_by: str | None) -> Iterator[range]:

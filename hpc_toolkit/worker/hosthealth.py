@@ -1,7 +1,7 @@
 """Host health: detect a host on which items fail that other hosts finish.
 
 Items fail fast on such a sick host, so it would drain the queue. The evidence is the host x item
-matrix of the journals. After many failures in a row, a worker gives its unit back and claims
+matrix of the journals. After many failures in a row, a worker releases its unit and claims
 nothing (it *holds*), and asks workers of other hosts to try the failed items. If they finish the
 items, the host is sick and its workers exit. If the items fail there too, the items are at fault
 and the host goes on. All this decides only what a worker claims, never the state of an item.
@@ -18,16 +18,16 @@ from hpc_toolkit.queue.control import SickNotice, give_sick_notice
 from hpc_toolkit.queue.presence import DRAINING
 from hpc_toolkit.queue.probes import host_part
 from hpc_toolkit.queue.state import AGAIN_WEIGHT, ItemState
-from hpc_toolkit.worker.attempts import STREAK
+from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from hpc_toolkit.queue.leases import Liveness
     from hpc_toolkit.queue.presence import Presence
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.system.clock import Clock
-    from hpc_toolkit.worker.passes import PassControl
+    from hpc_toolkit.worker.membership import Drain
 
 ENOUGH_AGAIN = 2
 """Items finished elsewhere that prove a host sick if it was sick within the last day."""
@@ -39,6 +39,7 @@ _RECENT_S = 86400.0
 _STARTING_S = 60.0
 """Workers of one host start within this time; earlier failures on the host do not count."""
 _TWO = 2
+"""Failures in a row from which a worker checks its host from time to time."""
 
 
 class Opinion(Enum):
@@ -78,21 +79,22 @@ class Matrix:
 
     def workers_on(self, host: str) -> set[str]:
         """Workers of a host that wrote an attempt."""
-        names = {name for stage in self._view.stages.values() for name in stage.state.streaks}
+        stages = self._view.stages.values()
+        names = {name for stage in stages for name in stage.state.consecutive_failures}
         return {name for name in names if self.host_of(name) == host}
 
-    def streak(self, workers: Collection[str], since: float) -> dict[Key, int]:
+    def failed_in_a_row(self, workers: Collection[str], since: float) -> dict[Key, int]:
         """Items, with weights, that failed since the last result of these workers of one host."""
-        streaks = [
-            (name, stage.state.streaks[worker])
+        failures = [
+            (name, stage.state.consecutive_failures[worker])
             for name, stage in self._view.stages.items()
             for worker in workers
-            if worker in stage.state.streaks
+            if worker in stage.state.consecutive_failures
         ]
-        after = max([since, *(streak.done_at for _, streak in streaks)])
+        after = max([since, *(one.done_at for _, one in failures)])
         found: dict[Key, int] = {}
-        for stage, streak in streaks:
-            for (unit, item), (at, weight) in streak.hurt.items():
+        for stage, one in failures:
+            for (unit, item), (at, weight) in one.failed.items():
                 if at >= after:
                     key = Key(stage, unit, item)
                     # If two workers of a host tried an item, one of them repeated it.
@@ -138,27 +140,27 @@ class Health(Enum):
 
 
 def judge(
-    streak: Mapping[Key, int],
+    failed: Mapping[Key, int],
     opinions: Mapping[Key, Opinion],
     *,
     others: bool,
-    limit: int = STREAK,
-    enough: int = STREAK,
+    limit: int = CONSECUTIVE_FAILURES,
+    enough: int = CONSECUTIVE_FAILURES,
 ) -> Health:
     """Judge whether a host, or one worker, is sick.
 
     Args:
-        streak: the items that failed there since its last result, with their weights.
+        failed: the items that failed there since its last result, with their weights.
         opinions: the outcome of each of these items elsewhere.
         others: whether a living worker elsewhere does not fail itself.
-        limit: weight of a streak that makes the host a suspect.
+        limit: weight of failures in a row that makes the host a suspect.
         enough: number of items finished elsewhere that prove the host sick.
     """
-    if sum(opinions[key] is Opinion.DONE for key in streak) >= enough:
+    if sum(opinions[key] is Opinion.DONE for key in failed) >= enough:
         return Health.SICK
-    waiting = any(opinions[key] is Opinion.OPEN for key in streak)
+    waiting = any(opinions[key] is Opinion.OPEN for key in failed)
     # Items that also failed elsewhere do not count against the host.
-    weight = sum(w for key, w in streak.items() if opinions[key] in (Opinion.DONE, Opinion.OPEN))
+    weight = sum(w for key, w in failed.items() if opinions[key] in (Opinion.DONE, Opinion.OPEN))
     return Health.SUSPECT if others and waiting and weight >= limit else Health.WELL
 
 
@@ -168,11 +170,48 @@ def may_wait(here: tuple[int, str], there: tuple[int, str]) -> bool:
     Args:
         here, there: the number of items that failed in a row on each host, and its name.
     """
-    return there < here and there[0] < STREAK
+    return there < here and there[0] < CONSECUTIVE_FAILURES
 
 
-class HostWatch:
-    """One worker's check of its own host; steers the worker through :class:`PassControl`."""
+class FailureCount:
+    """A worker's failures in a row, and whether it holds because of them."""
+
+    def __init__(self) -> None:
+        self.hold = False
+        """Whether no item may start until other hosts have tried the items that failed here."""
+        self.weight = 0
+        """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.state`)."""
+        self.check_at = CONSECUTIVE_FAILURES
+        """Weight at which the host is checked."""
+
+    def note_done(self) -> None:
+        self.weight, self.check_at = 0, CONSECUTIVE_FAILURES
+
+    def note_failure(self, weight: int) -> None:
+        self.weight += weight
+
+    def left(self, weight: int) -> int:
+        """Number of failures of this weight up to the next check; at least 1."""
+        return max(1, (self.check_at - self.weight) // weight)
+
+    def check_if_many(self) -> None:
+        """Check the host if enough failed in a row; if it is well, the next time after as many."""
+        if self.weight >= self.check_at:
+            self.check()
+            self.check_at = self.weight + (
+                1 if self.hold else max(self.weight, CONSECUTIVE_FAILURES)
+            )
+
+    def check(self) -> bool:
+        """Judge the host and update :attr:`hold`; a worker that knows no other host holds never."""
+        return self.hold
+
+
+class HostWatch(FailureCount):
+    """One worker's check of its own host; on a sick host it makes the worker exit.
+
+    ``every_s``: minimum seconds between two checks, unless failures demand one.
+    """
 
     def __init__(
         self,
@@ -180,58 +219,60 @@ class HostWatch:
         liveness: Liveness,
         clock: Clock,
         own: Presence,
-        control: PassControl,
-        leave: Callable[[str, float], None],
+        drain: Drain,
+        every_s: float,
     ) -> None:
+        super().__init__()
         self._view = view
         self._liveness = liveness
         self._clock = clock
         self._own = own
-        self._control = control
-        self._leave = leave
+        self._drain = drain
+        self._every_s = every_s
         self._matrix = Matrix(view)
         self._random = random.Random(own.worker)
         self._sample: list[str] = []
         self._looked: list[str] = []
         self._noticed = 0
-        self._enough = STREAK
-        self._limit = STREAK
+        self._enough = CONSECUTIVE_FAILURES
+        self._limit = CONSECUTIVE_FAILURES
         self._waited_for: tuple[bool, set[Key]] = (True, set())
         self._held_until: float | None = None
-        self._check_at = float("-inf")
+        self._next_check = -math.inf
 
-    def holds(self, every_s: float) -> bool:
-        """Whether nothing may be claimed now; checks again every ``every_s`` seconds."""
-        return self._control.hold and self.glance(every_s)
+    def holds(self) -> bool:
+        """Whether nothing may be claimed now; checks again from time to time."""
+        return self.hold and self.check_if_due()
 
-    def glance(self, every_s: float) -> bool:
+    def check_if_due(self) -> bool:
         """Like :meth:`check`, but only after failures and at most every ``every_s`` seconds."""
-        if not self._control.hold and self._control.streak < _TWO:
-            return False
-        if self._clock.monotonic() < self._check_at:
-            return self._control.hold
-        return self.check(every_s)
+        now = self._clock.monotonic()
+        if (self.hold or self.weight >= _TWO) and now >= self._next_check:
+            self.check()
+            self._next_check = now + self._every_s
+        return self.hold
 
-    def check(self, every_s: float = 0.0) -> bool:
+    def check(self) -> bool:
         """Read the journals; return whether this worker must hold or exit."""
-        self._check_at = self._clock.monotonic() + every_s
+        self._next_check = -math.inf
         self.read()
-        self._control.hold = False
+        self.hold = False
         if self._is_only_host():
             return False
         suspects = []
         for whole in (True, False):
-            health, streak = self._judge(whole=whole)
+            health, failed = self._judge(whole=whole)
             if health is Health.SICK:
-                self._be_sick(whole, len(streak))
+                self.hold = True
+                self._leave(whole, len(failed))
                 return True
             if health is Health.SUSPECT:
-                suspects.append((whole, streak))
+                suspects.append((whole, failed))
         if suspects:
-            self._control.hold = self._hold(*suspects[0])
+            self.hold = self._ask_others(*suspects[0])
         else:
             self._held_until = None
-        return self._control.hold
+        return self.hold
 
     def read(self) -> None:
         """Read new journal lines.
@@ -250,7 +291,7 @@ class HostWatch:
         for name in self._looked:
             self._view.poll_journal(name)
         here = self._matrix.workers_on(self._own.host)
-        for key in self._matrix.streak(here, self._own.started - _STARTING_S):
+        for key in self._matrix.failed_in_a_row(here, self._own.started - _STARTING_S):
             stage = self._view.stages[key.stage]
             for generation in range(1, stage.claims.generation(key.unit) + 1):
                 self._view.poll_journal(stage.owner(key.unit, generation))
@@ -274,47 +315,47 @@ class HostWatch:
             if notice.host != self._own.host:
                 asked |= not notice.sure
                 continue
-            self._check_at = float("-inf")
+            self._next_check = -math.inf
             # The notice's time is from this host's own clock.
             if notice.sure and notice.whole and self._clock.wall() - notice.at < _RECENT_S:
                 self._enough = ENOUGH_AGAIN
                 self._limit = min(self._limit, ENOUGH_AGAIN)
-                self._control.streak_limit = min(self._control.streak_limit, ENOUGH_AGAIN)
+                self.check_at = min(self.check_at, ENOUGH_AGAIN)
         return asked
 
     def _judge(self, *, whole: bool) -> tuple[Health, dict[Key, int]]:
-        """The health and the streak of the host (``whole``), or of this worker alone."""
+        """The health of the host (``whole``) or of this worker alone, and what failed in a row."""
         here = self._matrix.workers_on(self._own.host) if whole else {self._own.worker}
-        streak = self._matrix.streak(here, self._own.started - _STARTING_S)
-        if whole is self._waited_for[0] and not self._waited_for[1] <= streak.keys():
-            # A waited-for item left the streak: a result came since.
+        failed = self._matrix.failed_in_a_row(here, self._own.started - _STARTING_S)
+        if whole is self._waited_for[0] and not self._waited_for[1] <= failed.keys():
+            # A waited-for item is not among them: a result came since.
             self._waited_for, self._limit = (True, set()), self._enough
-        opinions = {key: self._matrix.opinion(key, here) for key in streak}
-        others = sum(streak.values()) >= self._limit and self._others(len(streak))
-        health = judge(streak, opinions, others=others, limit=self._limit, enough=self._enough)
-        return health, streak
+        opinions = {key: self._matrix.opinion(key, here) for key in failed}
+        others = sum(failed.values()) >= self._limit and self._others(len(failed))
+        health = judge(failed, opinions, others=others, limit=self._limit, enough=self._enough)
+        return health, failed
 
-    def _hold(self, whole: bool, streak: dict[Key, int]) -> bool:
+    def _ask_others(self, whole: bool, failed: dict[Key, int]) -> bool:
+        """Ask other hosts to try the items; return whether to hold until they have."""
         now = self._clock.monotonic()
         if self._held_until is None:
             self._held_until = now + HOLD_S
-            asked = f"{len(streak)} items in a row failed on {self._place(whole)}"
+            asked = f"{len(failed)} items in a row failed on {self._place(whole)}"
             self._tell(f"{asked}; other hosts are asked to try them", whole=whole, sure=False)
         if now < self._held_until:
             return True
         # No other host tried the items: all may be busy for hours, and this host may be well.
         self._held_until = None
-        self._waited_for = (whole, set(streak))
-        self._limit = sum(streak.values()) + self._enough
+        self._waited_for = (whole, set(failed))
+        self._limit = sum(failed.values()) + self._enough
         return False
 
-    def _be_sick(self, whole: bool, items: int) -> None:
+    def _leave(self, whole: bool, items: int) -> None:
         what = f"{items} items in a row failed there, and others finished them"
         reason = f"{self._place(whole)} is sick: {what}"
-        if not self._control.stop:
+        if not self._drain.requested:
             self._tell(reason, whole=whole, sure=True)
-        self._control.hold = True
-        self._leave(reason, 0.0)
+        self._drain.request(reason, 0.0)
 
     def _place(self, whole: bool) -> str:
         return f"host {self._own.host}" if whole else f"worker {self._own.worker}"
@@ -344,7 +385,10 @@ class HostWatch:
             if host not in ("", self._own.host) and self._may_try(worker):
                 living.setdefault(host, set()).add(worker)
         return any(
-            may_wait((items, self._own.host), (len(self._matrix.streak(workers, -math.inf)), host))
+            may_wait(
+                (items, self._own.host),
+                (len(self._matrix.failed_in_a_row(workers, -math.inf)), host),
+            )
             for host, workers in living.items()
         )
 

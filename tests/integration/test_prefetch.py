@@ -72,7 +72,7 @@ from hpc_toolkit.run import Run
 stage = Run.open("run").manifest.stages[0]
 executor = Executor({stage.name: stage}, Path("log"))
 request = {"stage": stage.name, "unit": "u", "generation": 1, "positions": [0], "deadline": None}
-executor.start({**request, "streak": 8, "expected_s": 0.0}, [sys.argv[1].encode()])
+executor.start({**request, "failures_left": 8, "expected_s": 0.0}, [sys.argv[1].encode()])
 said = b""
 while not said.endswith(b"e\\n"):
     assert executor.results in readable(executor.results, executor.ended, timeout_s=400), said

@@ -172,7 +172,7 @@ def test_executor_ends_its_pass_after_so_many_failures_in_a_row(
     told = b""
 
     executor.start(
-        {**request, "positions": positions, "expected_s": 0.0, "streak": 3}, [b"{}"] * 50
+        {**request, "positions": positions, "expected_s": 0.0, "failures_left": 3}, [b"{}"] * 50
     )
     while b"\ne" not in told:
         select.select([executor.results], [], [], 10)

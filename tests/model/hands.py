@@ -1,7 +1,8 @@
-"""One pass of the real PassRunner, whose executor does what a script says."""
+"""One pass of the real UnitRunner, whose executor does what a script says."""
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ import pytest
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.queue.claims import claim_name
 from hpc_toolkit.rundir.journal import JournalWriter
-from hpc_toolkit.worker import passes
+from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import END, Report
-from hpc_toolkit.worker.passes import Outcome, PassRunner
+from hpc_toolkit.worker.hosthealth import FailureCount
+from hpc_toolkit.worker.membership import Drain
+from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:
@@ -106,6 +109,7 @@ class Hands:
         journal = self._open_journal(path)
         before = journal.size
         clock, left = ManualClock(), list(script)
+        drain = Drain(clock)
         wake, awaken = os.pipe()
 
         def tick() -> None:
@@ -113,8 +117,7 @@ class Hands:
                 raise _ScriptIsOver
             what = left.pop(0)
             if what in ("asked", "abort"):
-                runner.control.stop = True
-                runner.control.abort = what == "abort"
+                drain.request(what, 0.0 if what == "abort" else math.inf)
                 os.write(awaken, b"x")
             elif what == "look":
                 name = claim_name(found.unit.name, found.generation + 1)
@@ -126,15 +129,16 @@ class Hands:
                 self.executor.act(what)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(passes, "Executor", lambda *_: _Executor(self))
-            runner = PassRunner(
+            patch.setattr(unitruns, "Executor", lambda *_: _Executor(self))
+            runner = UnitRunner(
                 worker=self.worker,
                 host=f"host-of-{self.worker}",
-                stages={stage.name: stage for stage in self._manifest.stages},
                 view=self._view,
                 journal=journal,
-                log_path=path,
                 clock=clock,
+                drain=drain,
+                failures=FailureCount(),
+                next_group=lambda _: None,
                 wake_fd=wake,
                 tick=tick,
             )

@@ -2,7 +2,7 @@
 
 A state is a value: the files, and of each process what it has seen of them and what it is doing.
 A step rebuilds that process from the state and calls the real code: ``Picker``, ``Liveness``,
-``ControlReader``, ``PassRunner``, ``StageLog``, ``gather``, ``retry``. Time is a choice: an owner
+``ControlReader``, ``UnitRunner``, ``StageLog``, ``gather``, ``retry``. Time is a choice: an owner
 was silent for longer than the lease or was not. So is delay: a process may read what it read
 before. Exclusive names and a process's own files are never old.
 """
@@ -29,7 +29,7 @@ from hpc_toolkit.results.explain import failed_items
 from hpc_toolkit.results.gather import NotCompleteError, gather
 from hpc_toolkit.run.handle import Run, _retry
 from hpc_toolkit.rundir.layout import Manifest, RunPaths
-from hpc_toolkit.worker.passes import Outcome
+from hpc_toolkit.worker.unitruns import Outcome
 from tests.manualclock import ManualClock
 from tests.model.choices import Choices, every
 from tests.model.hands import Hands

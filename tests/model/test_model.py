@@ -19,7 +19,7 @@ from hpc_toolkit.queue.state import History, StageState
 from hpc_toolkit.queue.view import StageView
 from hpc_toolkit.results import gather
 from hpc_toolkit.rundir import files
-from hpc_toolkit.worker import passes
+from hpc_toolkit.worker import unitruns
 from tests.model.mutation import Mistake, made
 from tests.model.search import ViolationError, search
 from tests.model.values import Config
@@ -369,7 +369,7 @@ MISTAKES = [
         SMALL["an item kills every executor"],
         Mistake(
             "no item is ever a killer",
-            passes,
+            unitruns,
             "if len(deaths) < MAX_DEATHS:",
             "if deaths:",
         ),

@@ -42,7 +42,7 @@ class Beating:
         """Finish two items a second."""
         for _ in range(int(2 * seconds)):
             self.clock.advance(0.5)
-            self.worker._counts[0] += 1
+            self.worker._runner._tally.done += 1
             self.worker._tick()
 
 
@@ -70,7 +70,7 @@ def test_a_worker_that_drains_sends_that_at_once(beating: Beating) -> None:
     beating.work(2.0)
     assert beating.sent_at == []
 
-    beating.worker._drain("asked to", 60.0)
+    beating.worker._drain.request("asked to", 60.0)
     beating.work(0.5)
 
     assert len(beating.sent_at) == 1

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hpc_toolkit.queue.control import ControlReader, SickNotice, give_sick_notice
 from hpc_toolkit.queue.leases import Liveness
 from hpc_toolkit.queue.presence import DRAINING, FINISHED
-from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, Streaks
-from hpc_toolkit.worker.attempts import STREAK
+from hpc_toolkit.queue.state import AGAIN_WEIGHT, DEATH_WEIGHT, FailureTracker
+from hpc_toolkit.worker.attempts import CONSECUTIVE_FAILURES
 from hpc_toolkit.worker.hosthealth import (
     ENOUGH_AGAIN,
     HOLD_S,
@@ -24,7 +24,7 @@ from hpc_toolkit.worker.hosthealth import (
     judge,
     may_wait,
 )
-from hpc_toolkit.worker.passes import PassControl
+from hpc_toolkit.worker.membership import Drain
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -40,23 +40,23 @@ def keys(count: int) -> list[Key]:
 
 
 def health_of(*opinions: Opinion, others: bool = True, weight: int = 1, **limits: int) -> Health:
-    streak = dict.fromkeys(keys(len(opinions)), weight)
-    return judge(streak, dict(zip(streak, opinions, strict=True)), others=others, **limits)
+    failed = dict.fromkeys(keys(len(opinions)), weight)
+    return judge(failed, dict(zip(failed, opinions, strict=True)), others=others, **limits)
 
 
 @pytest.mark.parametrize(
     ("opinions", "health"),
     [
         ([], Health.WELL),
-        ([OPEN] * (STREAK - 1), Health.WELL),
-        ([OPEN] * STREAK, Health.SUSPECT),
-        ([DONE] * (STREAK - 1) + [OPEN], Health.SUSPECT),
-        ([DONE] * STREAK, Health.SICK),
-        ([DONE] * STREAK + [FAILED] * 50, Health.SICK),
-        ([DONE] * (STREAK - 1) + [FAILED], Health.WELL),
-        ([FAILED] + [OPEN] * (STREAK - 1), Health.WELL),
+        ([OPEN] * (CONSECUTIVE_FAILURES - 1), Health.WELL),
+        ([OPEN] * CONSECUTIVE_FAILURES, Health.SUSPECT),
+        ([DONE] * (CONSECUTIVE_FAILURES - 1) + [OPEN], Health.SUSPECT),
+        ([DONE] * CONSECUTIVE_FAILURES, Health.SICK),
+        ([DONE] * CONSECUTIVE_FAILURES + [FAILED] * 50, Health.SICK),
+        ([DONE] * (CONSECUTIVE_FAILURES - 1) + [FAILED], Health.WELL),
+        ([FAILED] + [OPEN] * (CONSECUTIVE_FAILURES - 1), Health.WELL),
         ([NONE] * 50, Health.WELL),
-        ([DONE] * (STREAK - 1) + [NONE] * 50, Health.WELL),
+        ([DONE] * (CONSECUTIVE_FAILURES - 1) + [NONE] * 50, Health.WELL),
     ],
 )
 def test_host_is_sick_where_others_finish_what_fails_there(
@@ -70,8 +70,8 @@ def test_nobody_waits_for_opinions_where_nobody_can_have_one() -> None:
 
 
 def test_few_items_that_failed_again_and_again_are_looked_into() -> None:
-    assert health_of(OPEN, OPEN, weight=STREAK // 2) is Health.SUSPECT
-    assert health_of(DONE, DONE, weight=STREAK // 2) is Health.WELL  # two items prove nothing
+    assert health_of(OPEN, OPEN, weight=CONSECUTIVE_FAILURES // 2) is Health.SUSPECT
+    assert health_of(DONE, DONE, weight=CONSECUTIVE_FAILURES // 2) is Health.WELL
 
 
 opinion_lists = st.lists(st.sampled_from(Opinion), max_size=40)
@@ -109,8 +109,8 @@ def test_two_hosts_never_wait_for_each_other(here: tuple[int, str], there: tuple
 
 
 def test_host_that_fails_as_much_is_not_waited_for() -> None:
-    assert may_wait((STREAK, "a"), (STREAK - 1, "b"))
-    assert not may_wait((3 * STREAK, "b"), (STREAK, "a"))
+    assert may_wait((CONSECUTIVE_FAILURES, "a"), (CONSECUTIVE_FAILURES - 1, "b"))
+    assert not may_wait((3 * CONSECUTIVE_FAILURES, "b"), (CONSECUTIVE_FAILURES, "a"))
 
 
 class Simulated:
@@ -123,18 +123,18 @@ class Simulated:
         self.pending = dict.fromkeys(range(items), 0)
         self.done: dict[int, int] = {}
         self.failed_on: dict[int, list[int]] = {item: [] for item in range(items)}
-        self.streaks: dict[int, dict[Key, int]] = {host: {} for host in self.hosts}
+        self.failures: dict[int, dict[Key, int]] = {host: {} for host in self.hosts}
         self.left: set[int] = set()
 
     def health(self, host: int) -> Health:
-        streak = self.streaks[host]
-        opinions = {key: self.opinion(host, key.item) for key in streak}
+        failed = self.failures[host]
+        opinions = {key: self.opinion(host, key.item) for key in failed}
         others = any(
-            may_wait((len(streak), str(host)), (len(self.streaks[other]), str(other)))
+            may_wait((len(failed), str(host)), (len(self.failures[other]), str(other)))
             for other in self.hosts
             if other not in self.left and other != host
         )
-        return judge(streak, opinions, others=others)
+        return judge(failed, opinions, others=others)
 
     def opinion(self, host: int, item: int) -> Opinion:
         if item in self.done:
@@ -150,8 +150,8 @@ class Simulated:
         )
         if host in self.sick or item in self.bad:
             key = Key("items", "unit", item)
-            again = key in self.streaks[host]
-            self.streaks[host][key] = self.streaks[host].get(key, 0) + (
+            again = key in self.failures[host]
+            self.failures[host][key] = self.failures[host].get(key, 0) + (
                 AGAIN_WEIGHT if again else 1
             )
             self.failed_on[item].append(host)
@@ -159,7 +159,7 @@ class Simulated:
             if self.pending[item] == max_attempts:
                 del self.pending[item]
         else:
-            self.streaks[host].clear()
+            self.failures[host].clear()
             self.done[item] = host
             del self.pending[item]
 
@@ -202,39 +202,42 @@ def test_a_black_hole_is_stopped_after_8_good_items_and_no_well_host_leaves(
     assert simulated.left <= simulated.sick
     good = {item for item in range(items) if item not in bad}
     hurt = {item for item in good if 0 in simulated.failed_on[item]}
-    assert len(hurt) <= STREAK
+    assert len(hurt) <= CONSECUTIVE_FAILURES
     if not bad:
         assert good == simulated.done.keys()
 
 
-def test_a_result_ends_a_streak() -> None:
-    streaks = Streaks()
+def test_a_result_ends_a_row_of_failures() -> None:
+    failures = FailureTracker()
     for item in range(3):
-        streaks.hurt("w", "u", item, at=item, died=False)
-    streaks.done("w", at=1.5)
+        failures.note_failure("w", "u", item, at=item, died=False)
+    failures.note_done("w", at=1.5)
 
-    assert streaks.of("w").hurt == {("u", 2): (2, 1)}
+    assert failures.of("w").failed == {("u", 2): (2, 1)}
 
 
 def test_a_result_of_a_pass_that_is_read_again_ends_nothing() -> None:
-    streaks = Streaks()
-    streaks.done("w", at=5.0)
-    streaks.hurt("w", "u", 0, at=6.0, died=False)
-    streaks.done("w", at=1.0)
-    streaks.hurt("w", "u", 1, at=2.0, died=False)
+    failures = FailureTracker()
+    failures.note_done("w", at=5.0)
+    failures.note_failure("w", "u", 0, at=6.0, died=False)
+    failures.note_done("w", at=1.0)
+    failures.note_failure("w", "u", 1, at=2.0, died=False)
 
-    assert list(streaks.of("w").hurt) == [("u", 0)]
+    assert list(failures.of("w").failed) == [("u", 0)]
 
 
 def test_weights_grow_with_every_failure_and_death_of_one_item() -> None:
-    streaks = Streaks()
+    failures = FailureTracker()
     weights = []
     for died in (False, False, True):
-        streaks.hurt("w", "u", 0, at=1.0, died=died)
-        weights.append(streaks.of("w").hurt["u", 0][1])
+        failures.note_failure("w", "u", 0, at=1.0, died=died)
+        weights.append(failures.of("w").failed["u", 0][1])
 
     assert weights == [1, 1 + AGAIN_WEIGHT, 1 + AGAIN_WEIGHT + DEATH_WEIGHT]
-    assert weights[1] >= STREAK
+    assert weights[1] >= CONSECUTIVE_FAILURES
+
+
+EVERY_S = 1.0
 
 
 class Ward:
@@ -245,8 +248,7 @@ class Ward:
         self.clock = ManualClock()
         self.me = self.toy.worker(name, host="a", started=started)
         self.other = self.worker("other", "b")
-        self.control = PassControl()
-        self.left: list[str] = []
+        self.drain = Drain(self.clock)
         self.view = self.toy.view()
         self.liveness = Liveness(self.toy.paths, self.clock, host="a", boot="none", lease_s=1e6)
         self.watch = HostWatch(
@@ -254,8 +256,8 @@ class Ward:
             self.liveness,
             self.clock,
             self.me.presence.presence,
-            self.control,
-            lambda reason, _: self.left.append(reason),
+            self.drain,
+            EVERY_S,
         )
 
     def worker(self, name: str, host: str) -> ToyWorker:
@@ -268,7 +270,10 @@ class Ward:
             assert who.claim(unit, generation)
             who.attempt(item, kind, at=self.clock.wall(), **fields)
             who.release(self.clock.wall())
-            self.control.streak = 0 if kind == "done" else self.control.streak + (who is self.me)
+            if kind == "done":
+                self.watch.weight = 0
+            elif who is self.me:
+                self.watch.note_failure(1)
 
     def notices(self) -> list[tuple[str, bool, bool]]:
         reader = ControlReader(self.toy.paths)
@@ -281,40 +286,41 @@ def ward(fast_dir: Path) -> Ward:
     return Ward(fast_dir)
 
 
-def test_streak_of_8_holds_and_asks_others_once(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK))
+def test_8_failures_in_a_row_hold_a_worker_and_ask_others_once(ward: Ward) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
 
     assert ward.watch.check()
     assert ward.watch.check()
 
-    assert ward.control.hold
+    assert ward.watch.hold
     assert ward.notices() == [("a", True, False)]
-    assert not ward.left
+    assert not ward.drain.requested
 
 
-def test_streak_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK))
+def test_failures_that_others_finish_makes_the_worker_leave_and_say_so(ward: Ward) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     ward.watch.check()
-    ward.attempt(ward.other, range(STREAK), "done")
+    ward.attempt(ward.other, range(CONSECUTIVE_FAILURES), "done")
 
-    assert ward.watch.holds(0.0)
+    assert ward.watch.holds()
 
-    assert ward.left == ["host a is sick: 8 items in a row failed there, and others finished them"]
+    reason = "host a is sick: 8 items in a row failed there, and others finished them"
+    assert ward.drain.reason == reason
     assert ward.notices() == [("a", True, False), ("a", True, True)]
 
 
-def test_streak_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK))
+def test_failures_that_fails_elsewhere_too_lets_the_worker_go_on(ward: Ward) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     ward.watch.check()
     ward.attempt(ward.other, [0])
 
-    assert not ward.watch.holds(0.0)
+    assert not ward.watch.holds()
 
-    assert (ward.control.hold, ward.left) == (False, [])
+    assert (ward.watch.hold, ward.drain.requested) == (False, False)
 
 
-def test_streak_is_broken_by_a_result_of_the_worker(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK - 1))
+def test_failures_are_forgotten_after_a_result_of_the_worker(ward: Ward) -> None:
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES - 1))
     ward.clock.advance(1)
     ward.attempt(ward.me, [20], "done")
     ward.attempt(ward.me, [21])
@@ -326,22 +332,22 @@ def test_host_is_not_sick_while_another_of_its_workers_succeeds_but_the_worker_i
     ward: Ward,
 ) -> None:
     """One GPU of four that fell off the bus."""
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     ward.clock.advance(1)
     ward.attempt(ward.worker("mate", "a"), [30], "done")
-    ward.control.streak = STREAK
+    ward.watch.weight = CONSECUTIVE_FAILURES
     assert ward.watch.check()
-    ward.attempt(ward.other, range(STREAK), "done")
+    ward.attempt(ward.other, range(CONSECUTIVE_FAILURES), "done")
 
     ward.watch.check()
 
     assert ward.notices() == [("a", False, False), ("a", False, True)]
-    assert ward.left[0].startswith("worker me is sick: 8 items")
+    assert ward.drain.reason.startswith("worker me is sick: 8 items")
 
 
-def test_workers_of_one_host_share_their_streak(ward: Ward) -> None:
+def test_workers_of_one_host_share_their_failures(ward: Ward) -> None:
     ward.attempt(ward.me, range(3))
-    ward.attempt(ward.worker("mate", "a"), range(3, STREAK))
+    ward.attempt(ward.worker("mate", "a"), range(3, CONSECUTIVE_FAILURES))
 
     assert ward.watch.check()
 
@@ -351,21 +357,21 @@ def test_worker_that_starts_last_knows_what_failed_as_its_host_started_and_not_b
     fast_dir: Path, earlier_s: float, holds: bool
 ) -> None:
     ward = Ward(fast_dir, started=1_000.0 + earlier_s)
-    ward.attempt(ward.worker("mate", "a"), range(STREAK))
+    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES))
 
     assert ward.watch.check() is holds
 
 
 def test_hosts_that_fail_alike_do_not_wait_for_each_other(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK))
-    ward.attempt(ward.other, range(20, 20 + STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    ward.attempt(ward.other, range(20, 20 + CONSECUTIVE_FAILURES))
 
     assert not ward.watch.check()
 
 
 @pytest.mark.parametrize("state", [FINISHED, DRAINING])
 def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     ward.other.presence.update(state=state)
 
     assert not ward.watch.check()
@@ -373,35 +379,35 @@ def test_nobody_is_waited_for_who_leaves(ward: Ward, state: str) -> None:
 
 def test_single_host_is_never_suspect(ward: Ward, fast_dir: Path) -> None:
     ward.toy.paths.worker("other").unlink()
-    ward.attempt(ward.me, range(STREAK))
-    ward.attempt(ward.worker("mate", "a"), range(STREAK), "done")
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
+    ward.attempt(ward.worker("mate", "a"), range(CONSECUTIVE_FAILURES), "done")
 
     assert not ward.watch.check()
 
 
 def test_wait_ends_after_a_while_and_begins_again_after_8_more(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     assert ward.watch.check()
     ward.clock.advance(HOLD_S - 1)
     assert ward.watch.check()
     ward.clock.advance(2)
     assert not ward.watch.check()
 
-    ward.attempt(ward.me, range(STREAK, 2 * STREAK - 1))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES - 1))
     assert not ward.watch.check()
-    ward.attempt(ward.me, [2 * STREAK - 1])
+    ward.attempt(ward.me, [2 * CONSECUTIVE_FAILURES - 1])
     assert ward.watch.check()
 
 
 def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     ward.watch.check()
     ward.clock.advance(HOLD_S + 1)
     assert not ward.watch.check()
     ward.attempt(ward.me, [30], "done")
     ward.clock.advance(1)
 
-    ward.attempt(ward.me, range(STREAK, 2 * STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES, 2 * CONSECUTIVE_FAILURES))
 
     assert ward.watch.check()
 
@@ -410,7 +416,7 @@ def test_result_after_a_wait_lets_8_more_be_looked_into(ward: Ward) -> None:
 def test_deaths_elsewhere_speak_for_the_host_unless_they_are_explained(
     ward: Ward, explained: str, holds: bool
 ) -> None:
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     assert ward.other.claim(ward.toy.unit_name(0), 2)
     ward.other.death(0, host="b", explained=explained)
     ward.other.release()
@@ -421,7 +427,7 @@ def test_deaths_elsewhere_speak_for_the_host_unless_they_are_explained(
 def test_failures_elsewhere_that_a_retry_lifted_speak_for_nobody(ward: Ward) -> None:
     ward.attempt(ward.other, [0])
     assert ward.toy.reopen().retry() == 1
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
 
     assert ward.watch.check()
 
@@ -433,7 +439,7 @@ def crowd(ward: Ward, count: int) -> list[ToyWorker]:
 
 def test_among_many_a_look_at_what_failed_reads_a_bounded_part(ward: Ward) -> None:
     crowd(ward, 150)
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     ward.watch.check()
 
     with CountedCalls() as counted:
@@ -445,21 +451,22 @@ def test_among_many_a_look_at_what_failed_reads_a_bounded_part(ward: Ward) -> No
 
 def test_among_many_whoever_finished_what_failed_here_is_heard(ward: Ward) -> None:
     others = crowd(ward, 150)
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
     assert ward.watch.check()
-    for number, one in enumerate(others[: 10 * STREAK : 10]):
+    for number, one in enumerate(others[: 10 * CONSECUTIVE_FAILURES : 10]):
         ward.attempt(one, [number], "done")
 
     ward.watch.check()
 
-    assert ward.left == ["host a is sick: 8 items in a row failed there, and others finished them"]
+    reason = "host a is sick: 8 items in a row failed there, and others finished them"
+    assert ward.drain.reason == reason
 
 
 def test_among_many_the_workers_of_this_host_are_all_heard(fast_dir: Path) -> None:
     ward = Ward(fast_dir, name="a-1-000001")
     crowd(ward, 150)
     ward.attempt(ward.me, range(3))
-    ward.attempt(ward.worker("a-2-000002", "a"), range(3, STREAK))
+    ward.attempt(ward.worker("a-2-000002", "a"), range(3, CONSECUTIVE_FAILURES))
 
     assert ward.watch.check()
 
@@ -470,7 +477,7 @@ def test_among_many_those_who_are_gone_make_room_for_others(ward: Ward) -> None:
     for one in gone[:-1]:
         one.finish()
     ward.toy.paths.worker("other").unlink()
-    ward.attempt(ward.me, range(STREAK))
+    ward.attempt(ward.me, range(CONSECUTIVE_FAILURES))
 
     held = [ward.watch.check() for _ in range(20)]
 
@@ -480,20 +487,20 @@ def test_among_many_those_who_are_gone_make_room_for_others(ward: Ward) -> None:
 def test_nothing_is_read_while_nothing_fails(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ward.view, "poll", lambda: pytest.fail("read the journals"))
 
-    assert not ward.watch.glance(1.0)
-    ward.control.streak = 1
-    assert not ward.watch.glance(1.0)
+    assert not ward.watch.check_if_due()
+    ward.watch.weight = 1
+    assert not ward.watch.check_if_due()
 
 
 def test_journals_are_read_no_more_often_than_said(
     ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ward.control.streak = 2
+    ward.watch.weight = 2
     polls: list[int] = []
     monkeypatch.setattr(ward.view, "poll", lambda: polls.append(1))
 
     for _ in range(20):
-        ward.watch.glance(1.0)
+        ward.watch.check_if_due()
         ward.clock.advance(0.1)
 
     assert len(polls) == 2
@@ -514,14 +521,14 @@ def test_another_hosts_question_is_heard_once_and_its_verdict_asks_nothing(ward:
 
 def test_host_that_was_sick_within_a_day_is_told_by_2_items(ward: Ward) -> None:
     ward.watch.take([notice(host="a", sure=True, at=ward.clock.wall() - 3600)])
-    assert ward.control.streak_limit == ENOUGH_AGAIN
+    assert ward.watch.check_at == ENOUGH_AGAIN
     ward.attempt(ward.me, range(ENOUGH_AGAIN))
     assert ward.watch.check()
     ward.attempt(ward.other, range(ENOUGH_AGAIN), "done")
 
     ward.watch.check()
 
-    assert ward.left
+    assert ward.drain.requested
 
 
 @pytest.mark.parametrize(
@@ -531,7 +538,7 @@ def test_old_and_other_notices_change_no_limit(ward: Ward, changes: dict[str, An
     told = {"host": "a", "sure": True, "at": ward.clock.wall(), **changes}
     ward.watch.take([notice(**told)])
 
-    assert ward.control.streak_limit == STREAK
+    assert ward.watch.check_at == CONSECUTIVE_FAILURES
 
 
 def test_notice_of_a_sick_host_is_read_as_it_was_given_and_asks_nobody_to_leave(

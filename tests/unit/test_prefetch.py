@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.worker.prefetch import Prefetch
+from hpc_toolkit.worker.loading import Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

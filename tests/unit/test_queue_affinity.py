@@ -210,7 +210,7 @@ def test_a_unit_of_ones_own_share_that_somebody_claimed_is_left_out() -> None:
 
 
 def test_groups_that_come_and_go_for_ever_do_not_fill_the_memory() -> None:
-    assert affinity.kin.cache_info().maxsize is not None
+    assert affinity.siblings_key.cache_info().maxsize is not None
 
 
 def all_own(count: int) -> tuple[list[Unit], Callable[[Unit], str | None]]:
@@ -232,7 +232,7 @@ def test_the_group_ahead_is_the_one_that_is_begun_next(weights: list[int], seed:
         if key_of(unit) != loaded:
             assert loaded is None or told == key_of(unit)
             loaded = key_of(unit)
-        told = fresh.ahead(loaded, by_key.__getitem__)
+        told = fresh.next_group(loaded, by_key.__getitem__)
         assert told != loaded
 
     assert told is None
@@ -248,7 +248,7 @@ def test_workers_of_one_job_begin_with_groups_of_their_own_and_have_others_ahead
         unit = fresh.choose(None, lambda _: 1.0)
         assert unit is not None
         begun.append(key_of(unit))
-        ahead.append(fresh.ahead(begun[-1], lambda _: 1.0))
+        ahead.append(fresh.next_group(begun[-1], lambda _: 1.0))
 
     assert len({*begun, *ahead}) == 8
 
@@ -259,22 +259,22 @@ def test_nothing_is_ahead_where_others_are_as_likely_to_begin_it() -> None:
     fresh = FreshUnits("w", (1, 2))
     fresh.add(units, key_of)
 
-    assert fresh.ahead('"g1"', seconds(g2=5.0)) is None
+    assert fresh.next_group('"g1"', seconds(g2=5.0)) is None
     fresh.prune(lambda unit: unit.group == 3)
-    assert fresh.ahead('"g1"', seconds()) is None
-    assert fresh.ahead('"g0"', seconds()) == '"g1"'
+    assert fresh.next_group('"g1"', seconds()) is None
+    assert fresh.next_group('"g0"', seconds()) == '"g1"'
 
 
 def test_a_group_ahead_that_another_worker_began_is_given_up_for_another() -> None:
     units, key_of = all_own(3)
     fresh = FreshUnits("w")
     fresh.add(units, key_of)
-    first = fresh.ahead('"g0"', seconds())
+    first = fresh.next_group('"g0"', seconds())
     assert first in ('"g1"', '"g2"')
 
     fresh.prune(lambda unit: key_of(unit) == first and unit.first % 2 == 0)
 
-    second = fresh.ahead('"g0"', seconds())
+    second = fresh.next_group('"g0"', seconds())
     assert {first, second} == {'"g1"', '"g2"'}
 
 
@@ -283,7 +283,7 @@ def test_a_group_ahead_is_kept_though_another_is_known_to_take_longer_since() ->
     units, key_of = all_own(9)
     fresh = FreshUnits("w")
     fresh.add(units, key_of)
-    ahead = fresh.ahead('"g0"', seconds())
+    ahead = fresh.next_group('"g0"', seconds())
     fresh.prune(lambda unit: unit.group == 0)
 
     longer = {f"g{group}": float(f'"g{group}"' != ahead) + 1.0 for group in range(9)}

@@ -443,7 +443,7 @@ def test_the_group_ahead_is_told_without_a_look_at_the_filesystem(fast_dir: Path
     assert first is not None
 
     with CountedCalls() as counted:
-        told = picker.ahead(first)
+        told = picker.next_group(first)
 
     assert counted.calls == []
     loaded = first.stage.group_of(first.unit)
@@ -460,4 +460,4 @@ def test_a_unit_without_a_group_has_none_ahead(fast_dir: Path) -> None:
     found = taker.fresh()
     assert found is not None
 
-    assert taker.picker.ahead(found) is None
+    assert taker.picker.next_group(found) is None

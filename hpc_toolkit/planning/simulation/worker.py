@@ -15,7 +15,7 @@ from hpc_toolkit.queue.state import is_killer
 from hpc_toolkit.queue.view import RunView
 from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.journal import JournalWriter, encode_line
-from hpc_toolkit.worker.passlines import PassLines
+from hpc_toolkit.worker.unitlines import UnitLines
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -178,7 +178,7 @@ class SimulatedWorker:
 
     def _work(self, assignment: Assignment) -> Iterator[float]:
         stage, unit = assignment.stage, assignment.unit
-        lines = PassLines(self._journal, self._clock, assignment)
+        lines = UnitLines(self._journal, self._clock, assignment)
         for item in self._order(assignment, lines):
             if self._stop:
                 break
@@ -192,7 +192,7 @@ class SimulatedWorker:
         self._loaded = (STAGE, stage.group_of(unit))
         self._view.poll_journal(self.name)
 
-    def _order(self, assignment: Assignment, lines: PassLines) -> list[int]:
+    def _order(self, assignment: Assignment, lines: UnitLines) -> list[int]:
         state, name = assignment.stage.state, assignment.unit.name
         order = state.running_order(name)
         if assignment.died is not None and order:
@@ -209,7 +209,7 @@ class SimulatedWorker:
             order.remove(item)
         return order
 
-    def _attempt(self, item: int, assignment: Assignment, lines: PassLines) -> Steps:
+    def _attempt(self, item: int, assignment: Assignment, lines: UnitLines) -> Steps:
         """Run an item; return whether it was done or else cut short."""
         number, place = self._site.places[item]
         group: Group = self._site.scenario.groups[number]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.worker.safety import FIRST_ITEMS, parse_max_failures, pause_reason
+from hpc_toolkit.worker.pausing import FIRST_ITEMS, parse_max_failures, pause_reason
 from tests.toyrun import ToyRun
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""Unit runs: send a unit's items to the executor and journal what happens (R4, R5, R15).
-
-The code calls a unit run a pass.
-"""
+"""Unit runs: send a unit's items to the executor and journal what happens (R4, R5, R15)."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ from hpc_toolkit.rundir.journal import seal_line
 from hpc_toolkit.system.processes import readable
 from hpc_toolkit.worker import attempts as wire
 from hpc_toolkit.worker.executor import Executor
-from hpc_toolkit.worker.passlines import PassLines, Tally
+from hpc_toolkit.worker.unitlines import Counts, Tally, UnitLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from hpc_toolkit.queue.assignment import Assignment
     from hpc_toolkit.queue.view import RunView
     from hpc_toolkit.rundir.journal import JournalWriter
-    from hpc_toolkit.rundir.layout import StageSpec
     from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.worker.hosthealth import FailureCount
+    from hpc_toolkit.worker.membership import Drain
 
 _SYNC_S = 0.5
 _LOOK_S = 1.0
@@ -43,42 +40,24 @@ class Outcome(Enum):
 
     COMPLETE = auto()
     STOPPED = auto()
-    """The worker was told to stop, or time is up; the rest of the unit was given back."""
+    """The worker was told to stop, or time is up; the rest of the unit was released."""
     OVERTAKEN = auto()
     """Another worker took the next generation; nothing more was written."""
     HELD = auto()
-    """This host may be the cause of the failures; the rest of the unit was given back."""
+    """This host may be the cause of the failures; the rest of the unit was released."""
     DIED = auto()
-    """The executor died; the rest of the unit was given back."""
-
-
-@dataclass(slots=True)
-class PassControl:
-    """The worker's orders to a running unit run; its ``tick`` changes them."""
-
-    stop: bool = False
-    """Start no further item."""
-    abort: bool = False
-    """End the running item without counting an attempt."""
-    hold: bool = False
-    """Start no further item until other hosts have tried the items that failed here."""
-    streak: int = 0
-    """Weight of the failures since the last result (:mod:`hpc_toolkit.queue.state`)."""
-    streak_limit: int = wire.STREAK
-    """Weight at which ``on_streak`` is called."""
-    deadline: float | None = None
-    """Monotonic time after which no item should run."""
+    """The executor died; the rest of the unit was released."""
 
 
 @dataclass(slots=True)
 class _Stream:
     """The executor's messages for one request."""
 
-    lines: PassLines
+    lines: UnitLines
     """Where results are written."""
     rest: bytes = b""
     weight: int = 1
-    """What one failure adds to the streak."""
+    """What one failure adds to the failures in a row."""
     index: int = 0
     """Items reported so far, done or failed."""
     since: float = 0.0
@@ -90,29 +69,41 @@ class _Stream:
     """Journal lines that were received and not yet written."""
 
 
-class PassRunner:
-    """Executes unit runs with one executor, which it keeps warm and replaces when it dies."""
+class UnitRunner:
+    """Executes unit runs with one executor, which it keeps warm and replaces when it dies.
+
+    Args:
+        worker, host: names of this worker and its host.
+        view, journal, clock: of this worker.
+        drain: shows whether items may start, and whether the running item must end.
+        failures: counts failures in a row, and shows whether they make this worker hold.
+        next_group: the group to prefetch while a unit runs, for workloads that can prefetch.
+        wake_fd: readable when a signal has come.
+        tick: does the worker's periodic work; called at least once a second.
+    """
 
     def __init__(
         self,
         *,
         worker: str,
         host: str,
-        stages: dict[str, StageSpec],
         view: RunView,
         journal: JournalWriter,
-        log_path: Path,
         clock: Clock,
+        drain: Drain,
+        failures: FailureCount,
+        next_group: Callable[[Assignment], str | None],
         wake_fd: int,
         tick: Callable[[], None],
     ) -> None:
         self._worker = worker
         self._host = host
-        self._stages = stages
         self._view = view
         self._journal = journal
-        self._log_path = log_path
         self._clock = clock
+        self._drain = drain
+        self._failures = failures
+        self._next_group = next_group
         self._wake_fd = wake_fd
         self._tick = tick
         self._executor: Executor | None = None
@@ -120,33 +111,36 @@ class PassRunner:
         self._synced_at = clock.monotonic()
         self._looked_at = clock.monotonic()
         self._overtaken = False
-        self.control = PassControl()
-        self.on_streak: Callable[[], object] = lambda: None
-        """Called when many items failed in a row, and before an item's last attempt."""
-        self.ahead: Callable[[Assignment], str | None] = lambda _assignment: None
-        """Returns the group to prefetch while a unit runs, for workloads that can prefetch."""
-        self.tally = Tally()
-        """Counts of the current unit run, or of the last one."""
+        self._tally = Tally()
+        self._counted = Counts(0, 0, 0)
         self.loaded: tuple[str, str | None] = ("", None)
         """Stage and group of the context that the executor holds."""
         self._prefetches: dict[str, bool] = {}
         """Stage -> whether its workload has ``prefetch``, as an executor reported."""
-        self._told: set[tuple[str, str]] = set()
+        self._hinted: set[tuple[str, str]] = set()
         """(Stage, group) pairs that the executor was told to prefetch."""
         self._killing: set[tuple[str, str]] = set()
         """(Stage, group) pairs whose prefetch may have killed an executor."""
         self._lost_in = ("", "")
         """Stage and unit in which an executor last died; the next one must not prefetch there."""
 
+    @property
+    def counts(self) -> Counts:
+        """Counts of all unit runs, the current one included."""
+        before, tally = self._counted, self._tally
+        return Counts(
+            before.done + tally.done, before.failed + tally.failed, before.deaths + tally.deaths
+        )
+
     def run(self, assignment: Assignment) -> Outcome:
         """Attempt each pending item of the unit once.
 
         Raises:
             OSError: the journal could not be written or synced; the worker must end.
-            WorkloadError: the code cannot be loaded; the unit was given back.
+            WorkloadError: the code cannot be loaded; the unit was released.
         """
-        lines = PassLines(self._journal, self._clock, assignment)
-        self.tally = lines.tally
+        lines = UnitLines(self._journal, self._clock, assignment)
+        self._counted, self._tally = self.counts, lines.tally
         self._overtaken = False
         self._looked_at = self._clock.monotonic()
         state, unit = assignment.stage.state, assignment.unit.name
@@ -161,7 +155,7 @@ class PassRunner:
             order.remove(item)
         histories = state.units[unit].histories
         if histories and any(self._is_last_try(assignment, item) for item in order):
-            self.on_streak()
+            self._failures.check()
         try:
             outcome = self._execute(assignment, order, lines)
         except WorkloadError:
@@ -185,18 +179,19 @@ class PassRunner:
         self._journal.sync()
         self._synced_at = self._clock.monotonic()
 
-    def _execute(self, assignment: Assignment, left: list[int], lines: PassLines) -> Outcome:
+    def _execute(self, assignment: Assignment, left: list[int], lines: UnitLines) -> Outcome:
         unit = assignment.unit
         segment = assignment.stage.log.segments[unit.entry]
         items = self._units.lines(segment, unit) if left else []
         while left:
-            if self.control.stop or self.control.hold:
-                return Outcome.STOPPED if self.control.stop else Outcome.HELD
+            if self._drain.requested or self._failures.hold:
+                return self._stopped
             weight = self._weight(assignment, left)
             stream = _Stream(lines, since=self._clock.monotonic(), weight=weight)
             if self._executor is None:
-                self._executor = Executor(self._stages, self._log_path)
-                self._told = set()
+                stages = {name: stage.spec for name, stage in self._view.stages.items()}
+                self._executor = Executor(stages, self._view.paths.worker_log(self._worker))
+                self._hinted = set()
             request = self._request(assignment, left, weight) | self._hint(assignment)
             with suppress(BrokenPipeError):  # it died between two requests; _follow reports it
                 self._executor.start(request, [items[i - unit.first] for i in left])
@@ -208,9 +203,9 @@ class PassRunner:
         return Outcome.COMPLETE
 
     def _weight(self, assignment: Assignment, left: list[int]) -> int:
-        """What a failure adds to the streak: more if an item of ``left`` failed in it before."""
-        hurt = assignment.stage.state.streaks.of(self._worker).hurt
-        again = hurt and any((assignment.unit.name, item) in hurt for item in left)
+        """What a failure adds to those in a row: more if one of them was of an item in ``left``."""
+        failed = assignment.stage.state.consecutive_failures.of(self._worker).failed
+        again = failed and any((assignment.unit.name, item) in failed for item in left)
         return AGAIN_WEIGHT if again else 1
 
     def _after(
@@ -225,18 +220,19 @@ class PassRunner:
         outcome = None
         if how == "timeout" and left:
             stream.lines.timed_out(left.pop(0), assignment.stage.spec.timeout_s or 0.0)
-            self.control.streak += stream.weight
+            self._failures.note_failure(stream.weight)
         elif how == "aborted" or stream.end is not None:
             if stream.end not in ("", wire.FAILING):
-                return Outcome.HELD if self._only_held else Outcome.STOPPED
+                return self._stopped
         elif left and how != "again":
             stream.lines.executor_died(left, how, worker=self._worker, host=self._host)
-            self._killing |= self._told
+            self._killing |= self._hinted
             self._lost_in = assignment.stage.paths.name, assignment.unit.name
-            self.control.streak += DEATH_WEIGHT
+            self._failures.note_failure(DEATH_WEIGHT)
             outcome = Outcome.DIED
-        self._look_at_streak()
-        return Outcome.HELD if outcome and self._only_held else outcome
+        self._failures.check_if_many()
+        held = outcome is not None and self._stopped is Outcome.HELD
+        return Outcome.HELD if held else outcome
 
     @staticmethod
     def _is_last_try(assignment: Assignment, item: int) -> bool:
@@ -249,17 +245,10 @@ class PassRunner:
         return 0 < spent == state.max_attempts - 1
 
     @property
-    def _only_held(self) -> bool:
-        return self.control.hold and not (self.control.stop or self.control.abort)
-
-    def _look_at_streak(self) -> None:
-        """Call ``on_streak`` at the streak's limit; without a hold the next limit is double."""
-        streak = self.control.streak
-        if streak >= self.control.streak_limit:
-            self.on_streak()
-            self.control.streak_limit = streak + (
-                1 if self.control.hold else max(streak, wire.STREAK)
-            )
+    def _stopped(self) -> Outcome:
+        """The outcome of a unit run that ends early: a hold, unless the worker exits."""
+        hold = self._failures.hold and not self._drain.requested
+        return Outcome.HELD if hold else Outcome.STOPPED
 
     def _hint(self, assignment: Assignment) -> dict[str, Any]:
         """The request's field about prefetching: a group, once per group and executor, or nothing.
@@ -270,11 +259,11 @@ class PassRunner:
         stage = assignment.stage.paths.name
         if self._lost_in == (stage, assignment.unit.name):
             return {"prefetch": False}
-        group = self.ahead(assignment) if self._prefetches.get(stage, True) else None
-        if group is None or (stage, group) in self._told | self._killing:
+        group = self._next_group(assignment) if self._prefetches.get(stage, True) else None
+        if group is None or (stage, group) in self._hinted | self._killing:
             return {}
-        self._told.add((stage, group))
-        return {"ahead": group}
+        self._hinted.add((stage, group))
+        return {"next_group": group}
 
     def _request(self, assignment: Assignment, left: list[int], weight: int) -> dict[str, Any]:
         stage = assignment.stage
@@ -284,8 +273,8 @@ class PassRunner:
             "unit": assignment.unit.name,
             "generation": assignment.generation,
             "positions": left,
-            "deadline": self.control.deadline,
-            "streak": max(1, (self.control.streak_limit - self.control.streak) // weight),
+            "deadline": self._drain.deadline,
+            "failures_left": self._failures.left(weight),
             "expected_s": stage.durations.seconds_of(group) if stage.durations.known else 0.0,
         }
 
@@ -302,7 +291,7 @@ class PassRunner:
             self._tick()
             self._steer(executor, assignment)
             now = self._clock.monotonic()
-            if self.control.abort:
+            if self._drain.interrupts:
                 return self._end(executor, stream, "aborted")
             if limit is not None and not stream.loading and now - stream.since > limit:
                 return self._end(executor, stream, "timeout")
@@ -325,10 +314,10 @@ class PassRunner:
         """Seconds until the worker must act even if the executor sends nothing."""
         now = self._clock.monotonic()
         longest = _SYNC_S if self._journal.dirty else _LOOK_S
-        if self.control.stop:
+        if self._drain.requested:
             longest = _STOPPING_S
-        if self.control.deadline is not None:
-            longest = min(longest, self.control.deadline - now)
+        if self._drain.deadline is not None:
+            longest = min(longest, self._drain.deadline - now)
         if limit is not None and not stream.loading:
             longest = min(longest, stream.since + limit - now)
         return max(0.0, longest) + 0.001
@@ -341,7 +330,7 @@ class PassRunner:
             self._looked_at = now
             claims = assignment.stage.claims
             self._overtaken |= claims.overtaken(assignment.unit.name, assignment.generation)
-        if self.control.stop or self.control.hold or self._overtaken:
+        if self._drain.requested or self._failures.hold or self._overtaken:
             executor.stop()
 
     def _end(self, executor: Executor, stream: _Stream, why: str) -> str:
@@ -379,12 +368,13 @@ class PassRunner:
         if kind == wire.DONE:
             stream.index += 1
             stream.lines.tally.done += 1
-            self.control.streak, self.control.streak_limit = 0, wire.STREAK
+            self._failures.note_done()
             stream.ready.append(seal_line(body))
         elif kind in (wire.FAILED, wire.PERMANENT):
             stream.index += 1
             stream.lines.tally.failed += 1
-            self.control.streak += stream.weight if kind == wire.FAILED else 0
+            if kind == wire.FAILED:
+                self._failures.note_failure(stream.weight)
             stream.ready.append(seal_line(body))
         elif kind == wire.LOADING:
             stream.loading = True

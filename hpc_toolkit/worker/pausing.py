@@ -10,9 +10,49 @@ from hpc_toolkit.queue.state import ItemState
 
 if TYPE_CHECKING:
     from hpc_toolkit.queue.view import StageView
+    from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.worker.hosthealth import HostWatch
+    from hpc_toolkit.worker.membership import Drain
+    from hpc_toolkit.worker.unitlines import Counts
 
 FIRST_ITEMS = 20
 """A run is paused if this many distinct items fail before any is done."""
+
+
+class PauseRule:
+    """Pauses the run if too many items fail: this worker then exits with an error."""
+
+    def __init__(self, host_watch: HostWatch, drain: Drain, clock: Clock, every_s: float) -> None:
+        """``every_s``: minimum seconds between two looks at all failures during a unit run."""
+        self._host_watch = host_watch
+        self._drain = drain
+        self._clock = clock
+        self._every_s = every_s
+        self._judge_at = -math.inf
+        self._judged = 0
+        self.reason = ""
+        """Why the run is paused; "" if it is not."""
+
+    def judge_if_due(self, stage: StageView | None, counts: Counts) -> None:
+        """Judge the failures of a unit run, which may take too long to wait for its end."""
+        new = counts.failed - self._judged
+        if new and (new >= FIRST_ITEMS or self._clock.monotonic() >= self._judge_at):
+            self.judge(stage, counts)
+
+    def judge(self, stage: StageView | None, counts: Counts) -> None:
+        """Stop the unit run, and then the worker, if failures are a reason to pause the run."""
+        self._judged = counts.failed
+        if self._host_watch.check_if_due():
+            return
+        self._judge_at = self._clock.monotonic() + self._every_s
+        if stage is None or (stage.spec.max_failures is None and counts.done):
+            return
+        self._host_watch.read()
+        reason = pause_reason(stage)
+        # Failures on this host alone are not a reason while other hosts may finish the items.
+        if reason and (stage.spec.max_failures is not None or not self._host_watch.check()):
+            self.reason = f"paused: {reason}"
+            self._drain.request(self.reason, math.inf)
 
 
 def parse_max_failures(text: str) -> tuple[float, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,19 @@ from hpc_toolkit.queue.assignment import Assignment
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
 from hpc_toolkit.rundir.journal import JournalReader, Line, Pass, read_lines
-from hpc_toolkit.worker import passes
-from hpc_toolkit.worker.attempts import BROKEN, END, LOADED, LOADING, PREFETCHES, STREAK, Report
-from hpc_toolkit.worker.passes import Outcome, PassRunner
+from hpc_toolkit.worker import unitruns
+from hpc_toolkit.worker.attempts import (
+    BROKEN,
+    CONSECUTIVE_FAILURES,
+    END,
+    LOADED,
+    LOADING,
+    PREFETCHES,
+    Report,
+)
+from hpc_toolkit.worker.hosthealth import FailureCount
+from hpc_toolkit.worker.membership import Drain
+from hpc_toolkit.worker.unitruns import Outcome, UnitRunner
 from tests.countedcalls import CountedCalls
 from tests.manualclock import ManualClock
 from tests.toyrun import ToyRun, ToyWorker
@@ -81,6 +92,20 @@ class FakeExecutor:
             os.close(fd)
 
 
+class Failures(FailureCount):
+    """Notes the checks, and holds at each of them if the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked: list[int] = []
+        self.holds = False
+
+    def check(self) -> bool:
+        self.looked.append(self.weight)
+        self.hold = self.holds
+        return self.hold
+
+
 class Stage:
     """A pass runner on a toy run, and the script of its executors."""
 
@@ -91,19 +116,23 @@ class Stage:
         self.lines: list[list[bytes]] = []
         self.stops = self.ends = 0
         self.clock = ManualClock()
+        self.drain = Drain(self.clock)
+        self.failures = Failures()
+        self.next_group: Callable[[], str | None] = lambda: None
         self.view = toy.view()
         self.worker: ToyWorker = toy.worker("me")
         self.wake, self._wake_write = os.pipe()
         self._executor: FakeExecutor | None = None
-        monkeypatch.setattr(passes, "Executor", self._make)
-        self.runner = PassRunner(
+        monkeypatch.setattr(unitruns, "Executor", self._make)
+        self.runner = UnitRunner(
             worker="me",
             host="here",
-            stages={"items": toy.run.manifest.stages[0]},
             view=self.view,
             journal=self.worker.journal,
-            log_path=toy.paths.worker_log("me"),
             clock=self.clock,
+            drain=self.drain,
+            failures=self.failures,
+            next_group=lambda _: self.next_group(),
             wake_fd=self.wake,
             tick=self._tick,
         )
@@ -391,7 +420,7 @@ def test_the_taker_suspects_the_item_that_its_owner_ran(stage: Stage) -> None:
 
 def test_a_stop_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
     def ask() -> None:
-        stage.runner.control.stop = True
+        stage.drain.request("asked", math.inf)
 
     outcome = stage.run("done", ask, "done", "end stopped")
 
@@ -401,7 +430,7 @@ def test_a_stop_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
 
 
 def test_a_stop_before_the_pass_gives_the_unit_back_untouched(stage: Stage) -> None:
-    stage.runner.control.stop = True
+    stage.drain.request("asked", math.inf)
 
     assert stage.run() is Outcome.STOPPED
     assert stage.journal() == [("release", 1, None)]
@@ -410,7 +439,7 @@ def test_a_stop_before_the_pass_gives_the_unit_back_untouched(stage: Stage) -> N
 
 def test_i3_an_interruption_costs_the_running_item_no_attempt(stage: Stage) -> None:
     def abort() -> None:
-        stage.runner.control.abort = True
+        stage.drain.request("asked", 0.0)
 
     outcome = stage.run("done", abort)
 
@@ -459,44 +488,32 @@ def test_code_that_cannot_be_loaded_gives_the_unit_back_and_says_why(stage: Stag
     assert stage.journal() == [("release", 1, None)]
 
 
-def hold_at_once(stage: Stage) -> list[int]:
-    """Hold whenever a streak is looked at; the streaks that were."""
-    looked: list[int] = []
-
-    def look() -> None:
-        looked.append(stage.runner.control.streak)
-        stage.runner.control.hold = True
-
-    stage.runner.on_streak = look
-    return looked
-
-
-def test_a_streak_is_looked_at_and_the_rest_is_run_where_nothing_is_wrong(stage: Stage) -> None:
-    looked: list[int] = []
-    stage.runner.on_streak = lambda: looked.append(stage.runner.control.streak)
-    stage.runner.control.streak_limit = 2
+def test_failures_in_a_row_are_looked_at_and_the_rest_runs_if_nothing_is_wrong(
+    stage: Stage,
+) -> None:
+    stage.failures.check_at = 2
 
     outcome = stage.run("failed", "failed", "end failing", "failed", "done", "end")
 
     assert outcome is Outcome.COMPLETE
-    assert [request["streak"] for request in stage.requests] == [2, STREAK]
-    assert looked == [2]
-    assert (stage.runner.control.streak, stage.runner.control.streak_limit) == (0, STREAK)
+    assert [request["failures_left"] for request in stage.requests] == [2, CONSECUTIVE_FAILURES]
+    assert stage.failures.looked == [2]
+    assert (stage.failures.weight, stage.failures.check_at) == (0, CONSECUTIVE_FAILURES)
 
 
 def test_a_hold_gives_the_rest_of_the_unit_back(stage: Stage) -> None:
-    looked = hold_at_once(stage)
-    stage.runner.control.streak_limit = 2
+    stage.failures.holds = True
+    stage.failures.check_at = 2
 
     outcome = stage.run("failed", "failed", "end failing")
 
-    assert (outcome, looked) == (Outcome.HELD, [2])
+    assert (outcome, stage.failures.looked) == (Outcome.HELD, [2])
     assert [kind for kind, _, _ in stage.journal()] == ["failed", "failed", "release"]
 
 
 def test_a_hold_in_the_middle_of_a_pass_ends_it_before_the_next_item(stage: Stage) -> None:
     def hold() -> None:
-        stage.runner.control.hold = True
+        stage.failures.hold = True
 
     outcome = stage.run("done", hold, "done", "end stopped")
 
@@ -505,20 +522,20 @@ def test_a_hold_in_the_middle_of_a_pass_ends_it_before_the_next_item(stage: Stag
     assert [kind for kind, _, _ in stage.journal()] == ["done", "done", "release"]
 
 
-def test_permanent_failures_are_no_streak(stage: Stage) -> None:
-    looked = hold_at_once(stage)
-    stage.runner.control.streak_limit = 1
+def test_permanent_failures_are_no_failures_in_a_row(stage: Stage) -> None:
+    stage.failures.holds = True
+    stage.failures.check_at = 1
 
     assert stage.run("permanent", "permanent", "permanent", "done", "end") is Outcome.COMPLETE
-    assert looked == []
+    assert stage.failures.looked == []
 
 
-def test_deaths_make_a_streak_before_their_item_is_a_killer(stage: Stage) -> None:
-    looked = hold_at_once(stage)
+def test_deaths_are_failures_in_a_row_before_their_item_is_a_killer(stage: Stage) -> None:
+    stage.failures.holds = True
     outcomes = [stage.run("die", generation=generation) for generation in range(1, 5)]
 
     assert outcomes == [Outcome.DIED] * 3 + [Outcome.HELD]
-    assert looked == [STREAK]
+    assert stage.failures.looked == [CONSECUTIVE_FAILURES]
 
 
 def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> None:
@@ -527,7 +544,7 @@ def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> N
         other.work("000001-0", generation, i1="failed")
     stage.view.poll_claims()
     stage.view.poll_journals()
-    hold_at_once(stage)
+    stage.failures.holds = True
 
     assert stage.run(generation=3) is Outcome.HELD
 
@@ -536,12 +553,12 @@ def test_an_items_last_attempt_is_looked_at_before_it_is_made(stage: Stage) -> N
 
 
 def hints(stage: Stage) -> list[str | None]:
-    return [request.get("ahead") for request in stage.requests]
+    return [request.get("next_group") for request in stage.requests]
 
 
 def test_an_executor_that_prefetches_is_told_the_group_ahead_once_per_change(stage: Stage) -> None:
     ahead = iter(['"b"', '"b"', '"c"'])
-    stage.runner.ahead = lambda _: next(ahead)
+    stage.next_group = lambda: next(ahead)
 
     stage.run("can prefetch", "failed", "failed", "failed", "failed", "end")
     for generation in (2, 3):
@@ -556,11 +573,11 @@ def test_an_executor_that_cannot_prefetch_is_told_nothing_more_and_nobody_is_ask
 ) -> None:
     asked: list[str] = []
 
-    def ahead(assignment: Assignment) -> str:
-        asked.append(assignment.name)
+    def ahead() -> str:
+        asked.append("")
         return f'"{len(asked)}"'
 
-    stage.runner.ahead = ahead
+    stage.next_group = ahead
 
     stage.run("cannot prefetch", "failed", "done", "done", "done", "end")
     stage.view.poll_journals()
@@ -575,7 +592,7 @@ def test_what_may_have_killed_an_executor_is_named_to_no_other(
 ) -> None:
     stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
     ahead = iter(['"b"', '"c"', '"b"', '"c"', '"d"'])
-    stage.runner.ahead = lambda _: next(ahead)
+    stage.next_group = lambda: next(ahead)
     stage.run("can prefetch", "failed", "failed", "failed", "failed", "end")
     stage.view.poll_journals()
     stage.run("failed", "die", generation=2)
@@ -595,7 +612,7 @@ def test_a_unit_in_which_an_executor_died_is_run_without_any_prefetch(
     """Of the groups within a unit the executor prefetches one after the other, untold."""
     stage = Stage(ToyRun(fast_dir / "r", 8), monkeypatch)
     ahead = iter(['"b"', '"c"', '"d"'])
-    stage.runner.ahead = lambda _: next(ahead)
+    stage.next_group = lambda: next(ahead)
     stage.run("can prefetch", "failed", "die")
 
     for generation in (2, 3):
@@ -613,7 +630,7 @@ def test_what_a_timeout_cut_short_is_named_anew(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = Stage(ToyRun(fast_dir / "r", timeout_s=10.0), monkeypatch)
-    stage.runner.ahead = lambda _: '"b"'
+    stage.next_group = lambda: '"b"'
 
     stage.run("can prefetch", "done", lambda: stage.clock.advance(11.0), "done", "done", "end")
 

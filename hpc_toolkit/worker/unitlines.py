@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from hpc_toolkit.rundir.journal import encode_line
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.state import Death
     from hpc_toolkit.rundir.journal import JournalWriter
     from hpc_toolkit.system.clock import Clock
+
+
+class Counts(NamedTuple):
+    """What a worker has done since its start."""
+
+    done: int
+    """Items done."""
+    failed: int
+    """Attempts that failed."""
+    deaths: int
+    """Executors that died."""
 
 
 @dataclass(slots=True)
@@ -32,7 +43,7 @@ class Tally:
         return self.done + self.failed + self.permanent + self.deaths
 
 
-class PassLines:
+class UnitLines:
     """Writes the lines of one unit run into its worker's journal."""
 
     def __init__(self, journal: JournalWriter, clock: Clock, assignment: Assignment) -> None:
@@ -132,7 +143,7 @@ class PassLines:
         )
 
     def release(self) -> None:
-        """Give the unit back, after all lines of the unit run (rule R5)."""
+        """Release the unit, after all lines of the unit run (rule R5)."""
         self.tally.seconds = self._clock.monotonic() - self._began
         self._journal.append(
             encode_line(

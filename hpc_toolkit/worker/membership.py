@@ -1,0 +1,133 @@
+"""A worker's membership in a run: its own files, its heartbeat, and the request to exit."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from hpc_toolkit.queue.leases import WorkerLock, heartbeat_interval_s
+from hpc_toolkit.queue.presence import DRAINING, FINISHED, Presence, PresenceFile
+from hpc_toolkit.rundir import files
+from hpc_toolkit.rundir.journal import JournalWriter
+from hpc_toolkit.system.ranks import host_name
+
+if TYPE_CHECKING:
+    from hpc_toolkit.rundir.layout import RunPaths
+    from hpc_toolkit.system.clock import Clock
+    from hpc_toolkit.system.ranks import RankInfo
+    from hpc_toolkit.worker.unitlines import Counts
+
+_UPDATE_S = 1.0
+
+
+class Drain:
+    """Whether this worker must exit, and when its running item is interrupted.
+
+    A request to exit cannot be withdrawn; a later one may only shorten the grace period.
+    """
+
+    def __init__(self, clock: Clock, deadline: float | None = None) -> None:
+        """``deadline``: epoch seconds by which the worker must have exited; None: no limit."""
+        self._clock = clock
+        self._interrupt_at = math.inf
+        self.deadline = None if deadline is None else clock.monotonic() + deadline - clock.wall()
+        """Monotonic time after which no item should run."""
+        self.reason = ""
+        """Why the worker exits, by the first request."""
+        self.requested = False
+        """Whether no further item may start."""
+
+    def request(self, reason: str, grace_s: float) -> None:
+        """Exit after the running item, which is interrupted after ``grace_s`` seconds."""
+        self.requested = True
+        self.reason = self.reason or reason
+        self._interrupt_at = min(self._interrupt_at, self._clock.monotonic() + grace_s)
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the running item must end now, without an attempt being counted."""
+        return self._clock.monotonic() >= self._interrupt_at
+
+    def check_deadline(self) -> None:
+        """Request an exit if the deadline has passed."""
+        if self.deadline is not None and self._clock.monotonic() >= self.deadline:
+            self.request("the deadline has come", 0.0)
+
+
+class Registration:
+    """A new worker's name, and the files of the run that it alone writes."""
+
+    def __init__(self, paths: RunPaths, rank: RankInfo, clock: Clock, lease_s: float) -> None:
+        host = host_name()
+        self.name = f"{re.sub(r'[^A-Za-z0-9-]', '-', host)}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.lock = WorkerLock(paths.worker_lock(self.name))
+        self.workers = len(files.list_names(paths.workers)) // 2
+        """Workers of the run so far, this one included."""
+        self.local = files.is_local(paths.root)
+        """Whether the run is on a filesystem of this kernel alone."""
+        beat_s = min(heartbeat_interval_s(self.workers), lease_s / 4)
+        self.presence = PresenceFile(
+            paths.worker(self.name),
+            Presence.here(self.name, rank, interval_s=beat_s, at=clock.wall()),
+            local=self.local,
+        )
+        self.journal = JournalWriter(paths.journal(self.name))
+        # If an executor failed to create its log, it would die and its item become a suspect.
+        paths.worker_log(self.name).touch()
+        for directory in (paths.workers, paths.journals):
+            files.sync_directory(directory)
+
+
+class Heartbeat:
+    """Publishes a worker's progress: within a second here, and with each heartbeat elsewhere."""
+
+    def __init__(self, registration: Registration, drain: Drain, clock: Clock) -> None:
+        self._presence = registration.presence
+        self._journal = registration.journal
+        self._drain = drain
+        self._clock = clock
+        self._beat_at = self._update_at = clock.monotonic()
+
+    def beat_if_due(self, counts: Counts) -> None:
+        now, shown = self._clock.monotonic(), self._presence.presence
+        due = now - self._beat_at >= shown.interval_s
+        drains = self._drain.requested and shown.state != DRAINING
+        changed = (*counts, self._journal.synced) != (
+            *(shown.done, shown.failed, shown.deaths),
+            shown.journal,
+        )
+        if due or drains or (changed and now >= self._update_at):
+            self._beat(now, counts, sync=due)
+
+    def _beat(self, now: float, counts: Counts, *, sync: bool) -> None:
+        if sync:
+            self._beat_at = now  # unsynced updates may reach other hosts 30 s late
+        self._update_at = now + _UPDATE_S
+        self._presence.update(
+            sync=sync,
+            **counts._asdict(),
+            journal=self._journal.synced,
+            at=round(self._clock.wall(), 3),
+            note=self._drain.reason,
+            **({"state": DRAINING} if self._drain.requested else {}),
+        )
+
+    def finish(self, counts: Counts, reason: str) -> None:
+        """Sync the journal, and report that the worker has exited; do what the disk allows."""
+        with suppress(OSError):
+            self._journal.sync()
+            self._presence.update(
+                state=FINISHED,
+                note=reason,
+                done=counts.done,
+                failed=counts.failed,
+                journal=self._journal.synced,
+            )
+
+    def give_up(self, error: OSError) -> None:
+        """Report an error that forbids to write results; the lock or the lease shows the end."""
+        with suppress(OSError):
+            self._presence.update(state=DRAINING, note=f"gave up: {error}"[:200])

@@ -233,7 +233,7 @@ class Coordinator:
                 break
             self._refuse_rival()
         else:
-            message = f"another conduct ended the search of {self._run.root}"
+            message = f"another coordinator ended the search of {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
         self._search.take(decision)
         self._untold = True
@@ -260,7 +260,7 @@ class Coordinator:
         if len(self._decision_entries()) > self._search.decisions.entries:
             # A process that was frozen while it wrote the copy may have restored an older one.
             self._write_trials()
-            message = f"another conduct decides for {self._run.root}"
+            message = f"another coordinator decides for {self._run.root}"
             raise TryAgainLaterError(message, hint="one is enough; this one has ended")
 
     def _results_of(self, pulls: Sequence[Pull]) -> list[Observation] | None:

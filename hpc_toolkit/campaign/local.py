@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.campaign.decisions import read_decisions
 from hpc_toolkit.campaign.search import as_decided, try_search
-from hpc_toolkit.campaign.searchtable import BUDGETS, ROUNDS
 from hpc_toolkit.campaign.settings import TASKS, Campaign, changed_keys, read_settings
+from hpc_toolkit.campaign.tables import BUDGETS, ROUNDS
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.results.provenance import collect_provenance
 from hpc_toolkit.run import Run, check_stage, create_run
@@ -186,7 +186,7 @@ class LocalWorkers:
                     break
             self._watch()
         if self._failed:
-            message = f"conduct of {self._run.root} ended with exit code {self._failed}"
+            message = f"the coordinator of {self._run.root} ended with exit code {self._failed}"
             raise HpcToolkitError(message, hint="see the error above, fix it and run again")
 
     def _stop(self) -> None:

@@ -15,7 +15,7 @@ from hpc_toolkit.bandit.features import GEOMETRY_NAMES, geometry_features, with_
 from hpc_toolkit.bandit.registry import TASK_RULES, round_options
 from hpc_toolkit.bandit.stopping import ask_within
 from hpc_toolkit.campaign.decisions import Decision, Decisions, MetricColumns
-from hpc_toolkit.campaign.searchtable import BUDGETS, search_table
+from hpc_toolkit.campaign.tables import BUDGETS, search_table
 from hpc_toolkit.errors import ConfigError, RunError
 
 if TYPE_CHECKING:

@@ -12,8 +12,17 @@ import tomllib
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.campaign.searchtable import ROUNDS, WINDOW, Search, search_table
-from hpc_toolkit.campaign.worktable import Work, a_table, positive, require, work_table
+from hpc_toolkit.campaign.tables import (
+    ROUNDS,
+    WINDOW,
+    Search,
+    Work,
+    a_table,
+    positive,
+    require,
+    search_table,
+    work_table,
+)
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.rundir.files import read_fresh
 from hpc_toolkit.rundir.layout import StageSpec, WorkloadSpec

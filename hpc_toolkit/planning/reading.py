@@ -13,7 +13,7 @@ from hpc_toolkit.planning.work import Batch, Load, Seen, StageWork, Work, asked_
 from hpc_toolkit.queue.affinity import group_key
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.results.status import living_workers
-from hpc_toolkit.rundir.journal import JournalReader, Pass, read_pass
+from hpc_toolkit.rundir.journal import JournalReader, UnitRun, read_unit_run
 from hpc_toolkit.system.ranks import boot_id, host_name
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def read_work(
 def _records(view: RunView, worker: str) -> Iterator[dict[str, Any]]:
     path = view.paths.journal(worker)
     for found in JournalReader(path).poll():
-        if isinstance(found, Pass):
-            yield from read_pass(path, found)
+        if isinstance(found, UnitRun):
+            yield from read_unit_run(path, found)
             yield found.release
         else:
             yield found.record

@@ -1,7 +1,7 @@
 """The state of every item, computed from journal lines and a log prefix (rules R7, R8, R11).
 
-Nearly all units are finished by one worker in one clean pass and are kept as that pass. Only the
-others are kept item by item. This module itself reads and writes no files.
+Nearly all units are finished by one worker in one clean unit run and are kept as that. Only
+the others are kept item by item. This module itself reads and writes no files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpc_toolkit.rundir.journal import Line, Pass
+from hpc_toolkit.rundir.journal import Line, UnitRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -137,12 +137,12 @@ class UnitState:
     """What is known about the items of one unit."""
 
     unit: Unit
-    clean: tuple[str, Pass] | None = None
-    """The worker and the pass that did every item, if no other attempts of the unit are known."""
+    clean: tuple[str, UnitRun] | None = None
+    """The worker and the unit run that did every item, if no other attempts are known."""
     histories: dict[int, History] = field(default_factory=dict)
     """Histories by position, if the unit is kept item by item."""
     released: set[int] = field(default_factory=set)
-    """Generations that their owner gave back."""
+    """Generations that their owner released."""
     deaths: dict[int, Death] = field(default_factory=dict)
     """Deaths by generation; several lines about one generation count once."""
 
@@ -155,7 +155,7 @@ class StageState:
         *,
         max_attempts: int,
         floors: dict[tuple[int, int], int],
-        expand: Callable[[str, Pass], Iterable[Line]],
+        expand: Callable[[str, UnitRun], Iterable[Line]],
     ) -> None:
         self.max_attempts = max_attempts
         self._floors = floors
@@ -165,7 +165,7 @@ class StageState:
         """Failures of each worker since its last result."""
         self._open: set[str] = set()
         self._unjudged: set[str] = set()
-        self._orphans: dict[str, list[tuple[str, Line | Pass]]] = {}
+        self._orphans: dict[str, list[tuple[str, Line | UnitRun]]] = {}
         self._published: dict[int, set[int]] = {}
         self._retried: Callable[[int, int], bool] = lambda _entry, _item: False
 
@@ -204,8 +204,8 @@ class StageState:
         self._unjudged.clear()
         return self._open
 
-    def add(self, worker: str, found: Line | Pass) -> None:
-        """Add the next line or pass of a worker's journal."""
+    def add(self, worker: str, found: Line | UnitRun) -> None:
+        """Add the next line or unit run of a worker's journal."""
         record = found.record if isinstance(found, Line) else found.release
         name = record["unit"].rpartition("/")[2]
         state = self.units.get(name)
@@ -214,9 +214,9 @@ class StageState:
         elif isinstance(found, Line):
             self._add_line(state, worker, found)
         else:
-            self._add_pass(state, worker, found)
+            self._add_unit_run(state, worker, found)
 
-    def _add_pass(self, state: UnitState, worker: str, found: Pass) -> None:
+    def _add_unit_run(self, state: UnitState, worker: str, found: UnitRun) -> None:
         release = found.release
         state.released.add(release["generation"])
         if found.start == found.end:

@@ -15,7 +15,7 @@ from hpc_toolkit.queue.log import StageLog
 from hpc_toolkit.queue.probes import DIRECT, JOURNAL, Probes, ProbeTimeoutError
 from hpc_toolkit.queue.state import ItemState, StageState, UnitState
 from hpc_toolkit.rundir import files
-from hpc_toolkit.rundir.journal import JournalReader, Line, Pass, read_lines
+from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,8 +81,8 @@ class StageView:
             failed, lambda entry, item: self.log.retried_at.get((entry, item), 0) > number
         )
 
-    def add(self, worker: str, found: Line | Pass) -> None:
-        """Add the next line or pass of a worker's journal."""
+    def add(self, worker: str, found: Line | UnitRun) -> None:
+        """Add the next line or unit run of a worker's journal."""
         self.state.add(worker, found)
         record = found.record if isinstance(found, Line) else found.release
         if record["type"] == "release":
@@ -108,7 +108,7 @@ class StageView:
         return self.state.units[name].unit
 
     def is_released(self, name: str) -> bool:
-        """Whether the newest generation of a claimed unit was given back."""
+        """Whether the newest generation of a claimed unit was released."""
         return self.claims.generation(name) in self.state.units[name].released
 
     def owner(self, name: str, generation: int) -> str:
@@ -161,7 +161,7 @@ class RunView:
         }
         self.readers: dict[str, JournalReader] = {}
         self.pace: dict[str, deque[tuple[int, float]]] = {}
-        """Worker -> (items done, seconds) of the last passes or lines read."""
+        """Worker -> (items done, seconds) of the last unit runs or lines read."""
         self.unreadable: dict[str, OSError] = {}
         """Worker -> error from its journal, or from a file that its lines need; it is skipped."""
 
@@ -251,9 +251,11 @@ class RunView:
             if stage is None:
                 continue
             stage.add(worker, found)
-            if record["type"] == "done" or isinstance(found, Pass):
+            if record["type"] == "done" or isinstance(found, UnitRun):
                 pace = self.pace.setdefault(worker, deque(maxlen=_PACE))
-                pace.append((record["done"] if isinstance(found, Pass) else 1, record["seconds"]))
+                pace.append(
+                    (record["done"] if isinstance(found, UnitRun) else 1, record["seconds"])
+                )
 
     @property
     def complete(self) -> bool:

@@ -14,7 +14,7 @@ from hpc_toolkit.errors import HpcToolkitError, TryAgainLaterError
 from hpc_toolkit.queue.log import damaged
 from hpc_toolkit.queue.state import ItemState
 from hpc_toolkit.queue.view import not_shown
-from hpc_toolkit.rundir.journal import decode_line, read_pass
+from hpc_toolkit.rundir.journal import decode_line, read_unit_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpc_toolkit.queue.items import Segment
     from hpc_toolkit.queue.state import History, Ref, UnitState
     from hpc_toolkit.queue.view import RunView, StageView
-    from hpc_toolkit.rundir.journal import Pass
+    from hpc_toolkit.rundir.journal import UnitRun
     from hpc_toolkit.rundir.layout import RunPaths
 
 # Made once: ``json.dumps`` with options makes an encoder for each row.
@@ -236,8 +236,8 @@ class _LineReader:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
 
-    def whole(self, worker: str, found: Pass) -> list[dict[str, Any]]:
-        return read_pass(self._paths.journal(worker), found)
+    def whole(self, worker: str, found: UnitRun) -> list[dict[str, Any]]:
+        return read_unit_run(self._paths.journal(worker), found)
 
     def one(self, ref: Ref) -> dict[str, Any]:
         fd = os.open(self._paths.journal(ref.worker), os.O_RDONLY)

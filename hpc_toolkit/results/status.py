@@ -273,7 +273,7 @@ def _reason(
 def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
     if campaign:
         return (
-            "no item is left until conduct decides what is next; if none runs, start "
+            "no item is left until the coordinator decides what is next; if none runs, start "
             f"'hpctk campaign conduct {campaign}'"
         )
     opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)

@@ -259,7 +259,7 @@ class Run:
     def _refuse_campaign(self) -> None:
         # A seal cannot be undone: the coordinator could add no more items.
         if self.manifest.campaign is not None:
-            message = f"{self.root} is a campaign: conduct adds its items and seals its stages"
+            message = f"{self.root} is a campaign: its coordinator adds items and seals stages"
             hint = f"'hpctk submit campaign --run {self.root}' or 'hpctk campaign run' continues"
             raise RunError(message, hint=hint)
 

@@ -1,9 +1,9 @@
 """The journal of one worker: JSON lines with a checksum, appended by that worker alone.
 
 A line is strict JSON whose last key is ``crc``, the CRC-32 of the bytes before it. The lines of
-one pass over a unit are contiguous and end with a ``release`` line, which carries their counts and
-the CRC-32 of all their bytes. If that sum is right, a reader accepts the pass without parsing its
-lines; otherwise it parses line by line. Both ways count the same lines.
+one unit run are contiguous and end with a ``release`` line, which carries their counts and
+the CRC-32 of all their bytes. If that sum is right, a reader accepts the unit run without parsing
+its lines; otherwise it parses line by line. Both ways count the same lines.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """All lines that one worker wrote in one pass over a unit, verified by one checksum."""
+class UnitRun:
+    """All lines of one unit run, which one worker wrote, verified by one checksum."""
 
     release: dict[str, Any]
     start: int
@@ -143,8 +143,8 @@ class JournalReader:
         """
         return os.open(self.path, os.O_RDONLY)
 
-    def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | Pass]:
-        """Yield lines and passes added since the last call, in order; a torn last line has to wait.
+    def poll(self, open_file: Callable[[], int] | None = None) -> Iterator[Line | UnitRun]:
+        """Yield lines and unit runs added since the last call, in order; a torn last line waits.
 
         If the caller fails to handle one of them, the next call yields it again.
 
@@ -175,14 +175,14 @@ class JournalReader:
             if self._fd is None:
                 os.close(fd)
 
-    def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | Pass]:
+    def _split(self, data: bytes, stop: int, base: int) -> Iterator[Line | UnitRun]:
         position, view = 0, memoryview(data)  # a slice of bytes would be a copy
         for release, at, end in reversed(_releases(data, stop, base)):
             start = release["start"] - base
             whole = position <= start <= at
             if whole and crc32(view[start:at]) == int(release["sum"], 16):
                 yield from self._lines(data, position, start, base)
-                yield Pass(release, base + start, base + at)
+                yield UnitRun(release, base + start, base + at)
                 position = end
                 self._offset = base + position
         yield from self._lines(data, position, stop, base)
@@ -202,7 +202,7 @@ class JournalReader:
 def _last_release(data: bytes) -> int:
     """End of the last complete release line; 0 if there is none.
 
-    A chunk that ends there cuts no pass in two; such a pass would be read line by line.
+    A chunk that ends there cuts no unit run in two; it would otherwise be read line by line.
     """
     at = data.rfind(b"\n" + _RELEASE, 0, data.rfind(b"\n"))
     return data.index(b"\n", at + 1) + 1 if at >= 0 else 0
@@ -211,7 +211,7 @@ def _last_release(data: bytes) -> int:
 def _releases(data: bytes, stop: int, base: int) -> list[tuple[dict[str, Any], int, int]]:
     """Release lines, the last one first: (record, first byte, byte after the newline).
 
-    The search jumps from each release line to the start of its pass, so it scans little data.
+    The search jumps from each release line to the start of its unit run, so it scans little.
     """
     found = []
     while stop > 0:
@@ -235,8 +235,8 @@ def _read(path: Path, start: int, end: int) -> bytes:
         os.close(fd)
 
 
-def read_pass(path: Path, found: Pass) -> list[dict[str, Any]]:
-    """The records of a pass, parsed in one call if its checksum is still right."""
+def read_unit_run(path: Path, found: UnitRun) -> list[dict[str, Any]]:
+    """The records of a unit run, parsed in one call if its checksum is still right."""
     data = _read(path, found.start, found.end)
     if data and crc32(data) == int(found.release["sum"], 16):
         with suppress(ValueError):

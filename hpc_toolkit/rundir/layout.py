@@ -181,7 +181,7 @@ class StageSpec:
             ValueError: the name is not valid.
         """
         if not _STAGE_NAME.fullmatch(self.name):
-            message = f"{self.name!r} is no name of a stage: letters, digits, '_' and '-'"
+            message = f"{self.name!r} is not a valid stage name: use letters, digits, '_' and '-'"
             raise ValueError(message)
 
 
@@ -272,7 +272,7 @@ def read_manifest(root: Path) -> Manifest:
 
 def _expect(value: Any, *kinds: type | None) -> Any:
     if not any(value is None if kind is None else isinstance(value, kind) for kind in kinds):
-        message = f"{json.dumps(value)[:80]} is not what stands there"
+        message = f"{json.dumps(value)[:80]} is not a valid value there"
         raise TypeError(message)
     return value
 

@@ -41,7 +41,7 @@ class Shrinking:
             error: the exception that ended the items.
             context: the loaded context; None while it was being loaded.
             items: at least one item; all were taken and none has a result.
-            index: position of the first item in the pass; each position has its own tries.
+            index: position of the first item in the unit run; each position has its own tries.
         """
         if index != self._index:
             self._index, self._tries = index, 0

@@ -83,7 +83,7 @@ def load_workload(spec: WorkloadSpec) -> Workload:
             raise WorkloadError(message)
         on_oom = getattr(workload, "on_oom", None)
         if not (on_oom is None or callable(on_oom)):
-            message = f"{spec.function}.on_oom is no method on_oom(context, items)"
+            message = f"{spec.function}.on_oom is not a method on_oom(context, items)"
             raise WorkloadError(message, hint="it says whether items can be run again, smaller")
         return cast("Workload", workload)
     if spec.options:

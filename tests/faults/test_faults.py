@@ -18,7 +18,7 @@ import pytest
 
 from hpc_toolkit.queue.control import ControlReader
 from hpc_toolkit.run import Run
-from hpc_toolkit.rundir.journal import JournalReader, Pass, read_lines
+from hpc_toolkit.rundir.journal import JournalReader, UnitRun, read_lines
 from hpc_toolkit.rundir.layout import RunPaths
 from tests.faults import tally
 from tests.faults.cut import WAYS, Commands, Cut, Struck, copy_of
@@ -122,7 +122,7 @@ def first_item(line: dict[str, Any]) -> int:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for found in JournalReader(path).poll():
-        if isinstance(found, Pass):
+        if isinstance(found, UnitRun):
             yield from (line.record for line in read_lines(path, found.start, found.end))
         else:
             yield found.record

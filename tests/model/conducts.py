@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpc_toolkit.bandit import Observation, Pull
 from hpc_toolkit.campaign.decisions import SEARCH
 from hpc_toolkit.campaign.search import make_arms
-from hpc_toolkit.campaign.searchtable import ROUNDS, WINDOW, Search
 from hpc_toolkit.campaign.settings import METRICS, TASKS, Campaign, Model
-from hpc_toolkit.campaign.worktable import Work
+from hpc_toolkit.campaign.tables import ROUNDS, WINDOW, Search, Work
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import SEALED
 from hpc_toolkit.rundir.layout import Manifest

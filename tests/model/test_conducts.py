@@ -12,7 +12,7 @@ import pytest
 from hpc_toolkit.campaign.coordinator import Coordinator
 from hpc_toolkit.campaign.decisions import Decisions
 from hpc_toolkit.campaign.search import CampaignSearch
-from hpc_toolkit.campaign.searchtable import ROUNDS
+from hpc_toolkit.campaign.tables import ROUNDS
 from hpc_toolkit.rundir import files
 from tests.model.conducting import conducts_at_hand
 from tests.model.conducts import Checks, Conducts, World

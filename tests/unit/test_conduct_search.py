@@ -359,7 +359,7 @@ def test_a_conduct_that_is_late_for_the_seal_leaves_without_a_failure(
 
     monkeypatch.setattr(late, "_encode", frozen)
 
-    with pytest.raises(TryAgainLaterError, match="another conduct ended the search"):
+    with pytest.raises(TryAgainLaterError, match="another coordinator ended the search"):
         late.run()
 
 

@@ -15,11 +15,11 @@ from hpc_toolkit.rundir.journal import (
     JournalReader,
     JournalWriter,
     Line,
-    Pass,
+    UnitRun,
     decode_line,
     encode_line,
     read_lines,
-    read_pass,
+    read_unit_run,
 )
 from tests.countedcalls import CountedCalls
 from tests.toyrun import ToyRun
@@ -39,11 +39,11 @@ VALUES = st.recursive(
 )
 
 
-def records(found: Iterable[Line | Pass], path: Path) -> list[dict[str, Any]]:
+def records(found: Iterable[Line | UnitRun], path: Path) -> list[dict[str, Any]]:
     """Every record in order, those of passes expanded."""
     lines: list[dict[str, Any]] = []
     for one in found:
-        if isinstance(one, Pass):
+        if isinstance(one, UnitRun):
             lines += [line.record for line in read_lines(path, one.start, one.end)]
             lines.append(one.release)
         else:
@@ -254,7 +254,7 @@ def test_a_pass_is_read_as_one_though_the_chunk_ends_in_it(
 
     found = list(JournalReader(path).poll())
 
-    assert [type(one) for one in found] == [Pass] * 3
+    assert [type(one) for one in found] == [UnitRun] * 3
 
 
 def test_a_line_longer_than_the_chunk_is_read_and_the_next_as_well(
@@ -277,7 +277,7 @@ def test_a_whole_pass_is_known_by_its_sum_and_expands_to_its_lines(toy: ToyRun) 
 
     (found,) = JournalReader(path).poll()
 
-    assert isinstance(found, Pass)
+    assert isinstance(found, UnitRun)
     assert found.release["done"] == 4
     assert [line.record["item"] for line in read_lines(path, found.start, found.end)] == [
         0,
@@ -292,15 +292,15 @@ def test_a_pass_is_read_back_at_once_and_line_by_line_once_it_is_damaged(toy: To
     worker.work(toy.unit_name(0), i0="done", i1="done", i2="done", i3="done")
     path = toy.paths.journal("w")
     (found,) = JournalReader(path).poll()
-    assert isinstance(found, Pass)
+    assert isinstance(found, UnitRun)
     lines = [line.record for line in read_lines(path, found.start, found.end)]
 
     assert len(lines) == 4
-    assert read_pass(path, found) == lines
+    assert read_unit_run(path, found) == lines
     data = bytearray(path.read_bytes())
     data[found.start + 3] ^= 1
     path.write_bytes(data)
-    assert read_pass(path, found) == lines[1:]
+    assert read_unit_run(path, found) == lines[1:]
 
 
 def test_a_value_that_looks_like_a_release_is_no_release(toy: ToyRun) -> None:

@@ -64,7 +64,7 @@ def test_conduct_that_fails_after_the_workers_left_is_reported(root: Path, told:
         (root / "workers-left").touch()
         return EXIT_COMPLETE
 
-    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code 3"):
+    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
         crew(root, complete).work(1, WorkerOptions())
     # Nobody is left whom it could tell to leave but this process itself.
     assert told == []
@@ -79,7 +79,7 @@ def test_conduct_that_fails_among_the_workers_makes_them_leave(root: Path, told:
         tick()
         return EXIT_LEFT
 
-    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code 3"):
+    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code 3"):
         crew(root, drained).work(1, WorkerOptions())
     assert told == [signal.SIGTERM]
 
@@ -100,7 +100,7 @@ def test_conduct_that_is_killed_again_and_again_is_given_up_unless_it_lived_long
         return EXIT_LEFT
 
     long_lives = 1000
-    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code -9"):
+    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code -9"):
         crew(tmp_path, drained).work(1, WorkerOptions())
     assert len(starts.read_text()) == 6
 
@@ -108,6 +108,6 @@ def test_conduct_that_is_killed_again_and_again_is_given_up_unless_it_lived_long
     told.clear()
     long_lives = 10
     monkeypatch.setattr("hpc_toolkit.campaign.local._LONG_LIFE_S", -1.0)
-    with pytest.raises(HpcToolkitError, match=r"conduct of .* ended with exit code -9"):
+    with pytest.raises(HpcToolkitError, match=r"the coordinator of .* ended with exit code -9"):
         crew(tmp_path, drained).work(1, WorkerOptions())
     assert len(starts.read_text()) >= 14

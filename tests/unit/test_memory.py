@@ -162,7 +162,7 @@ class WithWrongOnOom:
 def test_on_oom_that_cannot_be_called_is_refused() -> None:
     spec = WorkloadSpec(function=f"{HERE}:WithWrongOnOom")
 
-    with pytest.raises(WorkloadError, match="on_oom is no method on_oom"):
+    with pytest.raises(WorkloadError, match="on_oom is not a method on_oom"):
         load_workload(spec)
 
 

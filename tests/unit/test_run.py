@@ -59,7 +59,7 @@ def test_a_campaign_is_sealed_and_filled_by_conduct_alone(
 ) -> None:
     run = empty_campaign(tmp_path / "toy")
 
-    with pytest.raises(RunError, match="toy is a campaign: conduct adds") as caught:
+    with pytest.raises(RunError, match="toy is a campaign: its coordinator adds") as caught:
         call(run)
 
     assert "hpctk submit campaign --run" in caught.value.hint

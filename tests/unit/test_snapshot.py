@@ -147,7 +147,7 @@ def test_a_restored_run_is_one_that_workers_could_have_left(tmp_path: Path) -> N
     assert {path.readlink().name for path in claims.iterdir()} == {journal.stem}
 
 
-def test_the_journal_of_a_restored_run_is_read_pass_by_pass(tmp_path: Path) -> None:
+def test_the_journal_of_a_restored_run_is_read_unit_run_by_pass(tmp_path: Path) -> None:
     toy = ToyRun(tmp_path / "run", 4, unit=2)
     toy.worker("one").work(toy.unit_name(0), i0="done", i1="done")
     toy.worker("two").work(toy.unit_name(2), i2="done", i3="done")
@@ -243,14 +243,14 @@ def test_every_cut_of_a_snapshot_is_refused(tmp_path: Path) -> None:
 
     for size in range(0, len(data) - 2, 97):
         path.write_bytes(data[:size])
-        with pytest.raises(RunError, match="is no snapshot"):
+        with pytest.raises(RunError, match="is not a snapshot"):
             read_snapshot(path)
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"kind": "other"}, "is no snapshot: ValueError: its kind is 'other'"),
+        ({"kind": "other"}, "is not a snapshot: ValueError: its kind is 'other'"),
         ({"format": 2}, "format 2; this hpctk reads up to 1"),
         ({"format": None}, "format None"),
         ({"rows": [{**ROW, "item": {"id": 77}}]}, "row 0: it is of no item"),

@@ -13,7 +13,7 @@ from hpc_toolkit.errors import PermanentError, WorkloadError
 from hpc_toolkit.queue.assignment import Assignment
 from hpc_toolkit.queue.claims import Claims
 from hpc_toolkit.queue.leases import Verdict
-from hpc_toolkit.rundir.journal import JournalReader, Line, Pass, read_lines
+from hpc_toolkit.rundir.journal import JournalReader, Line, UnitRun, read_lines
 from hpc_toolkit.worker import unitruns
 from hpc_toolkit.worker.attempts import (
     BROKEN,
@@ -171,7 +171,7 @@ class Stage:
         path = self.toy.paths.journal("me")
         lines: list[dict[str, Any]] = []
         for found in JournalReader(path).poll():
-            if isinstance(found, Pass):
+            if isinstance(found, UnitRun):
                 lines += [line.record for line in read_lines(path, found.start, found.end)]
                 lines.append(found.release)
             else:
@@ -196,7 +196,7 @@ def test_a_whole_pass_is_proven_by_its_release(stage: Stage) -> None:
 
     assert outcome is Outcome.COMPLETE
     (found,) = JournalReader(stage.toy.paths.journal("me")).poll()
-    assert isinstance(found, Pass)
+    assert isinstance(found, UnitRun)
     assert (found.release["done"], found.release["lines"]) == (4, 4)
     assert set(stage.toy.states().values()) == {"done"}
     assert stage.lines == [[b'{"id":0}', b'{"id":1}', b'{"id":2}', b'{"id":3}']]
@@ -352,7 +352,7 @@ def test_a_pass_behind_a_death_line_is_still_proven_by_its_sum(stage: Stage) -> 
     stage.run("done", "done", "done", "done", "end", generation=2, died=("dead", verdict))
 
     kinds = [type(found) for found in JournalReader(stage.toy.paths.journal("me")).poll()]
-    assert kinds == [Line, Pass]
+    assert kinds == [Line, UnitRun]
 
 
 def suspect(stage: Stage, item: int, deaths: int, **facts: Any) -> None:

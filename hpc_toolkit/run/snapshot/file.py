@@ -142,7 +142,7 @@ def read_snapshot(path: Path) -> Snapshot:
         message = f"{path}: {error.strerror}"
         raise RunError(message, hint="name a file of 'hpctk snapshot'") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        message = f"{path} is no snapshot: {type(error).__name__}: {error}"
+        message = f"{path} is not a snapshot: {type(error).__name__}: {error}"
         raise RunError(message, hint="'hpctk snapshot RUN -o FILE.json' makes one") from error
     if not isinstance(record.get("format"), int) or record["format"] > FORMAT:
         message = f"{path}: format {record.get('format')!r}; this hpctk reads up to {FORMAT}"

@@ -262,31 +262,42 @@ class Venv:
         return done.stdout
 
 
+_AT_ONCE = 16
+"""Jobs between two looks: Slurm forgets a job 5 minutes after its end."""
+
+
 def work_on(bench: Bench, names: Sequence[str]) -> None:
     """Make, render, submit and work off a run of each name, by option and by argument."""
     venv = Venv(bench)
-    jobs = {}
-    for at, name in enumerate(names):
-        root = bench.place / name
-        Run.create(root, [{"seconds": 0.0, "name": name}], workload=SLEEP)
-        # A relative path, an absolute one, or the script's argument.
-        option = [f"--run=./{name}", f"--run={root}", ""][at % 3]
-        words = ["--mem=200M", "--time=5", f"--job-name=run-{at}", "--max-restarts=0"]
-        script = venv.hpctk("render", "--cluster=lab", *words, *filter(None, [option])).strip()
-        own = {"PATH": f"{bench.bin}:{os.environ['PATH']}"}
-        # sbatch takes a ":" for the begin of another job.
-        argument = [] if option else ["./:" if name == ":" else name]
-        jobs[bench.lab.sbatch(script, *argument, cwd=bench.place, env=own)] = root
-        assert script == f"slurm/run-{at}.sbatch"
-    for job, root in jobs.items():
-        record = bench.lab.wait_for(job)
-        assert record.state == "COMPLETED", f"{root}:\n{bench.lab.output(record)}"
-        status = Run.open(root).status()
-        assert (status.complete, status.stages["items"].done) == (True, 1), root
+    for first in range(0, len(names), _AT_ONCE):
+        submitted = {
+            submit_run(bench, venv, at, names[at])
+            for at in range(first, min(first + _AT_ONCE, len(names)))
+        }
+        for job, root in submitted:
+            record = bench.lab.wait_for(job)
+            assert record.state == "COMPLETED", f"{root}:\n{bench.lab.output(record)}"
+            status = Run.open(root).status()
+            assert (status.complete, status.stages["items"].done) == (True, 1), root
     made = {path.name for path in bench.place.iterdir()}
     assert made == {*names, "slurm"}
     assert len(list((bench.place / "slurm/logs").iterdir())) == len(names)
     assert bench.canaries() == set()
+
+
+def submit_run(bench: Bench, venv: Venv, at: int, name: str) -> tuple[str, Path]:
+    """Make a run called ``name`` and submit a job for it; return the job and the run."""
+    root = bench.place / name
+    Run.create(root, [{"seconds": 0.0, "name": name}], workload=SLEEP)
+    # A relative path, an absolute one, or the script's argument.
+    option = [f"--run=./{name}", f"--run={root}", ""][at % 3]
+    words = ["--mem=200M", "--time=5", f"--job-name=run-{at}", "--max-restarts=0"]
+    script = venv.hpctk("render", "--cluster=lab", *words, *filter(None, [option])).strip()
+    assert script == f"slurm/run-{at}.sbatch"
+    own = {"PATH": f"{bench.bin}:{os.environ['PATH']}"}
+    # sbatch reads ":" as the beginning of another job.
+    argument = [] if option else ["./:" if name == ":" else name]
+    return bench.lab.sbatch(script, *argument, cwd=bench.place, env=own), root
 
 
 @pytest.mark.slow

@@ -125,11 +125,10 @@ def analyze(
 def _judged(
     sources: list[Path], asked: Asked, minimum: float | None
 ) -> tuple[list[Judged], list[str]]:
-    from hpc_toolkit.training.scaling.claims import check_claims
-    from hpc_toolkit.training.scaling.comparison import compare
+    from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.prices import priced
-    from hpc_toolkit.training.scaling.sources import read_source
-    from hpc_toolkit.training.scaling.verdict import FAIR, judge
+    from hpc_toolkit.training.scaling.records import read_source
+    from hpc_toolkit.training.scaling.tables import check_claims
 
     judged: list[Judged] = []
     notes: list[str] = []
@@ -186,7 +185,7 @@ def collectives(
         hpctk scaling collectives --world-size 4 --collectives all_reduce
     """
     from hpc_toolkit.training.scaling.collectives import as_markdown, records_in
-    from hpc_toolkit.training.scaling.sources import read_text
+    from hpc_toolkit.training.scaling.records import read_text
 
     if out is not None:
         check_out(out, (".md", ".json"))
@@ -222,7 +221,7 @@ def _timed(
         parse_sizes,
         records_in,
     )
-    from hpc_toolkit.training.scaling.sources import read_text
+    from hpc_toolkit.training.scaling.records import read_text
 
     parse_sizes(sizes)
     parse_collectives(names)

@@ -239,8 +239,7 @@ def _here(
     dry_run: bool,
 ) -> None:
     from hpc_toolkit.slurm.render.rules import option
-    from hpc_toolkit.training.scaling.launches import with_equal_threads
-    from hpc_toolkit.training.scaling.place import prepare
+    from hpc_toolkit.training.scaling.launches import prepare, with_equal_threads
 
     for name in only_given(given):
         message = f"{option(name)} is for jobs"
@@ -279,7 +278,7 @@ def submissions(
     from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.submit.send import check_directory
     from hpc_toolkit.submit.submission import of_request
-    from hpc_toolkit.training.scaling.jobs import job_name, job_request
+    from hpc_toolkit.training.scaling.launches import job_name, job_request
 
     for name, instead in DECIDED.items():
         if given.get(name):
@@ -321,8 +320,7 @@ def _cluster(given: str | None) -> str:
 def submit(run: "ScalingRun", jobs: dict[int, "Submission"], *, force: bool) -> None:
     """Send the jobs and print each id; where that breaks off, say what is in the queue."""
     from hpc_toolkit.submit.send import send
-    from hpc_toolkit.training.scaling.jobs import note_job, refuse_twice
-    from hpc_toolkit.training.scaling.place import prepare
+    from hpc_toolkit.training.scaling.launches import note_job, prepare, refuse_twice
 
     prepare(run.directory)
     if not force:

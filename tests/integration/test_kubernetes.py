@@ -124,7 +124,7 @@ def test_whichever_pod_of_a_training_is_lost_all_ranks_start_again(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.torch
 def test_pods_of_a_measurement_meet_and_their_logs_are_what_analyze_reads(tmp_path: Path) -> None:
-    from hpc_toolkit.training.scaling.sources import read_source
+    from hpc_toolkit.training.scaling.records import read_source
 
     words = (
         "--model decoder-1x64 --batch-size 2 --seq-length 8 --max-steps 2 --warmup 0 --repeats 1"

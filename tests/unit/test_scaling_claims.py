@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.claims import Finding, check_claims
 from hpc_toolkit.training.scaling.comparison import Comparison, compare
-from hpc_toolkit.training.scaling.sources import read_source
-from hpc_toolkit.training.scaling.tables import read_csv, read_json
+from hpc_toolkit.training.scaling.records import read_source
+from hpc_toolkit.training.scaling.tables import Finding, check_claims, read_csv, read_json
 
 PUBLISHED = Path(__file__).with_name("published_scaling.json")
 

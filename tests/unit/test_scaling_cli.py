@@ -18,7 +18,7 @@ from hpc_toolkit.errors import ConfigError, HpcToolkitError, RunError
 from hpc_toolkit.slurm.records import JobRecord
 from hpc_toolkit.submit.jobs import SubmittedJob
 from hpc_toolkit.training.scaling import collectives
-from hpc_toolkit.training.scaling.bandwidth import Timed
+from hpc_toolkit.training.scaling.collectives import Timed
 from tests.scripttext import batch_program
 
 if TYPE_CHECKING:

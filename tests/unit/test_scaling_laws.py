@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling.bandwidth import Timed, expected_s
-from hpc_toolkit.training.scaling.comparison import compare
+from hpc_toolkit.training.scaling.collectives import Timed, expected_s
+from hpc_toolkit.training.scaling.comparison import compare, fit, judge
 from hpc_toolkit.training.scaling.measurement import median_interval
 from hpc_toolkit.training.scaling.page import as_markdown, headline
-from hpc_toolkit.training.scaling.serialshare import fit
+from hpc_toolkit.training.scaling.program import over_ranks
 from hpc_toolkit.training.scaling.series import Law, Point, Series
-from hpc_toolkit.training.scaling.utilisation import over_ranks
-from hpc_toolkit.training.scaling.verdict import judge
 
 SIZES = (1, 2, 4, 8)
 

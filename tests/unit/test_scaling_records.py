@@ -11,8 +11,13 @@ import pytest
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.comparison import compare
-from hpc_toolkit.training.scaling.records import identity, records_in, series_of
-from hpc_toolkit.training.scaling.sources import read_records, read_source
+from hpc_toolkit.training.scaling.records import (
+    identity,
+    read_records,
+    read_source,
+    records_in,
+    series_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_toolkit.errors import ConfigError
-from hpc_toolkit.training.scaling import program, utilisation
-from hpc_toolkit.training.scaling.jobs import job_request
+from hpc_toolkit.training.scaling import program
 from hpc_toolkit.training.scaling.launches import (
     ScalingRun,
+    job_request,
     nodes_of,
     with_equal_threads,
 )
@@ -166,9 +166,9 @@ def test_a_job_launches_the_ranks_of_its_nodes() -> None:
 def test_the_monitor_is_left_out_where_nobody_keeps_its_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with utilisation.monitored(None, 1) as path:
+    with program.monitored(None, 1) as path:
         assert path is None
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with utilisation.monitored(tmp_path, 2) as path:
+    with program.monitored(tmp_path, 2) as path:
         assert path is not None
     assert list(tmp_path.iterdir()) == []

@@ -1,17 +1,141 @@
-"""Compare the world sizes of a series: speed-up, efficiency, GPU-hours and cost."""
+"""Compare the world sizes of a series, fit Amdahl's or Gustafson's law, and judge them.
+
+Both laws are linear. Amdahl (1967): a fixed amount of work takes the time a + b / n on n ranks.
+Gustafson (1988): n ranks with work of their own do a + b n in a given time. The serial share, which
+more ranks do not shorten, is a / (a + b) in both.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.training.scaling.serialshare import fit
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from hpc_toolkit.training.scaling.serialshare import SerialShare
-    from hpc_toolkit.training.scaling.series import Point, Series
+    from hpc_toolkit.training.scaling.series import Law, Point, Series
+
+# Student's t, 97.5 %, by degrees of freedom from 1 (Abramowitz and Stegun 1964, table 26.10).
+_STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+_NORMAL = 1.960
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialShare:
+    """A fitted law and its uncertainty."""
+
+    law: Law
+    """``strong`` is Amdahl's, ``weak`` is Gustafson's."""
+    share: float
+    """The serial share, 0 to 1."""
+    raw: float
+    """The share before clipping to 0 to 1; below 0 the speed-up was more than proportional."""
+    low: float | None
+    """Lower end of the 95 % interval; None with two world sizes: any two points are on a line."""
+    high: float | None
+    points: int
+    """Number of world sizes that were fitted."""
+    worst: float
+    """The largest deviation of a point from the line, as a share of the point."""
+
+    @property
+    def name(self) -> str:
+        """The name of the law."""
+        return "Amdahl" if self.law == "strong" else "Gustafson"
+
+    def speedup(self, world_size: float, base: float = 1) -> float:
+        """Return the rate of ``world_size`` ranks divided by the rate of ``base`` ranks."""
+        return self._rate(world_size) / self._rate(base)
+
+    def efficiency(self, world_size: float, base: float = 1) -> float:
+        """Return the speed-up as a share of the ideal one."""
+        return self.speedup(world_size, base) * base / world_size
+
+    def _rate(self, world_size: float) -> float:
+        if self.law == "strong":
+            return 1 / (self.share + (1 - self.share) / world_size)
+        return self.share + (1 - self.share) * world_size
+
+    def largest(self, efficiency: float, base: float = 1) -> float:
+        """Return the world size at which the efficiency falls to this value; infinite if never."""
+        # Convert the efficiency relative to ``base`` ranks to one relative to a single rank.
+        goal = efficiency * self.efficiency(base)
+        if self.law == "strong":
+            return math.inf if self.share == 0 else (1 / goal - (1 - self.share)) / self.share
+        return math.inf if goal <= 1 - self.share else self.share / (goal - (1 - self.share))
+
+    def largest_between(self, efficiency: float, base: float = 1) -> tuple[float, float]:
+        """Return `largest` for both ends of the interval, the smaller world size first."""
+        ends = [self.share if end is None else end for end in (self.high, self.low)]
+        least, most = (replace(self, share=end).largest(efficiency, base) for end in ends)
+        return least, most
+
+
+def fit(series: Series) -> SerialShare | None:
+    """Fit the serial share of a series; return None with one world size.
+
+    The fit is least squares on relative errors, over the medians of the world sizes: repeats on
+    one machine are too similar to count as separate points. The interval uses Student's t, with the
+    number of world sizes minus two as degrees of freedom, so it is wide for three points.
+    """
+    if len(series.points) < 2:
+        return None
+    if series.law == "strong":
+        xs = [1 / point.world_size for point in series.points]
+        ys = [1 / point.rate for point in series.points]
+    else:
+        xs = [float(point.world_size) for point in series.points]
+        ys = [point.rate for point in series.points]
+    # The share does not depend on the unit of the rates, but tiny numbers would add to its errors.
+    ys = [y / ys[0] for y in ys]
+    a, b, covariance = _line(xs, ys)
+    raw = a / (a + b) if a + b > 0 else 1.0
+    share = min(max(raw, 0.0), 1.0)
+    low = high = None
+    if covariance is not None:
+        half = _half_width(a, b, covariance, len(xs) - 2)
+        low, high = max(0.0, raw - half), min(1.0, raw + half)
+        low, high = min(low, share), max(high, share)
+    return SerialShare(
+        law=series.law,
+        share=share,
+        raw=raw,
+        low=low,
+        high=high,
+        points=len(xs),
+        worst=max(abs(a + b * x - y) / y for x, y in zip(xs, ys, strict=True)),
+    )
+
+
+def _line(
+    xs: Sequence[float], ys: Sequence[float]
+) -> tuple[float, float, tuple[float, float, float] | None]:
+    """Return offset and slope with the least relative errors, and their (aa, ab, bb) covariance.
+
+    The covariance is None for two points.
+    """
+    import numpy as np
+
+    weights = 1 / np.array(ys)
+    if len(xs) == 2:
+        slope, offset = np.polyfit(xs, ys, 1, w=weights)
+        return float(offset), float(slope), None
+    (slope, offset), ((bb, ab), (_, aa)) = np.polyfit(xs, ys, 1, w=weights, cov=True)
+    return float(offset), float(slope), (float(aa), float(ab), float(bb))
+
+
+def _half_width(a: float, b: float, covariance: tuple[float, float, float], free: int) -> float:
+    """Return half of the 95 % interval of a / (a + b), to first order in the errors of a and b."""
+    aa, ab, bb = covariance
+    of_a, of_b = b / (a + b) ** 2, -a / (a + b) ** 2
+    variance = of_a**2 * aa + 2 * of_a * of_b * ab + of_b**2 * bb
+    student = _STUDENT[free - 1] if free <= len(_STUDENT) else _NORMAL
+    return student * math.sqrt(max(0.0, variance))
+
 
 HOUR_S = 3600
 
@@ -102,3 +226,174 @@ def _row(series: Series, point: Point) -> Row:
 def _cost(series: Series, point: Point) -> float | None:
     price = series.price(point)
     return None if price is None else price * series.work_size / point.rate / HOUR_S
+
+
+GOOD = 0.9
+"""Efficiency from which on more ranks cost hardly more."""
+
+FAIR = 0.85
+"""Lowest efficiency that is advised unless the user gives another one."""
+
+POSSIBLE = 1.01
+"""Highest efficiency that rounding can explain; more ranks cannot explain a higher one."""
+
+OPEN = 0.5
+"""Width of the serial share's interval above which the fitted law says nothing."""
+
+NOTABLE = 0.1
+"""Smallest share of a step that is mentioned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One series judged by the lowest wanted efficiency."""
+
+    word: str
+    """``good``, ``fair`` or ``poor`` for the largest world size; ``unknown`` if it is alone."""
+    world_size: int
+    """The advised size: the largest up to which every efficiency is at least ``minimum``."""
+    minimum: float
+    """The wanted efficiency."""
+    below: tuple[int, ...]
+    """World sizes whose efficiency is below ``minimum``."""
+    certain: bool
+    """Whether every pair of repeats gives the same advice; True without repeats."""
+    reasons: tuple[str, ...]
+    """Sentences with the numbers that decided."""
+
+
+def judge(comparison: Comparison, minimum: float = FAIR) -> Verdict:
+    """Judge a comparison; ``minimum`` is an efficiency, 0 to 1."""
+    rows = comparison.rows
+    below = tuple(row.world_size for row in rows if row.efficiency < minimum)
+    chosen = rows[0]
+    for row in rows:
+        if row.efficiency < minimum:
+            break
+        chosen = row
+    last = rows[-1].efficiency
+    word = "good" if last >= max(GOOD, minimum) else "fair" if last >= minimum else "poor"
+    return Verdict(
+        word="unknown" if len(rows) == 1 else word,
+        world_size=chosen.world_size,
+        minimum=minimum,
+        below=below,
+        certain=not any(_unsure(row, minimum) for row in rows[1:]),
+        reasons=tuple(_reasons(comparison, chosen, minimum)),
+    )
+
+
+def _reasons(comparison: Comparison, chosen: Row, minimum: float) -> Iterator[str]:
+    rows = comparison.rows
+    if len(rows) == 1:
+        yield "one world size says nothing about scaling"
+        return
+    if chosen is not rows[0]:
+        yield (
+            f"on {chosen.world_size} it is {chosen.speedup:.2f} times as fast as on "
+            f"{rows[0].world_size}, at {chosen.efficiency:.1%} of the ideal and "
+            f"{chosen.premium:+.1%} cost"
+        )
+    after = [row for row in rows if row.world_size > chosen.world_size]
+    if after:
+        worse = after[0]
+        yield (
+            f"on {worse.world_size} the efficiency is {worse.efficiency:.1%}, below {minimum:.0%}: "
+            f"the same work costs {worse.premium:+.1%}"
+        )
+    yield from _causes(rows[-1])
+    yield from _ways(rows[-1])
+    yield from _doubts(rows, minimum)
+    yield from _law(comparison, minimum)
+
+
+def _causes(row: Row) -> Iterator[str]:
+    for name, words in (
+        ("communication", "exchanging gradients"),
+        ("loading", "waiting for data"),
+    ):
+        share = row.shares.get(name, 0.0)
+        if share >= NOTABLE:
+            cure = (
+                "a larger batch, or --vary accumulate=1,2,4, exchanges less often"
+                if name == "communication"
+                else "--vary loader-workers=1,4,8 tells whether more loaders help"
+            )
+            if _may_be_noise(row, name):
+                cure = "it may be noise: more --max-steps or --repeats tell"
+            low, high = (row.details.get(f"{name}_{end}") for end in ("low", "high"))
+            spread = "" if low is None else f" ({max(low, 0.0):.0%} to {max(high or 0.0, 0.0):.0%})"
+            yield f"on {row.world_size} {words} takes {share:.0%}{spread} of a step; {cure}"
+
+
+def _may_be_noise(row: Row, name: str) -> bool:
+    """Return whether the spread of a share includes 0."""
+    low = row.details.get(f"{name}_low")
+    return low is not None and low <= 0
+
+
+def _ways(row: Row) -> Iterator[str]:
+    """Yield notes if the exchange within a step and the all-reduces alone differ much."""
+    exposed, apart = row.details.get("exposed_s"), row.details.get("all_reduce_s")
+    if exposed is None or apart is None or apart <= 0:
+        return
+    notable = row.shares.get("communication", 0.0) >= NOTABLE
+    if notable and exposed > 2 * apart and not _may_be_noise(row, "communication"):
+        yield (
+            f"on {row.world_size} that is {exposed / apart:.1f} times what the same all-reduces "
+            "take apart: ranks wait for each other, or for CPUs, more than for the network"
+        )
+    step = row.details.get("step_median_s") or 0.0
+    if apart >= NOTABLE * step and exposed < apart / 2:
+        yield (
+            f"on {row.world_size} more than half of the exchange hides behind the backward pass: "
+            f"apart it takes {1000 * apart:.3g} ms of a step of {1000 * step:.3g} ms"
+        )
+
+
+def _unsure(row: Row, minimum: float) -> bool:
+    return row.repeats > 1 and row.low < minimum <= row.high
+
+
+def _doubts(rows: tuple[Row, ...], minimum: float) -> Iterator[str]:
+    for row in rows[1:]:
+        if _unsure(row, minimum):
+            yield (
+                f"on {row.world_size} repeats differ too much to tell: "
+                f"{row.low:.1%} to {row.high:.1%}"
+            )
+        if row.efficiency > POSSIBLE:
+            yield (
+                f"on {row.world_size} the efficiency is {row.efficiency:.1%}, more than the ranks "
+                "explain: caches, rounded numbers, or a smallest world size that was disturbed"
+            )
+
+
+def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
+    serial = comparison.serial
+    assert serial is not None  # there are several world sizes
+    if serial.low is None:
+        yield f"{serial.name}'s law goes through any two points: it predicts nothing here"
+        return
+    base, last = comparison.rows[0].world_size, comparison.rows[-1].world_size
+    if serial.raw <= 0:
+        yield f"{serial.name}'s law finds no serial share"
+        return
+    if serial.raw >= 1:
+        yield f"more ranks are slower, which {serial.name}'s law does not know"
+        return
+    interval = f"95 % interval: {serial.low:.1%} to {serial.high:.1%}"
+    if (serial.high or 1.0) - serial.low > OPEN:
+        yield f"{serial.name}'s law leaves the serial share open ({interval})"
+        return
+    yield (
+        f"{serial.name}'s law: {serial.share:.1%} of the work is serial ({interval}); "
+        f"no point is more than {serial.worst:.1%} from it"
+    )
+    end = serial.largest(minimum, base)
+    if math.isfinite(end) and end > last:
+        least, most = serial.largest_between(minimum, base)
+        # The efficiency was measured up to the largest world size.
+        least = max(least, last)
+        ends = f"{least:.0f} to {most:.0f}" if math.isfinite(most) else f"{least:.0f} or more"
+        yield f"by that law the efficiency falls to {minimum:.0%} at about {end:.0f} ranks ({ends})"

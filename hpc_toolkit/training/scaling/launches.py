@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
+import tempfile
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import PASSING, ConfigError, RunError
+from hpc_toolkit.rundir.layout import RunPaths
+from hpc_toolkit.slurm.records import UNKNOWN
+from hpc_toolkit.submit.jobs import JobStates, read_jobs, record_job
+from hpc_toolkit.training.scaling.records import DIRECTORY
 from hpc_toolkit.training.scaling.settings import cases
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from hpc_toolkit.submit.jobs import SubmittedJob
     from hpc_toolkit.training.scaling.settings import Settings, Variation
+
+LEAST_FREE = 16 * 2**20
+"""Bytes that must be free for the ranks' logs, the records and the monitor's samples."""
+
+
+def prepare(directory: Path) -> None:
+    """Create the directory and write to it.
+
+    Raises:
+        ConfigError: the directory cannot be created or written to.
+        OSError: there is no room, or the filesystem does not answer; a later call may succeed.
+    """
+    try:
+        (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
+        check_room(directory)
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            file.write(b"x")
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+        message = f"-o {directory}: cannot be written to: {error.strerror}"
+        raise ConfigError(message, hint="name a directory that all nodes can write to") from error
+
+
+def check_room(directory: Path) -> None:
+    """Raise OSError (ENOSPC) if there is no room for a measurement."""
+    space = os.statvfs(directory)
+    if space.f_bavail * space.f_frsize < LEAST_FREE:
+        words = f"less than {LEAST_FREE // 2**20} MiB are free"
+        raise OSError(errno.ENOSPC, words, str(directory))
+
 
 MODULE = "hpc_toolkit.training.scaling.program"
 
@@ -72,7 +112,6 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
     """
     from hpc_toolkit.training.launch.launch import launch
     from hpc_toolkit.training.launch.plan import Request
-    from hpc_toolkit.training.scaling.place import check_room
 
     options = {"nproc_per_node": world_size, "module": True, "redirects": "3"}
     arguments = tuple(run.words())
@@ -104,3 +143,77 @@ def nodes_of(world_size: int, per_node: int) -> int:
         message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
         raise ConfigError(message, hint=f"take multiples of {per_node}, or --ranks-per-node")
     return max(1, world_size // per_node)
+
+
+def job_request(
+    run: ScalingRun, world_size: int, per_node: int, *, gpus: str, launch: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Return the template and the options of the job that measures one world size.
+
+    Args:
+        run: the scaling run.
+        world_size: ranks of this job.
+        per_node: ranks per node.
+        gpus: ``[TYPE:]N`` of a full node; "" for none. Fewer ranks request fewer GPUs, or the
+            smallest world size would be charged for a full node.
+        launch: how ranks are started; None for the template's default.
+
+    Raises:
+        ConfigError: the last node would have fewer ranks than the others.
+    """
+    nodes = nodes_of(world_size, per_node)
+    values: dict[str, Any] = {
+        "nodes": nodes,
+        "nproc_per_node": min(world_size, per_node),
+        "run_dir": str(run.directory),
+        "launch": launch,
+        # A restarted rank would fail again, or measure a machine that was just disturbed.
+        "rank_restarts": None if launch == "task-per-gpu" else 0,
+        "command": ("-m", MODULE, *run.words()),
+    }
+    kind, _, count = gpus.rpartition(":")
+    if gpus:
+        few = count.isdecimal() and 0 < world_size < int(count)
+        asked = str(world_size) if few else count
+        values["gpus_per_node"] = f"{kind}:{asked}" if kind else asked
+    # A count of 0 requests no GPUs.
+    template = "train-multi-gpu" if nodes == 1 and gpus and count != "0" else "train-multi-node"
+    return template, values
+
+
+def job_name(given: str | None, world_size: int) -> str:
+    """Return the name of a job, which ends with its world size."""
+    return f"{given or 'scaling'}-{world_size}"
+
+
+def refuse_twice(directory: Path, world_sizes: Sequence[int]) -> None:
+    """Reject world sizes for which a job of this directory is in the queue or running.
+
+    Jobs that Slurm does not report are ignored, since Slurm forgets ended jobs after some time.
+
+    Raises:
+        RunError: there are such jobs; the message names them.
+    """
+    paths = RunPaths(directory)
+    sizes = {job.job: job.name.rpartition("-")[2] for job in read_jobs(paths)}
+    asked = {str(size) for size in world_sizes}
+    there = [
+        one
+        for one in JobStates(paths).read()
+        if not one.ended and one.state != UNKNOWN and sizes.get(one.id) in asked
+    ]
+    if there:
+        told = ", ".join(f"{one.id} ({one.state}, world size {sizes[one.id]})" for one in there)
+        ids = " ".join(one.id for one in there)
+        message = f"{directory}: its jobs are there already: {told}"
+        hint = f"wait for them; 'scancel {ids}' takes them back; --force submits once more"
+        raise RunError(message, hint=hint)
+
+
+def note_job(directory: Path, job: SubmittedJob) -> None:
+    """Record a job's id below the directory; print a warning on stderr if that fails."""
+    try:
+        record_job(RunPaths(directory), job)
+    except OSError as error:
+        # The job is in the queue and will run; an error here would hide its id.
+        sys.stderr.write(f"warning: job {job.job} is not noted in {directory}: {error}\n")

@@ -1,12 +1,13 @@
-"""Measurements as JSON lines: written by the measured program, read by the analysis.
+"""Measurements as JSON lines, and the inputs of an analysis: records, logs and tables.
 
-A record is self-contained: it names every setting, the machine and the code. Decision 0029
-describes the format.
+The measured program writes the records. A record is self-contained: it names every setting, the
+machine and the code. Decision 0029 describes the format.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import defaultdict
 from statistics import median
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.scaling.series import Point, Series
+from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -42,8 +45,7 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
     if record.get("format") != FORMAT:
         message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
         raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
-    fault = "".join(list(_faults(record))[:1])
-    if fault:
+    if fault := next(_faults(record), ""):
         message = f"{where}: {fault}"
         raise ConfigError(message, hint="leave the damaged line out, and measure again")
 
@@ -68,16 +70,13 @@ def _faults_inside(record: Mapping[str, Any]) -> Iterator[str]:
             if not _is_number(record[group].get(key, 0)):
                 yield f"{group}.{key} is {record[group][key]!r:.50}"
     use = record.get("utilisation", {})
-    if not isinstance(use, dict) or not _are_objects(use.get("gpus", [])):
+    gpus = use.get("gpus", []) if isinstance(use, dict) else None
+    if not isinstance(gpus, list) or not all(isinstance(one, dict) for one in gpus):
         yield "utilisation is not what a monitor saw"
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
-
-
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
 
 
 def _is_number(value: object) -> bool:
@@ -134,11 +133,8 @@ def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
     for key in sorted(latest):
         groups[key[0]].append(latest[key])
     names = _names(groups)
-    return tuple(_series(names[key], groups[key]) for key in sorted(groups, key=_order(groups)))
-
-
-def _order(groups: Mapping[str, list[Record]]) -> Any:
-    return lambda key: (sorted(groups[key][0]["variation"].items()), key)
+    order = sorted(groups, key=lambda key: (sorted(groups[key][0]["variation"].items()), key))
+    return tuple(_series(names[key], groups[key]) for key in order)
 
 
 def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
@@ -160,11 +156,10 @@ def _variation_words(record: Record) -> str:
 
 def _series(name: str, records: list[Record]) -> Series:
     sizes = sorted({record["world_size"] for record in records})
-    law = "weak" if records[0]["settings"].get("weak") else "strong"
     return Series(
         name=name,
         points=tuple(_point([one for one in records if one["world_size"] == n]) for n in sizes),
-        law="weak" if law == "weak" else "strong",
+        law="weak" if records[0]["settings"].get("weak") else "strong",
         notes=tuple(_notes(records)),
         device=" and ".join(_all(records, "device")),
         cluster=_same(records, "cluster"),
@@ -278,3 +273,83 @@ def _notes(records: list[Record]) -> Iterator[str]:
         found = sorted({str(one.get(key, "none")) for one in machines})
         if len(found) > 1:
             yield f"measured on several {words}: {', '.join(found)}"
+
+
+_LOGS = (".jsonl", ".log", ".txt")
+
+# Kubernetes names the pods of an Indexed Job JOB-INDEX-RANDOM; a file's name may have a prefix.
+_POD = re.compile(r"(?P<job>[a-z0-9][a-z0-9.-]*)-(?P<index>[0-9]{1,6})-[a-z0-9]{5}")
+
+
+def read_source(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    """Read the series of a directory or file, and notes on what was left out.
+
+    A directory is from ``hpctk scaling run``, or contains logs. A file ends in .json, .csv,
+    .jsonl, .log or .txt. Raises ConfigError.
+    """
+    if path.is_dir():
+        return _read_directory(path)
+    if path.suffix in _LOGS:
+        return _read_logs([path], path)
+    text = read_text(path)
+    if path.suffix == ".json":
+        return read_json(text, str(path)), ()
+    if path.suffix == ".csv":
+        return read_csv(text, str(path)), ()
+    message = f"{path}: unknown format {path.suffix!r}"
+    raise ConfigError(message, hint="a directory, or a .json, .csv, .jsonl, .log or .txt file")
+
+
+def read_records(directory: Path) -> list[Record]:
+    """Read the records of a scaling run; [] if nothing was measured yet. Raises ConfigError."""
+    paths = sorted((directory / DIRECTORY).glob("*.jsonl"))
+    return [record for path in paths for record in records_in(read_text(path), str(path))]
+
+
+def read_text(path: Path) -> str:
+    """Read a file as text; invalid bytes, such as those of a torn line, are replaced by marks.
+
+    Raises ConfigError if the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror}"
+        raise ConfigError(message, hint="name a file, or the directory of a scaling run") from error
+
+
+def _read_directory(path: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    if (path / DIRECTORY).is_dir():
+        records = read_records(path)
+        if records:
+            return series_of(records), ()
+        message = f"{path}: nothing was measured there yet"
+        raise ConfigError(
+            message, hint="wait for the first measurement; logs/ has the ranks' output"
+        )
+    return _read_logs(sorted(one for one in path.iterdir() if one.suffix in _LOGS), path)
+
+
+def _read_logs(paths: list[Path], source: Path) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+    found: list[Record] = []
+    notes: list[str] = []
+    for path in paths:
+        text = read_text(path)
+        records = list(records_in(text, str(path)))
+        found += records
+        notes += [] if records else _silent(path, text)
+    if not found:
+        message = f"{source}: no measurement in {len(paths)} files"
+        hint = "name the directory of a scaling run, or of logs ('kubectl logs POD > POD.log')"
+        raise ConfigError("; ".join([message, *notes]), hint=hint)
+    return series_of(found), tuple(notes)
+
+
+def _silent(path: Path, text: str) -> Iterator[str]:
+    """Yield a note if the log is from the pod of rank 0, the only rank that prints records."""
+    pod = _POD.search(path.stem)
+    if pod is None or int(pod["index"]):
+        return
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = f"it ended with {lines[-1][:200]!r}" if lines else "it is empty"
+    yield f"{path.name} of {pod['job']} has no measurement: {last}"

@@ -1,4 +1,4 @@
-"""Rates of the same work on several numbers of ranks: the input of the analysis."""
+"""Rates of the same work on several numbers of ranks, and claims about them."""
 
 from __future__ import annotations
 

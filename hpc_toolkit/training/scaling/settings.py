@@ -12,7 +12,7 @@ from hpc_toolkit.errors import ConfigError, near_miss
 from hpc_toolkit.system.quantities import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hpc_toolkit.training.scaling.series import Law
 
@@ -181,14 +181,11 @@ def cases(settings: Settings, variations: Sequence[Variation]) -> tuple[Case, ..
     if len(set(names)) < len(names):
         message = f"--vary: {_dashed(max(names, key=names.count))} is there twice"
         raise ConfigError(message, hint="give all of its values at once")
-    return tuple(_cases(settings, variations))
-
-
-def _cases(settings: Settings, variations: Sequence[Variation]) -> Iterator[Case]:
+    found = []
     for values in product(*(one.values for one in variations)):
-        chosen = tuple(zip((one.name for one in variations), values, strict=True))
-        changed: dict[str, Any] = dict(chosen)
-        yield Case(replace(settings, **changed), chosen)
+        changed: dict[str, Any] = dict(zip(names, values, strict=True))
+        found.append(Case(replace(settings, **changed), tuple(changed.items())))
+    return tuple(found)
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:

@@ -1,18 +1,27 @@
-"""The GPUs that a process may use, from the environment variables of CUDA, ROCm and Slurm."""
+"""The GPUs that a process may use, and what NVIDIA's driver reports about them.
+
+The environment variables of CUDA, ROCm and Slurm name the GPUs. The driver's library NVML is called
+by ctypes, which needs no package, for a check, and by pynvml for samples.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
+
+_NVML = "libnvidia-ml.so.1"
+_NAME_BYTES = 96
+"""Bytes of the longest name that the library returns (NVML_DEVICE_NAME_V2_BUFFER_SIZE)."""
 
 
 def visible_gpus() -> list[str]:
@@ -63,3 +72,127 @@ def _ranks_here(environ: Mapping[str, str]) -> int:
         counts += [int(count)] * int(times or 1)
     node = environ.get("SLURM_NODEID", "")
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 1
+
+
+class _Memory(ctypes.Structure):
+    """``nvmlMemory_t``, in bytes."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def ask_driver(library: str = _NVML) -> dict[str, Any] | None:
+    """Query the driver; None if there is no driver. May never return.
+
+    Returns:
+        Only ``error`` if the driver does not work. Otherwise ``driver``, its version; ``cuda``, the
+        newest CUDA that it runs, as 1000 * major + 10 * minor; and ``gpus``, each with ``name``,
+        ``total`` and ``free`` bytes, or with ``error``. All values can be encoded as JSON.
+    """
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return None
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    code = nvml.nvmlInit_v2()
+    if code:
+        return {"error": _reason(nvml, code)}
+    version, cuda = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_int(0)
+    nvml.nvmlSystemGetDriverVersion(version, ctypes.c_uint(_NAME_BYTES))
+    nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
+    count = ctypes.c_uint(0)
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    gpus = [_ask_gpu(nvml, index) for index in range(count.value)]
+    nvml.nvmlShutdown()
+    return {"driver": version.value.decode(), "cuda": cuda.value, "gpus": gpus}
+
+
+def _ask_gpu(nvml: ctypes.CDLL, index: int) -> dict[str, Any]:
+    """Query one GPU. A GPU that fell off the bus is listed, but a query of its memory fails."""
+    device, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES)
+    memory = _Memory()
+    code = (
+        nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device))
+        or nvml.nvmlDeviceGetName(device, name, ctypes.c_uint(_NAME_BYTES))
+        or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
+    )
+    if code:
+        return {"error": _reason(nvml, code)}
+    return {"name": name.value.decode(), "total": memory.total, "free": memory.free}
+
+
+def _reason(nvml: ctypes.CDLL, code: int) -> str:
+    words: bytes | None = nvml.nvmlErrorString(code)
+    return words.decode() if words else f"error {code}"
+
+
+class GpuReader:
+    """Reads all GPUs that the driver shows this process, even those that CUDA may not use."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handles: list[Any] = []
+        self.absent = ""
+        """Why NVML cannot be used; "" if it can."""
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        except nvml.NVMLError as error:
+            self.absent = str(error)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return each GPU's constants: index, name, UUID, memory in bytes, power limit in watts."""
+        return [self._facts(index, handle) for index, handle in enumerate(self._handles)]
+
+    def _facts(self, index: int, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
+        return {
+            "index": index,
+            "name": self._ask(lambda: _text(nvml.nvmlDeviceGetName(handle))),
+            "uuid": self._ask(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
+            "memory_bytes": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            "power_limit_w": self._ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        }
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the current state of each GPU; None for a value that it does not report.
+
+        ``busy_percent`` is the share of the driver's last sample period in which some kernel ran.
+        It does not show how much of the GPU that kernel used.
+        """
+        return [self._read(index, handle) for index, handle in enumerate(self._handles)]
+
+    def _read(self, index: int, handle: Any) -> dict[str, Any]:
+        nvml = self._nvml
+        rates = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        return {
+            "index": index,
+            "busy_percent": None if rates is None else rates.gpu,
+            "memory_busy_percent": None if rates is None else rates.memory,
+            "memory_used_bytes": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            "power_w": self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            "temperature_c": self._ask(
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+        }
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Return the answer; None if the GPU does not have it, or is lost."""
+        try:
+            return question()
+        except self._nvml.NVMLError:
+            return None
+
+    def close(self) -> None:
+        """Shut down NVML."""
+        if not self.absent:
+            self._ask(self._nvml.nvmlShutdown)
+
+
+def _text(name: Any) -> str:
+    """Decode a name, which older versions of pynvml return as bytes."""
+    return name.decode() if isinstance(name, bytes) else str(name)

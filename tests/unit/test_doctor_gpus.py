@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.doctor import nvml, partner
+from hpc_toolkit.doctor import partner
 from hpc_toolkit.doctor.channel import make_area, remove_area
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.node import gpus, torchprobe
 from hpc_toolkit.doctor.partner import Helper
 from hpc_toolkit.doctor.sides import LEAD, Pair
+from hpc_toolkit.system.gpus import ask_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ class Library(SimpleNamespace):
 def test_a_driver_is_asked_for_its_versions_and_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2))
 
-    assert nvml.ask_driver() == DRIVER
+    assert ask_driver() == DRIVER
 
 
 def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
@@ -79,7 +80,7 @@ def test_a_gpu_that_is_off_the_bus_is_told_with_the_drivers_reason(
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, lost=(1,)))
 
-    told = nvml.ask_driver()
+    told = ask_driver()
 
     assert told is not None
     assert told["gpus"] == [GPU, {"error": "reason 15"}]
@@ -90,11 +91,11 @@ def test_a_driver_that_does_not_start_is_no_driver_without_gpus(
 ) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Library(2, start=9))
 
-    assert nvml.ask_driver() == {"error": "reason 9"}
+    assert ask_driver() == {"error": "reason 9"}
 
 
 def test_a_node_without_the_library_has_no_driver() -> None:
-    assert nvml.ask_driver("libnothing-of-this-name.so.1") is None
+    assert ask_driver("libnothing-of-this-name.so.1") is None
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     told: dict[str, Any] = {"driver": DRIVER, "torch": TORCH, "asked": []}
 
     def answer(call: Any, _timeout_s: float) -> Any:
-        name = "driver" if call is nvml.ask_driver else "torch"
+        name = "driver" if call is ask_driver else "torch"
         told["asked"].append(name)
         return told[name]
 

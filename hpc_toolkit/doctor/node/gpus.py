@@ -13,12 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.doctor import nvml
 from hpc_toolkit.doctor.children import Child, ask_child
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine
 from hpc_toolkit.doctor.node import torchprobe
 from hpc_toolkit.rundir import files
-from hpc_toolkit.system.gpus import CUDA, visible_gpus
+from hpc_toolkit.system.gpus import CUDA, ask_driver, visible_gpus
 from hpc_toolkit.system.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _CPU = "cpu"
 
 def look_here() -> dict[str, Any]:
     """Check this side's GPUs: ``findings``, as JSON, and ``count``, how many torch can use."""
-    finding, torch_wanted = _judge_driver(_asked(nvml.ask_driver, _DRIVER_S))
+    finding, torch_wanted = _judge_driver(_asked(ask_driver, _DRIVER_S))
     findings = [finding]
     count = 0
     if torch_wanted:

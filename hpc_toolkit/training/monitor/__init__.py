@@ -4,8 +4,12 @@
 that forks. ``read_recordings`` reads the file, and ``summarise`` reduces it to means and maxima.
 """
 
-from hpc_toolkit.training.monitor.child import watching
-from hpc_toolkit.training.monitor.recorder import Monitor
-from hpc_toolkit.training.monitor.recordings import Recording, read_recordings, summarise
+from hpc_toolkit.training.monitor.recorder import (
+    Monitor,
+    Recording,
+    read_recordings,
+    summarise,
+    watching,
+)
 
 __all__ = ["Monitor", "Recording", "read_recordings", "summarise", "watching"]

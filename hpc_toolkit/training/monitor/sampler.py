@@ -1,33 +1,54 @@
-"""Sample this host and the processes of one rank or pool."""
+"""Sample this host, its InfiniBand ports, and the processes of one rank or pool."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.gpus import GpuReader
 from hpc_toolkit.system.ranks import host_name
-from hpc_toolkit.training.monitor.gpus import GpuReader, load_nvml
-from hpc_toolkit.training.monitor.infiniband import ROOT, read_ports
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
+
+ROOT = Path("/sys/class/infiniband")
+_WORD_BYTES = 4
+"""``port_xmit_data`` and ``port_rcv_data`` count words (sysfs-class-infiniband of the kernel)."""
+_COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
+
+
+def read_ports(root: Path = ROOT) -> dict[str, dict[str, int]]:
+    """Return the bytes of every port since its reset, by ``device/port``; empty without ports."""
+    found = {}
+    for counters in sorted(root.glob("*/ports/*/counters")):
+        port: dict[str, Any] = {}
+        for name, file in _COUNTERS.items():
+            # Reading a port that is down may fail.
+            with suppress(OSError, ValueError):
+                port[name] = int((counters / file).read_text(encoding="ascii")) * _WORD_BYTES
+        if port:
+            found[f"{counters.parts[-4]}/{counters.parts[-2]}"] = port
+    return found
+
 
 FORMAT = 1
 
 
-def load_psutil() -> Any:
-    """Import psutil.
+def load(package: str) -> Any:
+    """Import psutil or pynvml.
 
     Raises:
         ConfigError: it is not installed.
     """
     try:
-        return importlib.import_module("psutil")
+        return importlib.import_module(package)
     except ImportError as error:
-        message = "the monitor needs psutil, which is not installed"
+        message = f"the monitor needs {package}, which is not installed"
         raise ConfigError(message, hint="pip install 'hpc-toolkit[monitor]'") from error
 
 
@@ -46,8 +67,8 @@ class Sampler:
     def __init__(
         self, *, pid: int | None = None, nvml: Any = None, infiniband: Path = ROOT
     ) -> None:
-        self._psutil = load_psutil()
-        self._gpus = GpuReader(nvml if nvml is not None else load_nvml())
+        self._psutil = load("psutil")
+        self._gpus = GpuReader(nvml if nvml is not None else load("pynvml"))
         self._infiniband = infiniband
         self._process = self._psutil.Process(pid)
         self._began = time.monotonic()

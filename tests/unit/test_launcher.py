@@ -18,8 +18,8 @@ import hpc_toolkit
 from hpc_toolkit.cli import load_commands
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.training.launch import launch as launching
+from hpc_toolkit.training.launch.agent import Watch
 from hpc_toolkit.training.launch.elastic import _patience_s
-from hpc_toolkit.training.launch.lines import WholeLines
 from hpc_toolkit.training.launch.options import all_options
 from hpc_toolkit.training.launch.outcome import (
     SAVED,
@@ -34,15 +34,14 @@ from hpc_toolkit.training.launch.outcome import (
 from hpc_toolkit.training.launch.plan import (
     Plan,
     Request,
+    Step,
     check_request,
     left_out,
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.ranklogs import drop_if_torn, make_next
-from hpc_toolkit.training.launch.rounds import FAREWELL_S, Ending
-from hpc_toolkit.training.launch.step import Step
-from hpc_toolkit.training.launch.watch import Watch
+from hpc_toolkit.training.launch.ranklogs import WholeLines, drop_if_torn, make_next
+from hpc_toolkit.training.launch.rendezvous import FAREWELL_S, Ending
 from tests.manualclock import ManualClock
 
 SRUN = {
@@ -620,7 +619,7 @@ def test_a_recorded_error_that_a_full_disk_cut_is_not_read(tmp_path: Path) -> No
 
 
 def test_a_signal_to_handle_must_have_a_name() -> None:
-    from hpc_toolkit.training.launch.signals import _signal
+    from hpc_toolkit.training.launch.elastic import _signal
 
     assert _signal("SIGUSR2") == signal.SIGUSR2
     with pytest.raises(ConfigError, match="there is no signal 'SIGNONE'"):

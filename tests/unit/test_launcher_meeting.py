@@ -12,7 +12,7 @@ import pytest
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.training.launch import meeting
 from hpc_toolkit.training.launch.meeting import Address, NodesMissingError, find, own_host, publish
-from hpc_toolkit.training.launch.rounds import Ending, RendezvousLostError, Rounds
+from hpc_toolkit.training.launch.rendezvous import Ending, RendezvousLostError, Rounds
 from tests.manualclock import ManualClock
 
 if TYPE_CHECKING:

@@ -7,18 +7,21 @@ launch`` or torchrun, and as a task of srun. torch is imported when the first of
 
 from __future__ import annotations
 
-from hpc_toolkit.training.distributed.batches import Scaled, scaled
+from hpc_toolkit.training.distributed.batches import ResumableSampler, Scaled, scaled
 from hpc_toolkit.training.distributed.checkpoints import Checkpoints, Restored
-from hpc_toolkit.training.distributed.collectives import (
+from hpc_toolkit.training.distributed.group import (
     all_gather,
     all_reduce,
     broadcast,
+    leave,
+    process_group,
     reduce_scatter,
 )
-from hpc_toolkit.training.distributed.group import leave, process_group
-from hpc_toolkit.training.distributed.logs import rank_logging
-from hpc_toolkit.training.distributed.place import DistributedInfo, get_distributed_info
-from hpc_toolkit.training.distributed.sampler import ResumableSampler
+from hpc_toolkit.training.distributed.place import (
+    DistributedInfo,
+    get_distributed_info,
+    rank_logging,
+)
 from hpc_toolkit.training.distributed.stopping import AGAIN, StopSignal
 from hpc_toolkit.training.distributed.wrapping import (
     accumulating,

@@ -1,10 +1,116 @@
-"""The linear scaling rule for batches and learning rates of several ranks."""
+"""Batches of several ranks: the samples of each, and the learning rate for the global batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.errors import HpcToolkitError, near_miss
+from hpc_toolkit.training.distributed.place import rank_and_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sized
+
+REMAINDERS = ("pad", "drop", "uneven")
+
+
+class ResumableSampler:
+    """torch's DistributedSampler, which can begin in the middle of an epoch.
+
+    The order is the one of ``DistributedSampler(dataset, num_replicas=1, shuffle=..., seed=...)``;
+    each rank takes every world_size-th sample of it. So the position in an epoch is one number: how
+    many samples *all* ranks took. A training can therefore resume with another number of ranks and
+    sees the same global batches. Pass it to a DataLoader as ``sampler``.
+
+    The training loop reports the samples that it took (`took`), since a DataLoader reads ahead.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Literal["pad", "drop", "uneven"] = "pad",
+    ) -> None:
+        """Sample ``dataset``, which can be anything that has a length.
+
+        ``remainder`` decides about samples that the ranks cannot share evenly. "pad" repeats
+        samples from the start and "drop" omits the last ones, as DistributedSampler does. With
+        "uneven" some ranks have one more sample, which needs `uneven_inputs`.
+        """
+        if remainder not in REMAINDERS:
+            hint = near_miss(remainder, list(REMAINDERS))
+            msg = f"no remainder {remainder!r}"
+            raise HpcToolkitError(msg, hint=hint)
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._seed = seed
+        self._remainder = remainder
+        self.epoch = 0
+        """The epoch that is sampled, from 0."""
+        self.taken = 0
+        """Samples of this epoch that all ranks together have taken."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sample ``epoch`` in its own order, from the start unless it is the current epoch."""
+        if epoch != self.epoch:
+            self.epoch, self.taken = epoch, 0
+
+    def took(self, samples: int) -> None:
+        """Record that all ranks together took ``samples`` more samples of this epoch."""
+        self.taken = min(self.taken + samples, len(self._dataset))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position of the training in the samples."""
+        return {
+            "epoch": self.epoch,
+            "taken": self.taken,
+            "seed": self._seed,
+            "samples": len(self._dataset),
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Resume at the position of another training, also one with another number of ranks.
+
+        Raises:
+            HpcToolkitError: its seed or its number of samples differ, so its position is invalid.
+        """
+        for name, own in (("seed", self._seed), ("samples", len(self._dataset))):
+            if state[name] != own:
+                msg = f"the checkpoint's sampler has {name} {state[name]}, this one {own}"
+                raise HpcToolkitError(msg, hint="resume with the same data and seed")
+        self.epoch, self.taken = state["epoch"], state["taken"]
+
+    def __len__(self) -> int:
+        """Return the number of samples that this rank has left in this epoch."""
+        rank, size = rank_and_size()
+        left = len(self._dataset) - self.taken
+        if self._remainder == "drop":
+            return left // size
+        return (left - rank + size - 1) // size if self._remainder == "uneven" else -(-left // size)
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over this rank's samples in the rest of the epoch."""
+        from torch.utils.data import DistributedSampler
+
+        torchs: DistributedSampler[int] = DistributedSampler(
+            self._dataset,  # type: ignore[arg-type] # only its length is used
+            num_replicas=1,
+            rank=0,
+            shuffle=self._shuffle,
+            seed=self._seed,
+        )
+        torchs.set_epoch(self.epoch)
+        rank, size = rank_and_size()
+        order = list(torchs)
+        rest = order[self.taken :]
+        if self._remainder == "drop":
+            rest = rest[: len(rest) // size * size]
+        elif self._remainder == "pad" and rest:
+            missing = -len(rest) % size
+            rest += (order * (missing // len(order) + 1))[:missing]
+        return iter(rest[rank::size])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

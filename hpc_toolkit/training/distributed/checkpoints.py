@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import re
 import time
 import zipfile
@@ -13,12 +14,38 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.files import list_names, replacing_file
-from hpc_toolkit.training.distributed.generators import generator_states, set_generator_states
-from hpc_toolkit.training.distributed.logs import LOGGER
-from hpc_toolkit.training.distributed.place import rank_and_size
+from hpc_toolkit.training.distributed.place import LOGGER, rank_and_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of torch on the CPU and this rank's GPU, and of Python's ``random``.
+
+    NumPy's are not included: code that uses NumPy should create its own generators.
+    """
+    import torch
+
+    version, words, gauss = random.getstate()
+    cuda = torch.cuda.is_available()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if cuda else None,
+        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+    }
+
+
+def set_generator_states(states: dict[str, Any]) -> None:
+    """Restore the result of `generator_states`; without a GPU its GPU state is ignored."""
+    import torch
+
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+
 
 FORMAT = "hpctk-training-1"
 """Format name in each file."""

@@ -15,13 +15,13 @@ from hpc_toolkit.training.launch.outcome import SAVED, Outcome, exit_code
 from hpc_toolkit.training.launch.plan import (
     Plan,
     Request,
+    Step,
     check_request,
     given_options,
     left_out,
     make_plan,
     task_plan,
 )
-from hpc_toolkit.training.launch.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -1,25 +1,275 @@
-"""The rendezvous handler for torch's agent: rounds in a store that node 0 serves."""
+"""The rendezvous of a launch: rounds, in a store that node 0 serves, and torch's handler for them.
+
+In a round all ranks start together, and again after a failure. A round never reads data of an
+earlier one: its keys contain its number, and the ranks' own process group meets in a new store.
+Torch's own rendezvous reuses both, and a new round that finds stale keys hangs (pytorch issue
+135712).
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.system.quantities import format_duration
 from hpc_toolkit.system.ranks import host_name
 from hpc_toolkit.training.launch import meeting
-from hpc_toolkit.training.launch.meeting import Address
+from hpc_toolkit.training.launch.meeting import Address, NodesMissingError
 from hpc_toolkit.training.launch.options import all_options
-from hpc_toolkit.training.launch.rounds import Rounds
+from hpc_toolkit.training.launch.outcome import SAVED
 
 if TYPE_CHECKING:
     import contextlib
+    from collections.abc import Callable
 
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
     from torch.distributed.launcher.api import LaunchConfig
 
     from hpc_toolkit.training.launch.plan import Plan
+
+_POLL_S = 0.05
+_LOOK_S = 0.5
+FAREWELL_S = 5.0
+"""How long other nodes get to see that a launch is over; they ask twice a second."""
+
+
+class Store(Protocol):
+    """The methods of torch's key-value store that rounds use."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set the value of a key."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return the value of an existing key."""
+        ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys exist."""
+        ...
+
+
+class RendezvousLostError(HpcToolkitError):
+    """The node that holds the store is gone, or another node ended (with that node's exit code)."""
+
+    # A node that fails reports it before it leaves: this one was lost, and all may start again.
+    exit_code = SAVED
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a node ended its part of a launch before its ranks were done."""
+
+    node: int
+    """Its number."""
+    host: str
+    code: int
+    """Its exit code."""
+    reason: str
+    """One line for the user."""
+
+
+def ended_message(ending: Ending) -> str:
+    """Return the message that the other nodes print."""
+    return f"node {ending.node} ({ending.host}) has ended: {ending.reason}"
+
+
+class Rounds:
+    """The rounds of a launch, as one of its nodes joins them."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        node: int,
+        nodes: int,
+        host: str,
+        timeout_s: float,
+        open_store: Callable[[], tuple[Address, object]],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare to join as node ``node`` of ``nodes``.
+
+        Args:
+            store: the key-value store that all nodes share.
+            node: number of this node; node 0 creates the stores of the ranks.
+            nodes: number of nodes.
+            host: name of this node's host, for messages.
+            timeout_s: how long to wait for all nodes in each round.
+            open_store: creates a store for ranks; returns its address and an object that keeps
+                it open.
+            clock: monotonic time in seconds.
+            sleep: waits for a number of seconds.
+        """
+        self.number = -1
+        self.nodes = nodes
+        self._store, self._node, self._host = store, node, host
+        self._timeout_s, self._open_store = timeout_s, open_store
+        self._clock, self._sleep = clock, sleep
+        self._held: object = None
+        self._looked_at = -_LOOK_S
+        self._wanted = False
+        self._ending: Ending | None = None
+        self._finished = self._all_done = False
+
+    def join(self) -> Address:
+        """Begin the next round when all nodes want it; return the address where its ranks meet.
+
+        A node that replaces a lost one finds that rounds have already begun: it requests the next
+        one, and the others follow.
+
+        Raises:
+            NodesMissingError: some nodes did not come in time.
+            RendezvousLostError: the node that holds the store is gone, or another node ended.
+        """
+        number = self.number + 1 if self.number >= 0 else self._first()
+        self._finished = self._all_done = False
+        self._set("wanted", str(number))
+        self._set(f"round/{number}/node/{self._node}", self._host)
+        address_key = f"round/{number}/address"
+        if self._node == 0:
+            self._wait_for([f"round/{number}/node/{node}" for node in range(self.nodes)], number)
+            # Close the store of the last round's ranks before the new one is opened.
+            self._held = None
+            address, self._held = self._open_store()
+            self._set(address_key, str(address))
+        else:
+            self._wait_for([address_key], number)
+        self.number = number
+        self._wanted = False
+        return Address.parse(self._get(address_key))
+
+    def _first(self) -> int:
+        number = int(self._get("wanted")) if self._check(["wanted"]) else 0
+        return number + self._check([f"round/{number}/address"])
+
+    def wanted(self) -> bool:
+        """Return whether another node wants the next round."""
+        self._look()
+        return self._wanted
+
+    def ended(self, *, at_once: bool = False) -> Ending | None:
+        """Return how another node ended; None while none has.
+
+        With ``at_once`` the store is asked immediately, and None also means that it is gone.
+        """
+        if at_once:
+            self._looked_at = -_LOOK_S
+            with suppress(RendezvousLostError):
+                self._look()
+        else:
+            self._look()
+        return self._ending
+
+    def finish(self) -> bool:
+        """Report that the ranks of this node are done; return whether those of all nodes are."""
+        if self.nodes == 1:
+            return True
+        if not self._finished:
+            self._set(f"round/{self.number}/done/{self._node}", "")
+            self._finished = True
+        self._look()
+        return self._all_done
+
+    def done_everywhere(self) -> bool:
+        """Report that the ranks of this node are done, and wait for the other nodes' ranks.
+
+        Return False once another node wants the next round or has ended. Without this wait, torch's
+        agent would ask again only at its next check, when node 0 and the store may be gone.
+        """
+        while not self.finish():
+            if self._wanted or self._ending is not None:
+                return False
+            self._sleep(_LOOK_S)
+        return True
+
+    def end(self, code: int, reason: str) -> None:
+        """Tell the other nodes that this node leaves before its ranks are done."""
+        if self.nodes > 1 and self._ending is None:
+            ending = Ending(self._node, self._host, code, reason)
+            with suppress(RendezvousLostError):
+                self._set("ending", json.dumps(asdict(ending)))
+
+    def leave(self, patience_s: float = FAREWELL_S, *, together: bool = False) -> None:
+        """Leave; node 0, which holds the store, waits up to ``patience_s`` until all have left.
+
+        With ``together`` every node waits, since srun may end all tasks as soon as one has ended.
+        """
+        with suppress(RendezvousLostError):
+            self._set(f"left/{self._node}", "")
+            end = self._clock() + patience_s
+            came = [n for n in range(self.nodes) if self._check([f"round/0/node/{n}"])]
+            left = [f"left/{node}" for node in came]
+            while (together or self._node == 0) and self._clock() < end and not self._check(left):
+                self._sleep(_POLL_S)
+        self._held = None
+
+    def _look(self) -> None:
+        """Ask the store, at most twice a second: the agent checks its ranks far more often."""
+        now = self._clock()
+        # Once another node has ended, the store may be gone.
+        if self.nodes == 1 or self._ending is not None or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        self._wanted = int(self._get("wanted")) > self.number
+        self._ending = self._read_ending()
+        done = [f"round/{self.number}/done/{node}" for node in range(self.nodes)]
+        self._all_done = self._finished and self._check(done)
+
+    def _read_ending(self) -> Ending | None:
+        if not self._check(["ending"]):
+            return None
+        ending = Ending(**json.loads(self._get("ending")))
+        return ending if ending.node != self._node else None
+
+    def _wait_for(self, keys: list[str], number: int) -> None:
+        """Wait for keys in short steps, since signals are not handled inside torch's own wait."""
+        end = self._clock() + self._timeout_s
+        while not self._check(keys):
+            if (ending := self._read_ending()) is not None:
+                lost = RendezvousLostError(ended_message(ending))
+                lost.exit_code = ending.code
+                raise lost
+            if self._clock() >= end:
+                raise self._missing(number)
+            self._sleep(_POLL_S)
+
+    def _missing(self, number: int) -> NodesMissingError:
+        absent = [
+            str(node)
+            for node in range(self.nodes)
+            if not self._check([f"round/{number}/node/{node}"])
+        ]
+        which = f"node {', '.join(absent)} of {self.nodes}" if absent else "node 0"
+        again = "" if number == 0 else f" to start again (round {number})"
+        message = f"{which} did not come{again} within {format_duration(self._timeout_s)}"
+        hint = "see that node's own output; --start-timeout waits longer"
+        return NodesMissingError(message, hint=hint)
+
+    def _set(self, key: str, value: str) -> None:
+        self._ask(self._store.set, key, value)
+
+    def _get(self, key: str) -> str:
+        value: bytes = self._ask(self._store.get, key)
+        return value.decode()
+
+    def _check(self, keys: list[str]) -> bool:
+        return bool(self._ask(self._store.check, keys))
+
+    def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except RuntimeError as error:  # torch's DistError
+            message = "node 0, where all nodes of this launch meet, does not answer"
+            hint = "its output tells why; ranks of this node were stopped"
+            raise RendezvousLostError(message, hint=hint) from error
 
 
 def make_handler(
@@ -63,7 +313,7 @@ def make_handler(
     return _handler_class()(rounds, store, plan), rounds
 
 
-def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> Store:
+def _meet(plan: Plan, host: str, stack: contextlib.ExitStack) -> TorchStore:
     """Return the store that all nodes share and node 0 serves."""
     from datetime import timedelta
 
@@ -113,7 +363,7 @@ def _handler_class() -> type[Any]:
     class Handler(RendezvousHandler):
         """Rounds behind the interface that torch's agent calls."""
 
-        def __init__(self, rounds: Rounds, store: Store, plan: Plan) -> None:
+        def __init__(self, rounds: Rounds, store: TorchStore, plan: Plan) -> None:
             self._rounds, self._store, self._plan = rounds, store, plan
 
         def get_backend(self) -> str:

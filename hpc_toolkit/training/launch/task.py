@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from hpc_toolkit.training.launch.plan import Plan
-    from hpc_toolkit.training.launch.step import Step
+    from hpc_toolkit.training.launch.plan import Plan, Step
 
 _BACKLOG = 4096
 _ENDED = signal.SIGRTMIN

@@ -7,14 +7,11 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.system.gpus import GpuReader
 from hpc_toolkit.system.ranks import host_name
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path("/sys/class/infiniband")
 _WORD_BYTES = 4

@@ -242,7 +242,7 @@ def _exchange(
 def _gathered(times: Any, device: torch.device) -> _Steps:
     import torch
 
-    from hpc_toolkit.training.distributed.collectives import all_gather
+    from hpc_toolkit.training.distributed.group import all_gather
 
     own = torch.tensor([times.seconds, times.loading], dtype=torch.float64, device=device)
     ranks = all_gather(own)
@@ -291,7 +291,7 @@ def _memory(info: DistributedInfo, device: torch.device) -> dict[str, int]:
     """Return the highest memory peaks of any rank, in bytes."""
     import torch
 
-    from hpc_toolkit.training.distributed.collectives import all_gather
+    from hpc_toolkit.training.distributed.group import all_gather
 
     cuda = torch.cuda.max_memory_allocated() if info.device.startswith("cuda") else 0
     own = torch.tensor([peak_rss_bytes(), cuda], dtype=torch.int64, device=device)

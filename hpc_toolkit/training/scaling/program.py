@@ -86,7 +86,7 @@ def of_all_ranks(use: dict[str, Any], info: DistributedInfo) -> dict[str, float]
     """
     import torch
 
-    from hpc_toolkit.training.distributed.collectives import all_gather
+    from hpc_toolkit.training.distributed.group import all_gather
 
     own = torch.tensor(_own(use, _uuid(info.device)), dtype=torch.float64, device=info.device)
     return over_ranks(all_gather(own).tolist() if info.world_size > 1 else [own.tolist()])
@@ -298,7 +298,7 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
         return word
     import torch
 
-    from hpc_toolkit.training.distributed.collectives import all_reduce
+    from hpc_toolkit.training.distributed.group import all_reduce
 
     return bool(all_reduce(torch.tensor(float(word), device=info.device)).item())
 

@@ -26,7 +26,7 @@ from arguments import directory, number, parser, seconds
 from resultsfile import facts, table, write_section
 
 from hpc_toolkit.run import Run
-from hpc_toolkit.science.workloads.prefetch import prefetch_checkpoint
+from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -19,11 +19,10 @@ from hpc_toolkit.science.metrics import (
     linear_cka,
     matrix_entropy,
 )
-from hpc_toolkit.science.workloads import layer_metrics, measuring, onepass, prefetch
+from hpc_toolkit.science.workloads import checkpoints, layer_metrics, measuring, onepass
 from hpc_toolkit.science.workloads.checkpoints import load_checkpoint
-from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics
-from hpc_toolkit.science.workloads.streams import RowStream
-from hpc_toolkit.science.workloads.views import augment
+from hpc_toolkit.science.workloads.layer_metrics import LayerMetrics, augment
+from hpc_toolkit.science.workloads.measuring import RowStream
 from tests.tinymodels import alone, cut
 
 if TYPE_CHECKING:
@@ -348,7 +347,7 @@ def test_prefetching_reads_the_checkpoint_of_a_group_ahead(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead: list[str] = []
-    monkeypatch.setattr(prefetch, "_read_ahead", lambda path: ahead.append(path.name))
+    monkeypatch.setattr(checkpoints, "_read_ahead", lambda path: ahead.append(path.name))
 
     workload(root).prefetch(NAME)
 

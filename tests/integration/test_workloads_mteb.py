@@ -24,7 +24,7 @@ from tests.documents import REPOSITORY, read_blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_toolkit.science.workloads.contentcache import SharedEmbeddings
+    from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

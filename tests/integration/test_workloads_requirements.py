@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.errors import PermanentError
+from hpc_toolkit.science.workloads.checkpoints import require_positions
 from hpc_toolkit.science.workloads.onepass import tokenize
-from hpc_toolkit.science.workloads.requirements import require_positions
 from tests.tinymodels import VOCABULARY, alone, tiny
 
 if TYPE_CHECKING:

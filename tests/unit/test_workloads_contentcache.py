@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from hpc_toolkit.science.workloads import contentcache
-from hpc_toolkit.science.workloads.contentcache import (
+from hpc_toolkit.science.workloads import embeddings
+from hpc_toolkit.science.workloads.embeddings import (
     SharedEmbeddings,
     digest_of_checkpoint,
     digest_of_texts,
@@ -170,7 +170,7 @@ def test_directory_that_cannot_be_written_costs_the_copy_alone(
 def test_long_list_is_embedded_in_parts_which_are_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contentcache, "LIST_BYTES", 2 * 4 * LAYERS * WIDTH)
+    monkeypatch.setattr(embeddings, "LIST_BYTES", 2 * 4 * LAYERS * WIDTH)
     model = Lengths()
     texts = ["x" * length for length in range(1, 6)]
 

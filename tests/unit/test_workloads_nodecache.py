@@ -16,9 +16,9 @@ from filelock import FileLock, Timeout
 
 from hpc_toolkit.errors import PermanentError
 from hpc_toolkit.rundir import files
-from hpc_toolkit.science.workloads import nodecache, nodecopies, prefetch
+from hpc_toolkit.science.workloads import checkpoints, nodecache
+from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 from hpc_toolkit.science.workloads.nodecache import local_copy
-from hpc_toolkit.science.workloads.prefetch import prefetch_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -475,7 +475,7 @@ def copy_of(source: Path) -> Path:
 def test_those_who_wait_for_one_that_stands_still_read_from_the_share(
     shared: Shared, node: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned
 ) -> None:
-    monkeypatch.setattr(nodecopies, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(nodecache, "_PATIENCE_S", 0.01)
     source = shared()
     name = copy_of(source).name
     (node / name).rename(node / f".{name}")
@@ -621,7 +621,7 @@ def test_prefetching_without_a_cache_reads_every_file_ahead(
     source = shared()
     monkeypatch.delenv("HPCTK_NODE_CACHE")
     ahead: list[str] = []
-    monkeypatch.setattr(prefetch, "_read_ahead", lambda path: ahead.append(path.name))
+    monkeypatch.setattr(checkpoints, "_read_ahead", lambda path: ahead.append(path.name))
 
     prefetch_checkpoint(source.parent, source.name)
 
@@ -637,5 +637,5 @@ def test_prefetching_what_is_not_there_says_nothing(
         message = "gone"
         raise PermanentError(message)
 
-    monkeypatch.setattr(prefetch, "locate", refuse)
+    monkeypatch.setattr(checkpoints, "locate", refuse)
     prefetch_checkpoint("anywhere", "step1")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpc_toolkit.science.workloads import prefetch
-from hpc_toolkit.science.workloads.prefetch import prefetch_checkpoint
+from hpc_toolkit.science.workloads import checkpoints
+from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_fifo_in_the_place_of_a_file_is_passed_by(fast_dir: Path, held: bool) 
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR) if held else None
     try:
-        prefetch._read_ahead(path)
+        checkpoints._read_ahead(path)
     finally:
         if writer is not None:
             os.close(writer)
@@ -55,7 +55,7 @@ def test_a_fifo_in_the_place_of_a_file_is_passed_by(fast_dir: Path, held: bool) 
 
 _PREFETCH = """
 import sys
-from hpc_toolkit.science.workloads.prefetch import prefetch_checkpoint
+from hpc_toolkit.science.workloads.checkpoints import prefetch_checkpoint
 prefetch_checkpoint(sys.argv[1], "step1")
 print({"torch", "transformers", "numpy"} & set(sys.modules))
 """

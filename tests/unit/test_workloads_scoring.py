@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_toolkit.science.workloads import scoring
+from hpc_toolkit.science.workloads import text_tasks
 
 pytest.importorskip("sklearn")
 
@@ -22,8 +22,8 @@ def separated() -> Any:
 
 
 def test_classification_of_separated_labels_is_right_and_of_noise_near_chance() -> None:
-    right = scoring.classification(separated(), LABELS)
-    noise = scoring.classification(RNG.normal(size=(120, 4)), LABELS)
+    right = text_tasks.classification(separated(), LABELS)
+    noise = text_tasks.classification(RNG.normal(size=(120, 4)), LABELS)
 
     assert (right.score, right.stderr, right.n) == (1.0, 0.0, 120)
     assert abs(noise.score - 1 / 3) < 4 * noise.stderr
@@ -31,8 +31,8 @@ def test_classification_of_separated_labels_is_right_and_of_noise_near_chance() 
 
 
 def test_clustering_of_separated_labels_is_right_and_of_noise_near_zero() -> None:
-    assert scoring.clustering(separated(), LABELS).score > 0.95
-    assert scoring.clustering(RNG.normal(size=(120, 4)), LABELS).score < 0.1
+    assert text_tasks.clustering(separated(), LABELS).score > 0.95
+    assert text_tasks.clustering(RNG.normal(size=(120, 4)), LABELS).score < 0.1
 
 
 def test_similarity_follows_the_order_of_centred_cosines() -> None:
@@ -42,8 +42,8 @@ def test_similarity_follows_the_order_of_centred_cosines() -> None:
     unit = centred / np.linalg.norm(centred, axis=1, keepdims=True)
     pairs = [(0, i, float(unit[0] @ unit[i]) ** 3) for i in range(1, 5)]
 
-    score = scoring.similarity(rows + 100, pairs)
-    opposite = scoring.similarity(rows, [(i, j, -gold) for i, j, gold in pairs])
+    score = text_tasks.similarity(rows + 100, pairs)
+    opposite = text_tasks.similarity(rows, [(i, j, -gold) for i, j, gold in pairs])
 
     assert score.n == 4
     assert score.score == pytest.approx(1)
@@ -54,7 +54,7 @@ def test_similarity_counts_texts_as_independent_where_pairs_share_them() -> None
     rows = RNG.normal(size=(30, 5))
     every = [(i, j, float(RNG.normal())) for i in range(30) for j in range(i)]
 
-    score = scoring.similarity(rows, every)
+    score = text_tasks.similarity(rows, every)
 
     rho = score.score
     assert score.n == 435
@@ -70,7 +70,7 @@ def test_retrieval_discounts_by_the_rank_of_the_one_relevant_document(
     queries = np.eye(40)
     queries[0, 1 : 1 + better] = 2
 
-    score = scoring.retrieval(queries, documents)
+    score = text_tasks.retrieval(queries, documents)
 
     assert score.n == 40
     assert score.score == pytest.approx((39 + expected) / 40, abs=1e-9)
@@ -97,7 +97,7 @@ def pairs_of(scores: Any, truth: Any) -> tuple[Any, list[tuple[int, int, bool]]]
 def test_pair_classification_is_the_mean_precision_at_each_true_pair(
     truth: list[int], expected: float
 ) -> None:
-    score = scoring.pair_classification(*pairs_of([0.9, 0.7, 0.2, -0.1, -0.8], truth))
+    score = text_tasks.pair_classification(*pairs_of([0.9, 0.7, 0.2, -0.1, -0.8], truth))
 
     assert score.n == 5
     assert score.score == pytest.approx(expected)
@@ -112,7 +112,7 @@ def test_pair_classification_agrees_with_scikit_learn_also_where_pairs_tie() -> 
         truth[:2] = True, False
         rows, pairs = pairs_of(scores, truth)
 
-        found = scoring.pair_classification(rows, pairs).score
+        found = text_tasks.pair_classification(rows, pairs).score
 
         assert found == pytest.approx(average_precision_score(truth, scores), abs=1e-12)
 
@@ -121,7 +121,7 @@ def test_influence_of_a_pair_is_the_change_by_its_weight() -> None:
     from sklearn.metrics import average_precision_score
 
     scores, truth = np.round(RNG.normal(size=40), 1), RNG.random(40) < 0.4
-    _, influence = scoring._average_precision(scores, truth)
+    _, influence = text_tasks._average_precision(scores, truth)
 
     step, numeric = 1e-6, []
     for pair in range(40):
@@ -142,7 +142,7 @@ def test_error_of_pairs_is_that_of_drawing_pairs_again() -> None:
 
     again = [average_precision_score(truth[rows], scores[rows]) for rows in drawn]
 
-    assert scoring.pair_classification(*pairs_of(scores, truth)).stderr == pytest.approx(
+    assert text_tasks.pair_classification(*pairs_of(scores, truth)).stderr == pytest.approx(
         np.std(again), rel=0.15
     )
 
@@ -154,7 +154,7 @@ def test_pairs_that_share_a_text_say_less_than_as_many_that_do_not() -> None:
     rows, apart = pairs_of(scores, truth)
     shared = [(20 * (i // 20), j, same) for i, j, same in apart]  # all first texts are equal
 
-    alone, together = (scoring.pair_classification(rows, pairs) for pairs in (apart, shared))
+    alone, together = (text_tasks.pair_classification(rows, pairs) for pairs in (apart, shared))
 
     assert together.score == pytest.approx(alone.score)
     assert together.stderr > 2 * alone.stderr
@@ -163,7 +163,7 @@ def test_pairs_that_share_a_text_say_less_than_as_many_that_do_not() -> None:
 @pytest.mark.parametrize("same", [True, False])
 def test_pairs_of_one_sort_tell_nothing_and_are_refused(same: bool) -> None:
     with pytest.raises(ValueError, match=f"all 2 pairs are {same}"):
-        scoring.pair_classification(np.eye(3), [(0, 1, same), (1, 2, same)])
+        text_tasks.pair_classification(np.eye(3), [(0, 1, same), (1, 2, same)])
 
 
 def test_reranking_is_the_mean_average_precision_of_each_querys_candidates() -> None:
@@ -173,7 +173,7 @@ def test_reranking_is_the_mean_average_precision_of_each_querys_candidates() -> 
     candidates: list[tuple[int, ...]] = [(0, 1, 2, 3), (2, 3, 4), (0, 1), (4, 5)]
     relevant: list[tuple[int, ...]] = [(0, 1, 0, 1), (0, 0, 1), (1, 0), (1, 0)]
 
-    score = scoring.reranking(queries, documents, candidates, relevant)
+    score = text_tasks.reranking(queries, documents, candidates, relevant)
 
     expected = [(1 / 2 + 2 / 4) / 2, 1.0, 1 / 2, 1.0]
     assert score.n == 4
@@ -183,7 +183,7 @@ def test_reranking_is_the_mean_average_precision_of_each_querys_candidates() -> 
 
 def test_reranking_of_a_query_without_a_relevant_candidate_is_refused() -> None:
     with pytest.raises(ValueError, match="query 1 has no relevant candidate"):
-        scoring.reranking(np.eye(2), np.eye(2), [(0, 1), (0, 1)], [(1, 0), (0, 0)])
+        text_tasks.reranking(np.eye(2), np.eye(2), [(0, 1), (0, 1)], [(1, 0), (0, 0)])
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])
@@ -191,12 +191,12 @@ def test_equal_embeddings_score_as_knowing_nothing(value: float) -> None:
     rows = np.full((120, 4), value, dtype=np.float32)
 
     scores = [
-        scoring.classification(rows, LABELS),
-        scoring.clustering(rows, LABELS),
-        scoring.similarity(rows, [(0, 1, 0.5), (1, 2, 0.7), (3, 4, 0.1), (5, 6, 0.3)]),
-        scoring.retrieval(rows, rows),
-        scoring.pair_classification(rows, [(0, 1, True), (1, 2, False), (2, 3, False)]),
-        scoring.reranking(rows[:2], rows, [(0, 1, 2), (4, 5)], [(0, 1, 0), (1, 0)]),
+        text_tasks.classification(rows, LABELS),
+        text_tasks.clustering(rows, LABELS),
+        text_tasks.similarity(rows, [(0, 1, 0.5), (1, 2, 0.7), (3, 4, 0.1), (5, 6, 0.3)]),
+        text_tasks.retrieval(rows, rows),
+        text_tasks.pair_classification(rows, [(0, 1, True), (1, 2, False), (2, 3, False)]),
+        text_tasks.reranking(rows[:2], rows, [(0, 1, 2), (4, 5)], [(0, 1, 0), (1, 0)]),
     ]
 
     assert [round(s.score, 2) for s in scores] == [0.33, 0.0, 0.0, 0.0, 0.33, 0.42]
@@ -206,5 +206,5 @@ def test_equal_embeddings_score_as_knowing_nothing(value: float) -> None:
 def test_scores_are_the_same_each_time() -> None:
     rows = RNG.normal(size=(120, 4))
 
-    assert scoring.classification(rows, LABELS) == scoring.classification(rows, LABELS)
-    assert scoring.clustering(rows, LABELS) == scoring.clustering(rows, LABELS)
+    assert text_tasks.classification(rows, LABELS) == text_tasks.classification(rows, LABELS)
+    assert text_tasks.clustering(rows, LABELS) == text_tasks.clustering(rows, LABELS)

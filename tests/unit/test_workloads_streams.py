@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.science.metrics import METRICS, effective_rank, rankme
-from hpc_toolkit.science.workloads.measuring import CENTRED, SINGULAR
-from hpc_toolkit.science.workloads.streams import RowStream
+from hpc_toolkit.science.workloads.measuring import CENTRED, SINGULAR, RowStream
 
 if TYPE_CHECKING:
     from torch import Tensor

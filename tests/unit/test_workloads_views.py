@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_toolkit.science.workloads.views import augment
+from hpc_toolkit.science.workloads.layer_metrics import augment
 
 TEXT = (
     "The ministers agreed on Monday that the budget would be laid before parliament in March, "

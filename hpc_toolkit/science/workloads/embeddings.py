@@ -1,21 +1,46 @@
-"""Mean-pooled embeddings of texts; one forward pass gives all layers of a text set."""
+"""Mean-pooled embeddings of texts, cached by content for all tasks and layers of a checkpoint.
+
+One forward pass gives all layers of a text set. On disk, all processes that use the same directory
+share the cache. A file has one checkpoint's embeddings of one list of texts at all layers: a line
+of JSON with the number of texts and the width of each layer (widths may differ), then the layers in
+turn, each as little-endian float32 row by row. Its name is a hash of everything that the embeddings
+depend on, so files are never stale, and any file may be deleted at any time.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import logging
+import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from hpc_toolkit.rundir.files import replace_file
+from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files
+from hpc_toolkit.science.workloads.checkpoints import (
+    free_cached_memory,
+    load_checkpoint,
+    locate,
+    prefetch_checkpoint,
+    require_one_stack,
+    require_positive,
+)
+from hpc_toolkit.science.workloads.nodecache import local_copy
 from hpc_toolkit.science.workloads.onepass import (
     Batch,
     BatchSize,
     Distinct,
     forward,
     layer_count,
+    require_final_norm,
     tokenize,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy as np
     from torch import Tensor
@@ -108,3 +133,246 @@ def mean_pool(states: Tensor, lengths: Tensor) -> Tensor:
 
     mask = torch.arange(states.shape[1], device=states.device) < lengths.unsqueeze(1)
     return (states * mask.unsqueeze(-1)).sum(1) / lengths.unsqueeze(1)
+
+
+LIST_BYTES = 2**28
+"""Longer lists of texts are embedded in parts of this size, counting all layers, to limit memory.
+Parts are cached like lists."""
+
+_FORMAT = 2
+_LONGEST_HEADER = 2**20
+
+
+class SharedEmbeddings:
+    """The embeddings of one checkpoint, the context of its tasks.
+
+    The most recently used lists are kept in memory (`embeddings.CACHE_BYTES`). With a
+    ``directory``, lists are read from it layer by layer if they are there, and written to it
+    otherwise, as ``4 * texts * width`` bytes per layer.
+    """
+
+    def __init__(
+        self,
+        embeddings: LayerEmbeddings,
+        *,
+        directory: Path | None = None,
+        identity: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """``identity`` returns what the embeddings depend on besides the texts; called once."""
+        self.layers = embeddings.layers
+        """Number of hidden states: the blocks and the embeddings (layer 0)."""
+        self.loaded = embeddings.loaded
+        """The model."""
+        self.name = embeddings.loaded.name
+        """The checkpoint."""
+        self._embeddings = embeddings
+        self._directory = directory
+        self._identity = identity
+        self._known: bytes | None = None
+
+    @property
+    def forwards(self) -> int:
+        """Number of forward passes over a list of texts so far."""
+        return self._embeddings.forwards
+
+    def of(self, texts: Sequence[str], layer: int) -> np.ndarray:
+        """Return float32 ``(len(texts), d)``, the mean over each text's tokens.
+
+        It is read-only, since the other tasks of the checkpoint get the same rows.
+        """
+        import numpy as np
+
+        parts = [self._part(part, layer) for part in self._parts(texts)]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows.flags.writeable = False
+        return rows
+
+    def halve(self) -> bool:
+        """Halve the batches from now on; return False if they hold only one text already."""
+        return self._embeddings.halve()
+
+    def _parts(self, texts: Sequence[str]) -> Iterator[Sequence[str]]:
+        width = int(self.loaded.model.config.hidden_size)
+        size = max(1, LIST_BYTES // (4 * self.layers * width))
+        for start in range(0, max(1, len(texts)), size):
+            yield texts[start : start + size]
+
+    def _part(self, texts: Sequence[str], layer: int) -> np.ndarray:
+        digest = digest_of_texts(texts)
+        if self._directory is None:
+            return self._embeddings.of(digest, texts, layer)
+        path = self._path(self._directory, digest)
+        stored = _read(path, self.layers, len(texts), layer)
+        if stored is not None:
+            return stored
+        rows = [self._embeddings.of(digest, texts, each) for each in range(self.layers)]
+        _write(path, rows)
+        return rows[layer]
+
+    def _path(self, directory: Path, digest: str) -> Path:
+        if self._known is None:
+            identity = {"format": _FORMAT, **self._identity()}
+            self._known = json.dumps(identity, sort_keys=True, allow_nan=False).encode()
+        name = hashlib.sha256(self._known + b"\n" + digest.encode()).hexdigest()
+        # Subdirectories, since some filesystems are slow with very many names in one directory.
+        return directory / name[:2] / f"{name}.rows"
+
+
+def digest_of_texts(texts: Sequence[str]) -> str:
+    """Return the SHA-256 of a list of texts, which depends on where each text ends."""
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
+
+
+def digest_of_checkpoint(directory: Path) -> str:
+    """Return the SHA-256 of the names and bytes of a checkpoint's weights, settings and tokenizer.
+
+    Reads all of these files once, just after the model was loaded from them.
+    """
+    digest = hashlib.sha256()
+    for one in checkpoint_files(directory):
+        with (directory / one.name).open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{one.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def _read(path: Path, layers: int, count: int, layer: int) -> np.ndarray | None:
+    """Read one layer of a file; None without a complete file of this many texts and layers.
+
+    The file is not memory-mapped: on NFS, SIGBUS would end this process if another host replaced or
+    deleted the file meanwhile.
+    """
+    import numpy as np
+
+    try:
+        with path.open("rb") as file:
+            widths = _widths(file.readline(_LONGEST_HEADER), layers, count)
+            start = file.tell()
+            size = os.fstat(file.fileno()).st_size
+            if widths and size == start + 4 * count * sum(widths):
+                file.seek(start + 4 * count * sum(widths[:layer]))
+                rows = np.fromfile(file, "<f4", count * widths[layer])
+                return rows.reshape(count, widths[layer])
+        why: object = "it is cut short, or holds something else"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        why = error
+    logging.getLogger(__name__).warning("%s is not used: %s", path, why)
+    return None
+
+
+def _widths(line: bytes, layers: int, count: int) -> list[int]:
+    """Return the widths of all layers from a file's first line; empty if the line does not fit."""
+    header = json.loads(line)
+    if not isinstance(header, dict) or header.get("texts") != count:
+        return []
+    widths = header.get("widths")
+    if not isinstance(widths, list) or len(widths) != layers:
+        return []
+    return widths if all(type(width) is int and width > 0 for width in widths) else []
+
+
+def _write(path: Path, rows: Sequence[np.ndarray]) -> None:
+    """Write ``rows``, one array per layer; if the disk is full, only the copy is lost."""
+    import numpy as np
+
+    header = {"texts": len(rows[0]), "widths": [one.shape[1] for one in rows]}
+    content = itertools.chain(
+        [json.dumps(header).encode() + b"\n"],
+        (np.ascontiguousarray(one, dtype="<f4").tobytes() for one in rows),
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s is not kept: %s", path, error)
+
+
+class EmbeddedTexts:
+    """Base class of workloads whose context is the `SharedEmbeddings` of a checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        root: str = ".",
+        max_tokens: int = 64,
+        batch_size: int = 32,
+        max_batch_tokens: int | None = None,
+        final_norm: FinalNorm = "raw",
+        cache: str | None = None,
+    ) -> None:
+        """Options of the workload.
+
+        Args:
+            root: the directory that contains the checkpoints.
+            max_tokens: longer texts are cut.
+            batch_size: the most texts that go through a model together.
+            max_batch_tokens: the most tokens that go through it together, padding included.
+            final_norm: whether layers before the last are taken as they are (``raw``) or after the
+                model's final norm (``paper``), as in a model that was cut off at that layer.
+            cache: a directory for embeddings, shared by workers and runs; none by default.
+
+        Raises:
+            ConfigError: an option is invalid.
+        """
+        self._root = root
+        self._max_tokens = require_positive("max_tokens", max_tokens)
+        if max_batch_tokens is not None:
+            require_positive("max_batch_tokens", max_batch_tokens)
+        self._size = BatchSize(require_positive("batch_size", batch_size), max_batch_tokens)
+        self._final_norm = require_final_norm(final_norm)
+        self._cache = Path(cache).expanduser() if cache else None
+        self.loads = 0
+        """Models loaded so far."""
+
+    def prefetch(self, group: str) -> None:
+        """Prefetch the files of a checkpoint; see `prefetch_checkpoint`."""
+        prefetch_checkpoint(self._root, group)
+
+    def load(self, group: str) -> SharedEmbeddings:
+        """Load a checkpoint; texts are embedded when a task first asks for them.
+
+        Raises:
+            PermanentError: the checkpoint cannot be used.
+        """
+        loaded = load_checkpoint(self._root, group)
+        self.loads += 1
+        require_one_stack(loaded)
+        embeddings = LayerEmbeddings(
+            loaded,
+            max_tokens=self._max_tokens,
+            batch_size=self._size.texts,
+            max_batch_tokens=self._size.tokens,
+            final_norm=self._final_norm,
+        )
+        return SharedEmbeddings(
+            embeddings, directory=self._cache, identity=lambda: self._identity(loaded)
+        )
+
+    def on_oom(self, context: SharedEmbeddings | None, items: list[dict[str, Any]]) -> bool:
+        """Halve the batches, for this and later checkpoints.
+
+        Return False at one text each, and if the model alone does not fit.
+        """
+        if context is None:
+            return False
+        smaller = context.halve()
+        self._size = self._size.halved() or self._size
+        free_cached_memory()
+        return smaller
+
+    def _identity(self, loaded: LoadedModel) -> Mapping[str, Any]:
+        import transformers
+
+        with local_copy(locate(self._root, loaded.name)) as directory:
+            checkpoint = digest_of_checkpoint(directory)
+        return {
+            "checkpoint": checkpoint,
+            "max_tokens": self._max_tokens,
+            "pooling": "mean",
+            "final_norm": self._final_norm,
+            "dtype": "float32",
+            "device": loaded.device.type,
+            "transformers": transformers.__version__,
+        }

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, PermanentError, WorkloadError
-from hpc_toolkit.science.workloads.embedded import EmbeddedTexts
+from hpc_toolkit.science.workloads.checkpoints import require_layer
+from hpc_toolkit.science.workloads.embeddings import EmbeddedTexts
 from hpc_toolkit.science.workloads.mteb_results import main_error, model_of, plain
-from hpc_toolkit.science.workloads.requirements import require_layer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     import numpy as np
 
-    from hpc_toolkit.science.workloads.contentcache import SharedEmbeddings
+    from hpc_toolkit.science.workloads.embeddings import SharedEmbeddings
 
 MAX_TOKENS = 512
 """Default of the option ``max_tokens``: longer texts are cut."""

@@ -12,22 +12,239 @@ not known to be local is rejected.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import hashlib
 import logging
 import os
+import re
+import secrets
+import shutil
 import stat
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.rundir import files
 from hpc_toolkit.science.workloads.checkpointfiles import checkpoint_files
-from hpc_toolkit.science.workloads.nodecopies import NodeCopies, is_name_of_ours
 from hpc_toolkit.system.quantities import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from filelock import AcquireReturnProxy, BaseFileLock
+
+    from hpc_toolkit.science.workloads.checkpointfiles import CheckpointFile
+
+_NAME = re.compile(r"\.?([0-9a-f]{32})-([0-9]+)")
+_LOCK = re.compile(r"lock|[0-9a-f]{32}(\.[0-9a-f]{16}\.pin|\.lock)")
+_CHUNK = 2**24
+_LEFT_FREE = 0.1  # share of the disk to leave free without a given limit
+_PATIENCE_S = 60.0
+
+
+def is_name_of_ours(name: str) -> bool:
+    """Return whether a name has one of the forms that `NodeCopies` uses."""
+    return any(form.fullmatch(name) for form in (_NAME, _LOCK))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A copy that is complete or being made."""
+
+    path: Path
+    key: str
+    size: int
+
+    @property
+    def half_made(self) -> bool:
+        return self.path.name.startswith(".")
+
+    def age(self) -> tuple[bool, int]:
+        """Return the order of deletion: half-made copies first, then the least recently used."""
+        try:
+            return not self.half_made, self.path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False, 0
+
+
+class NodeCopies:
+    """Copies of checkpoints in one directory of a local disk, which contains nothing else.
+
+    ::
+
+        <key>-<bytes>   a complete copy; the key hashes its source, its files' sizes and times
+        .<key>-<bytes>  a copy that is being made; all its bytes count from the beginning
+        <key>.lock      held by the process that makes the copy, while others wait for it
+        <key>.<n>.pin   held by a process that uses the copy
+        lock            held briefly to check, to pin, to make room and to rename a copy
+
+    The locks are filelock's. A killed process leaves no lock held, only files that the next process
+    removes. Only files with names of these forms are ever deleted.
+    """
+
+    def __init__(self, home: Path, limit: int | None = None) -> None:
+        """``limit`` is the total size of the copies in bytes, as far as the disk has room; without
+        a limit, a tenth of the disk is left free.
+        """
+        self._home = home
+        self._limit = limit
+
+    def pinned_copy(
+        self, directory: Path, listed: Sequence[CheckpointFile], stack: contextlib.ExitStack
+    ) -> Path | None:
+        """Return a copy of the files ``listed``, which is not deleted until ``stack`` closes.
+
+        None if the files were written meanwhile, or if others use a copy that lacks some of them.
+
+        Raises:
+            OSError: there is no room, the copy cannot be made, or its maker makes no progress.
+        """
+        key = hashlib.sha256(repr((str(directory.resolve()), listed)).encode()).hexdigest()[:32]
+        size = sum(one.size for one in listed)
+        copy = self._home / f"{key}-{size}"
+        aside = self._home / f".{key}-{size}"
+        with self._turn(key, aside):
+            with self._lock("lock"):
+                shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
+                if _holds(copy, listed):
+                    os.utime(copy)  # mark as most recently used
+                    stack.callback(self._unpin, self._pin(key))
+                    return copy
+                if self._is_read(key):
+                    return None
+                # A copy that lacks files was deleted in part, such as by a cleaner of /tmp.
+                shutil.rmtree(copy, ignore_errors=True)
+                if not self._make_room(size):
+                    raise OSError(errno.ENOSPC, f"no room for {size} bytes beside what is in use")
+                aside.mkdir()
+            try:
+                if not _copy(directory, listed, aside):
+                    return None
+                with self._lock("lock"):
+                    files.publish_directory(aside, copy)
+                    stack.callback(self._unpin, self._pin(key))
+                return copy
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+
+    def _make_room(self, size: int) -> bool:
+        """Delete copies that no process makes or uses until ``size`` more bytes fit.
+
+        Half-made copies are deleted first, then the least recently used. If deleting all of them
+        would not free enough, nothing is deleted.
+        """
+        entries = self._entries()
+        room = self._room(entries)
+        doomed = []
+        for entry in sorted(entries, key=_Entry.age):
+            if room >= size:
+                break
+            # No process can begin to make or use a copy while this process holds 'lock'.
+            if not self._is_made(entry.key) and not self._is_read(entry.key):
+                doomed.append(entry)
+                room += entry.size
+        if room < size:
+            return False
+        for entry in doomed:
+            shutil.rmtree(entry.path, ignore_errors=True)
+        return not doomed or self._room(self._entries()) >= size
+
+    def _entries(self) -> list[_Entry]:
+        named = ((path, _NAME.fullmatch(path.name)) for path in self._home.iterdir())
+        return [_Entry(path, found[1], int(found[2])) for path, found in named if found]
+
+    def _room(self, entries: list[_Entry]) -> float:
+        """Return how many bytes another copy may take now."""
+        disk = shutil.disk_usage(self._home)
+        coming = sum(max(0, one.size - _written(one.path)) for one in entries if one.half_made)
+        if self._limit is None:
+            return disk.free - coming - _LEFT_FREE * disk.total
+        taken = sum(entry.size for entry in entries)
+        return min(self._limit - taken, disk.free - coming)
+
+    def _turn(self, key: str, aside: Path) -> AcquireReturnProxy[BaseFileLock]:
+        """Acquire the lock of a copy, waiting as long as the process that makes it progresses.
+
+        Raises:
+            Timeout: that process makes no progress, such as in a suspended job.
+        """
+        from filelock import Timeout
+
+        written = -1
+        while True:
+            try:
+                return self._lock(f"{key}.lock", timeout=_PATIENCE_S).acquire()
+            except Timeout:
+                before, written = written, _written(aside)
+                if written <= before:
+                    raise
+
+    def _is_made(self, key: str) -> bool:
+        return self._is_held(f"{key}.lock")
+
+    def _is_read(self, key: str) -> bool:
+        """Return whether a process uses the copy; pins of processes that are gone are deleted."""
+        alive = False
+        for pin in self._home.glob(f"{key}.*.pin"):
+            if self._is_held(pin.name):
+                alive = True
+            else:
+                pin.unlink(missing_ok=True)
+        return alive
+
+    def _is_held(self, name: str) -> bool:
+        from filelock import Timeout
+
+        try:
+            with self._lock(name, timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    def _pin(self, key: str) -> BaseFileLock:
+        return self._lock(f"{key}.{secrets.token_hex(8)}.pin").acquire().lock
+
+    def _unpin(self, pin: BaseFileLock) -> None:
+        pin.release()
+        with contextlib.suppress(OSError):
+            Path(pin.lock_file).unlink()
+
+    def _lock(self, name: str, timeout: float = _PATIENCE_S) -> BaseFileLock:
+        from filelock import FileLock
+
+        return FileLock(self._home / name, timeout=timeout)
+
+
+def _copy(directory: Path, listed: Sequence[CheckpointFile], aside: Path) -> bool:
+    """Copy the files; return False if they were written meanwhile and the copy may be a mix."""
+    for one in listed:
+        target = aside / one.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (directory / one.name).open("rb") as source:
+            files.write_new(target, iter(lambda: source.read(_CHUNK), b""))
+    # Damaged files are not checked here: the process that loads them reports them.
+    return _holds(aside, listed) and checkpoint_files(directory) == listed
+
+
+def _holds(copy: Path, listed: Sequence[CheckpointFile]) -> bool:
+    try:
+        return all((copy / one.name).stat().st_size == one.size for one in listed)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _written(directory: Path) -> int:
+    """Return the bytes of files in a directory that others may be writing, renaming or deleting."""
+    total = 0
+    for top, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(top, name)).st_size
+    return total
+
 
 _HOME = "hpctk-checkpoints-1"
 _MARKER = "CACHEDIR.TAG"

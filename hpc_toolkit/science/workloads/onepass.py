@@ -20,7 +20,7 @@ from hpc_toolkit.science.workloads.architectures import (
     output_of,
     through,
 )
-from hpc_toolkit.science.workloads.requirements import require_positions
+from hpc_toolkit.science.workloads.checkpoints import require_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -148,9 +148,12 @@ def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
     run = hpctk.make_sleeping(60, 0.05)
     work = hpctk.start("work", "run", "--workers", 3)
     wait_until(lambda: len(hpctk.noted("end")) > 6, "some items")
+    pids = [worker["pid"] for worker in workers_of(run)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # otherwise one may finish when it hears of its parent's death
     work.send(signal.SIGKILL)
-    for worker in workers_of(run):
-        os.kill(worker["pid"], signal.SIGKILL)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     work.ended()
 
     status = hpctk("status", "run", "--json").json

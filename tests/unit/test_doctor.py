@@ -196,6 +196,7 @@ def test_locks_in_the_grace_period_of_an_nfs_server_are_waited_for_with_a_note(
             return super().write(text)
 
     def take(kind: str, path: str) -> bool:
+        time.sleep(0.25)  # the note may have been printed before, if the first files took long
         while not over.exists():
             time.sleep(0.01)
         return real(kind, path)

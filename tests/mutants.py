@@ -357,7 +357,7 @@ class Result:
 
 def make_copy(target: Path) -> Path:
     """Copy the package and the tests to ``target``."""
-    ignore = shutil.ignore_patterns("__pycache__", "integration", "sharedfs", "slurm")
+    ignore = shutil.ignore_patterns("__pycache__")
     for name in ("hpc_toolkit", "tests"):
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", target)

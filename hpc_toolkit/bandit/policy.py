@@ -43,7 +43,7 @@ class Pull(NamedTuple):
                 names = tuple(task for task in tasks if isinstance(task, str))
                 if len(names) == len(tasks):
                     return cls(arm, names)
-        message = f"{value!r} is no pull"
+        message = f"{value!r} is not a pull"
         raise ConfigError(message, hint="give an arm's id, or its id and a list of tasks")
 
 

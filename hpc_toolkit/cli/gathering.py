@@ -233,7 +233,7 @@ def check_results(
 
 @contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """What the user's code prints, and what its children do, is no data of ours."""
+    """Send what the user's code and its children print to stderr: stdout has the command's data."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

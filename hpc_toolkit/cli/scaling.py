@@ -106,7 +106,7 @@ def analyze(
         ("min-efficiency", min_efficiency),
     ):
         if number is not None and not math.isfinite(number):
-            message = f"--{option}: {number:g} is no number that is usable"
+            message = f"--{option}: {number:g} is not a number that is usable"
             raise ConfigError(message, hint="write digits, such as 0.9")
     asked = Asked(
         price_per_gpu_hour=price_per_gpu_hour, watts_per_gpu=watts_per_gpu, cluster=cluster

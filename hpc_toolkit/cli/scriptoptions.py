@@ -263,7 +263,7 @@ def _gpus(text: str) -> dict[str, Any]:
     """Count and, where it is given, type of ``[TYPE:]N``."""
     kind, colon, count = text.rpartition(":")
     if not (count.isascii() and count.isdecimal() and len(count) < 10) or (colon and not kind):
-        msg = f"--gpus-per-node: {text!r} is no number of GPUs"
+        msg = f"--gpus-per-node: {text!r} is not a number of GPUs"
         raise ConfigError(msg, hint="write 4, or l40s:4 for a type that is not the cluster's")
     return {"gpus_per_node": int(count)} | ({"gpu_type": kind} if kind else {})
 

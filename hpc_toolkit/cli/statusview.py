@@ -209,7 +209,7 @@ def failed_items(now: Status) -> int:
 
 
 def job_json(jobs: Sequence[JobRecord]) -> list[dict[str, Any]]:
-    """What ``status --json`` tells of each job."""
+    """The fields of a job in ``status --json``."""
     keys = ("id", "state", "reason", "nodes", "restarts", "start", "end")
     return [{key: getattr(job, key) for key in keys} for job in jobs]
 

@@ -98,7 +98,7 @@ def submit_workers(
         msg = f"{run.root} is complete: nothing is left for workers to do"
         raise RunError(msg, hint="run.retry() makes failed items pending")
     if type(n) is not int or not 1 <= n <= MAX_RANKS:
-        msg = f"n: {n!r} is no number of workers"
+        msg = f"n: {n!r} is not a number of workers"
         raise ConfigError(msg, hint=f"a whole number from 1 to {MAX_RANKS}")
     if executor is None:
         site = resolved(cluster)

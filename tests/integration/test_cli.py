@@ -150,7 +150,7 @@ def test_counts_agree_with_a_gather_right_after_kills(hpctk: Hpctk) -> None:
     wait_until(lambda: len(hpctk.noted("end")) > 6, "some items")
     pids = [worker["pid"] for worker in workers_of(run)]
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # otherwise one may finish when it hears of its parent's death
+        os.kill(pid, signal.SIGSTOP)  # its parent's death would let it finish
     work.send(signal.SIGKILL)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

@@ -369,7 +369,7 @@ def test_pending_may_be_given_as_json_has_it(pull: Any) -> None:
 def test_pending_that_is_no_pull_is_refused(pull: Any) -> None:
     policy = make_policy("random", grid(1, 2), 0, tasks=TASKS)
 
-    with pytest.raises(ConfigError, match="is no pull"):
+    with pytest.raises(ConfigError, match="is not a pull"):
         policy.ask(1, [pull])
 
 

@@ -223,7 +223,7 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
         with pytest.raises(ConfigError, match=r"--start-timeout: .* is outside 0 s to 366 days"):
             check_request(replace(good, start_timeout_s=timeout_s))
     for called, told in (
-        (replace(good, start_timeout_s="3"), "start_timeout: '3' is no number"),  # type: ignore[arg-type] # what is refused
+        (replace(good, start_timeout_s="3"), "start_timeout: '3' is not a number"),  # type: ignore[arg-type] # what is refused
         (replace(good, options={"module": "yes"}), "module: 'yes' is neither True nor False"),
         (replace(good, options={"nproc_per_node": [2]}), r"nproc_per_node: \[2\] is neither"),
     ):
@@ -350,14 +350,17 @@ def test_a_variable_of_torchrun_counts_as_given() -> None:
     [
         ({"nnodes": "2"}, "2 nodes need a directory"),
         ({"nnodes": "2", "run_dir": "R"}, "need a name for this launch"),
-        ({"nnodes": "two"}, "'two' is no number of nodes"),
-        ({"nnodes": "0"}, "'0' is no number of nodes"),
-        ({"nnodes": "4:2"}, "'4:2' is no number of nodes"),
+        ({"nnodes": "two"}, "'two' is not a number of nodes"),
+        ({"nnodes": "0"}, "'0' is not a number of nodes"),
+        ({"nnodes": "4:2"}, "'4:2' is not a number of nodes"),
         ({"nnodes": "2:4"}, "only torch's c10d takes a range"),
-        ({"nnodes": "2", "node_rank": 2, "master_addr": "n"}, "--node-rank 2 is no number"),
+        (
+            {"nnodes": "2", "node_rank": 2, "master_addr": "n"},
+            "--node-rank 2 is not one of the 2 nodes",
+        ),
         ({"nnodes": "2", "standalone": True}, "--standalone is for one node"),
-        ({"nnodes": "2", "master_port": 65536}, "65536 is no number of a port"),
-        ({"master_port": 0}, "0 is no number of a port"),
+        ({"nnodes": "2", "master_port": 65536}, "65536 is not a valid port"),
+        ({"master_port": 0}, "0 is not a valid port"),
         ({"rdzv_conf": "timeout=3"}, "--rdzv-conf says how torch's own"),
     ],
     ids=str,

@@ -223,7 +223,7 @@ def test_causes_are_told_where_they_are_notable() -> None:
     ("rates", "match"),
     [
         ({}, "no world size was measured"),
-        ({0: 1.0}, "no number of ranks"),
+        ({0: 1.0}, "not a number of ranks"),
         ({1: 0.0}, "no rates"),
         ({1: math.nan}, "no rates"),
         ({1: ()}, "no rates"),

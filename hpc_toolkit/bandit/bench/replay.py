@@ -42,7 +42,7 @@ def finish_times(
 
     ``durations`` has the seconds of the evaluations of each pull, in the order of asks.
     ``told_before`` has for each pull how many results had to be told before it was asked for.
-    Results are told in the order of asks, so a pull begins when that many first pulls ended. With
+    Results arrive in the order of asks, so a pull begins when that many first pulls ended. With
     the order ``pull`` the evaluations of the earlier pull begin first, its longest before its
     others; with ``longest``, the longest of all that may begin.
 

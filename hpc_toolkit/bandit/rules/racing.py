@@ -77,7 +77,7 @@ def proposals(
     history: History, arms: Sequence[int], tasks: Sequence[int], reason: str, n: int
 ) -> list[Proposal]:
     """Propose the first ``n`` arms that lack some of these tasks, each with its missing tasks.
-    The list is empty if all are told or pending.
+    The list is empty if all have a result or are pending.
     """
     found: list[Proposal] = []
     names = history.results.tasks.names

@@ -130,7 +130,7 @@ def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None)
         msg = f"{name} is not set, though another variable of a launcher is"
         raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
     if not text.isdigit():
-        msg = f"{name} is {text!r}, which is no number of a rank"
+        msg = f"{name} is {text!r}, which is not the number of a rank"
         raise ConfigError(msg, hint="start the script with 'hpctk launch' or torchrun")
     return int(text)
 

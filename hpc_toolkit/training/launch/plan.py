@@ -88,7 +88,7 @@ def _counts(text: str) -> list[int]:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name, "")
     if not text.isdigit():
-        message = f"{name}={text!r} in a step of Slurm is no number"
+        message = f"{name}={text!r} in a step of Slurm is not a number"
         raise ConfigError(message, hint="start hpctk launch with srun, once per task")
     return int(text)
 
@@ -183,7 +183,7 @@ def _check_kinds(request: Request) -> None:
     if isinstance(request.start_timeout_s, bool) or not isinstance(
         request.start_timeout_s, int | float
     ):
-        message = f"start_timeout: {request.start_timeout_s!r} is no number"
+        message = f"start_timeout: {request.start_timeout_s!r} is not a number"
         raise ConfigError(message, hint="such as start_timeout=600, in seconds")
     known = all_options()
     for name, value in request.options.items():
@@ -331,7 +331,7 @@ def _place(namespace: Any, given: set[str], step: Step | None) -> tuple[int, int
         or (most and not most.isdigit())
         or not 0 < int(least) <= int(most or least)
     ):
-        message = f"--nnodes: {namespace.nnodes!r} is no number of nodes"
+        message = f"--nnodes: {namespace.nnodes!r} is not a number of nodes"
         raise ConfigError(message, hint="such as --nnodes 4, or 2:4 with --rdzv-backend c10d")
     nodes, node_rank = int(most or least), namespace.node_rank
     if step is not None:
@@ -345,7 +345,7 @@ def _place(namespace: Any, given: set[str], step: Step | None) -> tuple[int, int
         message = f"--nnodes {namespace.nnodes}: only torch's c10d takes a range of nodes"
         raise ConfigError(message, hint="give a number, or --rdzv-backend c10d --rdzv-endpoint ..")
     if not _torchs(given) and not 0 <= node_rank < nodes:
-        message = f"--node-rank {node_rank} is no number of {nodes} nodes"
+        message = f"--node-rank {node_rank} is not one of the {nodes} nodes"
         raise ConfigError(message, hint="they are numbered from 0")
     return nodes, node_rank
 
@@ -360,7 +360,7 @@ def _meeting(
     """Return how the nodes meet."""
     port = namespace.master_port
     if port is not None and port not in _PORTS:
-        message = f"{all_options()['master_port'].spelling}: {port} is no number of a port"
+        message = f"{all_options()['master_port'].spelling}: {port} is not a valid port"
         raise ConfigError(message, hint="from 1 to 65535, or leave it out")
     if namespace.standalone:
         if nodes > 1:

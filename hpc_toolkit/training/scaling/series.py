@@ -45,7 +45,7 @@ class Point:
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
-            message = f"world_size: {self.world_size} is no number of ranks"
+            message = f"world_size: {self.world_size} is not a number of ranks"
             raise ConfigError(message, hint="write 1 or more")
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             message = f"world size {self.world_size}: {list(self.rates)} are no rates"

@@ -49,7 +49,7 @@ def read_json(text: str, where: str) -> tuple[Series, ...]:
 
 
 def _refused(word: str) -> None:
-    message = f"{word} is no number"
+    message = f"{word} is not a number"
     raise ValueError(message)
 
 
@@ -85,7 +85,7 @@ def _decimal(text: str, where: str) -> Decimal:
     try:
         value = Decimal(text)
     except ArithmeticError as error:
-        message = f"{where}: {text!r} is no number"
+        message = f"{where}: {text!r} is not a number"
         raise ConfigError(message, hint="write digits, such as 12.5") from error
     return _checked(value, where)
 
@@ -94,7 +94,7 @@ def _checked(value: object, where: str) -> Decimal:
     # Far beyond these bounds a float would be infinite or 0.
     if not isinstance(value, Decimal) or not value.is_finite() or abs(value.adjusted()) > 15:
         message = (
-            f"{where}: {value if value is not None else 'nothing'} is no number that is usable"
+            f"{where}: {value if value is not None else 'nothing'} is not a number that is usable"
         )
         raise ConfigError(message, hint="write a number such as 12.5, without quotes")
     return value
@@ -185,7 +185,7 @@ def _point(point: object, unit: str, where: str) -> Point:
 def _ranks(value: object, where: str) -> int:
     size = _checked(value, f"{where}, world_size")
     if size != int(size) or size < 1:
-        message = f"{where}, world size {size}: that is no number of ranks"
+        message = f"{where}, world size {size}: that is not a number of ranks"
         raise ConfigError(message, hint="write 1 or more")
     return int(size)
 
@@ -200,7 +200,7 @@ def _claim(claim: object, where: str) -> Claim:
     size = given.get("world_size")
     samples = _checked(given.get("samples", Decimal(THOUSAND)), f"{where}, claims")
     if samples < 1:
-        message = f"{where}, claims: {samples} is no number of samples"
+        message = f"{where}, claims: {samples} is not a number of samples"
         raise ConfigError(message, hint="write 1 or more")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)  # the value is finite

@@ -87,6 +87,8 @@ def takeover(run: Rehearsal) -> Outcome:
 
 def additions(run: Rehearsal) -> Outcome:
     """Items are added from both hosts while all workers wait; then the run is sealed."""
+    # A living worker that is taken for dead would leave a claim that nobody gives back.
+    run.lease_s = _NEVER_S
     each = run.size.items // (_ROUNDS + 1)
     run.init(each, "--open")
     ranks = [run.work(host) for host in HOSTS]

@@ -75,8 +75,16 @@ class Site:
         """A run whose items wait for :meth:`release`, so that it cannot end before."""
         lines = [json.dumps({"item": number}) for number in range(count)]
         (self.cwd / "items.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        held = f": > {shlex.quote(str(self.cwd / 'held-'))}$SLURM_PROCID"
         wait = f"until [ -e {shlex.quote(str(self._go))} ]; do sleep 0.1; done"
-        self.hpctk("init", ODD, "--command", wait, "--items", "items.jsonl")
+        self.hpctk("init", ODD, "--command", f"{held}; {wait}", "--items", "items.jsonl")
+
+    def wait_for_held(self, ranks: int) -> None:
+        """Wait until an item of each rank waits for :meth:`release`.
+
+        A rank that is warned before its item has begun gives that item until the deadline.
+        """
+        wait_until(lambda: len(list(self.cwd.glob("held-*"))) >= ranks, f"items of {ranks} ranks")
 
     @property
     def _go(self) -> Path:

@@ -38,7 +38,7 @@ def site(lab: LabUnderTest, tmp_path: Path) -> Site:
 def test_a_job_that_was_warned_starts_again_and_then_ends_with_0(site: Site) -> None:
     site.init_held(24)
     job = site.submit()
-    site.wait_for_workers(4)
+    site.wait_for_held(4)
 
     site.warn_and_release(job)
     ended = site.end_of(job)
@@ -63,7 +63,7 @@ def test_a_job_that_reaches_its_time_limit_starts_again(site: Site) -> None:
 def test_a_preempted_job_is_requeued_by_slurm_alone(site: Site) -> None:
     site.init_held(24)
     job = site.submit(exclusive=True, nodes=8, ntasks_per_node=1)
-    site.wait_for_workers(8)
+    site.wait_for_held(8)
 
     urgent = site.lab.sbatch(
         "--partition=urgent", "--nodes=8", "--exclusive", "--wrap=sleep 1", "--output=/dev/null"
@@ -109,7 +109,7 @@ def test_the_restarts_that_count_are_this_jobs_own(site: Site) -> None:
     site.init_held(24)
     # As a job leaves it behind that was restarted and then submitted this one.
     job = site.submit("work-queue", "--export=ALL,SLURM_RESTART_COUNT=5", max_restarts=1)
-    site.wait_for_workers(4)
+    site.wait_for_held(4)
 
     site.warn_and_release(job)
     ended = site.end_of(job)

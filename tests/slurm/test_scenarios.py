@@ -339,7 +339,11 @@ def test_two_jobs_share_one_run(rehearsal: Rehearsal, size: Size) -> None:
 
 
 def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> None:
-    """Two long items keep two ranks; the other ranks leave when they waited for long enough."""
+    """Two long items keep two ranks; nodes of other ranks go back when these waited long enough.
+
+    Without slurmdbd, Slurm 22.05 shrinks a job only once, so nodes whose ranks leave later may
+    stay; test_shrink.py has a job that shrinks several times.
+    """
     go = rehearsal.cwd / "go"
     # However long the ranks take to start: the two end when the others have left.
     waits = [*(["no"] * 30), "long", "long"]
@@ -349,7 +353,7 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     rehearsal.hpctk("init", rehearsal.run, "--command", command, "--items", "items.jsonl")
     (rehearsal.cwd / "clusters").mkdir()
     (rehearsal.cwd / "clusters" / "lab.toml").write_text("shrink_jobs = true\n")
-    script = rehearsal.render(nodes=8, ntasks_per_node=2, idle_exit="3s")
+    script = rehearsal.render(nodes=8, ntasks_per_node=2, idle_exit="10s")
     script.write_text(script.read_text().replace("--shrink-every=1min", "--shrink-every=1s"))
 
     job = rehearsal.sbatch(script, rehearsal.run)
@@ -357,7 +361,7 @@ def test_nodes_with_nothing_left_to_do_are_given_back(rehearsal: Rehearsal) -> N
     def nodes() -> int:
         return int(rehearsal.call("squeue", "-h", f"--jobs={job}", "--format=%D", "-t", "all"))
 
-    wait_until(lambda: 0 < nodes() <= 3, "nodes that are given back")
+    wait_until(lambda: 0 < nodes() < 8, lambda: f"nodes that are given back\n{rehearsal.log()}")
     running = rehearsal.state(job)
     go.touch()
     rehearsal.wait_for_end(job)

@@ -39,7 +39,11 @@ class HeldTraining(train_ddp.Training):
         stop = getattr(handler, "__self__", None)
         places = [Path(os.environ[f"HPCTK_STAGED_{at}"]) for at in (1, 2) if _staged(at)]
         told = [str(os.getpid()), *(path.read_text() for path in places)]
-        (self.args.output / f"held-{self.info.rank}").write_text("\n".join(told))
+        # Renamed, so that a test that sees it can read all of it.
+        path = self.args.output / f"held-{self.info.rank}"
+        part = path.with_suffix(".part")
+        part.write_text("\n".join(told))
+        part.rename(path)
         let_go = os.environ.get("HPCTK_HELD_UNTIL")
         while not (getattr(stop, "received", None) or (let_go and Path(let_go).exists())):
             time.sleep(0.05)

@@ -152,7 +152,7 @@ def plan(
 
     Examples:
         hpctk plan runs/eval --nodes 1,2,4 --cluster killarney
-        hpctk plan --items 10000 --seconds-per-item 30 -o plan.json
+        hpctk plan --items 10000 --item-time 30s -o plan.json
         hpctk plan runs/eval --check plan.json
     """
     from hpc_toolkit.planning.choices import Worker, node_of

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -64,6 +66,23 @@ def test_the_help_of_a_command_is_short_and_has_examples(name: str) -> None:
     assert "Examples:" in lines
     examples = lines[lines.index("Examples:") + 1 :]
     assert any(f"hpctk {name}" in line for line in examples)
+
+
+def test_the_options_of_every_example_are_there() -> None:
+    seen = 0
+    for name in VISIBLE:
+        text = helped(name, width=200).partition("Examples:\n")[2].replace("\\\n", "")
+        for line in text.splitlines():
+            words = re.split(r" [|&;>]|\$\(", line)[0].strip()
+            if not words.startswith("hpctk "):
+                continue
+            command, rest = ROOT, shlex.split(words, comments=True)[1:]
+            while hasattr(command, "commands"):
+                command = command.commands[rest.pop(0)]
+            context = command.context_class(command, **command.context_settings)
+            command.make_parser(context).parse_args(rest)
+            seen += 1
+    assert seen > len(VISIBLE)
 
 
 @pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])

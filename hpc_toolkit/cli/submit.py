@@ -162,11 +162,12 @@ def _of_script(
 ) -> "Submission":
     from dataclasses import replace
 
+    from hpc_toolkit.slurm.records import script_options
     from hpc_toolkit.slurm.render.file import read_script
     from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.slurm.render.spec import ScriptSpec
     from hpc_toolkit.submit.send import check_directory, check_run, without_failed_nodes
-    from hpc_toolkit.submit.submission import of_script, script_options
+    from hpc_toolkit.submit.submission import of_script
 
     path = Path(template or "")
     for name in only_given({**given, "run": None, "dependency": None}):

@@ -1,4 +1,4 @@
-"""Parse the output of Slurm's programs into records. Runs no program.
+"""Parse the output of Slurm's programs and the options of scripts. Runs no program.
 
 The states are those of squeue(1) and sacct(1), JOB STATE CODES. A state that this version does not
 know is kept; such a job is neither ended, waiting nor running.
@@ -7,6 +7,7 @@ know is kept; such a job is neither ended, waiting nor running.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,20 @@ SQUEUE_FIELDS = (
 )
 """Columns of ``squeue --Format`` and their widths in bytes; squeue truncates longer values."""
 _TELL_WHEN_CUT = {"Reason", "Name"}
+
+_LETTERS = {
+    "a": "array",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "F": "nodefile",
+    "G": "gpus",
+    "J": "job-name",
+    "m": "distribution",
+    "o": "output",
+    "w": "nodelist",
+    "x": "exclude",
+}
+"""Long names of the one-letter options of sbatch that are read from scripts."""
 
 SACCT_FIELDS = (
     *("JobIDRaw", "JobID", "State", "ExitCode", "Submit", "Start", "End", "Partition"),
@@ -290,6 +305,35 @@ def parse_job_id(text: str) -> tuple[str, str] | None:
     found = [line for line in lines if re.fullmatch(r"[1-9][0-9]*(;[^\s;]+)?", line)]
     number, _, cluster = found[-1].partition(";") if found else ("", "", "")
     return (number, cluster) if found else None
+
+
+def script_options(script: str) -> dict[str, str]:
+    """Return the options of a script's ``#SBATCH`` lines by long name, "" without a value.
+
+    Like sbatch, it reads up to the first command. Letters that hpctk does not use stay letters.
+    """
+    found: dict[str, str] = {}
+    for line in script.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break
+        directive = re.match(r"#SBATCH[ \t](.*)", line)
+        if directive is None:
+            continue
+        try:
+            words = shlex.split(directive[1], comments=True)
+        except ValueError:
+            words = directive[1].split()
+        name = ""
+        for word in words:
+            if long := re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word):
+                name = long[1]
+                found[name] = long[2] or ""
+            elif short := re.fullmatch(r"-([A-Za-z])(.*)", word):
+                name = _LETTERS.get(short[1], short[1])
+                found[name] = short[2]
+            elif name and not found[name]:
+                found[name] = word
+    return found
 
 
 def parse_time(text: str) -> float | None:

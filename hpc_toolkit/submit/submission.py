@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import RenderError
 from hpc_toolkit.slurm.client import SlurmError, sbatch_argv
 from hpc_toolkit.slurm.controller import max_array_size
+from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.slurm.render.directives import log_pattern
 from hpc_toolkit.slurm.render.grammar import parse_array
 from hpc_toolkit.slurm.render.kinds import TRAININGS
@@ -23,15 +22,6 @@ if TYPE_CHECKING:
     from hpc_toolkit.slurm.render.grammar import Array
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
-_LETTERS = {
-    "J": "job-name",
-    "o": "output",
-    "D": "chdir",
-    "a": "array",
-    "x": "exclude",
-    "w": "nodelist",
-    "F": "nodefile",
-}
 _MOST_CHUNKS = 1000
 
 
@@ -156,28 +146,6 @@ def of_script(path: Path, text: str, *, run: Run | None, cwd: Path) -> Submissio
         # To sbatch, a word ":" begins the next component of a heterogeneous job.
         arguments=(f"./{root}" if root == ":" else root,) if root else (),
     )
-
-
-def script_options(script: str) -> dict[str, str]:
-    """Options of the ``#SBATCH`` lines by long name; only those that have a value are reliable."""
-    found: dict[str, str] = {}
-    for line in script.splitlines():
-        if line.strip() and not line.startswith("#"):
-            break  # sbatch stops at the first command
-        if not line.startswith("#SBATCH"):
-            continue
-        try:
-            words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        except ValueError:
-            continue
-        for word, following in zip(words, [*words[1:], ""], strict=True):
-            if match := re.fullmatch(r"--([a-z-]+)=(.*)", word):
-                found[match[1]] = match[2]
-            elif word.startswith("--"):
-                found[word[2:]] = following
-            elif match := re.fullmatch(r"-([JoDaxwF])(.*)", word):
-                found[_LETTERS[match[1]]] = match[2] or following
-    return found
 
 
 def _array_limit(cluster: Cluster) -> int | None:

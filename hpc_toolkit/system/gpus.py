@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hpc_toolkit.system.ranks import task_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,11 +66,8 @@ def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ranks_here(environ: Mapping[str, str]) -> int:
-    """Number of ranks of this step on this node, from ``4(x8),2``; 1 if unknown."""
-    counts: list[int] = []
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
-        counts += [int(count)] * int(times or 1)
+    """Number of ranks of this step on this node, from srun's variables; 1 if unknown."""
+    counts = task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = environ.get("SLURM_NODEID", "")
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,14 @@ class RankInfo:
             restart=_number(environ.get("SLURM_RESTART_COUNT")) or 0,
             in_step=in_step,
         )
+
+
+def task_counts(text: str) -> list[int]:
+    """Parse the tasks of each node in Slurm's notation: ``2(x3),1`` is [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(count)] * int(times or 1)
+    return counts
 
 
 def noted_name(name: str) -> str:

@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from hpc_toolkit.slurm.batch import job
-from hpc_toolkit.slurm.batch.job import clean_environment, script_options
+from hpc_toolkit.slurm.batch.job import clean_environment
 from hpc_toolkit.slurm.client import Finished
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from hpc_toolkit.slurm.records import script_options
 
 
 @pytest.mark.parametrize(
@@ -27,21 +24,14 @@ if TYPE_CHECKING:
         ('#SBATCH --comment="a \\"b\\" --mem=4G"', {"comment": 'a "b" --mem=4G'}),
         ("#SBATCH --comment='open", {"comment": "'open"}),
         ("#SBATCH\t--signal=B:USR1@60", {"signal": "B:USR1@60"}),
+        ("#SBATCH -J mine -o out/%j.log", {"job-name": "mine", "output": "out/%j.log"}),
+        ("echo <<end\n#SBATCH --mem=4G\nend", {}),
         (" #SBATCH --mem=4G", {}),
         ("##SBATCH --mem=4G", {}),
     ],
 )
-def test_the_options_of_an_edited_script_are_read(
-    tmp_path: Path, line: str, found: dict[str, str]
-) -> None:
-    path = tmp_path / "script"
-    path.write_text(f"#!/bin/bash\n{line}\n")
-
-    assert script_options(path) == found
-
-
-def test_a_script_that_cannot_be_read_has_no_options(tmp_path: Path) -> None:
-    assert script_options(tmp_path / "missing") == {}
+def test_the_options_of_an_edited_script_are_read(line: str, found: dict[str, str]) -> None:
+    assert script_options(f"#!/bin/bash\n\n{line}\n") == found
 
 
 def test_variables_of_an_outer_job_are_removed_and_those_of_the_options_kept() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.slurm.client import SUBMIT_S, SlurmError, ask, run
 from hpc_toolkit.slurm.controller import host_names
+from hpc_toolkit.slurm.records import script_options
 from hpc_toolkit.system.ranks import host_name
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ SRUN_READS = {
 sbatch that sets it for a job's own steps."""
 
 _OF_STEPS = ("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_TRES")
-_SHORT = {"c": "cpus-per-task", "G": "gpus", "m": "distribution", "a": "array"}
 _WARNED = "HPCTK_WARNED"
 _DIRECTORY = "HPCTK_DIRECTORY"
 """Where the script was before its setup."""
@@ -100,7 +100,11 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
     if not raw:
         msg = "this is not a Slurm job"
         raise JobError(msg, hint=f"start it with sbatch: sbatch {shlex.quote(script.name)}")
-    options = script_options(script)
+    # A script that cannot be read has no options.
+    text = ""
+    with suppress(OSError):
+        text = script.read_text(encoding="utf-8", errors="replace")
+    options = script_options(text)
     row = _row(raw)
     number = _element(row, options, environ, array_offset)
     clean_environment(environ, options)
@@ -122,37 +126,6 @@ def this_job(script: Path, *, array_offset: int = 0) -> Job:
         deadline=ends,
         warned=_was_warned(environ, options, (row or {}).get("start", ""), ends),
     )
-
-
-def script_options(script: Path) -> dict[str, str]:
-    """Return the options of a script's ``#SBATCH`` lines by their long names, "" without a value.
-
-    A script that cannot be read has none.
-    """
-    try:
-        text = script.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    found: dict[str, str] = {}
-    for line in re.findall(r"(?m)^#SBATCH[ \t](.*)$", text):
-        name = ""
-        for word in _words(line):
-            if long := re.fullmatch(r"--([a-z-]+)(?:=(.*))?", word):
-                name = long[1]
-                found[name] = long[2] or ""
-            elif short := re.fullmatch(r"-([A-Za-z])(.*)", word):
-                name = _SHORT.get(short[1], short[1])
-                found[name] = short[2]
-            elif name and not found[name]:
-                found[name] = word
-    return found
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:
-        return line.split()
 
 
 def clean_environment(environ: MutableMapping[str, str], options: Mapping[str, str]) -> None:

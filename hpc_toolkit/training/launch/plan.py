@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError
+from hpc_toolkit.system.ranks import task_counts
 from hpc_toolkit.training.launch.options import all_options
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Step:
         """
         if not environ.get("SLURM_STEP_ID", "").isdigit():
             return None
-        tasks = tuple(_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
+        tasks = tuple(task_counts(environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
         task, node, local = (
             _number(environ, f"SLURM_{name}") for name in ("PROCID", "NODEID", "LOCALID")
         )
@@ -75,14 +76,6 @@ class Step:
     def per_node(self) -> bool:
         """Whether every node has one task, which then starts the node's ranks."""
         return max(self.tasks) == 1
-
-
-def _counts(text: str) -> list[int]:
-    """Parse numbers of tasks in Slurm's notation, such as ``2(x3),1``."""
-    counts: list[int] = []
-    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(times or 1)
-    return counts
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.bandit.bench.outcome import goal_key
 from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.report.figures import (
+    COLOURS,
+    LEFT,
+    STEP_X,
+    STEP_Y,
+    TOP,
+    Axis,
+    Panel,
+    figure,
+    legend,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Point = tuple[float, float]
+    from collections.abc import Callable, Iterator
 
 GOAL = 0.99
 """The share of the best mean that the text table shows."""
 
-COLOURS = (
-    *("#2a6f97", "#c1440e", "#3a7d44", "#7b4b94", "#b8860b", "#d1495b"),
-    *("#1b998b", "#6c757d", "#5f0f40", "#0b6e4f", "#8d6a9f", "#495057"),
-)
-"""Colours of the policies, in order; used again from the first if there are more policies."""
-
 FLOOR = 1e-4
 """Lowest regret on the logarithmic axis; lower values are drawn at this height."""
-
-_WIDTH, _HEIGHT = 380, 230
-_GAP_X, _GAP_Y = 90, 90
-_LEFT, _TOP = 60, 50
 
 
 def as_csv(report: dict[str, Any]) -> str:
@@ -105,33 +102,6 @@ def _everything(cost: str, report: dict[str, Any], duration: Callable[[float], s
     return _number(cost, float(found), duration)
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """One pair of axes: its position in the picture, and the ranges of the axes."""
-
-    name: str
-    """The cost over which its curves are drawn."""
-    left: float
-    top: float
-    x: tuple[float, float]
-    y: tuple[float, float]
-    x_log: bool
-
-    def at(self, x: float, y: float) -> Point:
-        """Return where to draw a point; a point outside the axes is drawn on their edge."""
-        across = self._share(x, self.x, log=self.x_log)
-        up = self._share(y, self.y, log=True)
-        return self.left + _WIDTH * across, self.top + _HEIGHT * (1.0 - up)
-
-    @staticmethod
-    def _share(value: float, span: tuple[float, float], *, log: bool) -> float:
-        low, high = span
-        value = min(max(value, low), high)
-        if log:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return (value - low) / (high - low)
-
-
 def regret_svg(report: dict[str, Any]) -> str:
     """Draw the mean simple regret of each policy against each cost, with its bootstrap band.
 
@@ -145,66 +115,46 @@ def regret_svg(report: dict[str, Any]) -> str:
     # Of several numbers of GPUs, draw only the last.
     walls = [cost for cost in costs if cost.startswith("wall_s_")]
     costs = [cost for cost in costs if cost not in walls[:-1]]
-    panels = [_panel(cost, place, policies) for place, cost in enumerate(costs)]
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    legend = _LEFT + columns * (_WIDTH + _GAP_X) - _GAP_X + 20
-    width = legend + 40 + 7 * max(len(one["policy"]) for one in policies)
-    height = _TOP + max(rows * (_HEIGHT + _GAP_Y), 22 * len(policies) + 20)
-    font = 'font-family="sans-serif" font-size="12"'
+    parts: list[str] = []
+    for place, cost in enumerate(costs):
+        curves = [(one["curves"].get(cost), _colour(number)) for number, one in enumerate(policies)]
+        parts += _panel(cost, place, [(one, colour) for one, colour in curves if one])
+    columns = min(2, len(costs))
+    rows = -(-len(costs) // columns)
+    right = LEFT + columns * STEP_X - 70
+    names = [one["policy"] for one in policies]
+    height = TOP + max(rows * STEP_Y, 20 * len(names) + 20) - 30
     title = f"Mean simple regret, {report['arms']} arms, {report['tasks']} tasks"
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {font}>',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="10" y="22" font-size="15">{escape(title)}</text>',
-    ]
-    for panel in panels:
-        lines += _axes(panel)
-        for number, one in enumerate(policies):
-            if panel.name in one["curves"]:
-                lines += _curve(panel, one["curves"][panel.name], _colour(number))
-    for number, one in enumerate(policies):
-        y = _TOP + 8 + 22 * number
-        lines += [
-            f'<path d="M{legend} {y}h22" stroke="{_colour(number)}" stroke-width="2.5"/>',
-            f'<text x="{legend + 28}" y="{y + 4}">{escape(one["policy"])}</text>',
-        ]
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    parts += legend(right, TOP + 12, names)
+    return figure(title, right + 50 + 7 * max(map(len, names)), height, parts)
 
 
 def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _panel(cost: str, place: int, policies: Sequence[dict[str, Any]]) -> _Panel:
-    curves = [one["curves"][cost] for one in policies if cost in one["curves"]]
-    ends = [x for curve in curves for x in (curve["x"][0], curve["x"][-1])]
-    most = max(value for curve in curves for value in curve["high"])
-    low = min(ends)
-    return _Panel(
-        name=cost,
-        left=_LEFT + (place % 2) * (_WIDTH + _GAP_X),
-        top=_TOP + (place // 2) * (_HEIGHT + _GAP_Y),
-        x=(low, max(ends) if max(ends) > low else low + 1.0),
-        y=(FLOOR, max(most, 10 * FLOOR)),
-        x_log=cost != "pulls",
+def _panel(
+    cost: str, place: int, curves: list[tuple[dict[str, list[float]], str]]
+) -> Iterator[str]:
+    ends = [x for curve, _ in curves for x in (curve["x"][0], curve["x"][-1])]
+    most = max(value for curve, _ in curves for value in curve["high"])
+    low, high = min(ends), max(ends)
+    panel = Panel(
+        x=Axis(low, high if high > low else low + 1.0, log=cost != "pulls"),
+        y=Axis(FLOOR, max(most, 10 * FLOOR), log=True),
+        left=LEFT + (place % 2) * STEP_X,
+        top=TOP + (place // 2) * STEP_Y,
     )
-
-
-def _axes(panel: _Panel) -> Iterator[str]:
-    left, top, bottom = panel.left, panel.top, panel.top + _HEIGHT
-    for power in range(round(math.log10(FLOOR)), 1):
-        if 10.0**power <= panel.y[1]:
-            _, y = panel.at(panel.x[0], 10.0**power)
-            yield f'<path d="M{left} {y:.1f}h{_WIDTH}" stroke="#ddd"/>'
-            yield f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
-    for value in _ticks(panel):
-        x, _ = panel.at(value, FLOOR)
-        yield f'<path d="M{x:.1f} {top}V{bottom}" stroke="#eee"/>'
-        yield f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>'
-    middle = left + _WIDTH / 2
-    words = escape(axis_words(panel.name))
-    yield f'<text x="{middle}" y="{bottom + 36}" text-anchor="middle">{words}</text>'
+    powers = [10.0**power for power in range(round(math.log10(FLOOR)), 1)]
+    rows = [(value, f"{value:g}") for value in powers if value <= panel.y.high]
+    columns = [(value, f"{value:g}") for value in _ticks(panel.x)]
+    yield from panel.frame(columns, rows, axis_words(cost))
+    for curve, colour in curves:
+        low_edge, high_edge, mean = (
+            list(zip(curve["x"], curve[name], strict=True)) for name in ("low", "high", "simple")
+        )
+        yield panel.band(low_edge, high_edge, colour)
+        yield panel.line(mean, colour)
 
 
 def axis_words(cost: str) -> str:
@@ -214,23 +164,10 @@ def axis_words(cost: str) -> str:
     return {"evaluations": "task evaluations", "gpu_s": "GPU seconds"}.get(cost, cost)
 
 
-def _ticks(panel: _Panel) -> list[float]:
-    low, high = panel.x
-    if panel.x_log:
-        powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+def _ticks(axis: Axis) -> list[float]:
+    if axis.log:
+        powers = range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1)
         return [10.0**power for power in powers]
-    step = 10.0 ** math.floor(math.log10(max(high, 1.0)))
-    step = step if high / step > 3 else step / 5
-    return [step * number for number in range(1, int(high / step) + 1)]
-
-
-def _curve(panel: _Panel, curve: dict[str, list[float]], colour: str) -> Iterator[str]:
-    upper = [panel.at(x, y) for x, y in zip(curve["x"], curve["high"], strict=True)]
-    lower = [panel.at(x, y) for x, y in zip(curve["x"], curve["low"], strict=True)]
-    mean = [panel.at(x, y) for x, y in zip(curve["x"], curve["simple"], strict=True)]
-    yield f'<path d="{_line([*upper, *lower[::-1]])}Z" fill="{colour}" fill-opacity="0.15"/>'
-    yield f'<path d="{_line(mean)}" fill="none" stroke="{colour}" stroke-width="2"/>'
-
-
-def _line(points: Sequence[Point]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    step = 10.0 ** math.floor(math.log10(max(axis.high, 1.0)))
+    step = step if axis.high / step > 3 else step / 5
+    return [step * number for number in range(1, int(axis.high / step) + 1)]

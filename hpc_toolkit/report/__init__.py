@@ -1,0 +1,1 @@
+"""Pictures of what a run, a plan or a measurement found."""

@@ -280,6 +280,8 @@ class Prefetching:
                 if thread.name == "prefetch":
                     thread.join()
         for item in items:
+            if "gate" in item:
+                note(self._item, "held", context[0])
             while "gate" in item and not Path(item["gate"]).exists():
                 time.sleep(0.01)
             yield {"group": context[0]}

@@ -177,7 +177,10 @@ def test_a_worker_that_is_asked_to_leave_does_not_wait_for_a_prefetch(
     gate = tmp_path / "gate"
     run = make(hpctk, how="hang", gate=gate)
     work = hpctk.start("work", "run", "--workers", 1)
-    wait_until(lambda: hpctk.noted("prefetch"), "the prefetch")
+    # An item that has not begun when the worker is asked would not begin at all.
+    wait_until(
+        lambda: hpctk.noted("prefetch") and hpctk.noted("held"), "the prefetch, beside an item"
+    )
 
     (worker,) = run.paths.workers.glob("*.json")
 

@@ -19,69 +19,65 @@ if TYPE_CHECKING:
 
 PANELS: Panels = {
     "Resources": (
-        Option("image", "Image of the pods, with hpctk in it; needed.", "IMAGE"),
-        Option("nodes", "Number of pods; by default 1.", "N"),
-        Option("node_counts", "Numbers of pods to measure; by default 1,2,4.", "N,N"),
+        Option("image", "Image of the pods, with hpctk installed. Required.", "IMAGE"),
+        Option("nodes", "Number of pods. [default: 1]", "N"),
+        Option("node_counts", "Numbers of pods to measure. [default: 1,2,4]", "N,N"),
         Option(
-            "gpus_per_node",
-            "GPUs of each pod, their type by --node-selector; by default none.",
-            "N",
+            "gpus_per_node", "GPUs of each pod; --node-selector sets their type. [default: 0]", "N"
         ),
-        Option("gpu_resource", "What the cluster calls a GPU; by default nvidia.com/gpu.", "NAME"),
+        Option("gpu_resource", "Resource name of a GPU. [default: nvidia.com/gpu]", "NAME"),
         Option("cpus", "CPUs of each pod, as request and limit.", "N"),
-        Option("mem", "Memory of each pod ('480G' is GiB), as request and limit.", "SIZE"),
-        Option("shm", "Size of /dev/shm, a part of --mem; by default 2G.", "SIZE"),
+        Option("mem", "Memory of each pod, as request and limit; 480G is 480Gi.", "SIZE"),
+        Option("shm", "Size of /dev/shm, a part of --mem. [default: 2G]", "SIZE"),
     ),
     "Storage": (
-        many("pvc", "Claim of a ReadWriteMany volume, and where pods see it", "NAME[:/DIR]"),
-        Option("mount", "Where they see the one that does not say; by default /data.", "DIR"),
-        Option("run", "Run, or directory of a training, on a volume.", "DIR"),
-        Option("user", "Who the program is; by default 1000:1000.", "UID[:GID]"),
-        Option("fs_group", "Group that Kubernetes gives whole volumes to.", "N"),
+        many("pvc", "PersistentVolumeClaim (ReadWriteMany) and its mount point", "NAME[:/DIR]"),
+        Option("mount", "Mount point of a claim without one. [default: /data]", "DIR"),
+        Option("run", "Run directory, or output directory of a training, on a volume.", "DIR"),
+        Option("user", "User of the containers. [default: 1000:1000]", "UID[:GID]"),
+        Option("fs_group", "fsGroup: group that owns the volumes.", "N"),
     ),
     "Program": (
-        Option("python", "Interpreter in the image; by default its hpctk.", "FILE"),
-        Option("chdir", "Start there; by default where the image says.", "DIR"),
+        Option("python", "Interpreter in the image. [default: its hpctk command]", "FILE"),
+        Option("chdir", "Working directory. [default: the image's]", "DIR"),
         many("env", "Set this variable", "NAME=VALUE"),
-        many("env_from_secret", "Set it from a key of a Secret", "NAME=SECRET:KEY"),
-        Option("workers", "Workers of each pod; by default one per GPU.", "N"),
-        Option(
-            "lease", "Silence after which a worker counts as dead; by default 3min.", "DURATION"
-        ),
-        Option("start_timeout", "How long pods wait for each other; 30min.", "DURATION"),
-        Option("backend", "nccl or gloo; by default by the GPUs."),
-        Option("grace", "Time to finish when a pod must leave; by default 60s.", "DURATION"),
+        many("env_from_secret", "Set this variable from a key of a Secret", "NAME=SECRET:KEY"),
+        Option("workers", "Workers of each pod. [default: one per GPU]", "N"),
+        Option("lease", "Silence after which a worker counts as dead. [default: 3min]", "DURATION"),
+        Option("start_timeout", "How long pods wait for each other. [default: 30min]", "DURATION"),
+        Option("backend", "nccl or gloo. [default: nccl with GPUs]"),
+        Option("grace", "Time to finish when a pod is evicted. [default: 60s]", "DURATION"),
     ),
     "Failures": (
-        Option("rank_restarts", "Restarts of ranks inside pods; by default 3.", "N"),
-        Option("max_restarts", "How often a JobSet starts all pods again; by default 3.", "N"),
-        Option("time", "Time limit of the Job, such as 12h or 12:00:00.", "DURATION"),
-        Option("ttl", "How long a finished Job is kept; by default for ever.", "DURATION"),
+        Option("rank_restarts", "Restarts of ranks inside pods. [default: 3]", "N"),
+        Option("max_restarts", "Restarts of all pods of a JobSet. [default: 3]", "N"),
+        Option("time", "Time limit of the Job, e.g. 12h or 12:00:00.", "DURATION"),
+        Option("ttl", "How long a finished Job is kept. [default: forever]", "DURATION"),
     ),
     "Placement": (
-        Option("job_name", "Name of Job and file; by default that of the template."),
-        Option("namespace", "Where it is made; by default kubectl's current one."),
-        Option("service_account", "Account of the pods; without one they have no token.", "NAME"),
-        many("image_pull_secret", "Secret that the image is pulled with", "NAME"),
-        many("node_selector", "Label that the nodes have", "KEY=VALUE"),
-        many("toleration", "Taint that the nodes may have", "KEY[=VALUE][:EFFECT]"),
-        Option("priority_class", "Which pods go first.", "NAME"),
+        Option("job_name", "Name of the Job and the file. [default: TEMPLATE]"),
+        Option("namespace", "Namespace. [default: kubectl's current one]"),
+        Option("service_account", "Account of the pods; without one they get no token.", "NAME"),
+        many("image_pull_secret", "Secret to pull the image with", "NAME"),
+        many("node_selector", "Label that nodes must have", "KEY=VALUE"),
+        many("toleration", "Taint that nodes may have", "KEY[=VALUE][:EFFECT]"),
+        Option("priority_class", "PriorityClass of the pods.", "NAME"),
         Option("queue_name", "LocalQueue of Kueue that admits the Job.", "NAME"),
         flag("jobset", "Make a JobSet instead of a Job and a Service."),
     ),
     "Output": (
         Option("out", "Write FILE; - prints the manifest.", "FILE", short="-o"),
         flag("force", "Overwrite an edited manifest."),
-        Option("from", "Render this one again; further options replace its own.", "FILE"),
+        Option("from", "Render this manifest again; other options override its own.", "FILE"),
     ),
 }
 """Every option of a manifest, by the panel of the help that shows it."""
 
 _OF_QUEUES = {
-    "max_restarts": "How often a pod that failed is replaced; by default 10.",
-    "shm": "Size of /dev/shm, a part of --mem; by default 64 MiB.",
+    "max_restarts": "Replacements of failed pods. [default: 10]",
+    "shm": "Size of /dev/shm, a part of --mem. [default: 64 MiB]",
 }
-"""What an option says where it means something else for workers than for ranks."""
+"""Help of options that mean something else for workers than for ranks."""
 
 _HELP = {
     "kubernetes-queue": """Write an Indexed Job whose pods work on a run; print the file's path.
@@ -151,7 +147,7 @@ def manifest_command(kind: Kind) -> HelpCommand:
         param_decls=["command"],
         nargs=-1,
         metavar="[-- SCRIPT ARGS...]",
-        help="What a training runs, or what the measured program is told.",
+        help="Script of a training, or options of the measured program.",
     )
 
     def write(**given: Any) -> None:
@@ -216,7 +212,7 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     if source is not None:
         values = {**_embedded(source), **values}
         if values.pop("kind") != kind:
-            msg = f"--from: {source} is no {kind}"
+            msg = f"--from: {source} is not a {kind}"
             raise ConfigError(msg, hint="leave out the template, or --from")
     if "image" not in values:
         msg = "--image: a manifest needs the image of its pods"
@@ -224,7 +220,7 @@ def _write(kind: Kind, *, out: str | None, force: bool | None, **given: Any) -> 
     spec = ManifestSpec(kind=kind, **values)
     text = render_manifest(spec)
     if is_floating(spec.image):
-        note = f"note: {spec.image} may be another image tomorrow; a tag or digest pins it"
+        note = f"note: the image behind {spec.image} may change; a tag or a digest pins it"
         print(note, file=sys.stderr)
     if out == "-":
         sys.stdout.write(text)
@@ -251,6 +247,6 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        msg = f"--node-counts: {text!r} are no numbers of pods"
+        msg = f"--node-counts: {text!r} is not a list of numbers of pods"
         raise ConfigError(msg, hint="write 1,2,4")
     return tuple(int(part) for part in parts)

@@ -45,7 +45,7 @@ def launch(
     try:
         directory = Path(run_dir).absolute() if run_dir is not None else None
     except TypeError as error:
-        msg = f"run_dir: {run_dir!r} is no path"
+        msg = f"run_dir: {run_dir!r} is not a path"
         raise ConfigError(msg, hint="such as run_dir='runs/first'") from error
     request = Request(
         script=str(script),

@@ -134,7 +134,7 @@ def _read(given: str) -> ScoreTable:
 def _counts(given: str) -> tuple[int, ...]:
     words = [word.strip() for word in given.split(",")]
     if not all(word.isdecimal() and len(word) < 7 for word in words):
-        message = f"--gpus: {given!r} is no list of numbers"
+        message = f"--gpus: {given!r} is not a list of numbers"
         raise ConfigError(message, hint="write --gpus 1,32")
     return tuple(dict.fromkeys(int(word) for word in words))
 

@@ -225,7 +225,7 @@ class TableCommand(HelpCommand):
         super().__init__(*args, params=every, **settings)
 
     def arguments(self) -> list[TyperArgument]:
-        """Words that are no options."""
+        """Words that are not options."""
         return []
 
 

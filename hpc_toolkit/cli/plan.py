@@ -230,7 +230,7 @@ def _counts(given: str) -> list[int]:
     words = [word.strip() for word in given.split(",")]
     numbers = [int(word) for word in words if word.isdecimal() and len(word) < 7]
     if len(numbers) < len(words) or not all(1 <= number <= _MOST_NODES for number in numbers):
-        message = f"--nodes: {given!r} is no list of numbers from 1 to {_MOST_NODES}"
+        message = f"--nodes: {given!r} is not a list of numbers from 1 to {_MOST_NODES}"
         raise ConfigError(message, hint="write --nodes 1,2,4,8")
     return sorted(set(numbers))
 

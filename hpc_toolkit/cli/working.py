@@ -183,7 +183,7 @@ def work(
     options = worker_options(deadline, idle_exit, lease, grace)
     rank = RankInfo.from_environ()
     if engine is Engine.RAY:
-        rank = replace(rank, in_step=False)  # the driver of actors is no rank
+        rank = replace(rank, in_step=False)  # the driver of actors is not a rank
     shares = read_shares(
         given["cpus_per_worker"], given["gpus_per_worker"], given["memory_per_worker"], rank
     )

@@ -107,11 +107,11 @@ def requested(resources: Resources) -> ScriptSpec:
         given["time"] = _time_text(given["time"])
     for word in ("modules", "setup"):
         if not isinstance(given.get(word, ()), list | tuple):
-            msg = f"{word}: {given[word]!r} is no list"
+            msg = f"{word}: {given[word]!r} is not a list"
             raise ConfigError(msg, hint=f"write [{str(given[word])!r}]")
         given[word] = tuple(given.get(word, ()))
     if not isinstance(given.get("env", {}), dict):
-        msg = f"env: {given['env']!r} is no dict of names and values"
+        msg = f"env: {given['env']!r} is not a dict of names and values"
         raise ConfigError(msg, hint="write {'NAME': 'value'}")
     given["env"] = tuple(given.get("env", {}).items())
     # Not resolved: Python uses a virtual environment only if it is started by the link in it.

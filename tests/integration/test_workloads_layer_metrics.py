@@ -453,8 +453,8 @@ def test_prompts_are_as_long_as_the_metrics_that_are_asked_for_need(root: str) -
     ("options", "message"),
     [
         ({"metrics": ["anisotropi"]}, "unknown metric 'anisotropi'"),
-        ({"metrics": []}, r"metrics: \[\] is no list of names"),
-        ({"metrics": "rankme"}, "metrics: 'rankme' is no list of names"),
+        ({"metrics": []}, r"metrics: \[\] is not a list of names"),
+        ({"metrics": "rankme"}, "metrics: 'rankme' is not a list of names"),
         ({"view_seed": "x"}, "view_seed: 'x' is not an integer"),
         ({"view_seed": 1.5}, r"view_seed: 1\.5 is not"),
         ({"metrics": ["rankme", "lidar"], "views": 1}, "views: 1, but lidar compares at least 2"),

@@ -252,7 +252,7 @@ def test_module_that_nobody_named_is_not_imported(
 
 @pytest.mark.parametrize("modules", ["headlines", [3]])
 def test_own_tasks_are_a_list_of_modules(modules: Any) -> None:
-    with pytest.raises(ConfigError, match=r"own_tasks: .* is no list of modules"):
+    with pytest.raises(ConfigError, match=r"own_tasks: .* is not a list of modules"):
         MtebTasks(own_tasks=modules)
 
 

@@ -381,7 +381,7 @@ def test_the_command_writes_every_form_and_prints_a_table(tmp_path: Path) -> Non
     ("words", "message"),
     [
         (["-o", "out.pdf"], "out.pdf: unknown format '.pdf'"),
-        (["--gpus", "1,many"], "--gpus: '1,many' is no list of numbers"),
+        (["--gpus", "1,many"], "--gpus: '1,many' is not a list of numbers"),
         (["--asks", "three"], "asks: 'three'"),
         (["--order", "short"], "--order: 'short'"),
         (["--until", "nan"], "until: nan"),

@@ -323,7 +323,7 @@ def test_a_pipe_is_no_cluster_file_and_nobody_waits_for_its_writer(layers: Layer
     for name in ("x", "lab"):
         os.mkfifo(layers.directories["project"] / f"{name}.toml")
 
-    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read: is no regular file"):
+    with pytest.raises(ConfigError, match=r"x\.toml: cannot be read: is not a regular file"):
         load_cluster("x")
     assert load_cluster("other").nodes == 1
 

@@ -136,12 +136,12 @@ def code(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (torn, "no whole file"),
+        (torn, "not a complete file"),
         (flipped, "damaged in"),
-        (encrypted, "no whole file"),
-        (renamed, "no whole file"),
-        (other_text, "no whole file"),
-        (other_training, "no checkpoint of the format"),
+        (encrypted, "not a complete file"),
+        (renamed, "not a complete file"),
+        (other_text, "not a complete file"),
+        (other_training, "not a checkpoint of format"),
         (code, "cannot load it"),
     ],
 )

@@ -229,7 +229,7 @@ def test_what_cannot_start_is_refused_before_anything_does(tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigError, match=told):
             check_request(called)
-    with pytest.raises(ConfigError, match="run_dir: 5 is no path"):
+    with pytest.raises(ConfigError, match="run_dir: 5 is not a path"):
         hpc_toolkit.launch(str(script), run_dir=5)  # type: ignore[arg-type] # as above
     with pytest.raises(ConfigError, match="there is no module ''"):
         check_request(Request(script="", options={"module": True}))

@@ -105,7 +105,7 @@ def test_what_node_0_publishes_the_others_find(tmp_path: Path) -> None:
 
 def test_an_address_with_colons_is_read_back() -> None:
     assert Address.parse(str(Address("fe80::1", 80))) == Address("fe80::1", 80)
-    with pytest.raises(RunError, match="'n0' is no address"):
+    with pytest.raises(RunError, match="'n0' is not the address"):
         Address.parse("n0")
 
 
@@ -131,9 +131,9 @@ def test_a_name_that_is_no_symlink_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "rendezvous").mkdir()
     (tmp_path / "rendezvous" / "mine").write_text("n0:1")
 
-    with pytest.raises(RunError, match="rendezvous/mine is no symlink"):
+    with pytest.raises(RunError, match="rendezvous/mine is not a symlink"):
         publish(tmp_path, "mine", Address("n0", 1))
-    with pytest.raises(RunError, match="rendezvous/mine is no symlink"):
+    with pytest.raises(RunError, match="rendezvous/mine is not a symlink"):
         find(tmp_path, "mine", timeout_s=1)
 
 

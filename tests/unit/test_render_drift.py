@@ -204,7 +204,7 @@ def test_a_clusters_file_is_found_from_another_directory(
     [
         (("--check",), "slurm/ holds no rendered script"),
         (("--from", "nowhere.sbatch"), "nowhere.sbatch: cannot be read"),
-        (("--from", "mine.sh"), "mine.sh: is no script that 'hpctk render' wrote"),
+        (("--from", "mine.sh"), "mine.sh: not a script that 'hpctk render' wrote"),
         (("--check", "--nodes", "2"), "--nodes: --check renders what each script asks for"),
         (("--diff",), "--diff and --json belong to --check"),
         (("--check", "--from", "mine.sh"), "--from writes a script, and --check none"),

@@ -224,9 +224,9 @@ def test_causes_are_told_where_they_are_notable() -> None:
     [
         ({}, "no world size was measured"),
         ({0: 1.0}, "not a number of ranks"),
-        ({1: 0.0}, "no rates"),
-        ({1: math.nan}, "no rates"),
-        ({1: ()}, "no rates"),
+        ({1: 0.0}, "not rates"),
+        ({1: math.nan}, "not rates"),
+        ({1: ()}, "not rates"),
     ],
 )
 def test_points_that_are_none_are_refused(

@@ -152,7 +152,7 @@ def test_lines_of_a_pods_log_are_found_behind_prefixes_and_among_other_text() ->
         ({"samples_per_s": None}, "samples_per_s is None"),
         ({"world_size": "2"}, "world_size is '2'"),
         ({"repeat": True}, "repeat is True"),
-        ({"shares": []}, "shares is no object"),
+        ({"shares": []}, "shares is not an object"),
         ({"samples_per_s": 10**400}, "samples_per_s is 1000"),
         ({"tokens_per_s": float("nan")}, "tokens_per_s is nan"),
         ({"shares": {"loading": None}}, "shares.loading is None"),

@@ -48,7 +48,7 @@ def test_strong_scaling_shares_the_batch_and_weak_repeats_it() -> None:
     assert Settings(batch_size=8).batch_per_rank(4) == 2
     assert Settings(batch_size=8, weak=True).batch_per_rank(4) == 8
     for size in (3, 16):
-        with pytest.raises(ConfigError, match=f"8 samples are no equal parts for {size}"):
+        with pytest.raises(ConfigError, match=f"8 samples are not equal parts for {size}"):
             Settings(batch_size=8).batch_per_rank(size)
 
 
@@ -76,10 +76,10 @@ def test_cases_are_all_combinations_of_what_varies() -> None:
     [
         ("loaders=1", "'loaders' cannot vary"),
         ("model=1", "'model' cannot vary"),
-        ("accumulate", "no list of numbers"),
-        ("accumulate=", "no list of numbers"),
-        ("accumulate=1,two", "no list of numbers"),
-        ("accumulate=-1", "no list of numbers"),
+        ("accumulate", "list of numbers"),
+        ("accumulate=", "list of numbers"),
+        ("accumulate=1,two", "list of numbers"),
+        ("accumulate=-1", "list of numbers"),
     ],
 )
 def test_a_variation_that_is_none_is_refused(text: str, match: str) -> None:
@@ -115,13 +115,13 @@ def test_a_decoder_needs_layers_and_whole_heads() -> None:
     assert Settings(model="decoder-2x64").decoder() == (2, 64)
     assert Settings(model="gpt2").decoder() is None
     for model in ("decoder-0x64", "decoder-2x65", "decoder-2x0"):
-        with pytest.raises(ConfigError, match="is no decoder"):
+        with pytest.raises(ConfigError, match="is not a decoder"):
             Settings(model=model).decoder()
 
 
 @pytest.mark.parametrize("text", ["", "1,", "0", "1,two", "-1", "1000000000"])
 def test_world_sizes_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no list of numbers of ranks"):
+    with pytest.raises(ConfigError, match="not a list of numbers of ranks"):
         parse_world_sizes(text)
 
 

@@ -150,5 +150,5 @@ def test_a_score_that_is_no_result_of_a_task_is_named(tmp_path: Path) -> None:
     row = done("m")
     del row["value"]["metric"]
 
-    with pytest.raises(RunError, match="a score without 'metric' is no result of a task"):
+    with pytest.raises(RunError, match="a score without 'metric' is not a result of a task"):
         write_results([row], tmp_path)

@@ -39,7 +39,7 @@ def two_nn(
       ratio counts as at least ``mu_k``.
     - ``linear``: slope through the origin of ``-log(1 - i/N)`` on ``log mu_i``, as in the paper.
 
-    Rows that are no farther apart than ``tolerance`` times the median of ``r2`` count once. Two
+    Rows that are not farther apart than ``tolerance`` times the median of ``r2`` count once. Two
     computations of one input differ in their last bits, and a few pairs of this sort, with ``mu``
     near 1e6, would bring the dimension near 0. Of independent rows in ``D`` dimensions, this drops
     about ``tolerance^D``. If most inputs occur three times or more, ``r2`` itself is rounding error
@@ -122,7 +122,7 @@ def _two_smallest(rows: Tensor) -> Tensor:
 
 
 def _repeated(rows: Tensor, same: Tensor) -> Tensor:
-    """Boolean ``(n,)``: rows that are no farther than ``same`` from an earlier row."""
+    """Boolean ``(n,)``: rows that are not farther than ``same`` from an earlier row."""
     import torch
 
     found, start = [], 0

@@ -188,7 +188,7 @@ def infonce_bound(loss: Tensor, n: int, *, variant: InfoNCEVariant = "simclr") -
     """Lower bound on the views' mutual information in nats, from `infonce` over ``n`` inputs.
 
     ``log(1 + m) - loss`` with ``m`` negatives: ``log(2n - 1) - loss`` for ``simclr``, ``log n -
-    loss`` for ``cpc``. It cannot exceed ``log(1 + m)``, and a negative value is no information.
+    loss`` for ``cpc``. It cannot exceed ``log(1 + m)``, and a negative value says nothing.
 
     Raises:
         ValueError: fewer than two inputs, or an unknown variant.

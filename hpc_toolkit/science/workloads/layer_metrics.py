@@ -231,7 +231,7 @@ class LayerMetrics:
 
 def _require_metrics(names: Sequence[str]) -> list[str]:
     if isinstance(names, str) or not names:
-        msg = f"metrics: {names!r} is no list of names"
+        msg = f"metrics: {names!r} is not a list of names"
         raise ConfigError(msg, hint=f"such as {json.dumps(STANDARD[:2])}")
     for name in names:
         if name not in METRICS:

@@ -50,7 +50,7 @@ def _placed(row: Mapping[str, Any]) -> tuple[Path, bytes]:
         result = result_of(item["task"], row["value"], seconds=row["seconds"])
         names = [model.replace("/", "__"), revision, f"{result['task_name']}.json"]
     except KeyError as error:
-        msg = f"{json.dumps(item)}: a score without {error.args[0]!r} is no result of a task"
+        msg = f"{json.dumps(item)}: a score without {error.args[0]!r} is not a result of a task"
         raise RunError(msg) from None
     for name in names:
         if "/" in name or "\0" in name or name in ("", ".", "..", ".json"):

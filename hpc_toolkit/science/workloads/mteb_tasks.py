@@ -62,7 +62,7 @@ class MtebTasks(EmbeddedTexts):
         """
         super().__init__(max_tokens=max_tokens, **options)
         if isinstance(own_tasks, str) or not all(isinstance(name, str) for name in own_tasks):
-            msg = f"own_tasks: {own_tasks!r} is no list of modules"
+            msg = f"own_tasks: {own_tasks!r} is not a list of modules"
             raise ConfigError(msg, hint='such as ["headlines"]')
         self._own_tasks = frozenset(own_tasks)
 

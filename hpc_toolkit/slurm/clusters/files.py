@@ -53,7 +53,7 @@ def cluster_files() -> list[ClusterFile]:
     site = site_directory()
     # Not Path.is_dir, which raises if a parent directory cannot be searched.
     if os.environ.get("HPCTK_SITE_CLUSTERS") and not os.path.isdir(site):
-        msg = f"HPCTK_SITE_CLUSTERS: {str(site)!r} is no directory"
+        msg = f"HPCTK_SITE_CLUSTERS: {str(site)!r} is not a directory"
         raise ConfigError(msg, hint="name the directory of the site's cluster files, or unset it")
     found += _files_in("site", site, f"{site}/")
     user = user_directory()
@@ -161,7 +161,7 @@ def _open_regular(path: str, flags: int) -> int:
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "is no regular file")
+    raise OSError(errno.EINVAL, "is not a regular file")
 
 
 @functools.cache

@@ -102,7 +102,7 @@ def nccl(value: object, where: str) -> tuple[tuple[str, str], ...]:
     found = exports(value, where)
     for name, _ in found:
         if not re.fullmatch(NCCL_NAME, name):
-            msg = f"{where}: {name} is no variable of NCCL, Gloo, UCX or libfabric"
+            msg = f"{where}: {name} is not a variable of NCCL, Gloo, UCX or libfabric"
             raise ConfigError(msg, hint="NCCL_..., GLOO_..., UCX_... or FI_...; others go to [env]")
     return found
 

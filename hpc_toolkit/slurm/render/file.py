@@ -135,7 +135,7 @@ def read_header(script: str, where: str) -> Header:
 
 
 def _foreign(where: str) -> RenderError:
-    msg = f"{where}: is no script that 'hpctk render' wrote, or its header was edited"
+    msg = f"{where}: not a script that 'hpctk render' wrote, or its header was edited"
     return RenderError(msg, hint="render it anew")
 
 

@@ -251,7 +251,7 @@ def _damage(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
     except Exception as error:  # noqa: BLE001 - a changed byte may mean encryption, or invalid text
-        return f"it is no whole file of torch.save: {error}"
+        return f"not a complete file of torch.save: {error}"
     return f"it is damaged in {bad}" if bad else ""
 
 
@@ -264,7 +264,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     except Exception as error:  # noqa: BLE001 - a foreign file may raise anything in torch
         return {}, f"torch cannot load it: {str(error).splitlines()[0]}"
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        return {}, f"it is no checkpoint of the format {FORMAT}"
+        return {}, f"not a checkpoint of format {FORMAT}"
     return content, ""
 
 

@@ -139,5 +139,5 @@ def _deadline_of(environ: os._Environ[str]) -> float | None:
     try:
         return float(text)
     except ValueError as error:
-        msg = f"HPCTK_DEADLINE is {text!r}, which is no time in epoch seconds"
+        msg = f"HPCTK_DEADLINE is {text!r}, which is not a time in epoch seconds"
         raise ConfigError(msg, hint="unset it, or set it to what 'date +%s' prints") from error

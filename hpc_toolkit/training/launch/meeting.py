@@ -41,7 +41,7 @@ class Address(NamedTuple):
         """
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit():
-            message = f"{text!r} is no address of a node"
+            message = f"{text!r} is not the address of a node"
             raise RunError(message, hint="remove that name below rendezvous/ and start again")
         return cls(host, int(port))
 
@@ -110,7 +110,7 @@ def _foreign(path: Path, error: OSError) -> Exception:
     """Return the error for a name that cannot be read, with a hint if it is not a symlink."""
     if error.errno != errno.EINVAL:
         return error
-    return RunError(f"{path} is no symlink", hint="remove that name, and start again")
+    return RunError(f"{path} is not a symlink", hint="remove that name, and start again")
 
 
 def own_host(given: str | None, environ: Mapping[str, str] = os.environ) -> str:

@@ -110,7 +110,7 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
         return AutoModelForCausalLM.from_config(config), int(config.vocab_size)
     except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"--model: {name!r} is no causal language model here: {lines[0]}"
+        message = f"--model: {name!r} is not a causal language model: {lines[0]}"
         hint = "decoder-4x128, a directory with a config.json, or a name on the hub"
         raise ConfigError(message, hint=hint) from error
 

@@ -59,7 +59,7 @@ def _faults(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {record.get(key)!r:.50}"
     for key in _OBJECTS:
         if not isinstance(record.get(key), dict):
-            yield f"{key} is no object"
+            yield f"{key} is not an object"
             return
     yield from _faults_inside(record)
 

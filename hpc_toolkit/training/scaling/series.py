@@ -48,7 +48,7 @@ class Point:
             message = f"world_size: {self.world_size} is not a number of ranks"
             raise ConfigError(message, hint="write 1 or more")
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
-            message = f"world size {self.world_size}: {list(self.rates)} are no rates"
+            message = f"world size {self.world_size}: {list(self.rates)} are not rates"
             raise ConfigError(message, hint="throughputs and times are above 0")
         # Sort, so that the order of reading changes nothing.
         object.__setattr__(self, "rates", tuple(sorted(self.rates)))

@@ -98,7 +98,9 @@ class Settings:
             return self.batch_size
         share, left = divmod(self.batch_size, world_size)
         if left:
-            message = f"--batch-size: {self.batch_size} samples are no equal parts for {world_size}"
+            message = (
+                f"--batch-size: {self.batch_size} samples are not equal parts for {world_size}"
+            )
             unit = math.lcm(world_size, *among)
             least = unit * -(-self.batch_size // unit)
             hint = f"take a multiple of every world size, such as {least}, or --weak"
@@ -112,7 +114,7 @@ class Settings:
             return None
         layers, width = int(match[1]), int(match[2])
         if not layers or not width or width % 32:
-            message = f"--model: {self.model!r} is no decoder"
+            message = f"--model: {self.model!r} is not a decoder"
             raise ConfigError(message, hint="layers above 0, and a width that is a multiple of 32")
         return layers, width
 
@@ -192,7 +194,7 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
     """Parse ``1,2,4``; return each number once, in rising order. Raises ConfigError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 7 and int(word) for word in words):
-        message = f"--world-sizes: {text!r} is no list of numbers of ranks"
+        message = f"--world-sizes: {text!r} is not a list of numbers of ranks"
         raise ConfigError(message, hint="write --world-sizes 1,2,4")
     return tuple(sorted({int(word) for word in words}))
 

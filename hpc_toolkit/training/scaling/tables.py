@@ -165,7 +165,7 @@ def _point(point: object, unit: str, where: str) -> Point:
         raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
     values = given.get("values", [given.get("value")])
     if not isinstance(values, list):
-        message = f"{at}: values is no list"
+        message = f"{at}: values is not a list"
         raise ConfigError(
             message, hint="write one value, or values in brackets, one for each repeat"
         )
@@ -216,7 +216,7 @@ def _claim(claim: object, where: str) -> Claim:
 
 def _object(value: object, known: Iterable[str], where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        message = f"{where}: {str(value)[:40]!r} is no object"
+        message = f"{where}: {str(value)[:40]!r} is not an object"
         raise ConfigError(message, hint=_HOW)
     for key in value:
         if key not in known:
@@ -228,7 +228,7 @@ def _object(value: object, known: Iterable[str], where: str) -> Mapping[str, Any
 def _list(given: Mapping[str, Any], key: str, where: str) -> list[Any]:
     value = given.get(key, [])
     if not isinstance(value, list):
-        message = f"{where}: {key} is no list"
+        message = f"{where}: {key} is not a list"
         raise ConfigError(message, hint=_HOW)
     return value
 

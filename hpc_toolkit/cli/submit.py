@@ -205,11 +205,11 @@ def _check_template(template: str | None, run: "Run") -> None:
             raise ConfigError(message, hint="leave the template out")
     elif template is None:
         message = f"{run.root} is a campaign: which template?"
-        hint = "'hpctk submit campaign ...'; work-queue adds workers, and decides nothing"
+        hint = "'hpctk submit campaign ...'; work-queue only adds workers"
         raise ConfigError(message, hint=hint)
     elif template != "campaign":
-        note = f"{template} decides nothing: {run.root} is a campaign, whose conduct must run"
-        print(f"note: {note} elsewhere", file=sys.stderr)
+        note = f"{template} only adds workers; the coordinator of the campaign {run.root}"
+        print(f"note: {note} must run elsewhere", file=sys.stderr)
 
 
 def _header(path: Path, text: str, *, needed: bool) -> "Header | None":

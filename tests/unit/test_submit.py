@@ -171,7 +171,7 @@ def test_workers_alone_for_a_campaign_are_sent_with_a_note(
     result = call(template, "--run", "toy")
 
     assert result.stdout == "101\n"
-    assert ("note: work-queue decides nothing: toy is a campaign" in result.stderr) is noted
+    assert ("note: work-queue only adds workers; the coordinator" in result.stderr) is noted
 
 
 def test_the_template_of_campaigns_is_refused_for_a_list_of_items(

@@ -191,3 +191,22 @@ def test_a_cluster_that_runs_already_is_joined_drained_from_and_left_running(
     # One worker per GPU, each with a GPU of its own.
     assert {row["value"]["gpu"] for row in rows} == {"0", "1"}
     assert {row["value"]["rank"] for row in rows} == {"0/2", "1/2"}
+
+
+def test_a_program_whose_ray_does_not_start_fails(hpctk: Hpctk) -> None:
+    (hpctk.cwd / "program").write_text("#!/bin/sh\n: >begun\n")
+    (hpctk.cwd / "program").chmod(0o755)
+    words = ("ray", "symmetric-run", "--address", "127.0.0.1:20999", "--num-cpus=none")
+    done = subprocess.run(
+        (sys.executable, "-m", "hpc_toolkit.engines.ray.node", *words, "--", "./program"),
+        cwd=hpctk.cwd,
+        env=hpctk.environment({"RAY_USAGE_STATS_ENABLED": "0"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert not (hpctk.cwd / "begun").exists()
+    assert "'none' is not a valid integer" in done.stderr
+    assert "error: Ray did not start on the first node" in done.stderr

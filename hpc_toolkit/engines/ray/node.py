@@ -35,6 +35,8 @@ _OF_RAY = "r"
 """Ray's directory below the job's private one: Ray opens its own to everybody (mode 0777)."""
 _HEAD = "head"
 """A file that exists if this is the first node."""
+_FAILED = "failed"
+"""A file that exists if Ray did not start on the first node, which symmetric-run ends with 0."""
 _CUT_SHORT = 1
 """Exit code of a task that was ended: low, because srun reports the highest code of all tasks."""
 _GRACE_S = 30.0
@@ -50,7 +52,12 @@ _MISSED = 5
 _RAY = """#!/bin/sh
 case "$1 $2" in
   "stop "*) exit 0 ;;
-  "start --head") : >{head}; exec {real} "$@" --include-dashboard=false ;;
+  "start --head")
+    : >{head}
+    {real} "$@" --include-dashboard=false && exit
+    code=$?
+    : >{failed}
+    exit $code ;;
 esac
 exec {real} "$@"
 """
@@ -96,7 +103,11 @@ def full_command(words: list[str], root: str, environ: Mapping[str, str] = os.en
 
 
 def work(words: list[str]) -> int:
-    """Run the command until it and its processes have ended; return the exit code for srun."""
+    """Run the command until it and its processes have ended; return the exit code for srun.
+
+    Raises:
+        HpcToolkitError: Ray did not start, so the program did not run.
+    """
     adopt_orphans()
     told: list[int] = []
     with _directory(os.environ) as root:
@@ -110,6 +121,9 @@ def work(words: list[str]) -> int:
             code = _wait(child.pid, told, FirstNode(root, os.environ.get("RAY_ADDRESS", "")))
         finally:
             _end_all(_GRACE_S if told else _LEAVING_S)
+        if code == 0 and (root / _FAILED).exists():
+            message = "Ray did not start on the first node, so the program did not run"
+            raise HpcToolkitError(message, hint="the lines above say why; then submit again")
     if code is None:
         return 0
     if code < 0:
@@ -227,7 +241,11 @@ def _own_ray(root: Path) -> Path:
     programs.mkdir()
     script = programs / "ray"
     script.write_text(
-        _RAY.format(real=real, head=shlex.quote(str(root / _HEAD))),
+        _RAY.format(
+            real=real,
+            head=shlex.quote(str(root / _HEAD)),
+            failed=shlex.quote(str(root / _FAILED)),
+        ),
         encoding="utf-8",
     )
     script.chmod(0o700)

@@ -126,16 +126,17 @@ def _looks(lab: Lab, job: str) -> Iterator[tuple[list[JobRecord], list[Path]]]:
     while True:
         records: list[JobRecord] = []
         logs: list[Path] = []
+        _check_there(lab, job)
         try:
-            _check_there(lab, job)
             # Query the state before reading the log, so that the log of an ended job is complete.
             records, logs = job_records(lab, job), job_logs(lab, job)
             failed = 0
-        except HpcToolkitError:
+        except HpcToolkitError as error:
             # A controller that is busy or restarting leaves some queries unanswered.
             failed += 1
-            _check_there(lab, job)
-            if failed == _QUESTIONS or lab.status().state != "up":
+            if lab.status().state != "up":
+                raise _went_down(lab, job) from error
+            if failed == _QUESTIONS:
                 raise
         yield records, logs
         time.sleep(pause)
@@ -167,8 +168,12 @@ def _check_there(lab: Lab, job: str) -> None:
         HpcToolkitError: the lab was taken down.
     """
     if not lab.paths.slurm_conf.exists():
-        message = f"the lab in {lab.paths.root} was taken down before job {job} ended"
-        raise HpcToolkitError(message, hint="start it again with 'hpctk lab up'")
+        raise _went_down(lab, job)
+
+
+def _went_down(lab: Lab, job: str) -> HpcToolkitError:
+    message = f"the lab in {lab.paths.root} went down before job {job} ended"
+    return HpcToolkitError(message, hint="start it again with 'hpctk lab up'")
 
 
 def job_records(lab: Lab, job: str) -> list[JobRecord]:

@@ -269,7 +269,7 @@ def test_a_run_whose_lab_is_taken_down_says_so_at_once(small: LabUnderTest, tmp_
 
     assert time.monotonic() - began < 50, "Slurm's programs look for a slurm.conf for a minute"
     assert code == 1
-    assert f"error: the lab in {small.directory} was taken down before job " in err
+    assert f"error: the lab in {small.directory} went down before job " in err
 
 
 @pytest.mark.parametrize("gpus", [["--gpus-per-node", "8", "--gpu-type", "a100"], []])

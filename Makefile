@@ -43,10 +43,12 @@ test-slurm:
 test-newslurm:
 	$(NEWSLURM) --or-skip -- $(RUN_PYTEST) tests/slurm -m "newslurm and $(SMALL)" --durations=10
 
+ALLSLURM = tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600
 newslurm:
 	@.ci/setup $(ALL)
 	@.ci/system
-	$(NEWSLURM) -- $(RUN_PYTEST) tests/slurm --ignore=tests/slurm/test_slurmroot.py --timeout 3600 -n 4 --dist worksteal --durations=10
+	$(NEWSLURM) -- $(RUN_PYTEST) $(ALLSLURM) -m "not alone" -n 4 --dist worksteal --durations=10
+	$(NEWSLURM) -- $(RUN_PYTEST) $(ALLSLURM) -m alone
 
 check: lint
 	$(PYTEST) tests/unit -m "not slow and not soak" -q -n 2

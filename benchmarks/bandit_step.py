@@ -3,14 +3,14 @@
     python benchmarks/bandit_step.py [--steps N] [--rounds N] [--peer-python PYTHON] [--write]
 
 A step of this project is the time between two asks of a campaign that runs one arm at a time: the
-policy is told and asked, 32 items are published, claimed, run and journaled, and conduct sees them
-all. A step of Dask is ``client.map`` and ``client.gather`` of 32 functions on a LocalCluster of 8
-processes, which keeps nothing on disk. A step of submitit is an array of 8 jobs, each of four
-no-ops, by its LocalExecutor, which starts a process for each job, and with ``--slurm`` on the
-Slurm that sbatch finds, such as that of ``hpctk lab``; few steps are shown. Neither asks a policy,
-so what this one takes for as many asks and tells of as many scores is a row of its own, measured
-in one process: it is within the first row, and adds to the others.
-The systems take turns, ``--rounds`` times; the first step of each turn warms up and is left out.
+policy is told and asked, 32 items are published, claimed, run and journaled, and the coordinator
+sees them all. A step of Dask is ``client.map`` and ``client.gather`` of 32 functions on a
+LocalCluster of 8 processes, which keeps nothing on disk. A step of submitit is an array of 8 jobs,
+each of four no-ops, by its LocalExecutor, which starts a process for each job, and with ``--slurm``
+on the Slurm that sbatch finds, such as that of ``hpctk lab``; few steps are shown. Neither asks a
+policy, so what this one takes for as many asks and tells of as many scores is a row of its own,
+measured in one process: it is within the first row, and adds to the others. The systems take turns,
+``--rounds`` times; the first step of each turn warms up and is left out.
 
 ``--write`` puts the table into benchmarks/results.md.
 

@@ -53,7 +53,7 @@ def units_of(size: int) -> Iterator[None]:
 
 
 def empty_campaign(root: Path) -> Run:
-    """Create the run of a campaign whose conduct has not begun."""
+    """Create the run of a campaign whose coordinator has not begun."""
     stages = (spec_of("metrics"), spec_of("tasks"))
     manifest = Manifest(run=root.name, stages=stages, campaign={"name": "toy"})
     return create_run(root, manifest, {}, sealed=False)

@@ -1,4 +1,4 @@
-"""The coordinator, ``hpctk campaign conduct``: it makes a campaign's decisions (rule R14).
+"""The coordinator, ``hpctk campaign coordinate``: it makes a campaign's decisions (rule R14).
 
 Workers never talk to it. The log of the tasks stage is its journal: the header of every segment
 that it adds contains the ask and the tells on which the ask is based. A restart replays the log,

@@ -33,7 +33,7 @@ _LIVES = 5
 """How often the coordinator is restarted if it is always killed soon after its start."""
 _LONG_LIFE_S = 600.0
 """Seconds of life after which all restarts are available again: a search takes days."""
-_ANOTHER_CONDUCT = 75
+_ANOTHER_COORDINATOR = 75
 _RIVAL_S = 10.0
 
 
@@ -118,7 +118,7 @@ class LocalWorkers:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._conduct: subprocess.Popen[bytes] | None = None
+        self._coordinator: subprocess.Popen[bytes] | None = None
         self._lives = _LIVES
         self._failed = 0
         self._started_at = 0.0
@@ -149,8 +149,8 @@ class LocalWorkers:
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
-        self._conduct = subprocess.Popen(
-            [sys.executable, "-m", "hpc_toolkit", "campaign", "conduct", str(self._run.root)],
+        self._coordinator = subprocess.Popen(
+            [sys.executable, "-m", "hpc_toolkit", "campaign", "coordinate", str(self._run.root)],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             start_new_session=True,
@@ -159,30 +159,30 @@ class LocalWorkers:
 
     def _watch(self) -> bool:
         """Restart the coordinator if it was killed; True, once, if it failed for good."""
-        if self._conduct is None or self._conduct.poll() is None:
+        if self._coordinator is None or self._coordinator.poll() is None:
             return False
-        code = self._conduct.returncode
+        code = self._coordinator.returncode
         if time.monotonic() > self._started_at + _LONG_LIFE_S:
             self._lives = _LIVES
         if code < 0 and self._lives > 0:
             self._lives -= 1
             self._start()
-        elif code == _ANOTHER_CONDUCT:
+        elif code == _ANOTHER_COORDINATOR:
             # The other coordinator may be killed, and then none would decide. If it is not, the one
             # that asked last goes on.
             if time.monotonic() > self._started_at + _RIVAL_S:
                 self._start()
         elif code != 0:
-            self._conduct = None
+            self._coordinator = None
             self._failed = code
             return True
         return False
 
     def _conclude(self, *, wait: bool) -> None:
         """Wait until the coordinator has published the last table; raise if it failed."""
-        while wait and self._conduct is not None and not self._failed:
+        while wait and self._coordinator is not None and not self._failed:
             with suppress(subprocess.TimeoutExpired):
-                if self._conduct.wait(timeout=1.0) in (0, _ANOTHER_CONDUCT):
+                if self._coordinator.wait(timeout=1.0) in (0, _ANOTHER_COORDINATOR):
                     break
             self._watch()
         if self._failed:
@@ -190,6 +190,6 @@ class LocalWorkers:
             raise HpcToolkitError(message, hint="see the error above, fix it and run again")
 
     def _stop(self) -> None:
-        if self._conduct is not None and self._conduct.poll() is None:
-            self._conduct.kill()
-            self._conduct.wait()
+        if self._coordinator is not None and self._coordinator.poll() is None:
+            self._coordinator.kill()
+            self._coordinator.wait()

@@ -1,4 +1,4 @@
-"""Commands of campaigns: run, status, conduct."""
+"""Commands of campaigns: run, status, coordinate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("run")(run_campaign)
     group.command()(status)
-    group.command(hidden=True)(conduct)
+    group.command(hidden=True)(coordinate)
     app.add_typer(group, name="campaign", rich_help_panel=SEARCH)
 
 
@@ -186,7 +186,7 @@ def status(run: RunArgument = None, as_json: JsonOption = False) -> None:
     print("\n".join(map(printable, lines)))
 
 
-def conduct(
+def coordinate(
     run: RunArgument = None,
     summary: Annotated[
         bool, typer.Option("--summary", help="Print a summary when the campaign is complete.")
@@ -195,7 +195,7 @@ def conduct(
     """Run the coordinator of a campaign; it may be killed and restarted.
 
     Examples:
-        hpctk campaign conduct runs/my-campaign
+        hpctk campaign coordinate runs/my-campaign
     """
     from hpc_toolkit.campaign.coordinator import Coordinator
     from hpc_toolkit.campaign.local import campaign_of

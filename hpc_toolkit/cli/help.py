@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOVED = {
     "run": "campaign run",
-    "conduct": "campaign conduct",
+    "conduct": "campaign coordinate",
     "verify": "gather --check",
     "lab list": "lab status --all",
 }

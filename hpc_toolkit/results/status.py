@@ -274,7 +274,7 @@ def _waiting(stages: dict[str, StageCounts], campaign: str) -> str:
     if campaign:
         return (
             "no item is left until the coordinator decides what is next; if none runs, start "
-            f"'hpctk campaign conduct {campaign}'"
+            f"'hpctk campaign coordinate {campaign}'"
         )
     opened = ", ".join(name for name, counts in stages.items() if not counts.sealed)
     return f"every item is finished; {opened} waits for more items, or for 'hpctk add RUN --seal'"

@@ -1,4 +1,4 @@
-"""A campaign whose items somebody does whenever conduct waits."""
+"""A campaign whose items somebody does whenever the coordinator waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def asked(root: Path) -> list[str]:
 
 
 def play(cut: Cut, root: Path) -> None:
-    """Have a worker do all that is there, whenever conduct would sleep in this process."""
+    """Have a worker do all that is there, whenever the coordinator would sleep in this process."""
 
     def work(_seconds: float) -> None:
         with cut.elsewhere():
@@ -65,7 +65,7 @@ def _do_everything(root: Path) -> None:
         for unit in sorted(stage.state.open):
             generation = stage.claims.generation(unit) + 1
             if not stage.claims.create(unit, generation, worker.name):
-                continue  # another conduct waits as well
+                continue  # another coordinator waits as well
             worker.begin(unit, generation)
             worker.unit = f"{name}/{unit}"
             segment = stage.log.segments[stage.unit(unit).entry]

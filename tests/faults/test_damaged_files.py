@@ -236,7 +236,7 @@ def test_damaged_settings_of_a_campaign_name_their_file(
     make_campaign(fast_dir / "run")
     (fast_dir / "run/campaign.json").write_bytes(GARBAGE[damage])
 
-    ended = call("campaign", "conduct", "run", root=fast_dir / "run")
+    ended = call("campaign", "coordinate", "run", root=fast_dir / "run")
 
     assert ended.code == 1, ended
     assert "run/campaign.json is damaged: " in ended.err
@@ -252,7 +252,7 @@ def test_settings_of_a_campaign_of_a_wrong_type_name_their_key(
     settings["search"]["budget"] = "5"
     (fast_dir / "run/campaign.json").write_bytes(_dump(settings))
 
-    ended = call("campaign", "conduct", "run", root=fast_dir / "run")
+    ended = call("campaign", "coordinate", "run", root=fast_dir / "run")
 
     assert ended.code == 1, ended
     assert "search: budget: '5' is not " in ended.err

@@ -16,7 +16,7 @@ from hpc_toolkit.run import Run
 from tests.faults import tally
 from tests.faults.campaignrun import asked, make_campaign, play
 from tests.faults.cut import copy_of
-from tests.faults.test_conduct import table_of
+from tests.faults.test_coordinator import table_of
 from tests.faults.test_faults import ITEMS, Place, make_new, place_of
 
 if TYPE_CHECKING:
@@ -107,12 +107,12 @@ def check_command(command: str, home: Path, every: int) -> None:
             assert len(list(run.paths.stage("items").items.iterdir())) == 1 + (command == "add")
 
 
-def check_conduct(home: Path, every: int, rivals: int) -> None:
+def check_coordinator(home: Path, every: int, rivals: int) -> None:
     begin = partial(play, root=home / "run")
-    place = Place(home, make_campaign, "campaign", "conduct", "run", begin=begin)
+    place = Place(home, make_campaign, "campaign", "coordinate", "run", begin=begin)
     assert place.without_a_cut().code == 0
     sequence, rows = asked(place.run), table_of(place.run)
-    name = f"conduct beside {rivals}"
+    name = f"coordinator beside {rivals}"
     for frozen, where in freeze(place, every, name):
         others = [place.call.start(*place.words, root=place.run) for _ in range(rivals)]
         ended = [other.end() for other in others]
@@ -130,7 +130,7 @@ def check_conduct(home: Path, every: int, rivals: int) -> None:
 
 
 def check_ends(ended: list[Struck], where: str) -> None:
-    """One conducts to the end; whoever meets its asks ends at once, and says why."""
+    """One coordinates to the end; whoever meets its asks ends at once, and says why."""
     assert 0 in [one.code for one in ended], f"{where}: {ended}"
     for one in ended:
         assert one.code in (0, 75), f"{where}: {one}"
@@ -171,14 +171,14 @@ def test_i5_a_command_that_is_frozen_anywhere_and_called_again_is_done_once(
     check_command(command, fast_dir, 1)
 
 
-def test_i5_of_three_conducts_with_one_frozen_each_ask_is_made_once(fast_dir: Path) -> None:
-    check_conduct(fast_dir, 37, 2)
+def test_i5_of_three_coordinators_with_one_frozen_each_ask_is_made_once(fast_dir: Path) -> None:
+    check_coordinator(fast_dir, 37, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rivals", [1, 2])
-def test_i5_of_some_conducts_with_one_frozen_anywhere_each_ask_is_made_once(
+def test_i5_of_some_coordinators_with_one_frozen_anywhere_each_ask_is_made_once(
     fast_dir: Path, rivals: int
 ) -> None:
-    check_conduct(fast_dir, 1, rivals)
+    check_coordinator(fast_dir, 1, rivals)

@@ -1,4 +1,4 @@
-"""``hpctk campaign run`` whose conduct is killed while a stage's table becomes the next's items."""
+"""``campaign run`` whose coordinator is killed while a table becomes the next stage's items."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ budget = 5
 pending = 2
 """
 
-# Python imports this by itself as it starts: conduct alone, and only the first one, is cut.
+# Python imports this by itself as it starts: the coordinator alone, and only the first one, is cut.
 HOOK = """
 import mmap
 import os
 import sys
 from pathlib import Path
 
-if "conduct" in sys.orig_argv:
+if "coordinate" in sys.orig_argv:
     from tests.faults.cut import _SEEN, Cut
 
     root, at, way = Path("runs/toy"), int(os.environ["TEST_CUT_AT"]), os.environ["TEST_CUT_WAY"]
@@ -74,7 +74,7 @@ class LocalWorkers:
         (home / "hook/sitecustomize.py").write_text(HOOK)
 
     def __call__(self, at: int, way: str) -> tuple[dict[str, Any], int]:
-        """The campaign's outcome, and how many changes its first conduct made."""
+        """The campaign's outcome, and how many changes its first coordinator made."""
         self._number += 1
         place = self._home / f"{self._number}"
         place.mkdir()
@@ -117,11 +117,11 @@ def check_handover(home: Path, points: Iterator[tuple[int, str]]) -> None:
         assert count == at, "it was not cut"
         assert outcome == calm, f"{way} at change {at} of {changes}"
         tried += 1
-    tally.count("run, its conduct", changes=changes, cuts=tried)
+    tally.count("run, its coordinator", changes=changes, cuts=tried)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_a_campaign_whose_conduct_is_killed_anywhere_is_the_same(fast_dir: Path) -> None:
+def test_a_campaign_whose_coordinator_is_killed_anywhere_is_the_same(fast_dir: Path) -> None:
     ways = ("kill before", "kill after")
     check_handover(fast_dir, ((at, ways[at % 2]) for at in range(1, 1000)))

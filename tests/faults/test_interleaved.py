@@ -1,6 +1,6 @@
-"""Orders in which two or three conducts can make their log entries (rules R2 and R14).
+"""Orders in which two or three coordinators can make their log entries (rules R2 and R14).
 
-Each conduct is a process that stops before it creates an entry; one at a time goes on to its next.
+Each coordinator is a process that stops before it creates an entry; one at a time goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hpc_toolkit.campaign.settings import parse_campaign
 from tests.faults import tally
 from tests.faults.campaignrun import CAMPAIGN, asked, play
 from tests.faults.cut import ENTRIES, Commands, Going, copy_of
-from tests.faults.test_conduct import table_of
+from tests.faults.test_coordinator import table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,8 +76,8 @@ class Chance(Orders):
 
 
 def begin(call: Commands, run: Path, entries: int) -> None:
-    """Let one conduct make so many entries, and die before the next."""
-    one = call.start("campaign", "conduct", "run", root=run, at=1, way=ENTRIES)
+    """Let one coordinator make so many entries, and die before the next."""
+    one = call.start("campaign", "coordinate", "run", root=run, at=1, way=ENTRIES)
     for _ in range(entries):
         assert one.frozen()
         one.wake()
@@ -85,12 +85,14 @@ def begin(call: Commands, run: Path, entries: int) -> None:
     one.kill()
 
 
-def check_orders(home: Path, conducts: int, kills: int, orders: Orders, *, begun: int = 0) -> None:
+def check_orders(
+    home: Path, coordinators: int, kills: int, orders: Orders, *, begun: int = 0
+) -> None:
     """Whatever the order, and whoever is killed on the way: each ask is made once."""
     make_campaign_run(home / "template", parse_campaign(SMALL, "toy.toml"), ())
     call = Commands(home, partial(play, root=home / "run"))
     copy_of(home / "template", home / "run")
-    assert call("campaign", "conduct", "run", root=home / "run").code == 0
+    assert call("campaign", "coordinate", "run", root=home / "run").code == 0
     sequence, rows = asked(home / "run"), table_of(home / "run")
     copy_of(home / "template", home / "run")
     begin(call, home / "run", begun)
@@ -98,23 +100,25 @@ def check_orders(home: Path, conducts: int, kills: int, orders: Orders, *, begun
     count = 0
     for _ in orders:
         copy_of(home / "begun", home / "run")
-        codes = take_turns(call, home / "run", orders, conducts, kills)
+        codes = take_turns(call, home / "run", orders, coordinators, kills)
         assert asked(home / "run") == sequence[: len(asked(home / "run"))], orders.said
         assert 0 in codes or -9 in codes, f"{orders.said}: {codes}"
         assert set(codes) <= {0, 75, -9}, f"{orders.said}: {codes}"
-        assert call("campaign", "conduct", "run", root=home / "run").code == 0, orders.said
+        assert call("campaign", "coordinate", "run", root=home / "run").code == 0, orders.said
         assert (asked(home / "run"), table_of(home / "run")) == (sequence, rows), orders.said
         count += 1
     assert count > 2
-    kind = f"{conducts} conducts, {kills} killed"
+    kind = f"{coordinators} coordinators, {kills} killed"
     tally.count(kind, changes=0, cuts=count)
 
 
-def take_turns(call: Commands, run: Path, orders: Orders, conducts: int, kills: int) -> list[int]:
+def take_turns(
+    call: Commands, run: Path, orders: Orders, coordinators: int, kills: int
+) -> list[int]:
     """Let one after the other make its next entry, or die before it; their exit codes."""
     going: list[Going] = []
     codes: list[int] = []
-    left = conducts
+    left = coordinators
     while going or left:
         # Those who wait before an entry may go on or be killed; another one may be started.
         may_die = len(going) if kills else 0
@@ -129,7 +133,7 @@ def take_turns(call: Commands, run: Path, orders: Orders, conducts: int, kills: 
             continue
         else:
             left -= 1
-            one = call.start("campaign", "conduct", "run", root=run, at=1, way=ENTRIES)
+            one = call.start("campaign", "coordinate", "run", root=run, at=1, way=ENTRIES)
         if one.frozen():
             going.append(one)
         else:

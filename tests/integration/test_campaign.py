@@ -117,7 +117,7 @@ def processes_in(root: Path) -> list[int]:
 
 
 def kill_everything(process: subprocess.Popen[str], root: Path) -> None:
-    """SIGKILL for the parent, conduct, workers and executors at once."""
+    """SIGKILL for the parent, the coordinator, workers and executors at once."""
     for pid in processes_in(root):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -210,7 +210,7 @@ def asks_in(root: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_conduct_killed_alone_is_started_again_by_the_run(campaign: Path) -> None:
+def test_a_coordinator_killed_alone_is_started_again_by_the_run(campaign: Path) -> None:
     calm = run(campaign)
     process = command(
         campaign, "campaign", "run", "toy.toml", "--workers", "2", "--run", "runs/again", "--json"
@@ -219,7 +219,7 @@ def test_conduct_killed_alone_is_started_again_by_the_run(campaign: Path) -> Non
     killed = 0
     while process.poll() is None and killed < 3:
         if log.is_dir() and len(list(log.iterdir())) > 2 * killed:
-            for pid in conducts(campaign.parent):
+            for pid in coordinators(campaign.parent):
                 os.kill(pid, signal.SIGKILL)
                 killed += 1
         time.sleep(0.02)
@@ -230,21 +230,21 @@ def test_conduct_killed_alone_is_started_again_by_the_run(campaign: Path) -> Non
     assert summary["sequence"] == calm["sequence"]
 
 
-def conducts(root: Path) -> list[int]:
+def coordinators(root: Path) -> list[int]:
     found = []
     for pid in processes_in(root):
         try:
-            if b"\0conduct\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"\0coordinate\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
         except OSError:
             continue
     return found
 
 
-def test_second_conduct_ends_or_repeats_nothing(campaign: Path) -> None:
+def test_second_coordinator_ends_or_repeats_nothing(campaign: Path) -> None:
     process = command(campaign, "campaign", "run", "toy.toml", "--workers", "2", "--json")
     wait_until(lambda: asked(campaign.parent) >= 2, "two asks")
-    rivals = [command(campaign, "campaign", "conduct", "runs/toy") for _ in range(2)]
+    rivals = [command(campaign, "campaign", "coordinate", "runs/toy") for _ in range(2)]
 
     summary = json.loads(finish(process))
     for rival in rivals:

@@ -67,7 +67,7 @@ PYTHON = """
 case $3 in
   batch) exec "$REAL_PYTHON" "$FAKE_DIR/batch.py" "$0" "${@:3}" ;;
   preflight) cat "$FAKE_DIR/ready"; exit "$(cat "$FAKE_DIR/preflight_code")" ;;
-  campaign) exec "$FAKE_DIR/conduct" ;;
+  campaign) exec "$FAKE_DIR/coordinator" ;;
   work)
     env -0 > "$FAKE_DIR/rank.env"
     echo $$ > "$FAKE_DIR/rank.pid"
@@ -804,18 +804,18 @@ def test_a_program_that_is_ended_by_another_gives_its_own_code(slurm: FakeSlurm)
 
 
 @pytest.mark.parametrize("work_code", [0, 75])
-def test_a_campaign_ends_when_conduct_has_published(slurm: FakeSlurm, work_code: int) -> None:
+def test_a_campaign_ends_when_its_coordinator_has_ended(slurm: FakeSlurm, work_code: int) -> None:
     slurm.answer(work_code=work_code)
     slurm.left(0, complete=True)
     # First another one decides, then this one is killed, and then it comes to the end.
-    conduct = slurm.root / "conduct"
-    conduct.write_text(
+    coordinator = slurm.root / "coordinator"
+    coordinator.write_text(
         '#!/bin/bash\ncd "$FAKE_DIR"\n'
         "if mkdir rival 2>/dev/null; then exit 75; fi\n"
         "if mkdir killed 2>/dev/null; then kill -9 $$; fi\n"
         "touch published\n"
     )
-    conduct.chmod(0o755)
+    coordinator.chmod(0o755)
 
     code, output = slurm.run(script_of(slurm, "campaign"))
 
@@ -826,11 +826,11 @@ def test_a_campaign_ends_when_conduct_has_published(slurm: FakeSlurm, work_code:
     assert ["-m", "hpc_toolkit", "work", "demo", "--idle-exit=1000d"] in slurm.calls("python")
 
 
-def test_a_campaign_whose_conduct_fails_tells_the_ranks_and_ends_with_its_code(
+def test_a_campaign_whose_coordinator_fails_tells_the_ranks_and_ends_with_its_code(
     slurm: FakeSlurm,
 ) -> None:
-    slurm.answer(works_until_signalled="", work_code=75, conduct="#!/bin/bash\nexit 3")
-    (slurm.root / "conduct").chmod(0o755)
+    slurm.answer(works_until_signalled="", work_code=75, coordinator="#!/bin/bash\nexit 3")
+    (slurm.root / "coordinator").chmod(0o755)
     slurm.left(0)
 
     code, output = slurm.run(script_of(slurm, "campaign"))
@@ -842,8 +842,8 @@ def test_a_campaign_whose_conduct_fails_tells_the_ranks_and_ends_with_its_code(
 
 
 def test_a_campaign_with_decisions_left_is_requeued_although_no_item_is(slurm: FakeSlurm) -> None:
-    slurm.answer(work_code=75, conduct="#!/bin/bash\nexec /bin/sleep 30")
-    (slurm.root / "conduct").chmod(0o755)
+    slurm.answer(work_code=75, coordinator="#!/bin/bash\nexec /bin/sleep 30")
+    (slurm.root / "coordinator").chmod(0o755)
     slurm.left(0)
 
     code, output = slurm.run(script_of(slurm, "campaign"))

@@ -114,12 +114,12 @@ def test_an_existing_run_is_no_place_for_a_campaign(toy: Hpctk) -> None:
     assert "runs/toy" in again.err
 
 
-def test_conduct_prints_the_outcome_where_it_is_asked_for(toy: Hpctk) -> None:
+def test_the_coordinator_prints_the_outcome_where_it_is_asked_for(toy: Hpctk) -> None:
     toy("init", "runs/toy", "--campaign", "toy.toml")
     workers = toy.start("work", "runs/toy", "--workers", "2")
 
-    ended = toy("campaign", "conduct", "runs/toy", "--summary")
-    quiet = toy("campaign", "conduct", "runs/toy")
+    ended = toy("campaign", "coordinate", "runs/toy", "--summary")
+    quiet = toy("campaign", "coordinate", "runs/toy")
 
     assert workers.ended().code == 0
     assert ended.code == 0, ended.err

@@ -167,7 +167,7 @@ class Rehearsal:
         self.hpctk(HIT, "init", self.run, "--workload", workload, "--items", items, *words)
 
     def init_campaign(self, asks: int) -> None:
-        """Make a run that conduct fills: a group for each worker, and a task for each."""
+        """Make a run that the coordinator fills: a group for each worker, and a task for each."""
         workers = len(HOSTS) * self.size.workers
         self._ids += workers * arms.LAYERS + asks * workers
         (self.cwd / "arms.py").write_bytes(Path(arms.__file__).read_bytes())

@@ -110,7 +110,7 @@ def additions(run: Rehearsal) -> Outcome:
 
 
 def campaign(run: Rehearsal) -> Outcome:
-    """Conduct decides on one host and adds what it asks for while the workers of both wait.
+    """The coordinator decides on one host and adds what it asks for while the workers of both wait.
 
     All must wake for each ask, since its items wait for each other.
     """
@@ -119,8 +119,8 @@ def campaign(run: Rehearsal) -> Outcome:
     ranks = [run.work(host) for host in HOSTS]
     run.until(lambda: len(run.presences()) == len(HOSTS) * run.size.workers, "all workers")
     began = time.monotonic()
-    conduct = run.start(HIT, "campaign", "conduct", run.run)
-    ended = _all_end(run, [conduct, *ranks])
+    coordinator = run.start(HIT, "campaign", "coordinate", run.run)
+    ended = _all_end(run, [coordinator, *ranks])
     (trials,) = (text.splitlines() for text in run.read("bandit/trials.jsonl").values())
     arms = [
         arm for line in map(json.loads, trials) if line["type"] == "ask" for arm in line["arms"]

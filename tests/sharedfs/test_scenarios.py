@@ -136,7 +136,7 @@ def test_workers_that_wait_take_up_what_is_added(rehearse: Rehearse, size: Size,
 
 
 @on_kinds_for(campaign)
-def test_campaign_whose_workers_wait_on_both_hosts_is_conducted_from_one(
+def test_campaign_whose_workers_wait_on_both_hosts_is_coordinated_from_one(
     rehearse: Rehearse, size: Size, name: str
 ) -> None:
     found = rehearse(campaign, size, name)

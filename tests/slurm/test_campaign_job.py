@@ -58,8 +58,8 @@ def submit(site: Site, slowest_s: float = 0.5) -> str:
     return site.submit("campaign", run=RUN, env=env, max_restarts=2)
 
 
-def conducts(site: Site) -> list[int]:
-    """Processes of ``hpctk campaign conduct`` that were started in this site's directory."""
+def coordinators(site: Site) -> list[int]:
+    """Processes of ``hpctk campaign coordinate`` that were started in this site's directory."""
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         try:
@@ -67,7 +67,7 @@ def conducts(site: Site) -> list[int]:
             here = (directory / "cwd").readlink() == site.cwd
         except OSError:
             continue
-        if here and words[1:5] == [b"-m", b"hpc_toolkit", b"campaign", b"conduct"]:
+        if here and words[1:5] == [b"-m", b"hpc_toolkit", b"campaign", b"coordinate"]:
             found.append(int(directory.name))
     return found
 
@@ -95,11 +95,11 @@ def test_both_stages_run_in_one_job_and_its_log_ends_with_the_outcome(
     check_complete(site, job, undisturbed)
 
 
-def test_a_killed_conduct_is_started_again(site: Site, undisturbed: list[list[str]]) -> None:
+def test_a_killed_coordinator_is_started_again(site: Site, undisturbed: list[list[str]]) -> None:
     job = submit(site)
     wait_for_search(site)
 
-    for pid in conducts(site):
+    for pid in coordinators(site):
         os.kill(pid, signal.SIGKILL)
 
     assert site.end_of(job) == ("COMPLETED", 0, 0), site.said(job)
@@ -115,7 +115,7 @@ def test_a_campaign_that_was_warned_goes_on_in_its_next_start(
 
     site.warn(job)
     wait_until(lambda: "requeueing" in site.said(job), "requeueing")
-    wait_until(lambda: not conducts(site), "the end of conduct")
+    wait_until(lambda: not coordinators(site), "the end of the coordinator")
 
     assert site.end_of(job) == ("COMPLETED", 0, 1), site.said(job)
     check_complete(site, job, undisturbed)
@@ -128,7 +128,7 @@ def test_a_cancelled_campaign_is_finished_elsewhere(
     wait_for_search(site)
     site.lab.run("scancel", job)
     assert site.end_of(job)[0] == "CANCELLED"
-    wait_until(lambda: not conducts(site), "the end of conduct")
+    wait_until(lambda: not coordinators(site), "the end of the coordinator")
 
     site.hpctk("campaign", "run", "toy.toml", "--workers", "2")
 
@@ -157,12 +157,15 @@ def test_two_that_decide_make_one_sequence(
     arms = [arm for asked in undisturbed for arm in asked]
     held = site.cwd / "held.json"
     held.write_text(json.dumps(arms[5:]))
-    elsewhere, workers = started("campaign", "conduct", RUN), started("work", RUN, "--workers", "2")
+    elsewhere, workers = (
+        started("campaign", "coordinate", RUN),
+        started("work", RUN, "--workers", "2"),
+    )
     wait_for_search(site)
     decided = asks(site)  # nobody else can have: there is no job yet
 
     job = submit(site)
-    wait_until(lambda: len(conducts(site)) == 2, "two that decide")
+    wait_until(lambda: len(coordinators(site)) == 2, "two that decide")
     held.unlink()
     wait_until(lambda: len(asks(site)) > len(decided) + 2, "more asks")
     assert site.jobs(job)[0].state == "RUNNING"
@@ -174,7 +177,7 @@ def test_two_that_decide_make_one_sequence(
     check_complete(site, job, undisturbed)
 
 
-def test_a_conduct_that_cannot_go_on_ends_the_ranks_and_the_job(site: Site) -> None:
+def test_a_coordinator_that_cannot_go_on_ends_the_ranks_and_the_job(site: Site) -> None:
     manifest = json.loads((site.cwd / RUN / "run.json").read_text())
     manifest["campaign"]["search"]["policy"] = "gone"
     (site.cwd / RUN / "run.json").write_text(json.dumps(manifest))

@@ -1,4 +1,4 @@
-"""Campaigns whose items somebody does whenever conduct waits."""
+"""Campaigns whose items somebody does whenever the coordinator waits."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def work(root: Path, value: Callable[[dict[str, Any]], Value] = value_of) -> Non
 
 
 class Stopped(BaseException):
-    """A conduct that is killed where it waits."""
+    """A coordinator that is killed where it waits."""
 
 
 class Played:
-    """One campaign; workers do all that is there each time that conduct waits."""
+    """One campaign; workers do all that is there each time that the coordinator waits."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class Played:
         self._value = value
         self._waits = 0
         self.clock = 0.0
-        """What the clock of conducts says."""
+        """What the clock of coordinators says."""
         self.waits_s = 0.0
         """What each wait takes."""
         self.dies_after: int | None = None
-        """Waits that the next conduct survives."""
+        """Waits that the next coordinator survives."""
         make_campaign_run(root, campaign, ())
         patch.setattr(hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=self._sleep))
         patch.setattr(hpc_toolkit.campaign.coordinator, "monotonic", lambda: self.clock)
@@ -130,17 +130,17 @@ class Played:
             raise Stopped
         work(self.root, self._value)
 
-    def conduct(self, campaign: Campaign | None = None) -> list[Decision]:
-        """Conduct to the end; all decisions."""
+    def coordinate(self, campaign: Campaign | None = None) -> list[Decision]:
+        """Coordinate to the end; all decisions."""
         self._waits = 0
         Coordinator(Run.open(self.root), campaign or self.campaign).run()
         return self.decisions()
 
     def killed(self, after: int) -> bool:
-        """Conduct until it has waited so often; False if it came to its end before."""
+        """Coordinate until it has waited so often; False if it came to its end before."""
         self.dies_after = after
         try:
-            self.conduct()
+            self.coordinate()
         except Stopped:
             return True
         finally:

@@ -184,7 +184,7 @@ def test_search_may_change_until_its_first_decision(
     """A slip that is found after the metrics were measured does not cost them."""
     played = Played(fast_dir / "r", toy({**BUDGET, **METRIC}), monkeypatch)
     with pytest.raises(ConfigError, match=r"search\.metrics: no arm has a metric 'entropi'") as one:
-        played.conduct()
+        played.coordinate()
     assert "did you mean 'entropy'?" in str(one.value.hint)
     run = Run.open(played.root)
     fixed = toy({**BUDGET, **METRIC, "metrics": ["entropy"]})
@@ -197,7 +197,7 @@ def test_search_may_change_until_its_first_decision(
     resume_campaign(run, fixed, update=True)
 
     assert campaign_of(Run.open(played.root)) == fixed.asked_in("rounds")
-    assert len(played.conduct(campaign_of(run))) == 3
+    assert len(played.coordinate(campaign_of(run))) == 3
 
 
 def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(
@@ -216,7 +216,7 @@ def test_what_ends_a_search_may_change_while_it_goes_on_and_nothing_else(
     )
     resume_campaign(run, longer, update=True)
 
-    assert len(played.conduct(campaign_of(run))) == 4
+    assert len(played.coordinate(campaign_of(run))) == 4
     with pytest.raises(ConfigError, match=r"settings: search\.budget") as over:
         resume_campaign(run, toy(BUDGET), update=True)
     assert str(over.value.hint).startswith("the search is over")

@@ -35,8 +35,8 @@ def told() -> Iterator[list[int]]:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run whose conduct fails as soon as ``workers-left`` is there."""
-    program = tmp_path / "conduct"
+    """A run whose coordinator fails as soon as ``workers-left`` is there."""
+    program = tmp_path / "coordinator"
     program.write_text(FAILING.format(root=tmp_path))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
@@ -59,7 +59,9 @@ def crew(root: Path, work: Callable[[Callable[[], None]], int]) -> LocalWorkers:
     return LocalWorkers(run)
 
 
-def test_conduct_that_fails_after_the_workers_left_is_reported(root: Path, told: list[int]) -> None:
+def test_a_failure_of_the_coordinator_after_the_workers_left_is_reported(
+    root: Path, told: list[int]
+) -> None:
     def complete(_tick: Callable[[], None]) -> int:
         (root / "workers-left").touch()
         return EXIT_COMPLETE
@@ -70,7 +72,7 @@ def test_conduct_that_fails_after_the_workers_left_is_reported(root: Path, told:
     assert told == []
 
 
-def test_conduct_that_fails_among_the_workers_makes_them_leave(root: Path, told: list[int]) -> None:
+def test_workers_leave_if_the_coordinator_fails(root: Path, told: list[int]) -> None:
     def drained(tick: Callable[[], None]) -> int:
         (root / "workers-left").touch()
         end = time.monotonic() + 30
@@ -84,10 +86,10 @@ def test_conduct_that_fails_among_the_workers_makes_them_leave(root: Path, told:
     assert told == [signal.SIGTERM]
 
 
-def test_conduct_that_is_killed_again_and_again_is_given_up_unless_it_lived_long(
+def test_a_coordinator_that_is_killed_again_and_again_is_given_up_unless_it_lived_long(
     tmp_path: Path, told: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program, starts = tmp_path / "conduct", tmp_path / "starts"
+    program, starts = tmp_path / "coordinator", tmp_path / "starts"
     program.write_text(f"#!/bin/sh\necho >> {starts}\nkill -9 $$\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))

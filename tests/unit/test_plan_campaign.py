@@ -29,7 +29,7 @@ SEARCH = {"policy": "random", "budget": 8, "pending": 2}
 
 
 def played(root: Path, patch: pytest.MonkeyPatch, search: dict[str, Any], waits: int) -> Work:
-    """A campaign of 20 arms and 3 tasks whose conduct was killed after so many waits."""
+    """A campaign of 20 arms and 3 tasks whose coordinator was killed after so many waits."""
     campaign = Played(root, toy(search), patch)
     assert campaign.killed(waits)
     run = Run.open(root)

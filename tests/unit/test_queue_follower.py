@@ -1,4 +1,4 @@
-"""What conduct reads while it waits for a few units among many workers."""
+"""What the coordinator reads while it waits for a few units among many workers."""
 
 from __future__ import annotations
 

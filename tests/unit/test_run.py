@@ -54,7 +54,7 @@ def test_create_open_waits_for_more_items(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [Run.seal, lambda run: run.add([{"id": 1}], stage="tasks")])
-def test_a_campaign_is_sealed_and_filled_by_conduct_alone(
+def test_a_campaign_is_sealed_and_filled_by_the_coordinator_alone(
     tmp_path: Path, call: Callable[[Run], object]
 ) -> None:
     run = empty_campaign(tmp_path / "toy")

@@ -241,7 +241,7 @@ def test_a_campaign_without_workers_names_what_goes_on_with_it(fast_dir: Path) -
     )
 
 
-def test_a_campaign_without_items_waits_for_conduct_and_no_seal(fast_dir: Path) -> None:
+def test_a_campaign_without_items_waits_for_the_coordinator_and_no_seal(fast_dir: Path) -> None:
     run = empty_campaign(fast_dir / "toy")
     here = {"host": host_name(), "boot": boot_id(), "pid": os.getpid()}
     ToyWorker(run.paths, "w", **here)
@@ -249,7 +249,7 @@ def test_a_campaign_without_items_waits_for_conduct_and_no_seal(fast_dir: Path) 
     found = run.status()
 
     assert found.workers.alive == 1
-    assert found.reason.endswith(f"start 'hpctk campaign conduct {fast_dir}/toy'")
+    assert found.reason.endswith(f"start 'hpctk campaign coordinate {fast_dir}/toy'")
     assert "seal" not in found.reason
 
 

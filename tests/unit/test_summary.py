@@ -36,7 +36,7 @@ def outcome(
     patch: pytest.MonkeyPatch,
     value: Callable[[dict[str, Any]], Value] = value_of,
 ) -> Summary:
-    Played(root, campaign, patch, value).conduct()
+    Played(root, campaign, patch, value).coordinate()
     found = summarize(Run.open(root).view, campaign)
     assert found is not None
     return found
@@ -169,7 +169,7 @@ def test_hours_that_passed_after_the_last_decision_are_the_reason(
     campaign = toy({"policy": "random", "wall_hours": 0.5, "pending": 2})
     played = Played(fast_dir / "r", campaign, monkeypatch)
     played.waits_s = 1000.0
-    played.conduct()
+    played.coordinate()
     found = summarize(Run.open(played.root).view, campaign)
 
     assert found is not None
@@ -293,7 +293,7 @@ def test_campaign_status_shows_the_best_arm_once_there_is_one(
         return CliRunner().invoke(load_commands("campaign"), asked).stdout
 
     empty = make_campaign_run(fast_dir / "empty", campaign, ())
-    Played(fast_dir / "done", campaign, monkeypatch, value_of).conduct()
+    Played(fast_dir / "done", campaign, monkeypatch, value_of).coordinate()
 
     assert status(empty.root).endswith("no arm has a reward yet\n")
     assert json.loads(status(empty.root, "--json"))["summary"] is None

@@ -98,16 +98,16 @@ class WorkJob:
         step += request.container.srun_options(self._run)
         self._batch.start([*step, *self._hpctk("work", self._run, *request.options)])
         if request.campaign:
-            conduct = [
+            coordinator = [
                 sys.executable,
                 "-m",
                 "hpc_toolkit",
                 "campaign",
-                "conduct",
+                "coordinate",
                 self._run,
                 "--summary",
             ]
-            self._coordinator = CoordinatorProcess(conduct, self._job.log, self._stop_ranks)
+            self._coordinator = CoordinatorProcess(coordinator, self._job.log, self._stop_ranks)
         elif request.shrink_every_s is not None and len(fit) > 1:
             self._shrink(request.shrink_every_s)
         code = self._batch.wait(self._beside)

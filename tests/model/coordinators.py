@@ -1,7 +1,8 @@
-"""Every step that some conducts of one campaign, its workers and a person can take (rule R14).
+"""Every step that some coordinators of one campaign, its workers and a person can take (rule R14).
 
-A conduct takes one step for each question that it asks the files, so all orders of their questions
-are there, and one that is not chosen is frozen. Workers are results that come in any order.
+A coordinator takes one step for each question that it asks the files, so all orders of their
+questions are there, and one that is not chosen is frozen. Workers are results that come in any
+order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hpc_toolkit.campaign.tables import ROUNDS, WINDOW, Search, Work
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import SEALED
 from hpc_toolkit.rundir.layout import Manifest
-from tests.model.conducting import (
+from tests.model.coordinating import (
     SCORES,
     Answer,
     Halt,
@@ -39,17 +40,17 @@ Logs = tuple[tuple[Entry, ...], ...]
 """In the order of :data:`STAGES`."""
 STAGES = (METRICS, TASKS)
 EVILS = ("crash", "lost", "late", "twice", "retry")
-"""A conduct is killed and started again; a reply is lost; a payload is seen later than its entry;
+"""A coordinator is killed and started again; a reply is lost; a payload is seen after its entry;
 an item is done in two generations; a person adds an entry that is no ask."""
 ENDLESS = 10_000
 
 
 class State(NamedTuple):
-    """Everything. Conducts are alike, so which is which is no part of it."""
+    """Everything. Coordinators are alike, so which is which is no part of it."""
 
     logs: Logs
     results: frozenset[Result]
-    conducts: tuple[int, ...]
+    coordinators: tuple[int, ...]
     """What each was answered, as a number; sorted."""
     left: tuple[int, ...]
     """How much evil may still happen, in the order of :data:`EVILS`."""
@@ -59,7 +60,7 @@ class State(NamedTuple):
 class World:
     """One small campaign."""
 
-    conducts: int = 2
+    coordinators: int = 2
     policy: str = "steered"
     budget: int = 2
     pending: int = 1
@@ -70,7 +71,7 @@ class World:
     checkpoints: int = 2
     """Of two arms each."""
     known: bool = True
-    """Whether the metrics are published before any conduct begins."""
+    """Whether the metrics are published before any coordinator begins."""
     evils: dict[str, int] = field(default_factory=dict)
 
     def campaign(self) -> Campaign:
@@ -93,7 +94,7 @@ class World:
         )
 
 
-class Conducts:
+class Coordinators:
     """The steps of one world."""
 
     def __init__(self, world: World) -> None:
@@ -132,9 +133,9 @@ class Conducts:
 
     def initial(self) -> State:
         left = tuple(self.world.evils.get(evil, 0) for evil in EVILS)
-        return self.start._replace(conducts=(self.root,) * self.world.conducts, left=left)
+        return self.start._replace(coordinators=(self.root,) * self.world.coordinators, left=left)
 
-    # What conducts do of themselves.
+    # What coordinators do of themselves.
 
     def _number(self, story: tuple[Answer, ...]) -> int:
         if story not in self._numbers:
@@ -147,31 +148,31 @@ class Conducts:
             self._numbers[story] = self._alike[alike]
         return self._numbers[story]
 
-    def after(self, conduct: int, answer: Answer) -> int:
-        """What a conduct is once it was answered."""
-        key = (conduct, answer)
+    def after(self, coordinator: int, answer: Answer) -> int:
+        """What a coordinator is once it was answered."""
+        key = (coordinator, answer)
         if key not in self._after:
-            self._after[key] = self._number((*self._stories[conduct], answer))
+            self._after[key] = self._number((*self._stories[coordinator], answer))
         return self._after[key]
 
     # Steps.
 
     def steps(self, state: State) -> Iterator[tuple[str, State]]:
         """Every (what happens, state after it) but those that change nothing."""
-        for place, conduct in enumerate(state.conducts):
-            if place and conduct == state.conducts[place - 1]:
+        for place, coordinator in enumerate(state.coordinators):
+            if place and coordinator == state.coordinators[place - 1]:
                 continue
-            halt = self.halts[conduct]
-            for answer, evil, logs in self._answers(state, conduct, halt):
+            halt = self.halts[coordinator]
+            for answer, evil, logs in self._answers(state, coordinator, halt):
                 after = self._spend(state._replace(logs=logs), evil)
                 if after is not None:
-                    now = self._with(after, place, self.after(conduct, answer))
+                    now = self._with(after, place, self.after(coordinator, answer))
                     if now != state:
-                        yield f"conduct {conduct}, {_title(halt)}: {_said(answer)}", now
-            if conduct != self.root and (halt.at != "end" or halt.code == 75):
+                        yield f"coordinator {coordinator}, {_title(halt)}: {_said(answer)}", now
+            if coordinator != self.root and (halt.at != "end" or halt.code == 75):
                 again = self._spend(self._with(state, place, self.root), "crash")
                 if again is not None:
-                    yield f"conduct {conduct} is killed and started again", again
+                    yield f"coordinator {coordinator} is killed and started again", again
         yield from self._work(state)
         tasks = state.logs[1]
         again = self._spend(state, "retry")
@@ -180,9 +181,9 @@ class Conducts:
             entry = (f"retries/{len(tasks) + 1:06d}.json", json.dumps(record).encode())
             yield "a person retries", again._replace(logs=(state.logs[0], (*tasks, entry)))
 
-    def _with(self, state: State, place: int, conduct: int) -> State:
-        others = state.conducts[:place] + state.conducts[place + 1 :]
-        return state._replace(conducts=tuple(sorted((*others, conduct))))
+    def _with(self, state: State, place: int, coordinator: int) -> State:
+        others = state.coordinators[:place] + state.coordinators[place + 1 :]
+        return state._replace(coordinators=tuple(sorted((*others, coordinator))))
 
     def _spend(self, state: State, evil: str) -> State | None:
         if not evil:
@@ -192,7 +193,7 @@ class Conducts:
         return state._replace(left=tuple(left)) if min(left) >= 0 else None
 
     def _answers(
-        self, state: State, conduct: int, halt: Halt
+        self, state: State, coordinator: int, halt: Halt
     ) -> Iterator[tuple[Answer, str, Logs]]:
         """Each (answer, evil of it, logs after it)."""
         if halt.at == "sleep":
@@ -225,12 +226,12 @@ class Conducts:
 
     @staticmethod
     def unseen(results: frozenset[Result], halt: Halt) -> set[Result]:
-        """Results that a conduct did not see."""
+        """Results that a coordinator did not see."""
         return set(results.difference(halt.seen))
 
     @staticmethod
     def created(logs: Logs, halt: Halt) -> Logs:
-        """The logs once a conduct created the entry that it is about to create."""
+        """The logs once a coordinator created the entry that it is about to create."""
         at = STAGES.index(halt.stage)
         assert len(logs[at]) == halt.entry - 1, "R2: a gap in the log"
         kind, slash, _ = halt.target.partition("/")
@@ -310,7 +311,7 @@ def _said(answer: Answer) -> str:
 class Checks:
     """What R14 says of each state."""
 
-    def __init__(self, model: Conducts) -> None:
+    def __init__(self, model: Coordinators) -> None:
         self._model = model
         self._arms = make_arms(model.campaign)
         self._asks: dict[tuple[Entry, ...], list[str]] = {}
@@ -356,11 +357,11 @@ class Checks:
     def state(self, state: State) -> None:
         """What holds in one state."""
         asked = self.asks(state.logs[1])
-        for conduct in state.conducts:
-            halt = self._model.halts[conduct]
-            if conduct not in self._local:
-                self._local.add(conduct)
-                self._conduct(conduct, halt)
+        for coordinator in state.coordinators:
+            halt = self._model.halts[coordinator]
+            if coordinator not in self._local:
+                self._local.add(coordinator)
+                self._coordinator(coordinator, halt)
             mine = list(halt.asked)
             assert mine == asked[: len(mine)], f"R14: one goes on from {mine}, the log has {asked}"
             if halt.at == "end" and halt.code == 0:
@@ -377,8 +378,8 @@ class Checks:
 
     def leaf(self, state: State) -> bool:
         """Where nothing can happen any more; whether the campaign was whole there."""
-        for conduct in state.conducts:
-            assert self._model.halts[conduct].at == "end", "R14: a conduct waits for ever"
+        for coordinator in state.coordinators:
+            assert self._model.halts[coordinator].at == "end", "R14: a coordinator waits for ever"
         return self._whole(state.logs[1])
 
     def _whole(self, log: tuple[Entry, ...]) -> bool:
@@ -386,15 +387,15 @@ class Checks:
         wanted = len(self._arms.ids) if self._model.world.exhaustive else self._model.world.budget
         return SEALED in kinds and "results" in kinds and len(self.asks(log)) == wanted
 
-    def _conduct(self, conduct: int, halt: Halt) -> None:
-        """What holds of one conduct, whatever the others do."""
+    def _coordinator(self, coordinator: int, halt: Halt) -> None:
+        """What holds of one coordinator, whatever the others do."""
         rival = halt.met > halt.mine
         if halt.at == "end" and halt.code == 0:
             assert not rival, "R14: one ends with 0 that met a rival's ask"
         elif halt.at == "end":
-            assert halt.code == 75, f"R14: a conduct ends with {halt.code}: {halt.error}"
+            assert halt.code == 75, f"R14: a coordinator ends with {halt.code}: {halt.error}"
             excused = bool(halt.excuse)
-            assert rival or excused, f"R14: a conduct ends and met no rival: {halt.error}"
+            assert rival or excused, f"R14: a coordinator ends and met no rival: {halt.error}"
         if halt.at == "create" and halt.stage == TASKS and halt.target.startswith("items/"):
             assert not rival, "R14: one asks on that met a rival's ask"
             self._tells_are_seen(halt)
@@ -420,25 +421,25 @@ class Checks:
                 assert len(seen) == self._model.world.tasks, "R14: told before all is back"
 
     def _rescue(self, state: State, asked: list[str]) -> None:
-        """A conduct that is started now, alone, gives each ask again and makes those left."""
-        model, conduct, way = self._model, self._model.root, []
+        """A coordinator that is started now, alone, gives each ask again and makes those left."""
+        model, coordinator, way = self._model, self._model.root, []
         for _ in range(ENDLESS):
-            halt = model.halts[conduct]
+            halt = model.halts[coordinator]
             if halt.at == "end":
                 break
             if halt.at == "sleep":
                 state = state._replace(results=state.results | set(model.undone(state)))
-            conduct, state = self._on(state, conduct, halt)
+            coordinator, state = self._on(state, coordinator, halt)
             way.append(_title(halt))
-        halt = model.halts[conduct]
+        halt = model.halts[coordinator]
         told = f"{halt.code} {halt.error}\n  " + "\n  ".join(way[-20:])
-        assert halt.at == "end", f"R14: a new conduct waits for ever: {told}"
-        assert halt.code == 0, f"R14: a new conduct ends with {told}"
-        assert self._whole(state.logs[1]), "R14: a new conduct does not make the asks that are left"
+        assert halt.at == "end", f"R14: a new coordinator waits for ever: {told}"
+        assert halt.code == 0, f"R14: a new coordinator ends with {told}"
+        assert self._whole(state.logs[1]), "R14: a new coordinator leaves asks undone"
         after = self.asks(state.logs[1])
-        assert after[: len(asked)] == asked, f"R14: a new conduct makes {after} of {asked}"
+        assert after[: len(asked)] == asked, f"R14: a new coordinator makes {after} of {asked}"
 
-    def _on(self, state: State, conduct: int, halt: Halt) -> tuple[int, State]:
+    def _on(self, state: State, coordinator: int, halt: Halt) -> tuple[int, State]:
         """Answer it with what there is."""
         model = self._model
         log = state.logs[STAGES.index(halt.stage)] if halt.stage else ()
@@ -455,4 +456,4 @@ class Checks:
         else:
             answer = Answer("won")
             state = state._replace(logs=model.created(state.logs, halt))
-        return model.after(conduct, answer), state
+        return model.after(coordinator, answer), state

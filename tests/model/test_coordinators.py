@@ -1,7 +1,7 @@
-"""Every interleaving of a few conducts of one campaign (rule R14), through the real decisions.
+"""Every interleaving of a few coordinators of one campaign (rule R14), through the real decisions.
 
 However their questions to the files interleave, whoever is frozen, killed or answered late, each
-ask is made once, every conduct that is started makes the same ones, and who meets a rival's ask
+ask is made once, every coordinator that is started makes the same ones, and who meets a rival's ask
 makes none.
 """
 
@@ -14,51 +14,55 @@ from hpc_toolkit.campaign.decisions import Decisions
 from hpc_toolkit.campaign.search import CampaignSearch
 from hpc_toolkit.campaign.tables import ROUNDS
 from hpc_toolkit.rundir import files
-from tests.model.conducting import conducts_at_hand
-from tests.model.conducts import Checks, Conducts, World
+from tests.model.coordinating import coordinators_at_hand
+from tests.model.coordinators import Checks, Coordinators, World
 from tests.model.memorydisk import memory_instead_of_files
 from tests.model.mutation import Mistake, made
 from tests.model.search import Found, ViolationError, explore
 
 SMALL = {
-    "two conducts": World(),
+    "two coordinators": World(),
     "two asks wait at once": World(pending=2),
-    "three conducts": World(conducts=3, budget=1),
-    "a conduct is killed and started again": World(budget=1, evils={"crash": 2}),
+    "three coordinators": World(coordinators=3, budget=1),
+    "a coordinator is killed and started again": World(budget=1, evils={"crash": 2}),
     "a reply to an ask is lost": World(budget=1, evils={"lost": 1, "crash": 1}),
     "an ask is seen before its payload": World(budget=1, evils={"late": 1}),
     "a retry is in the way": World(budget=1, evils={"retry": 1}),
-    "an item has two results": World(conducts=1, evils={"twice": 1, "crash": 1}),
+    "an item has two results": World(coordinators=1, evils={"twice": 1, "crash": 1}),
     "all other arms follow": World(
-        checkpoints=1, conducts=1, budget=1, exhaustive=True, evils={"crash": 1}
+        checkpoints=1, coordinators=1, budget=1, exhaustive=True, evils={"crash": 1}
     ),
-    "no other arm is left": World(checkpoints=1, conducts=1, exhaustive=True, evils={"crash": 1}),
-    "rounds of two": World(conducts=1, pending=2, budget=3, asks=ROUNDS, evils={"crash": 1}),
-    "two conducts in rounds": World(pending=2, asks=ROUNDS),
+    "no other arm is left": World(
+        checkpoints=1, coordinators=1, exhaustive=True, evils={"crash": 1}
+    ),
+    "rounds of two": World(coordinators=1, pending=2, budget=3, asks=ROUNDS, evils={"crash": 1}),
+    "two coordinators in rounds": World(pending=2, asks=ROUNDS),
 }
 
 LARGE = {
-    "two conducts, killed twice": World(evils={"crash": 2}),
-    "two conducts and two results, one killed": World(evils={"twice": 1, "crash": 1}),
-    "two conducts, a retry, a lost reply, a late payload": World(
+    "two coordinators, killed twice": World(evils={"crash": 2}),
+    "two coordinators and two results, one killed": World(evils={"twice": 1, "crash": 1}),
+    "two coordinators, a retry, a lost reply, a late payload": World(
         evils={"lost": 1, "late": 1, "retry": 1}
     ),
-    "two conducts, each ask of two items": World(tasks=2),
-    "two conducts from the first metrics on": World(known=False, budget=1),
-    "two conducts and all other arms": World(budget=1, exhaustive=True),
-    "two conducts, three asks, two at once": World(policy="ucb1", budget=3, pending=2),
-    "two conducts, three asks, one after the other": World(policy="ucb1", budget=3),
-    "three conducts, two asks": World(conducts=3),
-    "two conducts, rounds of two, then what is left": World(
+    "two coordinators, each ask of two items": World(tasks=2),
+    "two coordinators from the first metrics on": World(known=False, budget=1),
+    "two coordinators and all other arms": World(budget=1, exhaustive=True),
+    "two coordinators, three asks, two at once": World(policy="ucb1", budget=3, pending=2),
+    "two coordinators, three asks, one after the other": World(policy="ucb1", budget=3),
+    "three coordinators, two asks": World(coordinators=3),
+    "two coordinators, rounds of two, then what is left": World(
         policy="ucb1", budget=3, pending=2, asks=ROUNDS, exhaustive=True
     ),
-    "three conducts, one killed": World(conducts=3, budget=1, evils={"crash": 1, "lost": 1}),
+    "three coordinators, one killed": World(
+        coordinators=3, budget=1, evils={"crash": 1, "lost": 1}
+    ),
 }
 
 
 def visit(world: World, *, limit: int = 10_000_000) -> Found:
-    with memory_instead_of_files(), conducts_at_hand():
-        model = Conducts(world)
+    with memory_instead_of_files(), coordinators_at_hand():
+        model = Coordinators(world)
         return explore(model, Checks(model), limit=limit)
 
 
@@ -84,7 +88,7 @@ def test_r14_in_every_state_of_a_larger_campaign_each_ask_is_made_once(name: str
     assert check(LARGE[name], name) > 3_000
 
 
-TWO = SMALL["two conducts"]
+TWO = SMALL["two coordinators"]
 AGAIN = SMALL["an item has two results"]
 FROM_RESULTS = """self._follower.look(self._stage, [])
         for tell in decision.tells:
@@ -149,7 +153,7 @@ MISTAKES = [
     ),
     (
         "is told where",
-        World(conducts=1, budget=3),
+        World(coordinators=1, budget=3),
         Mistake(
             "a tell is taken twice",
             Decisions,
@@ -173,7 +177,7 @@ MISTAKES = [
     ),
     (
         "too many asks",
-        World(conducts=1),
+        World(coordinators=1),
         Mistake(
             "tells are not written",
             Coordinator,
@@ -193,7 +197,7 @@ MISTAKES = [
     ),
     (
         "told before all|neither a score",
-        World(conducts=1, tasks=2),
+        World(coordinators=1, tasks=2),
         Mistake(
             "an arm is told once one of its items is back",
             Coordinator,
@@ -203,7 +207,7 @@ MISTAKES = [
     ),
     (
         "is told where|is called another",
-        World(conducts=1, pending=2, budget=3),
+        World(coordinators=1, pending=2, budget=3),
         Mistake(
             "whoever is back first is told",
             CampaignSearch,
@@ -237,6 +241,6 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("says", "world", "mistake"), MISTAKES, ids=[mistake.what for _, _, mistake in MISTAKES]
 )
-def test_the_search_finds_a_mistake_of_conducts(says: str, world: World, mistake: Mistake) -> None:
+def test_the_search_finds_a_mistake(says: str, world: World, mistake: Mistake) -> None:
     with made(mistake), pytest.raises(ViolationError, match=says):
         visit(world, limit=50_000)

@@ -1,6 +1,6 @@
-"""One real conduct on files in memory, played from what the files answered it (rule R14).
+"""One real coordinator on files in memory, played from what the files answered it (rule R14).
 
-All that a conduct does follows from its answers: which entries of the logs and which results it
+All that a coordinator does follows from its answers: which entries of the logs and which results it
 sees, and what became of the names that it creates. So its answers so far are its whole state, and
 it is played again from its beginning to the next question. A question that it asks to the files is
 one step; what it sees may be as old as what it saw before, and never older.
@@ -68,7 +68,7 @@ class Result(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the files say to a conduct."""
+    """What the files say to a coordinator."""
 
     what: str
     """``miss``, ``entry`` or ``still`` without its payload, of a look at the log; ``results``;
@@ -82,7 +82,7 @@ class Answer(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Where a conduct stands: before a question, or at its end."""
+    """Where a coordinator stands: before a question, or at its end."""
 
     at: str
     """``log``, ``results``, ``create``, ``sleep`` or ``end``."""
@@ -152,7 +152,7 @@ def options_of(name: str, options: Mapping[str, Any], size: int) -> dict[str, An
     return dict(options) if name == Steered.name else round_options(name, options, size)
 
 
-class _Conducted(Coordinator):
+class _InMemory(Coordinator):
     """Says from when on the log of the tasks matters, and what was replayed."""
 
     files: _Files
@@ -165,10 +165,10 @@ class _Conducted(Coordinator):
 
 
 class _Files(Disk):
-    """Answers as it is told, and ends the conduct at the first question beyond that."""
+    """Answers as it is told, and ends the coordinator at the first question beyond that."""
 
     def __init__(self, base: dict[str, Content], answers: Sequence[Answer], known: bool) -> None:
-        super().__init__(dict(base), {}, name="conduct")
+        super().__init__(dict(base), {}, name="coordinator")
         self._known = known
         self.deciding = not known
         """Whether looks are questions; before that all is as ``base`` has it."""
@@ -246,7 +246,7 @@ def play(
     *,
     known: bool,
 ) -> tuple[Halt, Any]:
-    """Where a conduct stands that was answered so, and a value that is equal where all is equal
+    """Where a coordinator stands that was answered so, and a value that is equal where all is equal
     on which its next steps rest; ``known``: what it does before its replay is settled by ``base``.
     """
     disk = _Files(base, answers, known)
@@ -254,10 +254,10 @@ def play(
     with mounted(disk):
         paths = run_paths()
         run = SimpleNamespace(view=RunView(paths, manifest), paths=paths, root="the run")
-        conductor = _Conducted(cast("Run", run), campaign)
-        conductor.files = disk
+        coordinator = _InMemory(cast("Run", run), campaign)
+        coordinator.files = disk
         try:
-            conductor.run()
+            coordinator.run()
             halt = Halt("end", code=0)
         except _Suspended as suspended:
             halt = suspended.halt
@@ -266,11 +266,11 @@ def play(
             halt = Halt("end", code=error.exit_code, error=error.message)
         except OSError as error:  # as the command line has it
             halt = Halt("end", code=75, error=str(error))
-        search, found = getattr(conductor, "_search", None), conductor._stage.log.segments
+        search, found = getattr(coordinator, "_search", None), coordinator._stage.log.segments
         decisions = None if search is None else (search.decisions, search.fresh)
         halt = halt._replace(
             asked=tuple(pull.arm for pull in search.decisions.asked) if search else (),
-            mine=conductor.replayed + disk.asks,
+            mine=coordinator.replayed + disk.asks,
             met=sum(segment.decision is not None for segment in found.values()),
             seen=tuple(sorted(disk.seen)),
             segments=tuple((entry, segment.path.read_bytes()) for entry, segment in found.items()),
@@ -304,8 +304,8 @@ def _text(value: object) -> str:
 
 
 @contextmanager
-def conducts_at_hand() -> Iterator[None]:
-    """Have conducts stop where they would sleep, and know the policy of the tests."""
+def coordinators_at_hand() -> Iterator[None]:
+    """Have coordinators stop where they would sleep, and know the policy of the tests."""
 
     def sleep(_seconds: float) -> None:
         from tests.model.memorydisk import _disks

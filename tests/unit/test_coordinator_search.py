@@ -70,10 +70,10 @@ def asks(decisions: Sequence[Decision]) -> list[tuple[str, tuple[Pull, ...], tup
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_sequence_is_the_same_wherever_conduct_is_killed_and_nothing_is_asked_twice(
+def test_sequence_is_the_same_wherever_the_coordinator_is_killed_and_nothing_is_asked_twice(
     name: str, fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calm = Played(fast_dir / "calm", made(name), monkeypatch).conduct()
+    calm = Played(fast_dir / "calm", made(name), monkeypatch).coordinate()
     killed = Played(fast_dir / "killed", made(name), monkeypatch)
     times = 0
     while killed.killed(1):
@@ -94,7 +94,7 @@ def test_sequence_is_the_same_wherever_conduct_is_killed_and_nothing_is_asked_tw
 def test_rounds_tell_all_that_was_asked_before_the_next_ask(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decisions = Played(fast_dir / "r", made("rounds"), monkeypatch).conduct()
+    decisions = Played(fast_dir / "r", made("rounds"), monkeypatch).coordinate()
 
     assert [len(one.pulls) for one in decisions] == [3, 3, 3]
     for before, after in itertools.pairwise(decisions):
@@ -129,7 +129,7 @@ def test_race_over_a_window_is_not_asked_after_each_result(
 
     monkeypatch.setattr(hpc_toolkit.campaign.search, "ask_within", counted)
     campaign = toy({**FAMILIES["racing"], "asks": "window"}, tasks={"seconds": SECONDS})
-    decisions = Played(fast_dir / "r", campaign, monkeypatch).conduct()
+    decisions = Played(fast_dir / "r", campaign, monkeypatch).coordinate()
 
     assert asked == [20] * (len(decisions) + 1)
 
@@ -137,7 +137,7 @@ def test_race_over_a_window_is_not_asked_after_each_result(
 def test_window_asks_for_one_when_the_oldest_is_told(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decisions = Played(fast_dir / "r", made("window"), monkeypatch).conduct()
+    decisions = Played(fast_dir / "r", made("window"), monkeypatch).coordinate()
 
     assert [len(one.pulls) for one in decisions] == [3] + [1] * 6
     order = [pull.arm for one in decisions for pull in one.pulls]
@@ -157,7 +157,7 @@ def test_results_of_a_pull_are_read_and_no_others(
         return rows
 
     monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "unit_rows", counted)
-    decisions = Played(fast_dir / "r", made("window"), monkeypatch).conduct()
+    decisions = Played(fast_dir / "r", made("window"), monkeypatch).coordinate()
 
     assert read == [3] * len(decisions)
 
@@ -166,7 +166,7 @@ def test_race_asks_for_a_rung_at_once_and_says_of_which_tasks(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign = toy(FAMILIES["racing"], tasks={"seconds": SECONDS})
-    decisions = Played(fast_dir / "r", campaign, monkeypatch).conduct()
+    decisions = Played(fast_dir / "r", campaign, monkeypatch).coordinate()
 
     assert len(decisions[0].pulls) == 20
     assert {pull.tasks for pull in decisions[0].pulls} == {("a", "b")}
@@ -178,7 +178,7 @@ def test_race_asks_for_a_rung_at_once_and_says_of_which_tasks(
 def test_race_of_unknown_durations_begins_with_one_whole_arm(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, *_ = Played(fast_dir / "r", made("racing"), monkeypatch).conduct()
+    first, *_ = Played(fast_dir / "r", made("racing"), monkeypatch).coordinate()
 
     assert [pull.tasks for pull in first.pulls] == [()]
     assert "tasks" not in first.to_json()
@@ -188,7 +188,7 @@ def test_tasks_that_are_left_begin_with_the_longest(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign = toy({**FAMILIES["racing"], "exhaustive": True}, tasks={"seconds": SECONDS})
-    Played(fast_dir / "r", campaign, monkeypatch).conduct()
+    Played(fast_dir / "r", campaign, monkeypatch).coordinate()
     stage = Run.open(fast_dir / "r").view.stages["tasks"]
     stage.poll_log()
 
@@ -214,7 +214,7 @@ def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
         broken = "task" not in item and item["checkpoint"] == "m/step16"
         return None if broken else value_of(item)
 
-    calm = Played(fast_dir / "calm", made("metrics"), monkeypatch, gaps).conduct()
+    calm = Played(fast_dir / "calm", made("metrics"), monkeypatch, gaps).coordinate()
     lifted = Played(fast_dir / "lifted", made("metrics"), monkeypatch, gaps)
     assert lifted.killed(3)
     so_far = len(lifted.decisions())
@@ -222,13 +222,13 @@ def test_metrics_of_the_first_decision_stay_when_a_retry_adds_some(
     assert Run.open(lifted.root).retry() == 4
     work(lifted.root)
 
-    assert asks(lifted.conduct()) == asks(calm)
+    assert asks(lifted.coordinate()) == asks(calm)
     columns = calm[0].metrics
     assert columns is not None
     assert columns["rank"].count(None) == 4
     assert [one.metrics for one in calm[1:]] == [None] * (len(calm) - 1)
     # With the metrics that are there now, the search would be another one.
-    assert asks(Played(fast_dir / "whole", made("metrics"), monkeypatch).conduct()) != asks(calm)
+    assert asks(Played(fast_dir / "whole", made("metrics"), monkeypatch).coordinate()) != asks(calm)
 
 
 def test_what_is_no_number_of_a_metric_is_a_gap() -> None:
@@ -261,7 +261,7 @@ def test_a_metric_that_most_arms_lack_is_refused_and_not_left_out() -> None:
     assert metric_columns(campaign, rows)["rank"] == [1.0] * 9 + [2.0] + [None] * 10
 
 
-def test_wall_hours_add_up_over_conducts_and_end_the_search(
+def test_wall_hours_add_up_over_coordinators_and_end_the_search(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     campaign = toy({"policy": "random", "wall_hours": 1.0, "pending": 2})
@@ -271,24 +271,24 @@ def test_wall_hours_add_up_over_conducts_and_end_the_search(
     before = played.decisions()
     played.clock = 0.0  # another machine
 
-    decisions = played.conduct()
+    decisions = played.coordinate()
 
     assert decisions[: len(before)] == before
     assert [one.wall_s for one in decisions] == [0.0, 900.0, 1800.0, 2700.0]
-    assert played.conduct() == decisions, "one that is started again asks for more"
+    assert played.coordinate() == decisions, "one that is started again asks for more"
 
 
-def test_conduct_asks_for_nothing_behind_the_seal(
+def test_the_coordinator_asks_for_nothing_behind_the_seal(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was decided that the hours have passed; who is started then has no hour behind it."""
     campaign = toy({"policy": "random", "wall_hours": 1.0, "pending": 2})
     played = Played(fast_dir / "r", campaign, monkeypatch)
     played.waits_s = 3600.0
-    played.conduct()
+    played.coordinate()
     assert len(played.decisions()) == 1
 
-    assert len(played.conduct()) == 1
+    assert len(played.coordinate()) == 1
 
 
 def test_replay_of_a_damaged_sequence_is_refused_and_says_what_differs(
@@ -302,7 +302,7 @@ def test_replay_of_a_damaged_sequence_is_refused_and_says_what_differs(
 
     says = r"decision 1 was s/step0/layer0 on a, b; .* and 16 more; the policy"
     with pytest.raises(RunError, match=says):
-        played.conduct(other)
+        played.coordinate(other)
 
 
 def test_settings_that_change_while_the_metrics_are_measured_are_those_of_the_search(
@@ -317,9 +317,9 @@ def test_settings_that_change_while_the_metrics_are_measured_are_those_of_the_se
 
     played = Played(root, made("rounds"), monkeypatch, value)
 
-    decisions = played.conduct()
+    decisions = played.coordinate()
 
-    calm = Played(fast_dir / "calm", made("window"), monkeypatch).conduct()
+    calm = Played(fast_dir / "calm", made("window"), monkeypatch).coordinate()
     assert asks(decisions) == asks(calm)
 
 
@@ -327,12 +327,12 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Settings may be replaced in the moment in which the first decision is made."""
-    calm = Played(fast_dir / "calm", made("rounds"), monkeypatch).conduct()
+    calm = Played(fast_dir / "calm", made("rounds"), monkeypatch).coordinate()
     played = Played(fast_dir / "r", made("rounds"), monkeypatch)
     assert played.killed(2)
     run = Run.open(played.root)
 
-    assert asks(played.conduct(made("window"))) == asks(calm)
+    assert asks(played.coordinate(made("window"))) == asks(calm)
     with pytest.raises(ConfigError, match=r"other settings: search\.asks"):
         resume_campaign(run, made("window"), update=True)
     resume_campaign(run, made("rounds"), update=False)
@@ -342,7 +342,7 @@ def test_a_search_goes_on_as_it_was_begun_whatever_the_settings_say(
     assert found.ended == "asked for 9 arms, the budget is 9"
 
 
-def test_a_conduct_that_is_late_for_the_seal_leaves_without_a_failure(
+def test_a_coordinator_that_is_late_for_the_seal_leaves_without_a_failure(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was frozen in its ask, and by another one's settings the hours had passed."""
@@ -354,7 +354,7 @@ def test_a_conduct_that_is_late_for_the_seal_leaves_without_a_failure(
     encode = late._encode
 
     def frozen(decision: Decision) -> list[bytes]:
-        played.conduct(toy({**search, "wall_hours": 1e-6}))
+        played.coordinate(toy({**search, "wall_hours": 1e-6}))
         return encode(decision)
 
     monkeypatch.setattr(late, "_encode", frozen)
@@ -369,7 +369,7 @@ def test_policy_that_is_gone_is_told_before_anything_is_measured(
     played = Played(fast_dir / "r", toy(FAMILIES["rounds"]), monkeypatch)
 
     with pytest.raises(ConfigError, match="unknown policy 'gone'"):
-        played.conduct(toy({**FAMILIES["rounds"], "policy": "gone"}))
+        played.coordinate(toy({**FAMILIES["rounds"], "policy": "gone"}))
     assert Run.open(played.root).status().stages["metrics"].total == 0
 
 

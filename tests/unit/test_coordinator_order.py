@@ -1,4 +1,4 @@
-"""How conduct cuts asks, and in which order the tasks of an arm stand: longest first."""
+"""How the coordinator cuts asks, and in which order the tasks of an arm stand: longest first."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CAMPAIGN = toy(
 )
 
 
-def conduct(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
-    """The asks of a whole campaign, whose items somebody does whenever conduct waits."""
+def coordinate(root: Path, campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> list[Segment]:
+    """The asks of a whole campaign, whose items somebody does whenever the coordinator waits."""
     make_campaign_run(root, campaign, ())
     monkeypatch.setattr(
         hpc_toolkit.campaign.coordinator, "time", SimpleNamespace(sleep=lambda _: work(root))
@@ -48,7 +48,7 @@ def test_asks_are_claimed_task_by_task_until_they_are_thousands() -> None:
     assert [unit_size(items) for items in (2000, 15_552, 10**6)] == [2, 15, MAX_UNIT]
 
 
-def test_segments_of_conduct_are_cut_by_their_number_of_items(
+def test_segments_of_the_coordinator_are_cut_by_their_number_of_items(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hpc_toolkit.campaign.coordinator, "_ITEMS_A_UNIT", 60)
@@ -60,7 +60,7 @@ def test_segments_of_conduct_are_cut_by_their_number_of_items(
         search=replace(CAMPAIGN.search, budget=6, pending=5, exhaustive=True),
     )
 
-    first, second, rest = conduct(fast_dir / "r", campaign, monkeypatch)
+    first, second, rest = coordinate(fast_dir / "r", campaign, monkeypatch)
 
     assert max(unit.count for unit in first.units) == 2
     assert sum(unit.count for unit in first.units) == 5 * 30
@@ -73,7 +73,7 @@ def test_tasks_of_an_ask_stand_longest_first_once_arms_have_told(
     fast_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders: list[list[Any]] = []
-    found = conduct(fast_dir / "r", CAMPAIGN, monkeypatch)
+    found = coordinate(fast_dir / "r", CAMPAIGN, monkeypatch)
     for segment in found:
         lines = dict(zip(segment.order or range(segment.count), segment.items(), strict=True))
         tasks = [json.loads(lines[given])["task"] for given in sorted(lines)]

@@ -1,4 +1,4 @@
-"""Conduct, cut at every change that it makes: no ask is lost, made twice or another (R14)."""
+"""The coordinator, cut at every change it makes: no ask is lost, made twice or another (R14)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def check_conduct(home: Path, every: int) -> None:
+def check_coordinator(home: Path, every: int) -> None:
     begin = partial(play, root=home / "run")
-    place = Place(home, make_campaign, "campaign", "conduct", "run", begin=begin)
+    place = Place(home, make_campaign, "campaign", "coordinate", "run", begin=begin)
     whole = place.without_a_cut()
     assert (whole.code, whole.err, whole.fired) == (0, "", "")
     sequence, rows = asked(place.run), table_of(place.run)
@@ -42,11 +42,11 @@ def table_of(root: Path) -> list[tuple[object, ...]]:
     return [(row["item"], row["state"], row["value"], row["attempts"]) for row in table.rows]
 
 
-def test_a_conduct_that_is_cut_goes_on_with_the_same_sequence(fast_dir: Path) -> None:
-    check_conduct(fast_dir, 5 * EVERY)
+def test_a_coordinator_that_is_cut_goes_on_with_the_same_sequence(fast_dir: Path) -> None:
+    check_coordinator(fast_dir, 5 * EVERY)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_conduct_that_is_cut_anywhere_goes_on_with_the_same_sequence(fast_dir: Path) -> None:
-    check_conduct(fast_dir, 1)
+def test_a_coordinator_that_is_cut_anywhere_goes_on_with_the_same_sequence(fast_dir: Path) -> None:
+    check_coordinator(fast_dir, 1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.slurm.conftest import LabUnderTest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ _ROUNDS = 3
 _FIRST_ITEMS, _LONG_ITEMS = 24, 5
 _MOST_ASKS = 12
 _NEVER_S = 600.0
+_AFTER_LOCKS_S = 20.0
+"""A busy machine may take seconds to free the locks of a killed process; the lease comes later."""
 _STANDSTILL_ITEMS, _STANDSTILL_ITEM_S = 72, 0.8
 """Long enough that a host alone has work for longer than it may stand still."""
 _COMPLETE, _LEFT = 0, 75
@@ -46,6 +48,7 @@ def one_machine(run: Rehearsal) -> Outcome:
 
 def kills(run: Rehearsal) -> Outcome:
     """A worker of each host is killed in the middle of its unit; its command starts another."""
+    run.lease_s = _AFTER_LOCKS_S
     run.init(run.size.items, "--open")
     ranks = [run.work(host) for host in HOSTS]
     run.until_begun(run.size.items // 4)
@@ -59,6 +62,7 @@ def kills(run: Rehearsal) -> Outcome:
 
 def takeover(run: Rehearsal) -> Outcome:
     """The last worker but one of a host dies, and then the last one."""
+    run.lease_s = _AFTER_LOCKS_S
     run.init(_FIRST_ITEMS, "--open")
     first, second = run.work(HIT, 1), run.work(HIT, 1)
     run.until_begun(4)
@@ -81,7 +85,12 @@ def takeover(run: Rehearsal) -> Outcome:
     run.hpctk(SPARED, "seal", run.run)
     ended = _all_end(run, [spared])
     far_s = time.monotonic() - gone
-    notes: dict[str, Any] = {"near_s": near_s, "far_s": far_s, "trace": run.told()}
+    notes: dict[str, Any] = {
+        "near_s": near_s,
+        "far_s": far_s,
+        "lease_s": run.lease_s,
+        "trace": run.told(),
+    }
     return run.outcome(ended, time.monotonic() - began, **notes, records=run.records())
 
 

@@ -184,8 +184,8 @@ def longest_pauses(found: Measured, workers: set[str]) -> float:
     ("size", "silence_s"),
     [
         # A node is down when it was silent for so long and two questions went unanswered, which
-        # takes 25 s at least.
-        pytest.param(Size(96, 1.25), 5, id="small"),
+        # takes 25 s at least. On a busy machine a healthy slurmd may be silent for 5 s.
+        pytest.param(Size(96, 1.5), 15, id="small"),
         pytest.param(Size(432, 0.5), 30, id="full", marks=pytest.mark.soak),
     ],
 )

@@ -81,22 +81,28 @@ def examine(
             remove_area(area)
     if around:
         examination.around += [*check_slurm(), *check_scripts()]
-    report = examination.report()
-    paths = RunPaths(directory)
-    if not paths.manifest.exists():
-        return report
+    if RunPaths(directory).manifest.exists():
+        examination.of_run += _look_at_run(directory, examination, clock)
+    return examination.report()
+
+
+def _look_at_run(directory: Path, examination: _Examination, clock: Clock) -> list[Finding]:
+    paths, report, found = RunPaths(directory), examination.report(), []
     if report.apart:
         try:
             _keep(report, examination.of_directory, paths, clock)
         except OSError as error:
-            examination.of_run.append(_failed("doctor.json", error))
+            found.append(_failed("doctor.json", error))
     try:
-        examination.of_run += [_how_deaths_are_seen(paths), *check_run(directory)]
+        found += [_how_deaths_are_seen(paths), *check_run(directory)]
         with suppress(HpcToolkitError):  # an unreadable run.json, which check_run has reported
-            examination.of_run += plan_repairs(directory).findings()
+            found += plan_repairs(directory).findings()
+    except HpcToolkitError as error:
+        means = "commands end there, and what was below it is gone"
+        found.append(Finding("run", Verdict.UNSAFE, error.message, means, error.hint))
     except OSError as error:
-        examination.of_run.append(_failed("run", error))
-    return examination.report()
+        found.append(_failed("run", error))
+    return found
 
 
 def _with_helper(examination: _Examination, root: Path, area: Path, *, around: bool) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hpc_toolkit.doctor.run import check as run_check
-from hpc_toolkit.doctor.run import planning
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.queue import log
 from hpc_toolkit.queue.control import ask_to_drain
@@ -91,7 +90,6 @@ def _dump(record: object) -> bytes:
 @pytest.fixture
 def call(fast_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     # What is found damaged stays so: no look has to be repeated after a while.
-    monkeypatch.setattr(planning, "_BEING_WRITTEN_S", 0.0)
     monkeypatch.setattr(run_check, "_BEING_WRITTEN_S", 0.0)
     (fast_dir / "more.jsonl").write_text('{"id": 10}\n')
 

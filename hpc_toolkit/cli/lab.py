@@ -149,10 +149,12 @@ def execute(
         hpctk lab exec srun -N2 hostname
         hpctk lab exec sinfo
     """
+    from hpc_toolkit.lab.clients import environment
+
     lab = _lab(name, directory)
     argv = lab.inside(command)
     sys.stdout.flush()
-    os.execvpe(argv[0], argv, lab.environment())  # noqa: S606 - no shell is meant
+    os.execvpe(argv[0], argv, environment(lab.paths))  # noqa: S606 - no shell is meant
 
 
 def sinfo(context: typer.Context, name: NameOption = "lab", directory: DirOption = None) -> None:
@@ -161,10 +163,12 @@ def sinfo(context: typer.Context, name: NameOption = "lab", directory: DirOption
     Examples:
         hpctk lab sinfo -N
     """
+    from hpc_toolkit.lab.clients import environment
+
     lab = _lab(name, directory)
     lab.check_up()
     sys.stdout.flush()
-    os.execvpe("sinfo", ["sinfo", *context.args], lab.environment())  # noqa: S606 - no shell
+    os.execvpe("sinfo", ["sinfo", *context.args], environment(lab.paths))  # noqa: S606 - no shell
 
 
 def run(
@@ -192,7 +196,7 @@ def run(
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    end = run_script(lab, script, context.args, show, tell)
+    end = run_script(lab.paths, script, context.args, show, tell)
     if end is None:
         return
     tell(f"job {end.job}: {end.state} after {format_duration(end.seconds)}")

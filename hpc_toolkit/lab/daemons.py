@@ -95,10 +95,9 @@ def check_namespaces(host: Host) -> None:
         NamespaceError: it is not possible; the error says why.
         HpcToolkitError: unshare did not end in time.
     """
-    paths = host.paths
     command = host.command(["true"])
-    done = finished(command, daemon_environment(paths), what="unshare", logs=paths.logs)
-    if done.returncode != 0:
+    done = finished(host.paths, *command, environ=daemon_environment(host.paths))
+    if done.code != 0:
         why = " ".join(done.stderr.split())
         if "cannot change root filesystem propagation" in why:
             message = "no process can be made a host of its own here: / is not a mount point"
@@ -278,7 +277,5 @@ def start_slurmdbd(host: Host) -> None:
 
 def _add_cluster(host: Host) -> bool:
     """Return whether slurmdbd accepted the cluster; it fails while it creates its tables."""
-    paths = host.paths
-    argv = [program("sacctmgr"), "--immediate", "add", "cluster", CLUSTER_NAME]
-    done = finished(argv, daemon_environment(paths), what="sacctmgr", logs=paths.logs)
-    return done.returncode == 0
+    argv = ["sacctmgr", "--immediate", "add", "cluster", CLUSTER_NAME]
+    return finished(host.paths, *argv, environ=daemon_environment(host.paths)).code == 0

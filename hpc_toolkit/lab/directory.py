@@ -25,7 +25,6 @@ FORMAT = 1
 _OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _KEYS = {"format", "settings", "start"}
 """Keys that identify a lab's lab.json, whichever version wrote it."""
-_BEGINNING = b'{"format": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +116,10 @@ def is_lab(paths: LabPaths) -> bool:
     if paths.record.name not in names:
         # An 'up' that was killed before it wrote lab.json has only locked the directory.
         return bool(names) and names <= {paths.lock.name, *left} and _empty(paths.lock)
-    text = read_fresh(paths.record)
     try:
-        content: Any = json.loads(text)
+        content: Any = json.loads(read_fresh(paths.record))
     except ValueError:
-        own = {path.name for path in (*paths.written(), paths.record, paths.lock)}
-        return names <= own | left and text[: len(_BEGINNING)] == _BEGINNING[: len(text)]
+        return False
     return isinstance(content, dict) and content.keys() >= _KEYS
 
 
@@ -218,5 +215,5 @@ def read_record(paths: LabPaths) -> LabRecord | None:
             settings, int(content["port"]), str(content["start"]), bool(content["ready"])
         )
     except (ValueError, TypeError, KeyError, HpcToolkitError, OSError):
-        # Truncated by a full disk, or written by another version: treated as missing.
+        # Damaged, or written by another version: treated as missing.
         return None

@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import tempfile
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import HpcToolkitError
-from hpc_toolkit.lab import clients
-from hpc_toolkit.lab.clients import ask, environment
-from hpc_toolkit.lab.packages import program
+from hpc_toolkit.lab.clients import ask, finished
+from hpc_toolkit.lab.members import status_of
 from hpc_toolkit.slurm.records import SQUEUE_FIELDS, JobRecord, parse_job_id, parse_squeue
-from hpc_toolkit.system.processes import interrupts_held, kill_group, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hpc_toolkit.lab.lab import Lab
     from hpc_toolkit.lab.settings import LabPaths
 
 _FIRST_PAUSE_S = 0.05
@@ -34,7 +30,6 @@ _QUESTION_S = 5.0
 _STANDS_S = 2.0
 _COLUMNS = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
 _LOGS = re.compile(r" StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?= [A-Z]\w*=|\s*$)")
-_TAIL_BYTES = 4096
 
 _QUEUED_AGAIN = {"NODE_FAIL", "PREEMPTED"}
 """Ended states that a job may show for a moment before Slurm requeues it."""
@@ -63,7 +58,7 @@ class JobEnd:
 
 
 def run_script(
-    lab: Lab,
+    paths: LabPaths,
     script: Path,
     arguments: Sequence[str],
     show: Callable[[bytes], None],
@@ -80,20 +75,44 @@ def run_script(
             not answer.
     """
     began = time.monotonic()
-    submission = submit(lab.paths, script, arguments)
-    job = submission.job
-    if not job:
-        tell(submission.said)
-        return None
+    job = ""
+    # Ctrl-C while sbatch runs would leave a job whose id is not known.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        try:
+            job, said = submit(paths, script, arguments)
+        finally:
+            # If Ctrl-C was pressed meanwhile, this raises KeyboardInterrupt.
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if not job:
+            tell(said)
+            return None
         tell(f"job {job} submitted")
-        worst = max(_follow(lab, job, show, tell), key=code_of)
+        worst = max(_follow(paths, job, show, tell), key=code_of)
     except BaseException:
-        if lab.status().state != "down":
+        if job and status_of(paths).state != "down":
             with contextlib.suppress(HpcToolkitError):
-                lab.ask("scancel", "--quiet", job)
+                ask(paths, "scancel", "--quiet", job)
         raise
     return JobEnd(job, worst.state, code_of(worst), time.monotonic() - began)
+
+
+def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> tuple[str, str]:
+    """Submit a script with its arguments; return the job's id and what sbatch wrote to stderr.
+
+    The id is "" if sbatch submitted no job, as for ``--test-only``.
+
+    Raises:
+        HpcToolkitError: sbatch refuses the script, or does not end within 30 s, for example because
+            the script has ``#SBATCH --wait``.
+    """
+    # Absolute, so that sbatch takes no script for an option; the arguments go to the script.
+    done = finished(paths, "sbatch", "--parsable", str(script.absolute()), *arguments)
+    if done.code != 0:
+        message = " ".join(done.stderr.split()) or "sbatch failed"
+        raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
+    found = parse_job_id(done.stdout)
+    return found[0] if found else "", done.stderr.strip()
 
 
 def code_of(record: JobRecord) -> int:
@@ -102,16 +121,15 @@ def code_of(record: JobRecord) -> int:
 
 
 def _follow(
-    lab: Lab, job: str, show: Callable[[bytes], None], tell: Callable[[str], None]
+    paths: LabPaths, job: str, show: Callable[[bytes], None], tell: Callable[[str], None]
 ) -> list[JobRecord]:
     """Follow a job until its final end and return its last records."""
-    shown: dict[Path, _Shown] = {}
-    looks, end, reason = _looks(lab, job), _End(), ""
+    offsets: dict[Path, int] = {}
+    looks, end, reason = _looks(paths, job), _End(), ""
     while True:
         records, logs = next(looks)
-        restarts = sum(one.restarts or 0 for one in records)
         for log in logs:
-            shown.setdefault(log, _Shown()).show_more(log, restarts, show)
+            offsets[log] = _show_more(log, offsets.get(log, 0), show)
         waits = next((one.reason for one in records if one.waiting and one.reason), "")
         if waits and waits != reason:
             tell(f"job {job} waits: {waits}")
@@ -120,22 +138,24 @@ def _follow(
             return records
 
 
-def _looks(lab: Lab, job: str) -> Iterator[tuple[list[JobRecord], list[Path]]]:
+def _looks(paths: LabPaths, job: str) -> Iterator[tuple[list[JobRecord], list[Path]]]:
     """Query a job's records and its logs again and again; [] for both if a query fails."""
     pause, failed = _FIRST_PAUSE_S, 0
     while True:
         records: list[JobRecord] = []
         logs: list[Path] = []
-        _check_there(lab, job)
+        # Without their configuration Slurm's programs look for it for 60 s.
+        if not paths.slurm_conf.exists():
+            raise _went_down(paths, job)
         try:
             # Query the state before reading the log, so that the log of an ended job is complete.
-            records, logs = job_records(lab, job), job_logs(lab, job)
+            records, logs = job_records(paths, job), job_logs(paths, job)
             failed = 0
         except HpcToolkitError as error:
             # A controller that is busy or restarting leaves some queries unanswered.
             failed += 1
-            if lab.status().state != "up":
-                raise _went_down(lab, job) from error
+            if status_of(paths).state != "up":
+                raise _went_down(paths, job) from error
             if failed == _QUESTIONS:
                 raise
         yield records, logs
@@ -161,42 +181,33 @@ class _End:
         return not doubtful or now - self.since >= _STANDS_S
 
 
-def _check_there(lab: Lab, job: str) -> None:
-    """Check that the lab has its files: without them Slurm's programs look for them for 60 s.
-
-    Raises:
-        HpcToolkitError: the lab was taken down.
-    """
-    if not lab.paths.slurm_conf.exists():
-        raise _went_down(lab, job)
-
-
-def _went_down(lab: Lab, job: str) -> HpcToolkitError:
-    message = f"the lab in {lab.paths.root} went down before job {job} ended"
+def _went_down(paths: LabPaths, job: str) -> HpcToolkitError:
+    message = f"the lab in {paths.root} went down before job {job} ended"
     return HpcToolkitError(message, hint="start it again with 'hpctk lab up'")
 
 
-def job_records(lab: Lab, job: str) -> list[JobRecord]:
+def job_records(paths: LabPaths, job: str) -> list[JobRecord]:
     """Return the current record of a job, or of every element of an array.
 
     Raises:
         HpcToolkitError: Slurm knows no such job; it forgets a job 5 minutes after its end.
     """
     argv = ("squeue", "--noheader", "--array", "--states=all", "--jobs", job)
-    records = parse_squeue(lab.ask(*argv, "--Format", _COLUMNS, limit_s=_QUESTION_S).encode())
+    records = parse_squeue(ask(paths, *argv, "--Format", _COLUMNS, limit_s=_QUESTION_S).encode())
     if not records:
         message = f"squeue tells nothing of job {job}"
-        raise HpcToolkitError(message, hint=f"the lab's logs are in {lab.paths.logs}")
+        raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
     return records
 
 
-def job_logs(lab: Lab, job: str) -> list[Path]:
+def job_logs(paths: LabPaths, job: str) -> list[Path]:
     """Return the files of stdout and stderr of a job, or of all elements of an array.
 
     Raises:
         HpcToolkitError: Slurm knows no such job.
     """
-    return parse_logs(lab.ask("scontrol", "show", "job", "--oneliner", job, limit_s=_QUESTION_S))
+    argv = ("scontrol", "show", "job", "--oneliner", job)
+    return parse_logs(ask(paths, *argv, limit_s=_QUESTION_S))
 
 
 def parse_logs(text: str) -> list[Path]:
@@ -210,116 +221,18 @@ def parse_logs(text: str) -> list[Path]:
     return list(found)
 
 
-@dataclass(slots=True)
-class _Shown:
-    """The part of a log that was shown."""
+def _show_more(log: Path, offset: int, show: Callable[[bytes], None]) -> int:
+    """Show a log from ``offset`` on; return the offset of its end.
 
-    offset: int = 0
-    tail: bytes = b""
-    """The last bytes before the offset."""
-    restarts: int = 0
-    """The job's restarts when the log was last shown from its beginning."""
-
-    def show_more(self, log: Path, restarts: int, show: Callable[[bytes], None]) -> None:
-        """Show new data of the log, or all of it if a restart of the job truncated it."""
-        try:
-            with log.open("rb") as file:
-                if self._is_another(file, restarts):
-                    self.offset, self.tail, self.restarts = 0, b"", restarts
-                file.seek(self.offset)
-                data = file.read()
-        except OSError:
-            return
-        if data:
-            show(data)
-        self.offset += len(data)
-        self.tail = (self.tail + data)[-_TAIL_BYTES:]
-
-    def _is_another(self, file: BinaryIO, restarts: int) -> bool:
-        if self.offset > file.seek(0, 2):
-            return True
-        if restarts == self.restarts:
-            return False  # A job may write anywhere into its own log.
-        # A truncated log may have grown beyond the offset; with --open-mode=append it goes on.
-        file.seek(self.offset - len(self.tail))
-        return file.read(len(self.tail)) != self.tail
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The result of sbatch for a script that it did not refuse."""
-
-    job: str
-    """The job's id; "" if sbatch submitted none, as for ``--test-only``."""
-    said: str
-    """The stderr of sbatch so far."""
-
-
-def submit(paths: LabPaths, script: Path, arguments: Sequence[str]) -> Submission:
-    """Submit a script with its arguments, and return as soon as the job has an id.
-
-    ``#SBATCH --wait`` has no effect: sbatch is killed once it has printed the id. An interrupt
-    cancels a job that was submitted by then.
-
-    Raises:
-        HpcToolkitError: sbatch refuses the script, or does not answer within 30 s.
+    A log that has become shorter was truncated by a restart of the job, and is shown as a whole.
     """
-    # Absolute, so that sbatch takes no script for an option; the arguments go to the script.
-    argv = [program("sbatch"), "--parsable", str(script.absolute()), *arguments]
-    # A terminal: to a pipe sbatch would write the id when it ends, which is too late with --wait.
-    terminal, end = os.openpty()
-    with open(terminal, "rb", buffering=0), tempfile.TemporaryFile() as errors:
-        with interrupts_held() as let_go:
-            with open(end, "wb", buffering=0) as stdout:
-                child = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=errors,
-                    env=environment(paths),
-                    process_group=0,
-                )
-            with child:
-                try:
-                    job = _interruptible_number(paths, terminal, let_go)
-                    code = 0 if job else child.wait(clients.ANSWER_S)
-                finally:
-                    if child.poll() is None:
-                        kill_group(child.pid)
-        errors.seek(0)
-        said = errors.read().decode(errors="replace").strip()
-    if code != 0:
-        message = " ".join(said.split()) or "sbatch failed"
-        raise HpcToolkitError(message, hint=f"the lab's logs are in {paths.logs}")
-    return Submission(job, said)
-
-
-def _interruptible_number(paths: LabPaths, terminal: int, let_go: Callable[[], None]) -> str:
-    printed = bytearray()
     try:
-        let_go()
-        return _number(paths, terminal, printed)
-    except KeyboardInterrupt:
-        # The controller may have the request already, so wait for the id and cancel that job.
-        with contextlib.suppress(HpcToolkitError):
-            if job := _number(paths, terminal, printed):
-                ask(paths, "scancel", "--quiet", job)
-        raise
-
-
-def _number(paths: LabPaths, terminal: int, printed: bytearray) -> str:
-    """Read the job's id from the terminal; "" if sbatch ended without one.
-
-    ``printed`` is the output that has been read so far.
-    """
-    until = time.monotonic() + clients.ANSWER_S
-    while not (found := parse_job_id(printed.decode(errors="replace").rpartition("\n")[0])):
-        if not readable(terminal, timeout_s=max(0.0, until - time.monotonic())):
-            message = f"sbatch did not answer within {clients.ANSWER_S:.3g} s"
-            hint = f"the job may be queued all the same; the lab's logs are in {paths.logs}"
-            raise HpcToolkitError(message, hint=hint)
-        try:
-            printed += os.read(terminal, 4096)
-        except OSError:
-            return ""  # A terminal whose other end is closed: ioctl_tty(2).
-    return found[0]
+        with log.open("rb") as file:
+            file.seek(0 if offset > file.seek(0, os.SEEK_END) else offset)
+            data = file.read()
+            offset = file.tell()
+    except OSError:
+        return offset
+    if data:
+        show(data)
+    return offset

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError, HpcToolkitError, near_miss
 from hpc_toolkit.lab import config
-from hpc_toolkit.lab.clients import ask, environment, node_states
+from hpc_toolkit.lab.clients import ask, node_states
 from hpc_toolkit.lab.daemons import (
     Host,
     check_namespaces,
@@ -107,18 +107,6 @@ class Lab:
         """Return the lab's status. Writes nothing and asks no daemon."""
         return status_of(self.paths)
 
-    def environment(self) -> dict[str, str]:
-        """Return this process's environment for commands that contact the lab."""
-        return environment(self.paths)
-
-    def ask(self, *argv: str, limit_s: float | None = None) -> str:
-        """Run a Slurm command against the lab and return its stdout.
-
-        Raises:
-            HpcToolkitError: it fails, or does not answer within ``limit_s``, by default 30 s.
-        """
-        return ask(self.paths, *argv, limit_s=limit_s)
-
     def inside(self, argv: list[str]) -> list[str]:
         """Return ``argv`` as a command that runs inside the lab, on its host ``localhost``.
 
@@ -144,7 +132,8 @@ class Lab:
         if daemon_only:
             return kill_members(self.paths.token, node, name="slurmd")
         killed = kill_members(self.paths.token, node)
-        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=hpctk lab crash")
+        down = ("state=down", "reason=hpctk lab crash")
+        ask(self.paths, "scontrol", "update", f"nodename={node}", *down)
         return killed
 
     def restore(self, node: str) -> None:
@@ -160,7 +149,7 @@ class Lab:
         start_slurmd(Host(self.paths, record.start, node)).wait()
         # Slurm refuses this after --daemon-only, because it has resumed the node by itself.
         with suppress(HpcToolkitError):
-            self.ask("scontrol", "update", f"nodename={node}", "state=resume")
+            ask(self.paths, "scontrol", "update", f"nodename={node}", "state=resume")
         (self.paths.crashed / node).unlink(missing_ok=True)
         wait_for_nodes(self.paths, (node,), {"idle", "mixed", "allocated"})
 

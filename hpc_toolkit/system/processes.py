@@ -8,12 +8,7 @@ import math
 import os
 import select
 import signal
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -45,31 +40,6 @@ def readable(*fds: int, timeout_s: float | None = None) -> set[int]:
         waiting.register(fd, select.POLLIN)
     found = waiting.poll(None if timeout_s is None else math.ceil(1000 * timeout_s))
     return {fd for fd, _ in found}
-
-
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[Callable[[], None]]:
-    """Delay Ctrl-C, which inside Popen would lose the child that Popen has just started.
-
-    Yields a function that ends the delay; it is also called at the end of the block. If Ctrl-C was
-    pressed, that call raises KeyboardInterrupt. Only the main thread receives Ctrl-C, so nothing is
-    delayed in other threads.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-
-    def let_go() -> None:
-        signal.signal(signal.SIGINT, before)
-        while came:
-            signal.raise_signal(came.pop())
-
-    try:
-        yield let_go
-    finally:
-        let_go()
 
 
 def adopt_orphans() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpc_toolkit.errors import HpcToolkitError
+from hpc_toolkit.lab.clients import environment
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.jobs import job_logs, job_records
 from hpc_toolkit.lab.lab import Lab
@@ -60,7 +61,7 @@ class LabUnderTest:
     @property
     def env(self) -> dict[str, str]:
         """This environment less what speaks of another Slurm, with the lab's SLURM_CONF."""
-        own = self.lab.environment()
+        own = environment(self.lab.paths)
         return {key: text for key, text in own.items() if not key.startswith(_FOREIGN)}
 
     def up(self) -> None:
@@ -122,7 +123,7 @@ class LabUnderTest:
 
     def records(self, job: str) -> list[JobRecord]:
         """What Slurm knows of a job, one record per task of an array."""
-        return job_records(self.lab, job)
+        return job_records(self.lab.paths, job)
 
     def state(self, job: str) -> str:
         """PENDING, RUNNING, COMPLETED ...; of the first task of an array."""
@@ -144,10 +145,8 @@ class LabUnderTest:
 
     def output(self, record: JobRecord) -> str:
         """What a job has written so far."""
-        found = [
-            log.read_text(errors="replace") for log in job_logs(self.lab, record.id) if log.exists()
-        ]
-        return "".join(found)
+        logs = job_logs(self.lab.paths, record.id)
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def strays(self) -> list[Member]:
         """Processes of the lab that are none of its daemons: those of jobs."""

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hpc_toolkit.lab.clients import environment
 from hpc_toolkit.queue.presence import read_presence
 from hpc_toolkit.rundir.journal import decode_line
 from hpc_toolkit.slurm.records import JobRecord
@@ -146,7 +147,7 @@ class Rehearsal:
         done = subprocess.run(
             [str(word) for word in argv],
             cwd=self.cwd,
-            env={**self.lab.environment(), **self.environ},
+            env={**environment(self.lab.paths), **self.environ},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hpc_toolkit.lab.clients import environment
 from hpc_toolkit.lab.directory import lab_paths
 from hpc_toolkit.lab.lab import Lab
 from hpc_toolkit.lab.settings import LabSettings
@@ -24,7 +25,7 @@ class Site:
     """A user without files of their own in front of a Slurm."""
 
     def __init__(self, lab: Lab, root: Path) -> None:
-        kept = {k: v for k, v in lab.environment().items() if not k.startswith("HPCTK_")}
+        kept = {k: v for k, v in environment(lab.paths).items() if not k.startswith("HPCTK_")}
         self.environ = {**kept, "XDG_CONFIG_HOME": str(root / "config")}
         self.root = root
 

@@ -136,12 +136,9 @@ def test_hosts_keeps_the_machines_names_but_not_for_nodes() -> None:
     ]
 
 
-@pytest.mark.parametrize("epoch_s", [0.0, 1.7e9, 5_999_999.95, 1.8e12])
-def test_a_first_job_leaves_room_below_slurms_last_number(epoch_s: float) -> None:
-    assert 1 <= config.first_job_id(epoch_s) <= 60_000_000
-
-
-def test_labs_a_second_apart_share_no_job_numbers() -> None:
+def test_labs_a_second_apart_share_no_job_numbers_below_slurms_last_number() -> None:
+    for epoch_s in (0.0, 5_999_999.95, 1.8e12):
+        assert 1 <= config.first_job_id(epoch_s) <= 60_000_000
     assert config.first_job_id(1001.0) - config.first_job_id(1000.0) == 10
 
 
@@ -156,7 +153,7 @@ def test_a_lab_is_the_built_in_cluster_of_its_name() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [LabSettings(), LabSettings(1, 1), LabSettings(3, 8, "a100"), LabSettings(40, 0, "x")],
+    [LabSettings(3, 8, "a100"), LabSettings(40, 0, "x")],
     ids=lambda settings: settings.words,
 )
 def test_the_facts_of_a_lab_are_what_it_was_started_with(
@@ -201,10 +198,8 @@ def test_the_built_in_cluster_stands_for_labs_within_it(
     ("settings", "said"),
     [
         ({"nodes": 0}, "--nodes: 0 is outside 1..256"),
-        ({"nodes": 257}, "--nodes: 257 is outside"),
         ({"gpus_per_node": -1}, "--gpus-per-node: -1 is outside 0..64"),
         ({"gpu_type": "l40s:4\nSlurmUser=x"}, "--gpu-type: .* is not a type of GPU"),
-        ({"gpu_type": "4"}, "--gpu-type: '4' is not"),
         ({"gpu_type": ""}, "--gpu-type: '' is not"),
     ],
 )
@@ -225,13 +220,13 @@ def test_settings_are_said_in_words(settings: LabSettings, words: str) -> None:
     assert settings.words == words
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "Lab", "x" * 40, "a\n"])
+@pytest.mark.parametrize("name", ["", "-x", "../x", "Lab", "x" * 40, "a\n"])
 def test_a_name_that_is_no_directory_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid name of a lab"):
         check_name(name)
 
 
-@pytest.mark.parametrize("directory", ["/tmp/a b", "/tmp/a#b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"])
+@pytest.mark.parametrize("directory", ["/tmp/a b", "/tmp/%n", "lab", "/tmp/é", "/a\nb"])
 def test_a_directory_that_slurm_conf_cannot_hold_is_refused(directory: str) -> None:
     with pytest.raises(ConfigError, match="not a directory that Slurm's configuration can name"):
         LabPaths(Path(directory))

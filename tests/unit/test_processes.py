@@ -5,13 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import signal
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.system.processes import interrupts_held, readable
+from hpc_toolkit.system.processes import readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,38 +49,3 @@ def test_readable_tells_the_end_of_a_pipe() -> None:
 
     assert readable(read) == {read}
     os.close(read)
-
-
-def test_an_interrupt_that_is_held_comes_when_it_is_let_go() -> None:
-    order = []
-    with pytest.raises(KeyboardInterrupt), interrupts_held() as let_go:  # noqa: PT012
-        signal.raise_signal(signal.SIGINT)
-        order.append("goes on")
-        let_go()
-        order.append("is not reached")
-
-    assert order == ["goes on"]
-
-
-def test_an_interrupt_that_is_held_comes_at_the_end_at_the_latest() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts_held():
-        signal.raise_signal(signal.SIGINT)
-
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_interrupts_are_left_alone_outside_the_main_thread() -> None:
-    found = []
-
-    def hold() -> None:
-        with interrupts_held() as let_go:
-            found.append(signal.getsignal(signal.SIGINT))
-            let_go()
-
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=hold)
-    thread.start()
-    thread.join()
-
-    assert found == [before]

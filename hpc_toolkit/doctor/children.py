@@ -77,16 +77,11 @@ def ask_child(call: Callable[[], Any], timeout_s: float) -> Any:
         child.end()
 
 
-def become_child() -> None:
-    """Let this new child die with its parent, and reset its signal handlers."""
-    die_with_parent()
-    for sig in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sig, signal.SIG_DFL)
-
-
 def _live(call: Callable[[], Any], write: int) -> NoReturn:
     try:
-        become_child()
+        die_with_parent()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, signal.SIG_DFL)
         try:
             told: dict[str, Any] = {"answer": call()}
         except OSError as error:

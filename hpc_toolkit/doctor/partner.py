@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.doctor.channel import Channel, SilentSideError, make_area, remove_area
-from hpc_toolkit.doctor.children import become_child
+from hpc_toolkit.doctor.children import Child
 from hpc_toolkit.doctor.filesystem import delays, locks, names
 from hpc_toolkit.doctor.node import gpus
 from hpc_toolkit.doctor.sides import ANSWER_S, BYE, LEAD, OTHER, side_of
@@ -24,6 +23,7 @@ from hpc_toolkit.rundir import files
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
 ARRIVAL_S = 20.0
 STEP_ARRIVAL_S = 180.0
 """Tasks of one step may start minutes apart on a busy cluster."""
@@ -162,17 +162,15 @@ class Helper:
         self._twin = root / area.name
         _check_same(root, area, self._twin)
         token = area.name.rpartition("doctor-")[2]
-        self._pid = os.fork()
-        if self._pid == 0:
-            _help(root, token)
+        self._child = Child(
+            lambda: Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
+        )
 
     def end(self) -> None:
         """Wait for the released child to end, or kill it."""
-        end = time.monotonic() + _GOES_WITHIN_S
-        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > end:
-                os.kill(self._pid, signal.SIGKILL)
-            time.sleep(0.005)
+        with suppress(TimeoutError, OSError):
+            self._child.answer(_GOES_WITHIN_S)
+        self._child.end()
 
 
 def _check_same(root: Path, area: Path, twin: Path) -> None:
@@ -188,12 +186,3 @@ def _check_same(root: Path, area: Path, twin: Path) -> None:
         twin.rmdir()
     message = f"{root} is not {area.parent} through another mount"
     raise ConfigError(message, hint="--pair names another mount of the directory")
-
-
-def _help(root: Path, token: str) -> NoReturn:
-    try:
-        become_child()
-        Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)
-    finally:
-        # After an exception the child must not continue as a second copy of the lead.
-        os._exit(0)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpc_toolkit.doctor.findings import Finding, Verdict, worst
+from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.node import slurm
-from hpc_toolkit.slurm.clusters.choice import resolve_cluster
 from hpc_toolkit.slurm.render import script
 from hpc_toolkit.slurm.render.file import sign
 
@@ -19,7 +18,6 @@ CONFIG = """Configuration data as of 2026-01-01T00:00:00
 ClusterName             = narwhal
 JobRequeue              = 1
 KillWait                = 30 sec
-MaxArraySize            = 1001
 PreemptMode             = OFF
 SLURM_VERSION           = 22.05.8
 """
@@ -59,7 +57,6 @@ def test_a_slurm_that_answers_tells_its_version_and_settings(path: Path) -> None
     assert {one.verdict for one in found.values()} == {Verdict.FINE}
     assert found["slurm"].found.startswith("22.05.8 of cluster narwhal answered in ")
     assert "KillWait=30 s" in found["requeue"].found
-    assert found["arrays"].found.startswith("indices up to 1,000;")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,6 @@ def test_a_slurm_that_answers_tells_its_version_and_settings(path: Path) -> None
     [
         (("PreemptMode             = OFF", "PreemptMode = GANG,CANCEL"), "requeue", "preempted"),
         (("= 30 sec", "= 10 sec"), "requeue", "longer than 10 s is begun again"),
-        (("= 1001", "= 1"), "arrays", "'array' cannot be submitted"),
     ],
 )
 def test_a_setting_that_costs_work_says_what_it_costs(
@@ -145,29 +141,3 @@ def test_a_script_that_bash_does_not_read_names_its_template(
     assert {one.verdict for one in found} == {Verdict.UNSAFE}
     assert found[0].found.startswith("array, for generic: ")
     assert "line" in found[0].found
-
-
-def test_a_bash_that_fails_without_a_word_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_toolkit.doctor.node.slurm.shutil.which", lambda _: "/bin/false")
-
-    told = slurm.try_template("work-queue", resolve_cluster("generic").cluster)
-
-    assert told is not None
-    assert told[0] == "bash ends with 1"
-
-
-def test_a_script_whose_hash_is_wrong_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "sign", lambda text: text)
-
-    told = slurm.try_template("work-queue", resolve_cluster("generic").cluster)
-
-    assert told is not None
-    assert "hash" in told[0]
-
-
-def test_what_is_skipped_makes_nothing_worse() -> None:
-    skipped = Finding("slurm", Verdict.SKIPPED, "")
-    unknown = Finding("slurm", Verdict.UNKNOWN, "")
-
-    assert worst([skipped]) is Verdict.FINE
-    assert worst([skipped, unknown]) is Verdict.UNKNOWN

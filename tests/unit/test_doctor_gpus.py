@@ -233,10 +233,6 @@ def hang() -> None:
     time.sleep(60)
 
 
-def die() -> None:
-    os._exit(3)
-
-
 def lack() -> None:
     message = "libcudart.so.12: no such file\nand more"
     raise ImportError(message)
@@ -246,7 +242,6 @@ def lack() -> None:
     ("call", "words"),
     [
         (hang, "no answer within 0.1 s"),
-        (die, "the process that asked died"),
         (lack, "ImportError: libcudart.so.12: no such file"),
     ],
 )

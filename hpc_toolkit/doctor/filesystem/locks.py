@@ -62,17 +62,6 @@ def take_lock(kind: str, path: str) -> bool:
     return True
 
 
-def try_lock(kind: str, path: Path) -> str:
-    """Take a lock and release it; return granted, refused, hung, or an error."""
-    try:
-        taken = ask_child(lambda: take_lock(kind, str(path)), _ANSWER_S)
-    except TimeoutError:
-        return HUNG
-    except OSError as error:
-        return error.strerror or str(error)
-    return GRANTED if taken else REFUSED
-
-
 class Holder:
     """A process that holds a lock until it is killed."""
 
@@ -89,6 +78,13 @@ class Holder:
 
     def kill(self) -> None:
         self._child.end()
+
+
+def try_lock(kind: str, path: Path) -> str:
+    """Take a lock and release it; return granted, refused, hung, or an error."""
+    holder = Holder(kind, path)
+    holder.kill()
+    return holder.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +135,9 @@ def wait_for_locks(path: Path, grace: Grace) -> None:
     """Take a first lock, so that the trials, with their short timeouts, follow a grace period."""
     if not grace.possible:
         return
-    child = Child(lambda: take_lock("flock", str(path)))
-    try:
-        # The trials judge a request that fails or hangs.
-        with grace.waiting(), suppress(TimeoutError, OSError):
-            child.answer(LONGEST_S)
-    finally:
-        child.end()
+    # The trials judge a request that fails or hangs.
+    with grace.waiting(), suppress(TimeoutError, OSError):
+        ask_child(lambda: take_lock("flock", str(path)), LONGEST_S)
 
 
 def check_locks(pair: Pair, grace: Grace) -> tuple[list[Finding], list[LockTrial]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.sharedfs import hosts as module
-from tests.sharedfs.agent import MARK
 from tests.sharedfs.filesystems import Bindfs
-from tests.sharedfs.hosts import HOSTS, SERVER, HostsError, Namespaces
-from tests.sharedfs.ranks import Ranks
-from tests.sharedfs.rehearsal import wait_until
+from tests.sharedfs.hosts import HOSTS, SERVER, Namespaces
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -74,65 +70,3 @@ def test_hosts_of_tests_that_were_killed_leave_nothing_behind(tmp_path: Path) ->
         time.sleep(0.01)
     assert module.processes_in(namespace) == []
     assert os.listdir(tmp_path) == []
-
-
-def test_hosts_end_with_a_user_that_waits_for_a_dead_mount(tmp_path: Path) -> None:
-    hosts = Namespaces(tmp_path)
-    hosts.open()
-    filesystem = Bindfs(hosts)
-    filesystem.start()
-    filesystem.cut(HOSTS[0])
-    waiting = subprocess.Popen(hosts.command(HOSTS[0], ["touch", str(hosts.shared / "file")]))
-    while not hosts.processes("touch"):
-        time.sleep(0.01)
-
-    hosts.close()
-
-    assert waiting.wait(10) == -signal.SIGKILL
-    assert hosts.processes() == []
-
-
-def test_a_mount_that_is_left_behind_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LEAVING_S", 0.2)
-    hosts = Namespaces(tmp_path)
-    hosts.open()
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path], check=True)
-    try:
-        with pytest.raises(HostsError, match=f"left behind: .*{tmp_path.name}"):
-            hosts.close()
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
-
-
-def test_a_machine_that_allows_no_mounts_is_told(tmp_path: Path) -> None:
-    hosts = Namespaces(tmp_path / "absent")
-
-    with pytest.raises(HostsError, match=r"no hosts can be made here: .*absent"):
-        hosts.open()
-
-    hosts.close()
-
-
-def test_what_does_not_end_is_shown_at_the_place_where_it_waits(tmp_path: Path) -> None:
-    program = "import threading; print('up', flush=True); threading.Event().wait()"
-    out, err = tmp_path / "out", tmp_path / "err"
-    (tmp_path / "hosts").mkdir()
-    hosts = Namespaces(tmp_path / "hosts")
-    hosts.open()
-    argv = [sys.executable, "-X", "faulthandler", "-c", program]
-    with out.open("wb") as out_file, err.open("wb") as err_file:
-        process = subprocess.Popen(
-            hosts.command(HOSTS[0], argv),
-            env={**os.environ, MARK: "waits"},
-            stdout=out_file,
-            stderr=err_file,
-        )
-    wait_until(out.read_text, "a process that is up", limit_s=30.0)
-
-    with pytest.raises(AssertionError, match=r"(?s)still run after 0.01 s.*futex.*threading.py"):
-        Ranks(hosts, HOSTS[0], "waits", process, out, err).ended(limit_s=0.01)
-
-    assert process.returncode == -signal.SIGABRT
-    hosts.close()

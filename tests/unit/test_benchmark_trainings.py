@@ -1,16 +1,11 @@
-"""What the benchmark of trainings reads in their files, and what it takes for a promise kept."""
+"""The benchmark of trainings calls a promise kept only if it was."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,18 +81,6 @@ def test_a_restart_costs_the_steps_behind_its_checkpoint(
     assert runs.restart_after(run, 15.5, 10) == runs.Restart(4.5, repeated, lost)
 
 
-def test_a_rank_is_killed_by_the_process_that_it_named_last(part: Any, tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
-        (tmp_path / "logs").mkdir()
-        said = "2026-01-31T18:00:00.123Z rank 1/2 restart {} INFO process {}\n"
-        log = said.format(0, os.getpid()) + said.format(1, process.pid)
-        (tmp_path / "logs" / "rank-1.log").write_text(log)
-
-        part("trainingruns").kill_rank(tmp_path, 1)
-
-        assert process.wait() == -signal.SIGKILL
-
-
 def rows(part: Any, **changes: Any) -> Any:
     given = {
         "model": "plain",
@@ -148,17 +131,6 @@ def measured(part: Any, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_page_says_ratios_and_that_all_was_kept(part: Any) -> None:
-    page = "\n".join(part("trainingpage").page(30, 1000, measured(part)))
-
-    assert "| plain | train-multi-node, 2 nodes x 2 ranks, task-per-node | COMPLETED | 0 |" in page
-    assert "20 steps of task-per-gpu were made while task-per-node trained; 3.0 s after" in page
-    assert "torchrun takes 1.50 times as long." in page
-    assert "| torchrun | 1 of 2 |" in page
-    assert "| lightgbm | 2 | 2 | 1.00 | 2.0 s | 2.00x | 3.00% |" in page
-    assert page.endswith("Promised: kept.")
-
-
 @pytest.mark.parametrize("found", [None, (31.0, 4, 0), (3.0, 14, 1)])
 def test_a_killed_rank_that_is_slow_or_loses_a_checkpoint_breaks_the_promise(
     part: Any, found: tuple[float, int, int] | None
@@ -180,45 +152,3 @@ def test_the_page_names_what_was_missed(part: Any) -> None:
     cores = part("trainingjobs").CORES
     jobs = f"plain, train-cpu, {cores} cores; xgboost: 3 threads on 1 cores"
     assert page[-1] == f"Promised: MISSED: {jobs}."
-
-
-def test_what_is_written_as_json_has_no_number_that_is_none(part: Any) -> None:
-    row = rows(part, name="nodes", difference=math.inf)
-
-    assert json.loads(json.dumps(part("training").plain([row])))[0]["difference"] is None
-
-
-def test_a_lab_is_taken_down_when_the_benchmark_is_interrupted(
-    part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training, done = part("training"), []
-    lab = SimpleNamespace(up=lambda: done.append("up"), down=lambda: done.append("down"))
-    monkeypatch.setattr(training, "LabUnderTest", lambda *_: lab)
-
-    with pytest.raises(KeyboardInterrupt, match=r"^$"), training.real_slurm(tmp_path):
-        raise KeyboardInterrupt
-
-    assert done == ["up", "down"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--parts", "losses,all"], "'all' is none of losses, restarts, trees"),
-        (["--models", "big"], "'big' is none of mini-s, plain"),
-        (["--steps", "20"], "--steps: at least 30"),
-    ],
-)
-def test_the_benchmark_of_trainings_refuses_what_it_cannot_measure(
-    part: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    argv: list[str],
-    said: str,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["training.py", *argv])
-
-    with pytest.raises(SystemExit, match="2"):
-        part("training").main()
-
-    assert said in capsys.readouterr().err

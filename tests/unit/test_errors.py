@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import traceback
 
@@ -10,7 +11,7 @@ import pytest
 
 from hpc_toolkit import cli
 from hpc_toolkit.cli import show_error
-from hpc_toolkit.errors import UNREACHABLE, ConfigError
+from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.results.gather import NotCompleteError
 
 
@@ -39,7 +40,7 @@ def test_the_command_line_shows_a_hint_once(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "error: what is wrong\nhint: how to fix it\n"
 
 
-@pytest.mark.parametrize("code", sorted(UNREACHABLE))
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_a_filesystem_that_does_not_answer_is_no_bug_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:

@@ -136,11 +136,7 @@ class Starting:
 
 
 def wait_for_all(starting: list[Starting]) -> None:
-    """Wait for all of them, then raise the error of the first that failed.
-
-    Raises:
-        HpcToolkitError: one of them failed.
-    """
+    """Wait for all of them, then raise the error of the first that failed."""
     failures = []
     for one in starting:
         try:
@@ -227,11 +223,7 @@ def failure(what: str, *logs: Path) -> HpcToolkitError:
 
 
 def start_database(host: Host) -> None:
-    """Create an empty database and start its server; only this user reaches it, by its socket.
-
-    Raises:
-        HpcToolkitError: the server does not start.
-    """
+    """Create an empty database and start its server; only this user reaches it, by its socket."""
     paths = host.paths
     user = user_name()
     data = f"--datadir={paths.database}/data"
@@ -266,11 +258,7 @@ def start_database(host: Host) -> None:
 
 
 def start_slurmdbd(host: Host) -> None:
-    """Start slurmdbd and add the lab's cluster to it.
-
-    Raises:
-        HpcToolkitError: slurmdbd does not start.
-    """
+    """Start slurmdbd and add the lab's cluster to it."""
     start(host, "slurmdbd", ["slurmdbd"], log="slurmdbd").wait()
     wait_for_daemon(host, "slurmdbd", lambda: _add_cluster(host))
 

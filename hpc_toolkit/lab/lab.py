@@ -81,9 +81,6 @@ class Lab:
         """Kill all processes of the lab and remove its files; return the number of processes.
 
         Jobs end by SIGKILL. Does nothing if there is no lab.
-
-        Raises:
-            HpcToolkitError: a process does not end.
         """
         _check_outside(surrounding_labs() & {self.paths.token})
         try:
@@ -224,9 +221,6 @@ def _check_outside(surrounding: set[str]) -> None:
     """Check that this process runs in none of the labs ``surrounding``.
 
     Such a lab would kill this process, or contain the processes that it starts.
-
-    Raises:
-        ConfigError: it runs inside a lab.
     """
     if surrounding:
         message = "this process runs inside a lab"
@@ -237,9 +231,6 @@ def start_lab(paths: LabPaths, settings: LabSettings) -> None:
     """Remove leftovers of an earlier start, then start every daemon and wait for the nodes.
 
     The caller holds the lab's lock, and kills the started processes if this raises.
-
-    Raises:
-        HpcToolkitError: a daemon does not start; the error has the end of its log.
     """
     end_lab(paths)
     remove_files(paths)
@@ -258,9 +249,6 @@ def end_lab(paths: LabPaths) -> int:
     """Kill all processes of a lab, including those just being started; return their number.
 
     The caller holds the lab's lock.
-
-    Raises:
-        HpcToolkitError: a process does not end.
     """
     # Without its hosts file, a process that is just being started fails; if it has mounted the
     # file already, it is found.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ from hpc_toolkit.rundir import files
 from hpc_toolkit.rundir.layout import RunPaths
 from hpc_toolkit.rundir.proof import believed, write_proof
 from hpc_toolkit.system.mounts import mount_of
-from hpc_toolkit.system.quantities import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +70,9 @@ def examine(
         examination.add(_unwritable(directory, error))
     else:
         try:
-            examination.note_swept(sweep(directory, area))
+            if swept := sweep(directory, area):
+                found = f"removed what an examination left that was killed: {', '.join(swept)}"
+                examination.add(fine("left over", found))
             if step is not None:
                 examination.work(Pair(area, arrival_s=STEP_ARRIVAL_S), around=around, step=True)
             else:
@@ -141,11 +141,6 @@ class _Examination:
     def add(self, *findings: Finding) -> None:
         self.of_directory += findings
 
-    def note_swept(self, swept: list[str]) -> None:
-        if swept:
-            found = f"removed what an examination left that was killed: {', '.join(swept)}"
-            self.add(fine("left over", found))
-
     def work(self, pair: Pair, *, around: bool, step: bool) -> None:
         """Make all checks that need two sides.
 
@@ -162,8 +157,6 @@ class _Examination:
             "delays": self._check_views,
             "locks": self._check_locks,
             "fsync": lambda: [delays.check_writing(pair.area)],
-            "small files": lambda: [delays.check_small_files(pair.area)],
-            "clocks": lambda: [check_clocks(pair)],
         }
         for name, check in checks.items():
             try:
@@ -212,20 +205,6 @@ class _Examination:
             delays_s=self._delays,
             findings=(*self.of_directory, *self.around, *self.of_run),
         )
-
-
-def check_clocks(pair: Pair) -> Finding:
-    """Measure how far apart the wall clocks are; no decision depends on them."""
-    asked, wall = time.monotonic(), time.time()
-    theirs: float = pair.ask("wall")
-    passed = time.monotonic() - asked
-    apart = theirs - (wall + passed / 2)
-    if abs(apart) <= passed:
-        found = f"no difference beyond the {format_duration(passed)} that asking took"
-    else:
-        found = f"{format_duration(abs(apart))} apart, give or take {format_duration(passed / 2)}"
-    means = "times in logs are by these clocks; no decision compares them"
-    return fine("clocks", found, means)
 
 
 def _keep(report: Report, found: list[Finding], paths: RunPaths, clock: Clock) -> None:

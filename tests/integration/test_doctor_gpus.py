@@ -1,7 +1,4 @@
-"""What torch is asked for, with the CPU in the place of GPUs: products, and a sum of two processes.
-
-Neither CUDA nor NCCL takes part.
-"""
+"""What torch is asked for, with the CPU in the place of GPUs; CUDA takes no part."""
 
 from __future__ import annotations
 
@@ -9,36 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytest.importorskip("torch")
-
-# In a process of its own: a fork of one in which torch has threads may hang.
-PROGRAM = """
-import json, sys
-from pathlib import Path
-from hpc_toolkit.doctor.node import gpus, torchprobe
-from hpc_toolkit.doctor.channel import make_area, remove_area
-from hpc_toolkit.doctor.partner import Helper
-from hpc_toolkit.doctor.sides import LEAD, Pair
-
-torchprobe.NUMBERS = 1024
-root = Path(sys.argv[1])
-area = make_area(root, "t", LEAD)
-helper = Helper(root, area)
-pair = Pair(area, arrival_s=10)
-answers = gpus.sum_over(pair, (1, 1), device="cpu")
-print(json.dumps(answers))
-pair.close()
-helper.end()
-remove_area(area)
-"""
-
 
 # Three GPUs, played by the CPU: the second one does not answer, the third one computes wrongly.
 GPUS = """
@@ -88,13 +60,3 @@ def test_every_gpu_multiplies_and_is_told_apart_from_one_that_errs() -> None:
     assert (first["name"], first["right"], first["free"]) == ("stand-in", True, 1 << 30)
     assert second == {"error": "CUDA error: out of memory"}
     assert third["right"] is False
-
-
-@pytest.mark.torch
-def test_two_ranks_meet_through_the_directory_and_sum(tmp_path: Path) -> None:
-    answers = told(PROGRAM, str(tmp_path))
-
-    assert [(one.get("right"), one.get("library")) for one in answers] == [(True, "Gloo")] * 2, (
-        answers
-    )
-    assert os.listdir(tmp_path) == []

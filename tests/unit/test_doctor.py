@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SETTLED = [
     *("filesystem", "mount options", "space", "sides", "exclusive names", "lost reply", "rename"),
     *(f"delay ({name})" for name in delays.looks(Path())),
-    *("locks (flock)", "locks (lockf)", "fsync", "small files", "clocks"),
+    *("locks (flock)", "locks (lockf)", "fsync"),
 ]
 
 
@@ -42,7 +42,6 @@ SETTLED = [
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough of everything to be right, not to be measured."""
     monkeypatch.setattr(names, "_LOOKS_S", 0.05)
-    monkeypatch.setattr(delays, "_MOST_FILES", 20)
     monkeypatch.setattr(delays, "_MOST_SYNCS", 3)
     monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
 
@@ -339,7 +338,7 @@ def test_a_failed_sync_is_unsafe_and_the_rest_is_still_looked_at(
 
     assert found(report)["fsync"].found == "failed: Input/output error"
     assert report.verdict is Verdict.UNSAFE
-    assert found(report)["clocks"].verdict is Verdict.FINE
+    assert found(report)["locks (flock)"].verdict is Verdict.FINE
 
 
 def test_an_error_of_the_other_side_is_a_finding_as_well(
@@ -702,5 +701,5 @@ def test_a_report_names_what_is_wrong_and_what_to_do(fast_dir: Path) -> None:
     assert lines[0] == f"{fast_dir}: unknown"
     assert "unknown sides" in text
     assert "do: 'srun -N2 --ntasks-per-node=1 hpctk doctor DIR'" in text
-    assert "no decision compares them" not in text, "what is fine takes one line"
+    assert "a claim has one owner" not in text, "what is fine takes one line"
     assert max(map(len, lines)) <= 100

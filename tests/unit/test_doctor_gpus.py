@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ import pytest
 from hpc_toolkit.doctor import partner
 from hpc_toolkit.doctor.channel import make_area, remove_area
 from hpc_toolkit.doctor.findings import Finding, Verdict
-from hpc_toolkit.doctor.node import gpus, torchprobe
+from hpc_toolkit.doctor.node import gpus
 from hpc_toolkit.doctor.partner import Helper
 from hpc_toolkit.doctor.sides import LEAD, Pair
 from hpc_toolkit.system.gpus import ask_driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 GIB = 2**30
@@ -27,7 +25,6 @@ GPU = {"name": "NVIDIA L40S", "total": 44 * GIB, "free": 43 * GIB}
 ALL_OF_IT = "NVIDIA L40S, 44.0 GiB (43.0 GiB free)"
 DRIVER = {"driver": "550.54", "cuda": 12040, "gpus": [GPU, GPU]}
 TORCH = {"torch": "2.5.1", "cuda": "12.4", "gpus": [{**GPU, "right": True, "seconds": 0.5}]}
-SUM = {"right": True, "seconds": 0.0042, "library": "NCCL 2.21.5"}
 
 
 class Library(SimpleNamespace):
@@ -114,11 +111,11 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return told
 
 
-def words_of(told: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(one["check"], one["verdict"], one["found"]) for one in told["findings"]]
+def words_of(told: list[dict[str, str]]) -> list[tuple[str, str, str]]:
+    return [(one["check"], one["verdict"], one["found"]) for one in told]
 
 
-def test_gpus_that_answer_and_multiply_are_fine_and_counted(here: dict[str, Any]) -> None:
+def test_gpus_that_answer_and_multiply_are_fine(here: dict[str, Any]) -> None:
     told = gpus.look_here()
 
     assert words_of(told) == [
@@ -133,7 +130,6 @@ def test_gpus_that_answer_and_multiply_are_fine_and_counted(here: dict[str, Any]
             f"torch 2.5.1 for CUDA 12.4 multiplies on 1 x {ALL_OF_IT}, at first in 500 ms",
         ),
     ]
-    assert told["count"] == 1
     assert here["asked"] == ["driver", "torch"]
 
 
@@ -154,7 +150,7 @@ def test_without_a_gpu_that_works_torch_is_not_imported(
     told = gpus.look_here()
 
     ((check, found_verdict, found),) = words_of(told)
-    assert (check, found_verdict, told["count"]) == ("gpus", verdict, 0)
+    assert (check, found_verdict) == ("gpus", verdict)
     assert words in found
     assert here["asked"] == ["driver"]
 
@@ -195,7 +191,7 @@ def test_gpus_without_torch_say_that_it_is_not_installed(here: dict[str, Any]) -
     told = gpus.look_here()
 
     assert words_of(told)[1][:2] == ("torch", "skipped")
-    assert (told["count"], here["asked"]) == (0, ["driver"])
+    assert here["asked"] == ["driver"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +204,7 @@ def test_gpus_without_torch_say_that_it_is_not_installed(here: dict[str, Any]) -
         ({"gpus": [{"error": "out of memory"}]}, "unsafe", "1 of 1 fail: GPU 0: out of memory"),
     ],
 )
-def test_what_torch_cannot_do_is_told_and_counts_no_gpu(
+def test_what_torch_cannot_do_is_told(
     here: dict[str, Any], changes: dict[str, Any], verdict: str, words: str
 ) -> None:
     here["torch"] = {**TORCH, **changes}
@@ -217,7 +213,6 @@ def test_what_torch_cannot_do_is_told_and_counts_no_gpu(
 
     assert words_of(told)[1][1] == verdict
     assert words in words_of(told)[1][2]
-    assert told["count"] == 0
 
 
 def test_a_torch_that_does_not_come_back_is_unknown(here: dict[str, Any]) -> None:
@@ -249,89 +244,18 @@ def test_a_call_that_hangs_or_dies_is_an_error_in_words(call: Any, words: str) -
     assert gpus._asked(call, 0.1 if call is hang else 10)["error"].startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("answers", "verdict", "words"),
-    [
-        ([SUM, SUM], "fine", "NCCL 2.21.5: 2 ranks on n1 and n2 summed 64.0 MiB in 4.2 ms"),
-        ([SUM, {**SUM, "right": False}], "unsafe", "1 of 2 ranks on n1 and n2 fail: rank 1: the"),
-        ([{"error": "timed out"}] * 2, "unsafe", "2 of 2 ranks on n1 and n2 fail: rank 0: timed"),
-    ],
-)
-def test_a_sum_is_judged_by_every_rank(answers: Any, verdict: str, words: str) -> None:
-    found = gpus.judge_sum(answers, "n1 and n2", alone=False)
-
-    assert found.verdict == verdict
-    assert found.found.startswith(words)
-
-
-def test_a_sum_on_one_node_says_how_to_ask_two() -> None:
-    found = gpus.judge_sum([SUM], "n1", alone=True)
-
-    assert "one rank on n1" in found.found
-    assert "srun -N2" in found.found
-
-
-@pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """Two sides; what the other one says of GPUs is what was set before it was forked."""
+def test_two_nodes_are_both_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partner, "ARRIVAL_S", 10.0)
     finding = Finding("gpus", Verdict.FINE, "one")
-    told = {"findings": [finding.to_json()], "count": 1}
-    monkeypatch.setattr(gpus, "look_here", lambda: told)
-    monkeypatch.setattr(gpus, "run_ranks", lambda _path, **words: [{**SUM, "asked": words}])
+    monkeypatch.setattr(gpus, "look_here", lambda: [finding.to_json()])
     area = make_area(tmp_path, "t", LEAD)
     helper = Helper(tmp_path, area)
     try:
-        found = Pair(area, arrival_s=10.0)
-        yield found
-        found.close()
+        pair = Pair(area, arrival_s=10.0)
+        found = gpus.check_gpus(pair, nodes=True)
+        pair.close()
     finally:
         helper.end()
         remove_area(area)
 
-
-def test_two_nodes_are_both_looked_at_and_sum_together(pair: Pair) -> None:
-    found = gpus.check_gpus(pair, nodes=True)
-
-    here, there = pair.here.host, pair.there.host
-    assert [one.check for one in found] == [f"gpus ({here})", f"gpus ({there})", "all_reduce"]
-    assert found[2].found.startswith("NCCL 2.21.5: 2 ranks")
-    assert "between nodes" not in found[2].found
-
-
-def test_each_side_has_its_own_ranks_of_one_world(pair: Pair) -> None:
-    mine, theirs = (answer["asked"] for answer in gpus.sum_over(pair, (1, 2)))
-
-    assert (mine["first"], mine["count"]) == (0, 1)
-    assert (theirs["first"], theirs["count"]) == (1, 2)
-    assert mine["world"] == theirs["world"] == 3
-    assert mine["address"] == theirs["address"] == os.uname().nodename
-
-
-def test_ranks_of_one_node_meet_without_its_name(pair: Pair) -> None:
-    (answer,) = gpus.sum_over(pair, (1, 0))
-
-    assert answer["asked"]["address"] == "127.0.0.1"
-    assert answer["asked"]["world"] == 1
-
-
-def test_a_side_without_gpus_leaves_nothing_to_sum(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpus, "look_here", lambda: {"findings": [], "count": 0})
-
-    found = gpus.check_gpus(pair, nodes=True)
-
-    assert (found[-1].check, found[-1].verdict) == ("all_reduce", "skipped")
-    assert f"{pair.there.host} alone" in found[-1].found
-
-
-def test_the_first_rank_is_waited_for_no_longer_than_is_said(tmp_path: Path) -> None:
-    meeting = tmp_path / "meeting"
-    meeting.write_text('["n1", ')
-
-    with pytest.raises(TimeoutError, match="the first rank did not say"):
-        torchprobe.where_to_meet(meeting, 0.1)
-
-    meeting.write_text('["n1", 29500]\n')
-    assert torchprobe.where_to_meet(meeting, 0.1) == ("n1", 29500)
+    assert [one.check for one in found] == [f"gpus ({pair.here.host})", f"gpus ({pair.there.host})"]

@@ -166,19 +166,55 @@ class TestPackages:
         ]
 
 
+class Processes:
+    """The directories of processes in a /proc that a test makes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(
+        self, pid: str, *, mount: str = "", environ: dict[str, str] | None = None, uid: int = -1
+    ) -> Path:
+        directory = self.root / pid
+        directory.mkdir(parents=True)
+        words = (environ or {}).items()
+        for name, text in {
+            "mountinfo": f"1 2 3:4 / / rw\n{mount}",
+            "environ": "".join(f"{name}={value}\0" for name, value in words if value),
+            "comm": "sleep\n",
+            "status": f"Name:\tsleep\nUid:\t{os.geteuid() if uid < 0 else uid}\t0\t0\t0\n",
+        }.items():
+            (directory / name).write_text(text)
+        return directory
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
+    monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+    return Processes(tmp_path / "proc")
+
+
+def hosts_mount(token: str) -> str:
+    return f"1 2 3:4 /hosts/{token}.0a.n1 /etc/hosts rw\n"
+
+
+def of_a_job(paths: LabPaths) -> dict[str, str]:
+    """The environment of a job of the lab."""
+    return {
+        "SLURM_CONF": str(paths.slurm_conf),
+        "SLURM_JOB_ID": "7",
+        "SLURM_CLUSTER_NAME": "hpctklab",
+        "SLURMD_NODENAME": "n2",
+    }
+
+
 class TestMembers:
     def test_a_process_of_another_user_is_no_member_to_an_ordinary_user(
-        self, paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, paths: LabPaths, proc: Processes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Or anybody who makes a mount with the token could keep a lab from ending."""
-        mount = f"1 2 3:4 /hosts/{paths.token}.0a.n1 /etc/hosts rw\n"
-        for pid, user in ((11, 1000), (12, 1001), (13, 0)):
-            (tmp_path / "proc" / str(pid)).mkdir(parents=True)
-            (tmp_path / "proc" / str(pid) / "mountinfo").write_text(mount)
-            (tmp_path / "proc" / str(pid) / "comm").write_text("slurmd\n")
-            status = f"Name:\tslurmd\nUid:\t{user}\t0\t0\t0\n"
-            (tmp_path / "proc" / str(pid) / "status").write_text(status)
-        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+        for pid, uid in (("11", 1000), ("12", 1001), ("13", 0)):
+            proc.add(pid, mount=hosts_mount(paths.token), uid=uid)
         found = {}
 
         for user in (1000, 0):
@@ -197,38 +233,15 @@ class TestMembers:
             # The shell that salloc starts where it was called.
             ({"SLURMD_NODENAME": ""}, False),
             ({"SLURM_CONF": "/another/lab/etc/slurm.conf"}, False),
-            ({"SLURM_CONF": ""}, False),
         ],
     )
     def test_without_the_mount_only_the_environment_of_a_job_makes_a_member(
-        self,
-        changes: dict[str, str],
-        found: bool,
-        paths: LabPaths,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, changes: dict[str, str], found: bool, paths: LabPaths, proc: Processes
     ) -> None:
-        given = {
-            "SLURM_CONF": str(paths.slurm_conf),
-            "SLURM_JOB_ID": "7",
-            "SLURM_CLUSTER_NAME": "hpctklab",
-            "SLURMD_NODENAME": "n2",
-            **changes,
-        }
-        words = [f"{name}={value}" for name, value in given.items() if value]
-        files = {
-            "mountinfo": "1 2 3:4 / / rw\n",
-            "environ": "".join(f"{word}\0" for word in words),
-            "comm": "sleep\n",
-            "status": f"Uid:\t{os.geteuid()}\t0\t0\t0\n",
-        }
-        for pid, text in (("11", ""), ("12", f"/hosts/{lab_token(tmp_path)}.0a.n1 /etc/hosts\n")):
-            (tmp_path / "proc" / pid).mkdir(parents=True)
-            for name, content in files.items():
-                (tmp_path / "proc" / pid / name).write_text(content)
-            # One that another lab's mount tells to be that lab's.
-            (tmp_path / "proc" / pid / "mountinfo").write_text(files["mountinfo"] + text)
-        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+        environ = {**of_a_job(paths), **changes}
+        proc.add("11", environ=environ)
+        # One that another lab's mount tells to be that lab's.
+        proc.add("12", environ=environ, mount=hosts_mount(lab_token(proc.root)))
 
         assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
@@ -241,47 +254,28 @@ class TestMembers:
 
     @pytest.mark.parametrize(("has_lab", "found"), [(True, False), (False, True)])
     def test_a_job_without_the_mount_belongs_to_the_lab_of_its_own_root_if_there_is_one(
-        self,
-        has_lab: bool,
-        found: bool,
-        paths: LabPaths,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, has_lab: bool, found: bool, paths: LabPaths, proc: Processes
     ) -> None:
         """A job may also have left its lab's root, by chroot(2)."""
-        other = tmp_path / "proc/11/root"
+        other = proc.add("11", environ=of_a_job(paths)) / "root"
         conf = other / paths.slurm_conf.relative_to("/")
         (conf.parent if has_lab else other).mkdir(parents=True)
         if has_lab:
             conf.touch()
-        words = {"SLURM_CONF": paths.slurm_conf, "SLURM_JOB_ID": 7, "SLURMD_NODENAME": "n2"}
-        words["SLURM_CLUSTER_NAME"] = "hpctklab"
-        for name, text in {
-            "mountinfo": "1 2 3:4 / / rw\n",
-            "environ": "".join(f"{name}={value}\0" for name, value in words.items()),
-            "comm": "sleep\n",
-            "status": f"Uid:\t{os.geteuid()}\t0\t0\t0\n",
-        }.items():
-            (tmp_path / "proc/11" / name).write_text(text)
-        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
 
         assert members(paths.token) == ([Member(11, "n2", "sleep")] if found else [])
 
     @pytest.mark.parametrize("marked", [True, False])
     def test_the_labs_around_a_process_are_those_that_would_end_it(
-        self, marked: bool, paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, marked: bool, paths: LabPaths, proc: Processes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        outer = lab_token(tmp_path)
-        mount = f"1 2 3:4 /hosts/{outer}.0a.n1 /etc/hosts rw\n" if marked else ""
-        (tmp_path / "proc/self").mkdir(parents=True)
-        (tmp_path / "proc/self/mountinfo").write_text(mount)
-        monkeypatch.setattr("hpc_toolkit.lab.members.PROC", str(tmp_path / "proc"))
+        outer = lab_token(proc.root.parent)
+        proc.add("self", mount=hosts_mount(outer) if marked else "")
         monkeypatch.setenv("SLURM_CONF", str(paths.slurm_conf))
         assert surrounding_labs() == ({outer} if marked else set())
 
-        for name, value in (("JOB_ID", "7"), ("CLUSTER_NAME", "hpctklab")):
-            monkeypatch.setenv(f"SLURM_{name}", value)
-        monkeypatch.setenv("SLURMD_NODENAME", "n1")
+        for name, value in of_a_job(paths).items():
+            monkeypatch.setenv(name, value)
 
         assert surrounding_labs() == {outer if marked else paths.token}
 

@@ -25,9 +25,7 @@ LIMIT_S = 65.0
 _PROMPT_S = 5.0
 _BEFORE, _AFTER = b"0" * 64, b"1" * 64
 _SECONDS = 1.0
-_MOST_FILES = 1000
 _MOST_SYNCS = 50
-_FEW_PER_S = 100.0
 _SLOW_SYNC_S = 0.1
 _LINE = b"x" * 199 + b"\n"
 _MEANS = {
@@ -61,10 +59,6 @@ class Changes:
         self._journal.sync()
         files.replace_file(self._directory / "replaced", [_AFTER])
         files.write_new(self._directory / "new", [_AFTER])
-
-    def close(self) -> None:
-        self._heartbeat.close()
-        self._journal.close()
 
 
 def looks(directory: Path) -> dict[str, Callable[[], bool]]:
@@ -146,22 +140,6 @@ def check_writing(area: Path) -> Finding:
     means = f"a worker spends {format_duration(typical)} per half second of results on it"
     fix = "let an item be more work"
     return judged("fsync", found, Verdict.SLOWER, means, fix, bad=typical > _SLOW_SYNC_S)
-
-
-def check_small_files(area: Path) -> Finding:
-    """Measure how fast one process creates and closes empty files in one directory."""
-    directory = area / "many"
-    directory.mkdir()
-    began = time.monotonic()
-    count = 0
-    while count < _MOST_FILES and time.monotonic() - began < _SECONDS:
-        os.close(os.open(directory / str(count), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        count += 1
-    rate = count / max(time.monotonic() - began, 1e-6)
-    found = f"{rate:.0f} created in a second by one process"
-    means = "claims, one for up to 256 items, take their time"
-    fix = "group items, or let an item be more work"
-    return judged("small files", found, Verdict.SLOWER, means, fix, bad=rate < _FEW_PER_S)
 
 
 def format_ms(seconds: float) -> str:

@@ -59,7 +59,7 @@ def _check_race(pair: Pair) -> Finding:
     check, directory = "exclusive names", pair.area / "race"
     directory.mkdir()
     asked = time.monotonic()
-    pair.ask("wall")
+    pair.ask("where")
     pair.start("race", own="other")
     # Wait until the other side has read the request: otherwise a fast disk would see no race.
     time.sleep(min(RACE_S / 2, (time.monotonic() - asked) / 2))

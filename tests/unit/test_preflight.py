@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import tempfile
 from types import SimpleNamespace
@@ -17,62 +16,45 @@ if TYPE_CHECKING:
     from tests.toyrun import ToyRun
 
 
-class Nvml:
-    """Stands in for NVIDIA's library: GPUs with these return codes; 15 is a GPU that is lost."""
+def driver(*gpus: dict[str, Any]) -> dict[str, Any]:
+    """What NVIDIA's driver tells of a node."""
+    return {"driver": "550.54", "cuda": 12040, "gpus": list(gpus)}
 
-    def __init__(self, *codes: int, init: int = 0) -> None:
-        self._codes, self._init = codes, init
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's name
-        return self._init
-
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = len(self._codes)
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:  # noqa: N802
-        device._obj.value = index + 1
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, _memory: Any) -> int:  # noqa: N802
-        return self._codes[int(device.value) - 1]
+GPU, LOST = {"name": "L40S", "total": 1, "free": 1}, {"error": "GPU is lost"}
 
 
 @pytest.fixture(autouse=True)
 def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_NVML", "libno-such-driver.so")
+    monkeypatch.setattr(preflight, "ask_driver", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("HPCTK_HOST", "n3")
 
 
 @pytest.mark.parametrize(
-    ("environ", "driver", "expected"),
+    ("environ", "told", "expected"),
     [
         ({}, None, 0),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, None, 4),
         ({"CUDA_VISIBLE_DEVICES": ""}, None, 0),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, 0),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, Nvml(0, 0), 0),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, driver(GPU, GPU), 0),
         ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, None, 1),
         ({"CUDA_VISIBLE_DEVICES": "GPU-8932,GPU-1c0f,"}, None, 2),
         ({"ROCR_VISIBLE_DEVICES": "0,1"}, None, 2),
-        ({}, Nvml(0, 0), 2),
-        ({"CUDA_VISIBLE_DEVICES": "2"}, Nvml(0, 0, 0, 0), 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, Nvml(0, 15), 1),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, Nvml(0, 0, init=9), 0),
+        ({}, driver(GPU, GPU), 2),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, driver(GPU, GPU, GPU, GPU), 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, driver(GPU, LOST), 1),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, {"error": "reason 9"}, 0),
         # NVML counts cards, of which each may be divided into several devices.
-        ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, Nvml(0), 2),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8a,GPU-1c"}, Nvml(0), 1),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, driver(GPU), 2),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8a,GPU-1c"}, driver(GPU), 1),
     ],
 )
 def test_gpus_count_that_are_granted_and_answer(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], driver: Nvml | None, expected: int
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], told: Any, expected: int
 ) -> None:
-    if driver is not None:
-        monkeypatch.setattr(ctypes, "CDLL", lambda _name: driver)
+    monkeypatch.setattr(preflight, "ask_driver", lambda: told)
 
     assert usable_gpus(environ) == expected
 

@@ -5,7 +5,6 @@ Runs once on every node before the ranks start, because a fault found later cost
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import tempfile
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from hpc_toolkit import __version__
 from hpc_toolkit.errors import HpcToolkitError
 from hpc_toolkit.rundir.layout import RunPaths, read_manifest
+from hpc_toolkit.system.gpus import ask_driver
 from hpc_toolkit.system.quantities import format_size
 from hpc_toolkit.system.ranks import host_name
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _GRANTED = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _NO_DEVICE = ("", "-1", "NoDevFiles")
 _FREE_FILES = 1000
-_NVML = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,26 +94,9 @@ def _granted(listed: str) -> list[str]:
 
 
 def _answering_gpus() -> int | None:
-    """Count the GPUs of this node that answer NVIDIA's driver; None without a driver.
-
-    A GPU that fell off the bus is still listed, but querying its handle or memory fails
-    (nvmlDeviceGetHandleByIndex_v2 and nvmlDeviceGetMemoryInfo in the NVML reference).
-    """
-    try:
-        nvml = ctypes.CDLL(_NVML)
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2() != 0:
-        return 0
-    listed, answering = ctypes.c_uint(0), 0
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(listed))
-    for index in range(listed.value):
-        device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-            continue
-        answering += nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
-    nvml.nvmlShutdown()
-    return answering
+    """Count the GPUs of this node that answer NVIDIA's driver; None without a driver."""
+    told = ask_driver()
+    return None if told is None else sum("error" not in gpu for gpu in told.get("gpus", ()))
 
 
 def _check_run(run: Path, free_bytes: int, problems: list[str], facts: list[str]) -> None:

@@ -153,8 +153,7 @@ class Helper:
         Raises:
             ConfigError: ``root`` is another directory, or not writable.
         """
-        self._twin = root / area.name
-        _check_same(root, area, self._twin)
+        _check_same(root, area, root / area.name)
         token = area.name.rpartition("doctor-")[2]
         self._child = Child(
             lambda: Partner(make_area(root, token, OTHER)).serve(arrival_s=ARRIVAL_S)

@@ -27,12 +27,13 @@ _QUESTIONS = 20
 """Consecutive failed queries after which a job is given up."""
 _QUESTION_S = 5.0
 """Seconds per query: Slurm's programs look longer for a controller if the lab was taken down."""
-_STANDS_S = 2.0
 _COLUMNS = ",".join(f"{name}:{width}" for name, width in SQUEUE_FIELDS)
 _LOGS = re.compile(r" StdErr=(?P<err>.*?) StdIn=.*? StdOut=(?P<out>.*?)(?= [A-Z]\w*=|\s*$)")
 
 _QUEUED_AGAIN = {"NODE_FAIL", "PREEMPTED"}
 """Ended states that a job may show for a moment before Slurm requeues it."""
+_STANDS_S = 2.0
+"""Seconds after which such a state is final."""
 _NO_LOG = 128 + 53
 """The code of a job whose log slurmstepd could not open: it reports "signal" 53."""
 
@@ -125,7 +126,8 @@ def _follow(
 ) -> list[JobRecord]:
     """Follow a job until its final end and return its last records."""
     offsets: dict[Path, int] = {}
-    looks, end, reason = _looks(paths, job), _End(), ""
+    looks, reason = _looks(paths, job), ""
+    since: float | None = None
     while True:
         records, logs = next(looks)
         for log in logs:
@@ -134,7 +136,13 @@ def _follow(
         if waits and waits != reason:
             tell(f"job {job} waits: {waits}")
         reason = waits or reason
-        if end.is_final(records):
+        if not records or any(not one.ended for one in records):
+            since = None
+            continue
+        now = time.monotonic()
+        since = now if since is None else since
+        doubtful = any(one.state in _QUEUED_AGAIN for one in records)
+        if not doubtful or now - since >= _STANDS_S:
             return records
 
 
@@ -161,24 +169,6 @@ def _looks(paths: LabPaths, job: str) -> Iterator[tuple[list[JobRecord], list[Pa
         yield records, logs
         time.sleep(pause)
         pause = min(2 * pause, _PAUSE_S)
-
-
-@dataclass(slots=True)
-class _End:
-    """Decides whether a job has ended for good."""
-
-    since: float | None = None
-    """Monotonic time at which all elements of the job were first seen to have ended."""
-
-    def is_final(self, records: list[JobRecord]) -> bool:
-        """Return whether all have ended, and long enough ago where Slurm may requeue the job."""
-        if not records or any(not one.ended for one in records):
-            self.since = None
-            return False
-        now = time.monotonic()
-        self.since = now if self.since is None else self.since
-        doubtful = any(one.state in _QUEUED_AGAIN for one in records)
-        return not doubtful or now - self.since >= _STANDS_S
 
 
 def _went_down(paths: LabPaths, job: str) -> HpcToolkitError:

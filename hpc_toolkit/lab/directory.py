@@ -42,12 +42,8 @@ class LabRecord:
 
 def labs_home() -> Path:
     """Return the directory of the labs that were started without --dir."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    try:
-        home = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
-    except RuntimeError:
-        message = "this user has no home directory, where labs would lie"
-        raise ConfigError(message, hint="give --dir, or set HOME or XDG_STATE_HOME") from None
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    home = state if state.is_absolute() else Path("~/.local/state")
     return home / "hpctk/labs"
 
 
@@ -68,8 +64,7 @@ def lab_paths(name: str, directory: Path | None) -> LabPaths:
 
 def known_labs() -> Iterator[LabPaths]:
     """Yield the labs below labs_home(); directories that --name could not name are skipped."""
-    home = labs_home()
-    for record in sorted(home.glob("*/lab.json")) if home.is_dir() else ():
+    for record in sorted(labs_home().expanduser().glob("*/lab.json")):
         with contextlib.suppress(ConfigError):
             yield lab_paths(record.parent.name, None)
 

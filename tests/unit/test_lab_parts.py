@@ -23,7 +23,6 @@ from hpc_toolkit.lab.directory import (
     check_owner,
     known_labs,
     lab_paths,
-    labs_home,
     make_directory,
     read_record,
     remove_files,
@@ -301,10 +300,14 @@ class TestDirectory:
         monkeypatch.setenv("HOME", "/home/ada")
         for state in ("", "relative"):
             monkeypatch.setenv("XDG_STATE_HOME", state)
-            assert labs_home() == Path("/home/ada/.local/state/hpctk/labs")
+            assert lab_paths("lab", None).root == Path("/home/ada/.local/state/hpctk/labs/lab")
         monkeypatch.setenv("XDG_STATE_HOME", "/var/ada")
 
         assert lab_paths("second", None).root == Path("/var/ada/hpctk/labs/second")
+
+    def test_a_home_that_nobody_has_is_an_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"^~no-such-user/x: "):
+            lab_paths("lab", Path("~no-such-user/x"))
 
     def test_a_directory_that_no_name_can_mean_hides_no_lab(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from hpc_toolkit.doctor.filesystem.locks import Grace
 from hpc_toolkit.doctor.filesystem.mounts import check_mount, keeps_locks_of_lost_hosts
 from hpc_toolkit.doctor.findings import Finding, Report, Verdict, fine, worst
 from hpc_toolkit.doctor.node.gpus import check_gpus
-from hpc_toolkit.doctor.node.slurm import check_scripts, check_slurm
+from hpc_toolkit.doctor.node.slurm import check_script, check_slurm
 from hpc_toolkit.doctor.partner import ARRIVAL_S, STEP_ARRIVAL_S, Helper
 from hpc_toolkit.doctor.run.check import check_run
 from hpc_toolkit.doctor.run.planning import plan_repairs
@@ -80,7 +80,7 @@ def examine(
         finally:
             remove_area(area)
     if around:
-        examination.around += [*check_slurm(), *check_scripts()]
+        examination.around += [*check_slurm(), check_script()]
     if RunPaths(directory).manifest.exists():
         examination.of_run += _look_at_run(directory, examination, clock)
     return examination.report()

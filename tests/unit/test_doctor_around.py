@@ -9,7 +9,6 @@ import pytest
 from hpc_toolkit.doctor.findings import Finding, Verdict
 from hpc_toolkit.doctor.node import slurm
 from hpc_toolkit.slurm.render import script
-from hpc_toolkit.slurm.render.file import sign
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,16 +104,13 @@ def test_a_slurm_of_which_a_part_is_missing_names_it(path: Path) -> None:
     assert found.found == "srun, squeue cannot be found"
 
 
-def test_every_template_renders_for_the_cluster_that_is_meant(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_renders_for_the_cluster_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "killarney")
 
-    (found,) = slurm.check_scripts()
+    found = slurm.check_script()
 
     assert found.verdict is Verdict.FINE
-    count = len(script.template_names())
-    assert found.found == f"{count} render for cluster killarney, and bash reads them"
+    assert found.found == "work-queue renders for cluster killarney, and bash reads it"
 
 
 def test_a_cluster_that_cannot_be_loaded_is_a_fault_with_its_hint(
@@ -122,22 +118,19 @@ def test_a_cluster_that_cannot_be_loaded_is_a_fault_with_its_hint(
 ) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "kilarney")
 
-    (found,) = slurm.check_scripts()
+    found = slurm.check_script()
 
     assert found.verdict is Verdict.UNSAFE
     assert "kilarney" in found.found
     assert "killarney" in found.fix
 
 
-def test_a_script_that_bash_does_not_read_names_its_template(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_that_bash_does_not_read_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCTK_CLUSTER", "generic")
-    monkeypatch.setattr(script, "render_script", lambda *_: sign("#!/bin/bash\nif true\n"))
+    monkeypatch.setattr(script, "render_script", lambda *_: "#!/bin/bash\nif true\n")
 
-    found = slurm.check_scripts()
+    found = slurm.check_script()
 
-    assert len(found) == len(script.template_names())
-    assert {one.verdict for one in found} == {Verdict.UNSAFE}
-    assert found[0].found.startswith("array, for generic: ")
-    assert "line" in found[0].found
+    assert found.verdict is Verdict.UNSAFE
+    assert found.found.startswith("bash refuses work-queue for generic: ")
+    assert "line" in found.found

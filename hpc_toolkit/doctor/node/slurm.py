@@ -1,4 +1,4 @@
-"""Check Slurm for a run's jobs, and render every template for the cluster of this machine."""
+"""Check Slurm for a run's jobs, and render a script for the cluster of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
 from hpc_toolkit.errors import HpcToolkitError
@@ -20,25 +20,11 @@ from hpc_toolkit.system.quantities import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpc_toolkit.slurm.clusters.facts import Cluster
-
 _PROGRAMS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 _ANSWER_S = 10.0
 _NOT_SET_UP = "Could not establish a configuration source"
 _GRACE_S = 30
 """Seconds that a worker needs from a warning to its end: 25 for its item, the rest to leave."""
-_OWN: dict[str, dict[str, Any]] = {
-    "array": {"array": "0-3"},
-    "command": {"command": ("true",)},
-    "ray": {"command": ("true",)},
-    "train-cpu": {"command": ("train.py",), "gpus_per_node": 0},
-    "train-single-gpu": {"command": ("train.py",), "gpus_per_node": 1},
-    "train-multi-gpu": {"command": ("train.py",)},
-    "train-multi-node": {"command": ("train.py",)},
-}
-"""Fields that each template needs."""
-_ON_GPUS = ("train-single-gpu", "train-multi-gpu")
-_ON_ONE_NODE = ("train-cpu", *_ON_GPUS)
 
 
 def check_slurm() -> list[Finding]:
@@ -99,50 +85,31 @@ def _number(text: str) -> int | None:
     return int(match[0]) if match else None
 
 
-def check_scripts() -> list[Finding]:
-    """Render each template for the smallest job that the cluster accepts; submit nothing."""
-    try:
-        cluster = resolve_cluster(None).cluster
-    except HpcToolkitError as error:
-        means = "no script can be rendered here without --cluster"
-        return [Finding("templates", Verdict.UNSAFE, error.message, means, error.hint)]
-    from hpc_toolkit.slurm.render.script import template_names
-
-    names = [name for name in template_names() if _has_place(name, cluster)]
-    faults = []
-    for name in names:
-        if (told := try_template(name, cluster)) is not None:
-            found, means = f"{name}, for {cluster.name}: {told[0]}", "no job can be made of it"
-            faults.append(Finding("templates", Verdict.UNSAFE, found, means, told[1]))
-    found = f"{len(names)} render for cluster {cluster.name}, and bash reads them"
-    return faults or [fine("templates", found)]
-
-
-def _has_place(name: str, cluster: Cluster) -> bool:
-    """Return whether a site can run jobs of a template at all."""
-    if name in _ON_GPUS and cluster.gpus_per_node == 0:
-        return False
-    return name not in _ON_ONE_NODE or (cluster.min_nodes or 1) == 1
-
-
-def try_template(name: str, cluster: Cluster) -> tuple[str, str] | None:
-    """Return what is wrong with a template's script, and how to fix it; None if it is fine."""
+def check_script() -> Finding:
+    """Render a script for the smallest job that the cluster accepts; submit nothing."""
     from hpc_toolkit.slurm.render.script import render_script
     from hpc_toolkit.slurm.render.spec import ScriptSpec
 
+    check, template = "templates", "work-queue"
     try:
-        fields: dict[str, Any] = {
-            "nodes": cluster.min_nodes or 1,
-            "gpus_per_node": cluster.gpus_per_node or int(name in _ON_GPUS),
-            "account": "doctor" if cluster.account_required else None,
-        }
-        fields |= _OWN.get(name, {})
-        spec = ScriptSpec(job_name=name, python=os.path.abspath(sys.executable), **fields)
-        script = render_script(spec, cluster, name)
+        cluster = resolve_cluster(None).cluster
+        spec = ScriptSpec(
+            job_name=template,
+            python=os.path.abspath(sys.executable),
+            nodes=cluster.min_nodes or 1,
+            gpus_per_node=cluster.gpus_per_node or 0,
+            account="doctor" if cluster.account_required else None,
+        )
+        script = render_script(spec, cluster, template)
     except HpcToolkitError as error:
-        return error.message, error.hint
-    said = _refused(script)
-    return (said, "look at the cluster's [setup] and [env]") if said else None
+        means = "no script can be rendered here without --cluster"
+        return Finding(check, Verdict.UNSAFE, error.message, means, error.hint)
+    if said := _refused(script):
+        found, means = f"bash refuses {template} for {cluster.name}: {said}", "no job can run it"
+        return Finding(
+            check, Verdict.UNSAFE, found, means, "look at the cluster's [setup] and [env]"
+        )
+    return fine(check, f"{template} renders for cluster {cluster.name}, and bash reads it")
 
 
 def _refused(script: str) -> str:

@@ -135,7 +135,6 @@ class _Examination:
             fine("filesystem", where, means),
             check_mount(mount),
             *mounts.check_space(directory),
-            *mounts.check_quota(mount),
         ]
 
     def add(self, *findings: Finding) -> None:

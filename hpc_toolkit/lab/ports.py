@@ -5,12 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FIRST_PORT = 17000
 LAST_PORT = 65535
@@ -28,18 +24,18 @@ class Listener:
     """Whether it listens on 127.0.0.1, where only this machine reaches it."""
 
 
-def free_block(count: int, *, seed: int, spans: Iterable[range] | None = None) -> int:
+def free_block(count: int, *, seed: int) -> int:
     """Return the first of ``count`` consecutive ports on which nothing listens, at any address.
 
     The search starts at a position that depends on ``seed``, so that labs started at the same
-    time rarely collide. It covers ``spans``, by default those of ``port_spans()``.
+    time rarely collide.
 
     Raises:
         ConfigError: there is no such block.
     """
     # Slurm could bind a port with a listener at another address, which would pass for the lab's.
     taken = {one.port for one in listeners()}
-    for span in spans if spans is not None else port_spans():
+    for span in port_spans():
         places = len(span) // count
         for step in range(places):
             first = span.start + (seed + step) % places * count

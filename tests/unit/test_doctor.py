@@ -403,31 +403,6 @@ def test_a_filesystem_that_tells_no_size_is_not_called_full(
     assert found.found == "the filesystem does not tell its size"
 
 
-@pytest.mark.parametrize(
-    ("kind", "program", "numbers", "verdict"),
-    [
-        ("lustre", "lfs", "5000000* 4000000 5000000", Verdict.UNSAFE),
-        ("nfs4", "quota", "1000 4000000 5000000", Verdict.FINE),
-    ],
-)
-def test_a_quota_program_is_asked_where_there_is_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    program: str,
-    numbers: str,
-    verdict: Verdict,
-) -> None:
-    script = tmp_path / program
-    script.write_text(f"#!/bin/sh\necho Disk quotas\necho '   /scratch   {numbers}'\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    (finding,) = mounts.check_quota(Mount("/scratch", kind, "nas:/x", ()))
-
-    assert (finding.verdict, finding.found) == (verdict, f"/scratch {numbers}")
-
-
 def test_a_directory_that_cannot_be_written_is_unsafe_and_its_run_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

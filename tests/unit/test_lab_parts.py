@@ -66,19 +66,30 @@ def taken() -> Iterator[int]:
         yield one.getsockname()[1]
 
 
-class TestPorts:
-    def test_a_port_that_somebody_listens_on_is_not_free(self, taken: int) -> None:
-        with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
-            free_block(1, seed=0, spans=[range(taken, taken + 1)])
+def look_only_at(monkeypatch: pytest.MonkeyPatch, span: range) -> None:
+    monkeypatch.setattr("hpc_toolkit.lab.ports.port_spans", lambda: [span])
 
-    def test_a_port_with_a_listener_at_another_address_is_not_free(self) -> None:
+
+class TestPorts:
+    def test_a_port_that_somebody_listens_on_is_not_free(
+        self, taken: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        look_only_at(monkeypatch, range(taken, taken + 1))
+
+        with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
+            free_block(1, seed=0)
+
+    def test_a_port_with_a_listener_at_another_address_is_not_free(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Or that listener would be taken for a daemon that can be reached from elsewhere."""
         with socket.create_server(("127.0.0.2", 0)) as other:
             port = other.getsockname()[1]
             assert is_free(port)
+            look_only_at(monkeypatch, range(port, port + 1))
 
             with pytest.raises(ConfigError, match="no 1 consecutive free ports between"):
-                free_block(1, seed=0, spans=[range(port, port + 1)])
+                free_block(1, seed=0)
 
     def test_a_block_with_a_taken_port_is_passed_over(
         self, monkeypatch: pytest.MonkeyPatch
@@ -86,11 +97,11 @@ class TestPorts:
         busy = {FIRST_PORT + 2, FIRST_PORT + 14}
         monkeypatch.setattr("hpc_toolkit.lab.ports.is_free", lambda port: port not in busy)
         monkeypatch.setattr("hpc_toolkit.lab.ports.listeners", list)
-        span = range(FIRST_PORT, FIRST_PORT + 15)
+        look_only_at(monkeypatch, range(FIRST_PORT, FIRST_PORT + 15))
 
         # Three places for a block of 5; the search goes round from wherever it begins.
         for seed in range(3):
-            assert free_block(5, seed=seed, spans=[span]) == FIRST_PORT + 5
+            assert free_block(5, seed=seed) == FIRST_PORT + 5
 
     @pytest.mark.parametrize(
         ("outgoing", "spans"),

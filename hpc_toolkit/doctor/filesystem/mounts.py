@@ -1,12 +1,8 @@
-"""Check mount options that are known to be bad for a queue, free space, inodes and quotas."""
+"""Check mount options that are known to be bad for a queue, free space and inodes."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.doctor.findings import Finding, Verdict, fine, judged
@@ -44,7 +40,6 @@ _ON_NFS = {
 _ON_SMB = {"cache=loose": (Verdict.UNSAFE, "other hosts may never see what is written here")}
 _LEAST_BYTES = 100 * 2**20
 _LEAST_FILES = 2000
-_QUOTA_S = 5.0
 
 
 def keeps_locks_of_lost_hosts(mount: Mount) -> str:
@@ -111,36 +106,3 @@ def _judge_room(check: str, found: str, *, full: bool) -> Finding:
     means = "workers write nothing more and end with 75 when there is no room"
     fix = "remove what is not needed, or choose another directory"
     return judged(check, found, Verdict.UNSAFE, means, fix, bad=full)
-
-
-def check_quota(mount: Mount) -> list[Finding]:
-    """Check the quota that a quota program prints; [] without a program or its output."""
-    told = _ask_quota(mount)
-    if not told:
-        return []
-    # Both programs mark a value above its limit with a star.
-    return [_judge_room("quota", told, full=re.search(r"\d\*", told) is not None)]
-
-
-def _ask_quota(mount: Mount) -> str:
-    user = str(os.getuid())
-    if mount.kind == "lustre" and shutil.which("lfs"):
-        return _last_words(["lfs", "quota", "-q", "-u", user, mount.point])
-    if shutil.which("quota"):
-        return _last_words(["quota", "-w", "-s", "-f", mount.point])
-    return ""
-
-
-def _last_words(argv: list[str]) -> str:
-    """Return the last line that a program prints, without runs of spaces; "" if it fails."""
-    with suppress(OSError, subprocess.TimeoutExpired):
-        ended = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_QUOTA_S,
-            check=False,
-        )
-        lines = ended.stdout.decode(errors="replace").split("\n")
-        return " ".join(next((one for one in reversed(lines) if one.strip()), "").split())
-    return ""

@@ -28,7 +28,6 @@ from tests.toyrun import ToyRun, tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hpc_toolkit.doctor.run.planning import Repair
 
 Draw = Any  # as DataObject.draw is: takes a strategy, gives one of its examples
 HOURS_AGO_S = 7200
@@ -63,13 +62,6 @@ def worked_run(root: Path) -> ToyRun:
 @pytest.fixture
 def toy(fast_dir: Path) -> ToyRun:
     return worked_run(fast_dir / "run")
-
-
-def planned(toy: ToyRun) -> dict[str, list[Repair]]:
-    found: dict[str, list[Repair]] = {}
-    for one in plan_repairs(toy.root).repairs:
-        found.setdefault(one.kind, []).append(one)
-    return found
 
 
 def repaired(toy: ToyRun) -> dict[str, str]:
@@ -192,7 +184,7 @@ def test_a_claim_that_an_old_listing_lacks_is_not_missing(
     claims = toy.stage_paths.claims
     monkeypatch.setattr(files, "list_names", lambda path: [] if path == claims else listed(path))
 
-    assert planned(toy) == {}
+    assert plan_repairs(toy.root).repairs == ()
 
 
 def test_a_temporary_file_that_a_kill_left_is_moved_and_not_deleted(toy: ToyRun) -> None:

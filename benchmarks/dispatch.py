@@ -124,11 +124,8 @@ def group_of(trace: Trace, arms: list[int], order: list[int], load_s: float) -> 
     names = trace.table.tasks.names
     items = [(arm, task) for arm in arms for task in order]
     return Group(
-        items=len(items),
-        load_s=load_s,
-        forward_s=0.0,
-        item_s=0.0,
         items_s=tuple(float(seconds[arm, task]) for arm, task in items),
+        load_s=load_s,
         kinds=tuple(names[task] for _, task in items),
     )
 

@@ -234,7 +234,7 @@ def rehearsed(name: str, seed: int, *, times: float = 10.0) -> Result:
     by = shape.group_by
     keys = [str(item[by]) if by else "all" for item in shape.items]
     groups = tuple(
-        Group(len(of), times * shape.load_s, 0.0, 0.0, tuple(of))
+        Group(tuple(of), times * shape.load_s)
         for key in dict.fromkeys(keys)
         if (of := [times * s for k, s in zip(keys, shape.seconds, strict=True) if k == key])
     )

@@ -246,14 +246,12 @@ def _groups(stages: Sequence[StageWork], lengths: Sequence[Lengths]) -> list[Gro
             found.setdefault(key, []).append(float(seconds))
             first_s = (drawn.first - 1.0) * float(seconds)
             load_s.setdefault(key, max(0.0, drawn.load_s.get(group, 0.0) + first_s))
-    return [
-        Group(len(seconds), load_s[key], 0.0, 0.0, tuple(seconds)) for key, seconds in found.items()
-    ]
+    return [Group(tuple(seconds), load_s[key]) for key, seconds in found.items()]
 
 
 def _jobs(groups: Sequence[Group]) -> list[Job]:
     """Return as jobs the units into which the simulation cuts the groups."""
-    of = [number for number, group in enumerate(groups) for _ in range(group.items)]
+    of = [number for number, group in enumerate(groups) for _ in group.items_s]
     seconds = np.concatenate([[0.0], np.cumsum([s for group in groups for s in group.items_s])])
     return [
         Job(

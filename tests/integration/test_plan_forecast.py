@@ -53,7 +53,7 @@ def planned(seed: int) -> tuple[float, float, float, float]:
     """Interval and truth of one simulated run, planned when 10 of 150 items had ended."""
     chance = random.Random(seed)
     seconds = tuple(chance.lognormvariate(2.0, 0.5) for _ in range(150))
-    scenario = Scenario(groups=(Group(150, 5.0, 0.0, 0.0, seconds),), workers=4, seed=seed)
+    scenario = Scenario(groups=(Group(seconds, 5.0),), workers=4, seed=seed)
     spec = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"), group_by="group")
     manifest = Manifest(run="simulated", stages=(spec,))
     found: list[Any] = []

@@ -293,7 +293,7 @@ def test_longest_first_beats_the_order_of_pulls_where_one_evaluation_dominates()
 def test_finish_times_are_close_to_those_of_the_queues_own_code() -> None:
     """The queue does not begin with the longest, so no single evaluation may dominate here."""
     seconds = np.sort(np.random.default_rng(3).lognormal(4.0, 0.8, 120))[::-1].tolist()
-    groups = tuple(Group(1, 0.0, 0.0, one) for one in seconds)
+    groups = tuple(Group((one,)) for one in seconds)
 
     queue = simulate(Scenario(groups=groups, workers=4))
     found = finish_times([seconds], [0], 4)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.planning.simulation.scenario import Ledger, Outcome
+from hpc_toolkit.planning.simulation.scenario import Outcome
 from hpc_toolkit.planning.simulation.worker import STAGE, SimulatedWorker, Site, VirtualClock
 from hpc_toolkit.queue.items import encode_segment
 from hpc_toolkit.queue.log import StageLog
@@ -76,8 +76,8 @@ class _Cluster:
         self._scenario = scenario
         self._look = look
         self._clock = VirtualClock()
-        self._ledger = Ledger(sum(group.items for group in scenario.groups))
-        self._items = len(self._ledger.left)
+        self._items = len(scenario.places)
+        self._outcome = Outcome(scenario=scenario, left=set(range(self._items)))
         self._site = self._make_site(root)
         self._places = [_Place(number) for number in range(scenario.workers)]
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -100,18 +100,16 @@ class _Cluster:
         )
         log.seal()
         stage = StageSpec(name=STAGE, workload=WorkloadSpec(function="none:none"))
-        given = [(n, i) for n, group in enumerate(scenario.groups) for i in range(group.items)]
+        given = scenario.places
         order = log.segments[1].order or range(len(given))
         return Site(
-            scenario=self._scenario,
+            scenario=scenario,
             paths=paths,
             manifest=Manifest(run="simulation", stages=(stage,)),
             clock=self._clock,
-            ledger=self._ledger,
+            outcome=self._outcome,
             log=log,
             places=[given[index] for index in order],
-            killed={},
-            takeovers_s=[],
         )
 
     def run(self) -> Outcome:
@@ -121,10 +119,10 @@ class _Cluster:
             self._at(kill.at_s, partial(self._kill, kill))
         for one in self._scenario.preemptions:
             self._at(one.at_s, partial(self._preempt, one))
-        while self._agenda and self._ledger.left:
+        while self._agenda and self._outcome.left:
             self._clock.now, _, action = heapq.heappop(self._agenda)
             action()
-            if self._look is not None and self._items - len(self._ledger.left) >= self._look[0]:
+            if self._look is not None and self._items - len(self._outcome.left) >= self._look[0]:
                 (_, look), self._look = self._look, None
                 look(self._clock)
         return self._conclude()
@@ -178,7 +176,7 @@ class _Cluster:
         for place in places:
             if place.worker is None:
                 continue
-            self._site.killed[place.worker.name] = self._clock.now
+            self._outcome.killed[place.worker.name] = self._clock.now
             self._bury(place)
             if kill.back_s is not None:
                 self._at(self._clock.now + kill.back_s, partial(self._start, place))
@@ -208,20 +206,8 @@ class _Cluster:
             self._bury(place)
         alive_s = sum(place.alive_s for place in self._places)
         busy_s = sum(place.busy_s for place in self._places)
-        return Outcome(
-            workers=self._scenario.workers,
-            items=self._items,
-            groups=len(self._scenario.groups),
-            makespan_s=now,
-            bound_s=self._scenario.bound_s,
-            left=len(self._ledger.left),
-            executions=self._ledger.executions,
-            loads=self._ledger.loads,
-            repeated_s=self._ledger.repeated_s,
-            redone_s=self._ledger.redone_s,
-            dead_s=self._scenario.workers * now - alive_s,
-            waiting_s=alive_s - busy_s - tail_s,
-            tail_s=tail_s,
-            deaths=len(self._site.killed),
-            takeovers_s=tuple(self._site.takeovers_s),
-        )
+        outcome = self._outcome
+        outcome.makespan_s, outcome.tail_s = now, tail_s
+        outcome.dead_s = self._scenario.workers * now - alive_s
+        outcome.waiting_s = alive_s - busy_s - tail_s
+        return outcome

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.units import MAX_UNIT
 
@@ -17,26 +16,18 @@ if TYPE_CHECKING:
 class Group:
     """Items that share a context, and how long each step takes, in seconds."""
 
-    items: int
-    """Number of items, at least 1."""
-    load_s: float
-    forward_s: float
+    items_s: tuple[float, ...]
+    """Time of each item; there is at least one."""
+    load_s: float = 0.0
+    forward_s: float = 0.0
     """Extra time of the first item after each load."""
-    item_s: float
-    items_s: tuple[float, ...] = ()
-    """Time of each item, if they differ; ``item_s`` is then ignored."""
     kinds: tuple[str, ...] = ()
     """Kind of each item, if items of one kind take about as long in every group."""
-
-    def seconds_of(self, item: int) -> float:
-        """Return the time of one of the group's items."""
-        return self.items_s[item] if self.items_s else self.item_s
 
     @property
     def seconds(self) -> float:
         """Time of the group if one worker runs it without interruption."""
-        items_s = sum(self.items_s) if self.items_s else self.items * self.item_s
-        return self.load_s + self.forward_s + items_s
+        return self.load_s + self.forward_s + sum(self.items_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +74,10 @@ class Scenario:
     seed: int = 0
     """Part of the workers' names, from which their random choices follow."""
 
-    def __post_init__(self) -> None:
-        counts = {"workers": self.workers, "workers per host": self.workers_per_host}
-        counts |= {f"items of group {n}": group.items for n, group in enumerate(self.groups)}
-        for what, number in counts.items():
-            if number < 1:
-                message = f"the number of {what} is {number}"
-                raise ConfigError(message, hint="give at least 1")
-        if not self.groups:
-            message = "a simulation needs at least one group of items"
-            raise ConfigError(message, hint="give the number of items of each group")
-        for n, group in enumerate(self.groups):
-            if not {len(group.items_s), len(group.kinds)} <= {0, group.items}:
-                message = f"group {n} has {group.items} items, and not as many lengths or kinds"
-                raise ConfigError(message, hint="give one for each item, or none")
-        if min(min(g.load_s, g.forward_s, g.item_s, *g.items_s) for g in self.groups) < 0:
-            message = "a step of the simulated work has a negative length"
-            raise ConfigError(message, hint="give seconds, 0 or more")
-
-    @property
-    def useful_s(self) -> float:
-        """Worker seconds that any schedule needs: each context once, each item once."""
-        return sum(group.seconds for group in self.groups)
-
     @property
     def bound_s(self) -> float:
         """Lower bound on the makespan: nothing runs twice, and no worker is idle or dead."""
-        return self.useful_s / self.workers
+        return sum(group.seconds for group in self.groups) / self.workers
 
     @property
     def kinds(self) -> list[str] | None:
@@ -117,26 +85,47 @@ class Scenario:
         known = all(group.kinds for group in self.groups)
         return [kind for group in self.groups for kind in group.kinds] if known else None
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """For each item in order, its group and its index in the group."""
+        return [(n, i) for n, group in enumerate(self.groups) for i in range(len(group.items_s))]
+
     def items(self) -> list[Item]:
         """Return the items in their order."""
-        return [
-            {"group": number, "item": item}
-            for number, group in enumerate(self.groups)
-            for item in range(group.items)
-        ]
+        return [{"group": group, "item": item} for group, item in self.places]
 
 
-class Ledger:
-    """Counts the work of all workers as it happens."""
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What happened in one simulation, counted while it runs.
 
-    def __init__(self, items: int) -> None:
-        self.left = set(range(items))
-        self.executions = 0
-        """Items that ran to their end, repeated ones included."""
-        self.loads = 0
-        self.repeated_s = 0.0
-        self.redone_s = 0.0
-        self._prepared: set[tuple[str, int]] = set()
+    Times are seconds; sums are worker seconds.
+    """
+
+    scenario: Scenario
+    left: set[int]
+    """Items without a result; some are left at the end only if every worker died."""
+    makespan_s: float = 0.0
+    """From the start to the last result."""
+    executions: int = 0
+    """Items that ran to their end, repeated ones included."""
+    loads: int = 0
+    """Contexts that were loaded, repeated ones included."""
+    repeated_s: float = 0.0
+    """Waste: loads and forward passes beyond one per group."""
+    redone_s: float = 0.0
+    """Waste: items run a second time, and steps that a death or a preemption cut short."""
+    dead_s: float = 0.0
+    """Waste: slots without a worker."""
+    waiting_s: float = 0.0
+    """Waste: idle workers that found work again."""
+    tail_s: float = 0.0
+    """Waste: idle workers at the end."""
+    killed: dict[str, float] = field(default_factory=dict)
+    """When each killed worker died."""
+    takeovers_s: list[float] = field(default_factory=list)
+    """For every unit of a killed worker, the seconds until another worker had it."""
+    _prepared: set[tuple[str, int]] = field(default_factory=set, repr=False)
 
     def prepared(self, step: str, group: int, seconds: float) -> None:
         """Record that a context was loaded (``load``), or its forward pass made (``forward``)."""
@@ -152,55 +141,15 @@ class Ledger:
             self.redone_s += seconds
         self.left.discard(item)
 
-    def given_up(self, item: int) -> None:
-        """Record that an item failed for good."""
-        self.left.discard(item)
-
-    def cut(self, seconds: float) -> None:
-        """Record that a step was cut short after this many seconds."""
-        self.redone_s += seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of one simulation. Times are seconds, sums are worker seconds."""
-
-    workers: int
-    items: int
-    groups: int
-    makespan_s: float
-    """From the start to the last result."""
-    bound_s: float
-    """:attr:`hpc_toolkit.planning.simulation.scenario.Scenario.bound_s`."""
-    left: int
-    """Items without a result because no worker was left; 0 otherwise."""
-    executions: int
-    """Items that ran to their end, repeated ones included."""
-    loads: int
-    """Contexts that were loaded, repeated ones included."""
-    repeated_s: float
-    """Waste: loads and forward passes beyond one per group."""
-    redone_s: float
-    """Waste: items run a second time, and steps that a death or a preemption cut short."""
-    dead_s: float
-    """Waste: slots without a worker."""
-    waiting_s: float
-    """Waste: idle workers that found work again."""
-    tail_s: float
-    """Waste: idle workers at the end."""
-    deaths: int
-    takeovers_s: tuple[float, ...]
-    """For every unit of a killed worker, the seconds until another worker had it."""
-
     @property
     def ratio(self) -> float:
         """Makespan over the lower bound."""
-        return self.makespan_s / self.bound_s
+        return self.makespan_s / self.scenario.bound_s
 
     @property
     def shares(self) -> dict[str, float]:
         """Each kind of waste as a share of all worker seconds until the makespan."""
-        total = self.workers * self.makespan_s
+        total = self.scenario.workers * self.makespan_s
         kinds = {
             "repeated loads": self.repeated_s,
             "redone work": self.redone_s,

@@ -20,7 +20,7 @@ from hpc_toolkit.worker.unitlines import UnitLines
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from hpc_toolkit.planning.simulation.scenario import Group, Ledger, Scenario
+    from hpc_toolkit.planning.simulation.scenario import Outcome, Scenario
     from hpc_toolkit.queue.log import StageLog
     from hpc_toolkit.rundir.layout import Manifest, RunPaths
 
@@ -54,15 +54,11 @@ class Site:
     paths: RunPaths
     manifest: Manifest
     clock: VirtualClock
-    ledger: Ledger
+    outcome: Outcome
     log: StageLog
     """The stage's log, read once: segments are immutable and large."""
     places: list[tuple[int, int]]
-    """For each item, its group and its index in the group."""
-    killed: dict[str, float]
-    """When each killed worker died, in seconds since the start."""
-    takeovers_s: list[float]
-    """For every unit of a killed worker, the seconds until another worker had it."""
+    """For each item of the segment, its group and its index in the group."""
 
 
 class SiteView(RunView):
@@ -160,8 +156,7 @@ class SimulatedWorker:
     def end(self) -> None:
         """Clean up after the worker's process is gone, for whatever reason."""
         if self._step_began is not None:
-            self._site.ledger.cut(self._clock.now - self._step_began)
-            self._end_step()
+            self._cut_step()
         self._lock.release()
         self._journal.close()
         self._presence.close()
@@ -196,31 +191,31 @@ class SimulatedWorker:
         state, name = assignment.stage.state, assignment.unit.name
         order = state.running_order(name)
         if assignment.died is not None and order:
-            died = self._site.killed.get(assignment.died[0])
+            died = self._site.outcome.killed.get(assignment.died[0])
             if died is not None:
-                self._site.takeovers_s.append(self._clock.now - died)
+                self._site.outcome.takeovers_s.append(self._clock.now - died)
             lines.owner_died(order)
             self._view.poll_journal(self.name)
             order = state.running_order(name)
         suspects = state.suspects(name)
         for item in [i for i in order if i in suspects and is_killer(suspects[i])]:
             lines.killer(item, len(suspects[item]))
-            self._site.ledger.given_up(item)
+            self._site.outcome.left.discard(item)
             order.remove(item)
         return order
 
     def _attempt(self, item: int, assignment: Assignment, lines: UnitLines) -> Steps:
         """Run an item; return whether it was done or else cut short."""
         number, place = self._site.places[item]
-        group: Group = self._site.scenario.groups[number]
-        item_s = group.seconds_of(place)
-        ledger = self._site.ledger
+        group = self._site.scenario.groups[number]
+        item_s = group.items_s[place]
+        outcome = self._site.outcome
         began = self._clock.now
         if number != self._context:
             self._context, self._forwarded = -1, False
             if not (yield from self._step(group.load_s)):
                 return False
-            ledger.prepared("load", number, group.load_s)
+            outcome.prepared("load", number, group.load_s)
             self._context = number
             if self._stop:
                 return False
@@ -229,7 +224,7 @@ class SimulatedWorker:
         if not (yield from self._step(first_s + item_s)):
             return False
         if not self._forwarded:
-            ledger.prepared("forward", number, group.forward_s)
+            outcome.prepared("forward", number, group.forward_s)
             self._forwarded = True
         record = {
             "type": "done",
@@ -243,7 +238,7 @@ class SimulatedWorker:
         lines.append(encode_line(record))
         lines.tally.done += 1
         self._done += 1
-        ledger.ended(item, item_s)
+        outcome.ended(item, item_s)
         return True
 
     def _step(self, seconds: float) -> Steps:
@@ -252,13 +247,17 @@ class SimulatedWorker:
         self._step_began = self._clock.now
         while self._clock.now < until:
             if self._clock.now >= self._drain_by:
-                self._site.ledger.cut(self._clock.now - self._step_began)
-                self._end_step()
+                self._cut_step()
                 return False
             yield min(until, self._clock.now + tick_s, self._drain_by)
             self._tick()
         self._end_step()
         return True
+
+    def _cut_step(self) -> None:
+        assert self._step_began is not None
+        self._site.outcome.redone_s += self._clock.now - self._step_began
+        self._end_step()
 
     def _end_step(self) -> None:
         assert self._step_began is not None

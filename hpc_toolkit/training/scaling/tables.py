@@ -14,24 +14,17 @@ from decimal import Decimal
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from hpc_toolkit.errors import ConfigError, near_miss
+from hpc_toolkit.errors import ConfigError
+from hpc_toolkit.system.tomltable import Choice, Key, convert, word, wrong
 from hpc_toolkit.training.scaling.series import THOUSAND, Claim, Point, Series, money
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from hpc_toolkit.training.scaling.comparison import Comparison, Row
 
 _UNITS = {"samples_per_s": 0, "seconds": 1, "hours": 3600}
 """Units of a table's values with their seconds: a throughput (0), or the time of the work."""
-
-_KEYS = {
-    *("name", "unit", "work", "samples", "law", "price_per_gpu_hour", "points", "claims"),
-    *("notes", "source", "currency"),
-}
-_POINT_KEYS = {"world_size", "value", "values", "price_per_hour"}
-_CLAIM_KEYS = {"text", "quantity", "value", "world_size", "samples"}
-_HOW = "docs/how-to/scaling.md shows a table"
 
 
 def read_json(text: str, where: str) -> tuple[Series, ...]:
@@ -40,16 +33,15 @@ def read_json(text: str, where: str) -> tuple[Series, ...]:
         found = json.loads(text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         message = f"{where}: not JSON: {error}"
-        raise ConfigError(message, hint=_HOW) from error
+        raise ConfigError(message, hint="docs/how-to/scaling.md shows a table") from error
     tables = found.get("tables", [found]) if isinstance(found, dict) else None
     if not isinstance(tables, list) or not tables:
-        message = f"{where}: neither a table nor a list of tables"
-        raise ConfigError(message, hint=_HOW)
-    return tuple(_table(one, f"{where}, table {n}") for n, one in enumerate(tables, start=1))
+        raise wrong(where, tables, "a table or a list of tables")
+    return tuple(_series(one, f"{where}, table {n}") for n, one in enumerate(tables, start=1))
 
 
-def _refused(word: str) -> None:
-    message = f"{word} is not a number"
+def _refused(constant: str) -> None:
+    message = f"{constant} is not a number"
     raise ValueError(message)
 
 
@@ -78,159 +70,122 @@ def read_csv(text: str, where: str) -> tuple[Series, ...]:
         point["values"].append(_decimal(cells[units[0]], at))
         if cells.get("price_per_hour"):
             point["price_per_hour"] = _decimal(cells["price_per_hour"], at)
-    return (_table({"name": where, "unit": units[0], "points": [*points.values()]}, where),)
+    return (_series({"name": where, "unit": units[0], "points": [*points.values()]}, where),)
 
 
 def _decimal(text: str, where: str) -> Decimal:
     try:
-        value = Decimal(text)
+        return Decimal(text)
     except ArithmeticError as error:
-        message = f"{where}: {text!r} is not a number"
-        raise ConfigError(message, hint="write digits, such as 12.5") from error
-    return _checked(value, where)
+        raise wrong(where, text, "a number such as 12.5") from error
 
 
-def _checked(value: object, where: str) -> Decimal:
+def _number(value: object, where: str) -> Decimal:
     # Far beyond these bounds a float would be infinite or 0.
-    if not isinstance(value, Decimal) or not value.is_finite() or abs(value.adjusted()) > 15:
-        message = (
-            f"{where}: {value if value is not None else 'nothing'} is not a number that is usable"
-        )
-        raise ConfigError(message, hint="write a number such as 12.5, without quotes")
-    return value
+    if isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) <= 15:
+        return value
+    raise wrong(where, str(value) if isinstance(value, Decimal) else value, "a number such as 12.5")
 
 
 def _from_0(value: object, where: str) -> float:
-    number = float(_checked(value, where))
+    number = float(_number(value, where))
     if number < 0:
-        message = f"{where}: {number:g} is below 0"
-        raise ConfigError(message, hint="prices and counts are 0 or more")
+        raise wrong(where, number, "0 or more")
     return number
 
 
-def _table(table: object, where: str) -> Series:
-    given = _object(table, _KEYS, where)
-    name = str(given.get("name", where))
-    unit = given.get("unit", "samples_per_s")
-    if unit not in _UNITS:
-        message = f"{where}: unit is {unit!r}"
-        raise ConfigError(message, hint=near_miss(str(unit), list(_UNITS)))
-    law = given.get("law", "strong")
-    if law not in ("strong", "weak"):
-        message = f"{where}: law is {law!r}"
-        raise ConfigError(message, hint="strong, or weak")
-    points = [_point(one, unit, where) for one in _list(given, "points", where)]
-    price = given.get("price_per_gpu_hour")
+def _above_0(value: object, where: str) -> float:
+    number = float(_number(value, where))
+    if number <= 0:
+        raise wrong(where, number, "above 0")
+    return number
+
+
+def _whole(value: object, where: str) -> int:
+    number = _number(value, where)
+    if number != int(number) or number < 1:
+        raise wrong(where, float(number), "a whole number from 1")
+    return int(number)
+
+
+def _words(value: object, _: str) -> str:
+    return str(value)
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise wrong(where, value, "a list")
+
+
+def _rates(value: object, where: str) -> tuple[float, ...]:
+    if not _list(value, where):
+        raise wrong(where, value, "a list of one number or more")
+    return tuple(_above_0(one, where) for one in _list(value, where))
+
+
+def _fields(value: object, keys: dict[str, Key], needed: tuple[str, ...], where: str) -> Any:
+    """Convert an object of the table; ``needed`` are keys that it must have."""
+    if not isinstance(value, dict):
+        raise wrong(where, value, "an object")
+    for key in needed:
+        if key not in value:
+            message = f"{where}: {key} is missing"
+            raise ConfigError(message, hint="docs/how-to/scaling.md lists the keys")
+    return convert(value, keys, where)
+
+
+_POINT: dict[str, Key] = {
+    "world_size": ("world_size", _whole),
+    "value": ("value", lambda value, where: _rates([value], where)),
+    "values": ("values", _rates),
+    "price_per_hour": ("price_per_hour", _from_0),
+}
+
+
+def _series(table: object, where: str) -> Series:
+    given = _fields(table, _TABLE, (), where)
+    name, unit = given.pop("name", where), given.pop("unit", "samples_per_s")
+    source, samples = given.pop("source", None), given.pop("samples", None)
+    points = given.pop("points", [])
+    notes = [*map(str, given.pop("notes", [])), *([] if source is None else [f"source: {source}"])]
+    if unit == "samples_per_s":
+        samples = samples or float(THOUSAND)
+        given |= {"work": f"{samples:,.0f} samples", "work_size": samples}
+    else:
+        given = {"work": "the work", **given, "work_size": 1.0}
     return Series(
         name=name,
-        points=tuple(points),
-        law="weak" if law == "weak" else "strong",
-        price_per_gpu_hour=None if price is None else _from_0(price, where),
-        currency=_currency(given.get("currency", ""), where),
-        claims=tuple(_claim(one, where) for one in _list(given, "claims", where)),
-        notes=tuple(_notes(given, where)),
-        **_work(given, unit, where),
+        points=tuple(_point(one, _UNITS[unit], f"{where}, points") for one in points),
+        work_samples=samples,
+        notes=tuple(notes),
+        **given,
     )
 
 
-def _notes(given: Mapping[str, Any], where: str) -> Iterator[str]:
-    yield from (str(one) for one in _list(given, "notes", where))
-    if "source" in given:
-        yield f"source: {given['source']}"
-
-
-def _currency(value: object, where: str) -> str:
-    if isinstance(value, str) and len(value) < 20 and value.isprintable():
-        return value
-    message = f"{where}: currency is {str(value)[:40]!r}"
-    raise ConfigError(message, hint="write a short word, such as USD, or SU")
-
-
-def _work(given: Mapping[str, Any], unit: str, where: str) -> dict[str, Any]:
-    """Return the fields of a series on the work to which its GPU-hours refer."""
-    samples = given.get("samples")
-    count = None if samples is None else _from_0(samples, f"{where}, samples")
-    if unit == "samples_per_s":
-        count = count or float(THOUSAND)
-        return {"work": f"{count:,.0f} samples", "work_size": count, "work_samples": count}
-    return {"work": str(given.get("work", "the work")), "work_size": 1.0, "work_samples": count}
-
-
-def _point(point: object, unit: str, where: str) -> Point:
-    given = _object(point, _POINT_KEYS, f"{where}, points")
-    size = _ranks(given.get("world_size"), where)
-    at = f"{where}, world size {size}"
-    if "values" in given and "value" in given:
-        message = f"{at}: value and values are both there"
+def _point(point: object, unit_s: int, where: str) -> Point:
+    given = _fields(point, _POINT, ("world_size",), where)
+    at = f"{where}, world size {given['world_size']}"
+    written = [given.pop(key) for key in ("value", "values") if key in given]
+    if len(written) != 1:
+        message = f"{at}: {'value and values are both there' if written else 'value is missing'}"
         raise ConfigError(message, hint="write one value, or a list of them, one for each repeat")
-    values = given.get("values", [given.get("value")])
-    if not isinstance(values, list):
-        message = f"{at}: values is not a list"
-        raise ConfigError(
-            message, hint="write one value, or values in brackets, one for each repeat"
-        )
-    numbers = [float(_checked(value, at)) for value in values]
-    if any(number <= 0 for number in numbers):
-        message = f"{at}: {min(numbers)} is no {unit}"
-        raise ConfigError(message, hint="throughputs and times are above 0")
-    price = given.get("price_per_hour")
-    scale = _UNITS[unit]
-    return Point(
-        world_size=size,
-        rates=tuple(1 / (number * scale) if scale else number for number in numbers),
-        price_per_hour=None if price is None else _from_0(price, at),
-    )
+    rates = tuple(1 / (number * unit_s) if unit_s else number for number in written[0])
+    return Point(rates=rates, **given)
 
 
-def _ranks(value: object, where: str) -> int:
-    size = _checked(value, f"{where}, world_size")
-    if size != int(size) or size < 1:
-        message = f"{where}, world size {size}: that is not a number of ranks"
-        raise ConfigError(message, hint="write 1 or more")
-    return int(size)
+def _claims(value: object, where: str) -> tuple[Claim, ...]:
+    return tuple(_claim(one, where) for one in _list(value, where))
 
 
 def _claim(claim: object, where: str) -> Claim:
-    given = _object(claim, _CLAIM_KEYS, f"{where}, claims")
-    quantity = str(given.get("quantity"))
-    if quantity not in QUANTITIES:
-        message = f"{where}, claims: quantity is {given.get('quantity')!r}"
-        raise ConfigError(message, hint=near_miss(quantity, list(QUANTITIES)))
-    value = _checked(given.get("value"), f"{where}, claims")
-    size = given.get("world_size")
-    samples = _checked(given.get("samples", Decimal(THOUSAND)), f"{where}, claims")
-    if samples < 1:
-        message = f"{where}, claims: {samples} is not a number of samples"
-        raise ConfigError(message, hint="write 1 or more")
+    given = _fields(claim, _CLAIM, ("quantity", "value"), where)
+    value: Decimal = given.pop("value")
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)  # the value is finite
-    return Claim(
-        text=str(given.get("text", f"{quantity} {value}")),
-        quantity=quantity,
-        value=float(value),
-        half=float(Decimal(5).scaleb(exponent - 1)),
-        world_size=None if size is None else _ranks(size, f"{where}, claims"),
-        samples=int(samples),
-    )
-
-
-def _object(value: object, known: Iterable[str], where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        message = f"{where}: {str(value)[:40]!r} is not an object"
-        raise ConfigError(message, hint=_HOW)
-    for key in value:
-        if key not in known:
-            message = f"{where}: unknown key {key!r}"
-            raise ConfigError(message, hint=near_miss(key, list(known)))
-    return value
-
-
-def _list(given: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = given.get(key, [])
-    if not isinstance(value, list):
-        message = f"{where}: {key} is not a list"
-        raise ConfigError(message, hint=_HOW)
-    return value
+    half = float(Decimal(5).scaleb(exponent - 1))
+    text = given.pop("text", f"{given['quantity']} {value}")
+    return Claim(text=text, value=float(value), half=half, **given)
 
 
 TOLERANCE = 0.01
@@ -267,6 +222,27 @@ QUANTITIES: dict[str, Quantity] = {
     ),
 }
 """Quantities by their names in the input; a cost per samples is compared per 1,000 samples."""
+
+_CLAIM: dict[str, Key] = {
+    "text": ("text", _words),
+    "quantity": ("quantity", Choice(tuple(QUANTITIES))),
+    "value": ("value", _number),
+    "world_size": ("world_size", _whole),
+    "samples": ("samples", _whole),
+}
+_TABLE: dict[str, Key] = {
+    "name": ("name", _words),
+    "unit": ("unit", Choice(tuple(_UNITS))),
+    "work": ("work", _words),
+    "samples": ("samples", _from_0),
+    "law": ("law", Choice(("strong", "weak"))),
+    "price_per_gpu_hour": ("price_per_gpu_hour", _from_0),
+    "currency": ("currency", word),
+    "points": ("points", _list),
+    "claims": ("claims", _claims),
+    "notes": ("notes", _list),
+    "source": ("source", _words),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,12 +112,6 @@ def plan(
             rich_help_panel=_NODE,
         ),
     ] = None,
-    watts_per_gpu: Annotated[
-        float | None,
-        typer.Option(
-            hidden=True, help="Power of a GPU. [default: the cluster's]", rich_help_panel=_NODE
-        ),
-    ] = None,
     within: Annotated[
         str | None,
         typer.Option(
@@ -173,7 +167,7 @@ def plan(
     counts = _counts(nodes)
     _refuse_below(1, {"workers-per-node": workers_per_node, "cores-per-worker": cores_per_worker})
     _refuse_below(0, {"gpus-per-node": gpus_per_node, "seed": seed})
-    _refuse_below(0, {"price-per-gpu-hour": price_per_gpu_hour, "watts-per-gpu": watts_per_gpu})
+    _refuse_below(0, {"price-per-gpu-hour": price_per_gpu_hour})
     guess = _guess(item_time, load_time, guess_factor)
     memory = memory_per_worker
     site = _site(cluster)
@@ -186,7 +180,6 @@ def plan(
         ),
         gpus=gpus_per_node,
         price_per_gpu_hour=price_per_gpu_hour,
-        watts_per_gpu=watts_per_gpu,
     )
     found = make_plan(
         _work(run, items, groups, guess),
@@ -271,7 +264,7 @@ def _compare(given: str | None, path: Path, *, as_json: bool) -> None:
     from hpc_toolkit.system.clock import SystemClock
 
     kept = read_plan(path)
-    found = compare(open_run(given or kept["run"] or None).view, SystemClock(), kept)
+    found = compare(open_run(given or kept.run or None).view, SystemClock(), kept)
     print(json.dumps(found.to_json()) if as_json else "\n".join(_said(found)), flush=True)
     if not found.complete:
         raise typer.Exit(_EXIT_LATER)

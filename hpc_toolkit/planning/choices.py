@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError
 from hpc_toolkit.planning.forecast import START_S
@@ -59,27 +59,22 @@ def node_of(
     *,
     gpus: int | None = None,
     price_per_gpu_hour: float | None = None,
-    watts_per_gpu: float | None = None,
 ) -> Node:
     """Return a node of a cluster, or of a partition given as a cluster of its own.
 
-    ``gpus`` are those to use on each node, by default all. A given price or power replaces the
-    site's. Raises ConfigError if a node has less than is requested, or not one worker fits.
+    ``gpus`` are those to use on each node, by default all. A given price replaces the site's.
+    Raises ConfigError if a node has less than is requested, or not one worker fits.
     """
     most = site.gpus_per_node
     if gpus is not None and most is not None and gpus > most:
         message = f"--gpus-per-node: {gpus} is more than {site.name} has"
         raise ConfigError(message, hint=f"{site.written('gpus_per_node')} = {most}")
     count = gpus if gpus is not None else most or 0
-    of_gpus = {"--price-per-gpu-hour": price_per_gpu_hour, "--watts-per-gpu": watts_per_gpu}
-    for option, number in of_gpus.items():
-        if number is not None and not count:
-            message = f"{option}: the nodes of {site.name} have no GPUs, as far as is known"
-            raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
     if price_per_gpu_hour is not None:
+        if not count:
+            message = f"--price-per-gpu-hour: the nodes of {site.name} have no GPUs that are known"
+            raise ConfigError(message, hint="add --gpus-per-node, or leave it out")
         site = replace(site, price_per_gpu_hour=price_per_gpu_hour, price_per_node_hour=None)
-    if watts_per_gpu is not None:
-        site = replace(site, watts_per_gpu=watts_per_gpu)
     workers, why = _workers(site, worker, count)
     return Node(
         gpus=count,
@@ -158,14 +153,8 @@ def choose(
 
     If the time limit of one job is too short, several jobs follow each other.
     """
-    forecast = forecaster.forecast(nodes * node.workers, within_s=within_s)
-    ask_s = _round_up(_asked_s(forecast))
-    in_a_row = 1
-    if limit_s is not None and ask_s > limit_s:
-        ask_s = limit_s
-        workers = nodes * node.workers
-        forecast = forecaster.forecast(workers, within_s=within_s, limit_s=limit_s)
-        in_a_row = _most_jobs(forecast)
+    workers = nodes * node.workers
+    forecast, ask_s, in_a_row = _in_jobs(forecaster, workers, limit_s, within_s=within_s)
     hours = forecast.time_s.times(nodes / HOUR_S)
     price, watts = node.price_per_hour, node.watts
     return Choice(
@@ -180,20 +169,26 @@ def choose(
     )
 
 
+def _in_jobs(
+    forecaster: Forecaster, workers: int, limit_s: int | None, **options: Any
+) -> tuple[Forecast, int, int]:
+    """Forecast under the time limit of one job: with the limit to request, and the jobs in a row.
+
+    The number of jobs is enough in 19 of 20 cases; it is 0 if no number is.
+    """
+    forecast = forecaster.forecast(workers, **options)
+    ask_s = _round_up(forecast.time_s.high * _MARGIN + START_S)
+    if limit_s is None or ask_s <= limit_s:
+        return forecast, ask_s, 1
+    forecast = forecaster.forecast(workers, limit_s=limit_s, **options)
+    return forecast, limit_s, 0 if forecast.jobs is None else math.ceil(forecast.jobs.high)
+
+
 def _round_up(seconds: float) -> int:
     """Round up to 5 minutes up to 2 hours, to 15 minutes up to a day, and to hours beyond."""
     step = 5 * MINUTE_S if seconds <= 2 * HOUR_S else 15 * MINUTE_S
     step = HOUR_S if seconds > 24 * HOUR_S else step
     return math.ceil(seconds / step) * step
-
-
-def _asked_s(forecast: Forecast) -> float:
-    return forecast.time_s.high * _MARGIN + START_S
-
-
-def _most_jobs(forecast: Forecast) -> int:
-    """Return how many jobs in a row are enough in 19 of 20 cases; 0 if no number is."""
-    return 0 if forecast.jobs is None else math.ceil(forecast.jobs.high)
 
 
 def recommended(choices: Sequence[Choice]) -> Choice | None:
@@ -234,13 +229,9 @@ def ways(forecaster: Forecaster, cluster: Cluster, node: Node, nodes: int) -> li
         if partition.restricted or fewer or nodes < (site.min_nodes or 1):
             continue
         count = min(nodes, site.nodes or nodes)
-        workers = count * node.workers
-        forecast = forecaster.forecast(workers, simulated=False)
         limit_s = site.max_walltime_s
-        row = 1
-        if limit_s is not None and _asked_s(forecast) > limit_s:
-            forecast = forecaster.forecast(workers, limit_s=limit_s, simulated=False)
-            row = _most_jobs(forecast)
+        workers = count * node.workers
+        forecast, _, row = _in_jobs(forecaster, workers, limit_s, simulated=False)
         found.append(
             Way(
                 partition=partition.name,

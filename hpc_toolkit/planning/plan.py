@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
 from hpc_toolkit.planning.choices import choose, ways
-from hpc_toolkit.planning.forecast import DRAWS, Forecaster
+from hpc_toolkit.planning.forecast import DRAWS, Forecaster, Interval
 from hpc_toolkit.planning.reading import read_course
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpc_toolkit.planning.choices import Choice, Node, Way
-    from hpc_toolkit.planning.forecast import Forecast, Interval
+    from hpc_toolkit.planning.forecast import Forecast
     from hpc_toolkit.planning.lengths import Guess
     from hpc_toolkit.planning.work import Work
     from hpc_toolkit.queue.view import RunView
@@ -76,7 +76,21 @@ class Plan:
         return {"format": FORMAT, **asdict(self)}
 
 
-def read_plan(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a plan in a file predicted."""
+
+    run: str
+    at: float
+    """When the plan was made: epoch seconds."""
+    forecasts: tuple[tuple[int, Interval], ...]
+    """Numbers of workers, and the seconds until the last result.
+
+    If workers were running, it is the forecast for them alone.
+    """
+
+
+def read_plan(path: Path) -> Kept:
     """Read a plan that was written to a file as JSON.
 
     Raises:
@@ -85,35 +99,24 @@ def read_plan(path: Path) -> dict[str, Any]:
     hint = "name a file that 'hpctk plan RUN -o FILE.json' wrote"
     try:
         found = json.loads(path.read_bytes())
+        if found["format"] != FORMAT:
+            raise ValueError(found["format"])
+        now = found.get("now")
+        forecasts = [now] if now else [one["forecast"] for one in found["choices"]]
+        return Kept(
+            run=str(found["run"]),
+            at=float(found["at"]),
+            forecasts=tuple(
+                (int(one["workers"]), Interval(**{k: float(s) for k, s in one["time_s"].items()}))
+                for one in forecasts
+            ),
+        )
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigError(message, hint=hint) from error
-    except (ValueError, RecursionError) as error:
-        message = f"{path}: not JSON: {error}"
-        raise ConfigError(message, hint=hint) from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT or not _is_whole(found):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         message = f"{path}: not a plan of format {FORMAT}"
-        raise ConfigError(message, hint=hint)
-    return found
-
-
-def _is_whole(plan: dict[str, Any]) -> bool:
-    """Return whether a record has all that ``hpctk plan --check`` reads."""
-    choices = plan.get("choices")
-    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
-        return False
-    forecasts = [one.get("forecast") for one in choices] + (
-        [plan["now"]] if plan.get("now") else []
-    )
-    named = isinstance(plan.get("run"), str) and isinstance(plan.get("at"), int | float)
-    return named and all(map(_is_forecast, forecasts))
-
-
-def _is_forecast(record: object) -> bool:
-    if not isinstance(record, dict) or not isinstance(record.get("time_s"), dict):
-        return False
-    numbers = [record.get("workers"), *map(record["time_s"].get, ("low", "median", "high"))]
-    return all(isinstance(number, int | float) for number in numbers)
+        raise ConfigError(message, hint=hint) from error
 
 
 def make_plan(
@@ -208,48 +211,37 @@ class Comparison:
         return asdict(self)
 
 
-def compare(view: RunView, clock: Clock, plan: dict[str, Any]) -> Comparison:
+def compare(view: RunView, clock: Clock, plan: Kept) -> Comparison:
     """Compare a plan of this run with the actual progress.
 
-    The forecast is the plan's forecast for the workers that were running then, else the one whose
-    number of workers is nearest to the number that worked since. Times are by workers' clocks.
+    Of the plan's forecasts it takes the one whose number of workers is nearest to the number that
+    worked since. Times are by workers' clocks.
 
     Raises:
         ConfigError: the plan was made from typed numbers, or has no forecast.
     """
-    if not plan.get("run"):
-        message = "the plan is of typed numbers, and of no run"
+    if not plan.run or not plan.forecasts:
+        message = "the plan is of typed numbers, or has no forecast"
         raise ConfigError(message, hint="make one with 'hpctk plan RUN -o FILE.json'")
-    course = read_course(view, plan["at"])
-    forecast = _forecast(plan, course.workers)
+    course = read_course(view, plan.at)
+    predicted, time = min(plan.forecasts, key=lambda one: abs(one[0] - course.workers))
     end = course.last_at if view.complete else clock.wall()
-    real_s = max(0.0, end - plan["at"])
-    time = forecast["time_s"]
+    real_s = max(0.0, end - plan.at)
     error, inside = None, None
     if view.complete:
-        error = (time["median"] - real_s) / real_s if real_s > 0 else 0.0
-        inside = time["low"] <= real_s <= time["high"]
-    elif real_s > time["high"]:
+        error = (time.median - real_s) / real_s if real_s > 0 else 0.0
+        inside = time.low <= real_s <= time.high
+    elif real_s > time.high:
         inside = False
     return Comparison(
-        workers_predicted=forecast["workers"],
+        workers_predicted=predicted,
         workers=course.workers,
-        low_s=time["low"],
-        predicted_s=time["median"],
-        high_s=time["high"],
+        low_s=time.low,
+        predicted_s=time.median,
+        high_s=time.high,
         real_s=real_s,
         complete=view.complete,
         left=course.left,
         error=error,
         inside=inside,
     )
-
-
-def _forecast(plan: dict[str, Any], workers: int) -> dict[str, Any]:
-    found: list[dict[str, Any]] = [choice["forecast"] for choice in plan["choices"]]
-    if plan.get("now"):
-        return dict(plan["now"])
-    if not found:
-        message = "the plan has no forecast"
-        raise ConfigError(message, hint="make one with --nodes 1,2,4")
-    return min(found, key=lambda one: abs(one["workers"] - workers))

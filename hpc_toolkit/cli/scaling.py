@@ -26,7 +26,6 @@ from hpc_toolkit.training.scaling.collectives import DEFAULT_SIZES
 
 if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.page import Judged
-    from hpc_toolkit.training.scaling.prices import Asked
 
 _ENDINGS = (".md", ".json", ".svg")
 
@@ -68,10 +67,6 @@ def analyze(
             min=0, hidden=True, help="Price of one GPU per hour, instead of the cluster's."
         ),
     ] = None,
-    watts_per_gpu: Annotated[
-        float | None,
-        typer.Option(min=0, hidden=True, help="Power of one GPU, instead of the measured power."),
-    ] = None,
     min_efficiency: Annotated[
         float | None,
         typer.Option(
@@ -96,22 +91,18 @@ def analyze(
     """
     from hpc_toolkit.system.terminal import printable_lines
     from hpc_toolkit.training.scaling.page import as_data, as_markdown
-    from hpc_toolkit.training.scaling.prices import Asked
 
     for path in out or []:
         check_suffix(path, _ENDINGS)
     for option, number in (
         ("price-per-gpu-hour", price_per_gpu_hour),
-        ("watts-per-gpu", watts_per_gpu),
         ("min-efficiency", min_efficiency),
     ):
         if number is not None and not math.isfinite(number):
             message = f"--{option}: {number:g} is not a number that is usable"
             raise ConfigError(message, hint="write digits, such as 0.9")
-    asked = Asked(
-        price_per_gpu_hour=price_per_gpu_hour, watts_per_gpu=watts_per_gpu, cluster=cluster
-    )
-    judged, notes = _judged(source, asked, min_efficiency)
+    prices = {"price_per_gpu_hour": price_per_gpu_hour, "cluster": cluster}
+    judged, notes = _judged(source, prices, min_efficiency)
     if as_json:
         print(json.dumps(as_data(judged, notes), allow_nan=False))
     else:
@@ -123,7 +114,7 @@ def analyze(
 
 
 def _judged(
-    sources: list[Path], asked: Asked, minimum: float | None
+    sources: list[Path], prices: dict[str, Any], minimum: float | None
 ) -> tuple[list[Judged], list[str]]:
     from hpc_toolkit.training.scaling.comparison import FAIR, compare, judge
     from hpc_toolkit.training.scaling.prices import priced
@@ -136,7 +127,7 @@ def _judged(
         found, left_out = read_source(path)
         notes += left_out
         for series in found:
-            comparison = compare(priced(series, asked))
+            comparison = compare(priced(series, **prices))
             verdict = judge(comparison, FAIR if minimum is None else minimum)
             judged.append((comparison, verdict, check_claims(comparison)))
     return judged, notes

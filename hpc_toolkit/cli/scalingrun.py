@@ -80,7 +80,6 @@ _SETTINGS: Panels = {
             "model", "decoder-LAYERSxWIDTH or a model of transformers, with random weights.", "NAME"
         ),
         _setting("lora_rank", "Train only adapters of this rank.", hidden=True),
-        _setting("load_in_4bit", "Keep frozen weights in 4 bits; CUDA only.", "", hidden=True),
         _setting("precision", "float32 or bf16.", "NAME"),
         _setting("accumulate", "Forward passes per step.", hidden=True),
         _setting("loader_workers", "Data loader processes per rank.", hidden=True),
@@ -146,16 +145,6 @@ def run(
             rich_help_panel=_WHERE,
         ),
     ] = False,
-    interleave: Annotated[
-        bool,
-        typer.Option(
-            "--interleave",
-            hidden=True,
-            help="Alternate between world sizes: slower, but fairer on a shared machine. Not with "
-            "--slurm.",
-            rich_help_panel=_WHERE,
-        ),
-    ] = False,
     ranks_per_node: Annotated[
         int | None,
         typer.Option(
@@ -211,11 +200,8 @@ def run(
     _check_directory(out, resume=resume)
     if not slurm:
         given |= {"ranks_per_node": ranks_per_node, "force": force or None}
-        _here(wanted, given, interleave=interleave, backend=backend, dry_run=dry_run)
+        _here(wanted, given, backend=backend, dry_run=dry_run)
         return
-    if interleave:
-        message = "--interleave: jobs do not take turns"
-        raise ConfigError(message, hint="leave it out; each job measures its repeats by itself")
     given["backend"] = backend
     jobs = submissions(wanted, given, ranks_per_node, dry_run=dry_run)
     if not dry_run:
@@ -230,14 +216,7 @@ def _check_directory(out: Path, *, resume: bool) -> None:
         raise ConfigError(message, hint="--resume measures what is missing; or name another DIR")
 
 
-def _here(
-    run: "ScalingRun",
-    given: dict[str, Any],
-    *,
-    interleave: bool,
-    backend: str | None,
-    dry_run: bool,
-) -> None:
+def _here(run: "ScalingRun", given: dict[str, Any], *, backend: str | None, dry_run: bool) -> None:
     from hpc_toolkit.slurm.render.rules import option
     from hpc_toolkit.training.scaling.launches import prepare, with_equal_threads
 
@@ -250,10 +229,8 @@ def _here(
             print(f"world size {size}: {run.measurements()} times {shlex.join(run.words())}")
         return
     prepare(run.directory)
-    turns = range(1, run.settings.repeats + 1) if interleave else [run.settings.repeats]
-    for count in turns:
-        for size in run.world_sizes:
-            _launch(run.first_repeats(count), size, backend)
+    for size in run.world_sizes:
+        _launch(run, size, backend)
     print(run.directory)
 
 

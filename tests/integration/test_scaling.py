@@ -89,7 +89,7 @@ def test_numbers_of_a_record_fit_each_other(measured: Path) -> None:
             assert exchange["gradient_bytes"] == 4 * one["trained_parameters"]
             assert exchange["all_reduce_s"] > 0
             share = exchange["exposed_s"] / one["step_s"]["median"]
-            assert exchange["share_low"] <= share <= exchange["share_high"]
+            assert exchange["share"] == pytest.approx(min(max(share, 0.0), 1.0))
             expected = exchange["gradient_bytes"] / exchange["bus_bytes_per_s"]
             assert exchange["expected_s"] == pytest.approx(expected)
 
@@ -139,18 +139,6 @@ def test_adapters_are_all_that_is_trained_and_exchanged(tmp_path: Path) -> None:
     assert one["trained_parameters"] == 2 * (128 + 64 + 160 + 160)
     assert one["communication"]["gradient_bytes"] == 4 * one["trained_parameters"]
     assert one["parameters"] > one["trained_parameters"]
-
-
-def test_four_bits_are_refused_without_a_gpu_and_the_reason_is_told(tmp_path: Path) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    words = ("--world-sizes", "2", "--lora-rank", "2", "--load-in-4bit")
-
-    done = hpctk("run", "-o", str(tmp_path / "run"), *SMALL, *words, code=1)
-
-    assert "bitsandbytes needs a CUDA GPU, and this rank has cpu" in done.stderr
 
 
 def test_collectives_are_timed_on_real_ranks() -> None:

@@ -43,7 +43,6 @@ FENCES: dict[str, set[str]] = {
     "torch": {"doctor", "science", "training"},
     "transformers": {"science.workloads", "training.scaling"},
     "peft": {"training.scaling"},
-    "bitsandbytes": {"training.scaling"},
     "psutil": {"training.monitor"},
     "pynvml": {"training.monitor"},
     "ray": {"engines.ray"},

@@ -8,7 +8,7 @@ more ranks do not shorten, is a / (a + b) in both.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,20 +59,6 @@ class SerialShare:
         if self.law == "strong":
             return 1 / (self.share + (1 - self.share) / world_size)
         return self.share + (1 - self.share) * world_size
-
-    def largest(self, efficiency: float, base: float = 1) -> float:
-        """Return the world size at which the efficiency falls to this value; infinite if never."""
-        # Convert the efficiency relative to ``base`` ranks to one relative to a single rank.
-        goal = efficiency * self.efficiency(base)
-        if self.law == "strong":
-            return math.inf if self.share == 0 else (1 / goal - (1 - self.share)) / self.share
-        return math.inf if goal <= 1 - self.share else self.share / (goal - (1 - self.share))
-
-    def largest_between(self, efficiency: float, base: float = 1) -> tuple[float, float]:
-        """Return `largest` for both ends of the interval, the smaller world size first."""
-        ends = [self.share if end is None else end for end in (self.high, self.low)]
-        least, most = (replace(self, share=end).largest(efficiency, base) for end in ends)
-        return least, most
 
 
 def fit(series: Series) -> SerialShare | None:
@@ -302,53 +288,32 @@ def _reasons(comparison: Comparison, chosen: Row, minimum: float) -> Iterator[st
             f"the same work costs {worse.premium:+.1%}"
         )
     yield from _causes(rows[-1])
-    yield from _ways(rows[-1])
     yield from _doubts(rows, minimum)
-    yield from _law(comparison, minimum)
+    yield from _law(comparison)
+
+
+_CAUSES = {
+    "communication": (
+        "exchanging gradients",
+        "a larger batch, or --vary accumulate=1,2,4, exchanges less often",
+    ),
+    "loading": ("waiting for data", "--vary loader-workers=1,4,8 tells whether more loaders help"),
+}
+"""For each share of a step: what ranks do in it, and what can make it smaller."""
 
 
 def _causes(row: Row) -> Iterator[str]:
-    for name, words in (
-        ("communication", "exchanging gradients"),
-        ("loading", "waiting for data"),
-    ):
+    for name, (words, cure) in _CAUSES.items():
         share = row.shares.get(name, 0.0)
-        if share >= NOTABLE:
-            cure = (
-                "a larger batch, or --vary accumulate=1,2,4, exchanges less often"
-                if name == "communication"
-                else "--vary loader-workers=1,4,8 tells whether more loaders help"
-            )
-            if _may_be_noise(row, name):
-                cure = "it may be noise: more --max-steps or --repeats tell"
-            low, high = (row.details.get(f"{name}_{end}") for end in ("low", "high"))
-            spread = "" if low is None else f" ({max(low, 0.0):.0%} to {max(high or 0.0, 0.0):.0%})"
-            yield f"on {row.world_size} {words} takes {share:.0%}{spread} of a step; {cure}"
-
-
-def _may_be_noise(row: Row, name: str) -> bool:
-    """Return whether the spread of a share includes 0."""
-    low = row.details.get(f"{name}_low")
-    return low is not None and low <= 0
-
-
-def _ways(row: Row) -> Iterator[str]:
-    """Yield notes if the exchange within a step and the all-reduces alone differ much."""
-    exposed, apart = row.details.get("exposed_s"), row.details.get("all_reduce_s")
-    if exposed is None or apart is None or apart <= 0:
-        return
-    notable = row.shares.get("communication", 0.0) >= NOTABLE
-    if notable and exposed > 2 * apart and not _may_be_noise(row, "communication"):
-        yield (
-            f"on {row.world_size} that is {exposed / apart:.1f} times what the same all-reduces "
-            "take apart: ranks wait for each other, or for CPUs, more than for the network"
-        )
-    step = row.details.get("step_median_s") or 0.0
-    if apart >= NOTABLE * step and exposed < apart / 2:
-        yield (
-            f"on {row.world_size} more than half of the exchange hides behind the backward pass: "
-            f"apart it takes {1000 * apart:.3g} ms of a step of {1000 * step:.3g} ms"
-        )
+        if share < NOTABLE:
+            continue
+        low, high = (row.details.get(f"{name}_{end}") for end in ("low", "high"))
+        told = f"on {row.world_size} {words} takes {share:.0%}"
+        if low is not None and high is not None:
+            told += f" ({max(low, 0.0):.0%} to {max(high, 0.0):.0%})"
+        noisy = low is not None and low <= 0
+        way = "it may be noise: more --max-steps or --repeats tell" if noisy else cure
+        yield f"{told} of a step; {way}"
 
 
 def _unsure(row: Row, minimum: float) -> bool:
@@ -369,13 +334,12 @@ def _doubts(rows: tuple[Row, ...], minimum: float) -> Iterator[str]:
             )
 
 
-def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
+def _law(comparison: Comparison) -> Iterator[str]:
     serial = comparison.serial
     assert serial is not None  # there are several world sizes
-    if serial.low is None:
+    if serial.low is None or serial.high is None:
         yield f"{serial.name}'s law goes through any two points: it predicts nothing here"
         return
-    base, last = comparison.rows[0].world_size, comparison.rows[-1].world_size
     if serial.raw <= 0:
         yield f"{serial.name}'s law finds no serial share"
         return
@@ -383,17 +347,10 @@ def _law(comparison: Comparison, minimum: float) -> Iterator[str]:
         yield f"more ranks are slower, which {serial.name}'s law does not know"
         return
     interval = f"95 % interval: {serial.low:.1%} to {serial.high:.1%}"
-    if (serial.high or 1.0) - serial.low > OPEN:
+    if serial.high - serial.low > OPEN:
         yield f"{serial.name}'s law leaves the serial share open ({interval})"
         return
     yield (
         f"{serial.name}'s law: {serial.share:.1%} of the work is serial ({interval}); "
         f"no point is more than {serial.worst:.1%} from it"
     )
-    end = serial.largest(minimum, base)
-    if math.isfinite(end) and end > last:
-        least, most = serial.largest_between(minimum, base)
-        # The efficiency was measured up to the largest world size.
-        least = max(least, last)
-        ends = f"{least:.0f} to {most:.0f}" if math.isfinite(most) else f"{least:.0f} or more"
-        yield f"by that law the efficiency falls to {minimum:.0%} at about {end:.0f} ranks ({ends})"

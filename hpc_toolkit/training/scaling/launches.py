@@ -76,10 +76,6 @@ class ScalingRun:
             for size in self.world_sizes:
                 case.settings.batch_per_rank(size, self.world_sizes)
 
-    def first_repeats(self, count: int) -> ScalingRun:
-        """Return the run with ``count`` repeats; existing measurements of them are kept."""
-        return replace(self, settings=replace(self.settings, repeats=count))
-
     def words(self) -> list[str]:
         """Return the measured program's arguments, which are the same at every world size."""
         varied = [word for one in self.variations for word in ("--vary", one.word)]

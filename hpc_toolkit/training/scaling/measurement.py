@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -32,14 +31,8 @@ _FIRST_BUCKET = MIB
 """Size of DistributedDataParallel's first bucket; it is small so that the exchange begins early."""
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Times of consecutive steps on this rank."""
-
-    seconds: list[float] = field(default_factory=list)
-    """Time of each complete step, from the first sample to the updated weights."""
-    loading: list[float] = field(default_factory=list)
-    """Part of each step in which the rank waited for samples."""
+Steps = list[tuple[float, float]]
+"""Consecutive steps of one rank: the seconds of each, and the part spent waiting for samples."""
 
 
 class Training:
@@ -82,15 +75,14 @@ class Training:
             limit = self.settings.bucket_cap_mb * MIB
         return sizes
 
-    def steps(self, count: int, *, exchange: bool = True) -> StepTimes:
+    def steps(self, count: int, *, exchange: bool = True) -> Steps:
         """Take ``count`` steps; without ``exchange`` each rank keeps its gradients to itself."""
-        times = StepTimes()
+        times = []
         for _ in range(count):
             began = time.perf_counter()
             waited = self._step(exchange=exchange)
             synchronize(self.device)
-            times.seconds.append(time.perf_counter() - began)
-            times.loading.append(waited)
+            times.append((time.perf_counter() - began, waited))
         return times
 
     def _step(self, *, exchange: bool) -> float:
@@ -166,14 +158,6 @@ _LARGE = 16 * MIB
 """Message size for the bandwidth, in bytes; so large that latency does not matter."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """Steps of all ranks: the slowest rank's time of each, and the share of waiting for samples."""
-
-    seconds: list[float]
-    loading: float
-
-
 def measure(settings: Settings, info: DistributedInfo) -> dict[str, Any]:
     """Measure one repeat; every rank calls it and gets the same numbers. Raises ConfigError."""
     _forget_peaks(info.device)
@@ -184,26 +168,24 @@ def measure(settings: Settings, info: DistributedInfo) -> dict[str, Any]:
     half = max(1, settings.max_steps // 4) if info.world_size > 1 else 0
     before = training.steps(half, exchange=False)
     _meet(info)
-    steps = _gathered(training.steps(settings.max_steps), training.device)
-    after = training.steps(half, exchange=False)
-    before.seconds += after.seconds
-    before.loading += after.loading
+    steps, loading = _gathered(training.steps(settings.max_steps), training.device)
+    without = before + training.steps(half, exchange=False)
     communication: dict[str, Any] = {}
     if info.world_size > 1:
-        apart = _gathered(before, training.device)
-        communication = _exchange(training, steps, apart, info)
+        apart, _ = _gathered(without, training.device)
+        communication = _exchange(training, median(steps), median(apart), info)
     samples = training.batch * settings.accumulate * info.world_size * settings.max_steps
-    total = math.fsum(steps.seconds)
+    total = math.fsum(steps)
     return {
         "samples_per_s": samples / total,
         "tokens_per_s": samples * settings.seq_length / total,
         "step_s": {
-            "mean": mean(steps.seconds),
-            "median": median(steps.seconds),
-            "p90": _p90(steps.seconds),
+            "mean": mean(steps),
+            "median": median(steps),
+            "p90": _p90(steps),
         },
         "shares": {
-            "loading": steps.loading,
+            "loading": loading,
             "communication": communication.get("share", 0.0),
         },
         "communication": communication,
@@ -215,22 +197,19 @@ def measure(settings: Settings, info: DistributedInfo) -> dict[str, Any]:
 
 
 def _exchange(
-    training: Training, steps: _Steps, apart: _Steps, info: DistributedInfo
+    training: Training, typical_s: float, apart_s: float, info: DistributedInfo
 ) -> dict[str, Any]:
-    """Return the cost of exchanging gradients, measured in three ways."""
-    typical = median(steps.seconds)
-    exposed = typical - median(apart.seconds)
-    with_it, without = median_interval(steps.seconds), median_interval(apart.seconds)
+    """Return the cost of exchanging gradients, measured in three ways.
+
+    ``typical_s`` are the median seconds of a step, ``apart_s`` those of a step without exchange.
+    """
     timed = time_collective("all_reduce", _LARGE, device=training.device, iterations=_ITERATIONS)
     size = training.gradient_bytes
     return {
         "gradient_bytes": size,
         # The time that the exchange adds to a step; noise can make it negative.
-        "exposed_s": exposed,
-        "share": min(max(exposed / typical, 0.0), 1.0),
-        # From the worst ends of both intervals, so at least 95 %; a value below 0 is noise.
-        "share_low": 1 - without[1] / with_it[0],
-        "share_high": 1 - without[0] / with_it[1],
+        "exposed_s": typical_s - apart_s,
+        "share": min(max(1 - apart_s / typical_s, 0.0), 1.0),
         "all_reduce_s": time_all_reduces(
             training.buckets(), device=training.device, iterations=_ITERATIONS
         ),
@@ -239,15 +218,15 @@ def _exchange(
     }
 
 
-def _gathered(times: Any, device: torch.device) -> _Steps:
+def _gathered(times: Steps, device: torch.device) -> tuple[list[float], float]:
+    """Return the time of each step on its slowest rank, and the share of waiting for samples."""
     import torch
 
     from hpc_toolkit.training.distributed.group import all_gather
 
-    own = torch.tensor([times.seconds, times.loading], dtype=torch.float64, device=device)
-    ranks = all_gather(own)
-    waited = (ranks[:, 1].sum() / ranks[:, 0].sum()).item()
-    return _Steps(ranks[:, 0].max(dim=0).values.tolist(), float(waited))
+    ranks = all_gather(torch.tensor(times, dtype=torch.float64, device=device))
+    waited = (ranks[..., 1].sum() / ranks[..., 0].sum()).item()
+    return ranks[..., 0].max(dim=0).values.tolist(), float(waited)
 
 
 def _meet(info: DistributedInfo) -> None:
@@ -255,21 +234,6 @@ def _meet(info: DistributedInfo) -> None:
         import torch.distributed as dist
 
         dist.barrier()
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % interval of the median from order statistics, for any distribution of times.
-
-    With fewer than 6 values it is the minimum and the maximum, which cover less than 95 %.
-    """
-    ordered, count = sorted(values), len(values)
-    outside, below = 0, 0
-    # The probability that fewer than ``below`` values are under the median, times 2 ** count.
-    while outside + math.comb(count, below) <= 0.025 * 2**count:
-        outside += math.comb(count, below)
-        below += 1
-    at = max(0, below - 1)
-    return ordered[at], ordered[count - 1 - at]
 
 
 def _p90(values: Sequence[float]) -> float:

@@ -23,18 +23,13 @@ def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int
     """Return the model on its device, and the size of its vocabulary.
 
     Raises:
-        ConfigError: the model cannot be made, or a package or a GPU that it needs is missing.
+        ConfigError: the model cannot be made, or a package that it needs is missing.
     """
-    if settings.load_in_4bit and device.type != "cuda":
-        message = f"--load-in-4bit: bitsandbytes needs a CUDA GPU, and this rank has {device.type}"
-        raise ConfigError(message, hint="leave it out, or run where torch sees a GPU")
     shape = settings.decoder()
     if shape is None:
         model, vocabulary = _of_transformers(settings.model)
     else:
         model, vocabulary = _decoder(*shape, settings.seq_length), VOCABULARY
-    if settings.load_in_4bit:
-        _in_4bit(model)
     if settings.lora_rank:
         _add_adapters(model, settings.lora_rank)
     return model.to(device), vocabulary
@@ -117,7 +112,7 @@ def _of_transformers(name: str) -> tuple[nn.Module, int]:
 
 def _linear_names(model: nn.Module) -> list[str]:
     """Return the full names of the linear layers, except the output layer."""
-    kinds = ("Linear", "Linear4bit", "Conv1D")
+    kinds = ("Linear", "Conv1D")
     # Models of transformers return their output layer; our decoder names it ``head``.
     ask = getattr(model, "get_output_embeddings", lambda: model.get_submodule("head"))
     scores = ask()
@@ -138,29 +133,3 @@ def _add_adapters(model: nn.Module, rank: int) -> None:
     inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-
-
-def _in_4bit(model: nn.Module) -> None:
-    """Replace the linear layers with NF4 ones of bitsandbytes, packed when moved to the GPU."""
-    try:
-        import bitsandbytes
-    except ImportError as error:
-        message = "--load-in-4bit needs bitsandbytes, which is not installed"
-        raise ConfigError(message, hint="pip install bitsandbytes") from error
-    import torch
-
-    for name in _linear_names(model):
-        parent = model.get_submodule(name.rpartition(".")[0])
-        layer = model.get_submodule(name)
-        if type(layer).__name__ != "Linear":
-            continue
-        assert isinstance(layer, torch.nn.Linear)
-        packed = bitsandbytes.nn.Linear4bit(
-            layer.in_features,
-            layer.out_features,
-            bias=layer.bias is not None,
-            compute_dtype=torch.bfloat16,
-            quant_type="nf4",
-        )
-        packed.load_state_dict(layer.state_dict())
-        setattr(parent, name.rpartition(".")[2], packed)

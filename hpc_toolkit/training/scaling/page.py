@@ -110,43 +110,25 @@ def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
         lines += ["", *_overview(judged)]
     for one in judged:
         lines += ["", *_section(one)]
-    if any("exposed_s" in row.details for comparison, _, _ in judged for row in comparison.rows):
-        lines += ["", "## How it was measured", "", *_MEANINGS]
     if notes:
         lines += ["", "## Left out", "", *(f"- {note}" for note in notes)]
     # A table ends with an empty line, which must not be doubled or end the page.
     return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip("\n") + "\n"
 
 
-_MEANINGS = """\
-- communication: the share of a step that is gone without the exchange of gradients (no_sync)
-- exchange in a step: that share as a time; all-reduce apart: the same messages, with nothing else
-  running; bytes / bandwidth: what the gradients take at the bandwidth of one message of 16 MiB
-- spread: the least and the greatest that repeats give, no confidence interval; of a single repeat
-  an interval of at least 95 %, which fewer than 6 steps cannot give
-""".splitlines()
-
-
 def _overview(judged: Sequence[Judged]) -> Iterator[str]:
     """Yield a table with the advice for each series on a line."""
-    yield "| | use | its rate or time | efficiency | its cost | the largest | statements |"
-    yield "|---|---:|---:|---:|---:|---|---|"
-    for comparison, verdict, findings in judged:
-        series, largest = comparison.series, comparison.rows[-1].world_size
+    yield "| | use | its rate or time | efficiency | its cost |"
+    yield "|---|---:|---:|---:|---:|"
+    for comparison, verdict, _ in judged:
+        series = comparison.series
         row = next(one for one in comparison.rows if one.world_size == verdict.world_size)
-        cost = f"{digits(row.gpu_hours)} GPU-hours"
-        if row.cost is not None:
-            cost = money(digits(row.cost), series.currency)
-        told = [one.verdict for one in findings]
-        wrong = sum(word.startswith("contradict") for word in told)
         cells = (
             _name(series),
             str(verdict.world_size) if len(comparison.rows) > 1 else "measure another",
             _speed(series, row),
             f"{row.efficiency:.1%}",
-            f"{cost} for {series.work}",
-            f"{verdict.word} on {largest}",
-            f"{wrong} contradicted" if wrong else "hold" if "reproduced" in told else "",
+            f"{_cost(row.cost, series) or f'{digits(row.gpu_hours)} GPU-hours'} for {series.work}",
         )
         yield f"| {' | '.join(map(_cell, cells))} |"
 

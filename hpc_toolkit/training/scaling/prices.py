@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import ConfigError
@@ -13,30 +13,21 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.series import Series
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Prices and power that the user gave."""
-
-    price_per_gpu_hour: float | None = None
-    """Replaces every other price."""
-    watts_per_gpu: float | None = None
-    """Replaces the measured power and the cluster's."""
-    cluster: str | None = None
-    """Cluster whose file is read instead of the measured one's; prices of a table are kept."""
-
-
-def priced(series: Series, asked: Asked) -> Series:
+def priced(
+    series: Series, *, price_per_gpu_hour: float | None = None, cluster: str | None = None
+) -> Series:
     """Return the series with prices and power, and with notes on their sources.
 
-    Without ``asked.cluster`` only the file of the cluster that the records name is read: this
-    machine may belong to another cluster.
+    A given price replaces every other price. ``cluster`` is the cluster whose file is read instead
+    of the measured one's; prices of a table are kept. Without it only the file of the cluster that
+    the records name is read: this machine may belong to another cluster.
 
     Raises:
-        ConfigError: ``asked.cluster`` cannot be loaded.
+        ConfigError: ``cluster`` cannot be loaded.
     """
-    site, why = _site(series, asked.cluster)
-    series, of_price = _with_price(series, asked.price_per_gpu_hour, site)
-    series, of_power = _with_power(series, asked.watts_per_gpu, site)
+    site, why = _site(series, cluster)
+    series, of_price = _with_price(series, price_per_gpu_hour, site)
+    series, of_power = _with_power(series, site)
     return replace(series, notes=(*series.notes, *(of_price or why), *of_power))
 
 
@@ -114,12 +105,7 @@ def _elsewhere(series: Series, site: Cluster) -> list[str]:
     return notes
 
 
-def _with_power(
-    series: Series, given: float | None, site: Cluster | None
-) -> tuple[Series, list[str]]:
-    if given is not None:
-        found = replace(series, watts_per_gpu=given, watts_given=True)
-        return found, [f"power: {given:g} W per GPU, by --watts-per-gpu"]
+def _with_power(series: Series, site: Cluster | None) -> tuple[Series, list[str]]:
     if site is None or site.watts_per_gpu is None or series.device == "cpu":
         return series, []
     if all("gpu_power_w" in point.details for point in series.points):

@@ -16,7 +16,7 @@ import sys
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_toolkit.errors import PASSING, ConfigError, HpcToolkitError
 from hpc_toolkit.rundir import files
@@ -64,53 +64,41 @@ def sample_count(path: Path | None) -> int:
     return len(found[-1].samples) if found else 0
 
 
-def summary(path: Path | None, before: int) -> dict[str, Any]:
-    """Summarise the samples after the first ``before``; {} if the time was too short for one."""
+def own_use(path: Path | None, before: int, device: str) -> list[float]:
+    """Return the CPU percent of this rank's node, and its own GPU's percent and watts.
+
+    They are means over the samples after the first ``before``. An unknown value is NaN.
+    """
     from hpc_toolkit.training.monitor import Recording, read_recordings, summarise
 
     recordings = read_recordings(path) if path is not None else []
-    if not recordings or len(recordings[-1].samples) <= before:
-        return {}
+    if not recordings:
+        return [math.nan] * 3
     last = recordings[-1]
     found = summarise(Recording(last.header, last.samples[before:]))
+    values = [found["cpu_percent_mean"], None, None]
+    uuid = _uuid(device)
     # The driver shows GPUs of other jobs, too: UUIDs tell which one belongs to a rank.
-    names = [gpu.get("uuid") for gpu in last.header.get("gpus", [])]
-    gpus = [{**gpu, "uuid": name} for gpu, name in zip(found["gpus"], names, strict=True)]
-    return {**{key: found[key] for key in ("samples", "cpu_percent_mean")}, "gpus": gpus}
-
-
-def of_all_ranks(use: dict[str, Any], info: DistributedInfo) -> dict[str, float]:
-    """Return means over the ranks of their nodes' CPUs and own GPUs, and the least busy GPU.
-
-    Every rank calls it with its node's summary. A value that no rank knows is left out.
-    """
-    import torch
-
-    from hpc_toolkit.training.distributed.group import all_gather
-
-    own = torch.tensor(_own(use, _uuid(info.device)), dtype=torch.float64, device=info.device)
-    return over_ranks(all_gather(own).tolist() if info.world_size > 1 else [own.tolist()])
+    for header, gpu in zip(last.header.get("gpus", []), found["gpus"], strict=True):
+        if uuid and str(header.get("uuid")).endswith(uuid):
+            values[1:] = [gpu["busy_percent_mean"], gpu["power_w_mean"]]
+    return [math.nan if value is None else float(value) for value in values]
 
 
 def over_ranks(ranks: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Combine each rank's CPU percent, GPU percent and watts; a NaN is an unknown value."""
-    cpus, gpus, watts = (
-        [one for one in column if not math.isnan(one)] for column in zip(*ranks, strict=True)
-    )
-    found = {
-        "cpu_percent": _mean(cpus),
-        "gpu_percent": _mean(gpus),
-        "gpu_percent_least": min(gpus, default=None),
-        "gpu_power_w": _mean(watts),
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    """Return means over the ranks' values of :func:`own_use`, and the least busy GPU.
 
-
-def _own(use: dict[str, Any], uuid: str) -> list[float]:
-    mine = [gpu for gpu in use.get("gpus", []) if uuid and str(gpu["uuid"]).endswith(uuid)]
-    values = [use.get("cpu_percent_mean")]
-    values += [mine[0][key] if mine else None for key in ("busy_percent_mean", "power_w_mean")]
-    return [math.nan if value is None else float(value) for value in values]
+    A NaN is an unknown value; a number that no rank knows is left out.
+    """
+    found = {}
+    for key, column in zip(
+        ("cpu_percent", "gpu_percent", "gpu_power_w"), zip(*ranks, strict=True), strict=True
+    ):
+        if known := [value for value in column if not math.isnan(value)]:
+            found[key] = sum(known) / len(known)
+            if key == "gpu_percent":
+                found["gpu_percent_least"] = min(known)
+    return found
 
 
 def _uuid(device: str) -> str:
@@ -120,10 +108,6 @@ def _uuid(device: str) -> str:
     import torch
 
     return str(getattr(torch.cuda.get_device_properties(device), "uuid", "") or "")
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 EXIT_LATER = 75
@@ -243,18 +227,20 @@ def _measure(
 ) -> None:
     import time
 
+    import torch
+
+    from hpc_toolkit.training.distributed.group import all_gather
     from hpc_toolkit.training.scaling.measurement import measure
 
     before = sample_count(samples)
     began = time.time()
     found = measure(settings, info)
-    here = summary(samples, before)
-    ranks = of_all_ranks(here, info)
+    own = torch.tensor(own_use(samples, before, info.device), dtype=torch.float64)
+    use = over_ranks(all_gather(own.to(info.device)).tolist())
     if not info.is_main:
         return
-    whole = {**record, **found, "at": time.time(), "seconds": time.time() - began}
-    seen = {"utilisation": here, "utilisation_of_ranks": ranks}
-    _write({**whole, **{key: value for key, value in seen.items() if value}}, directory)
+    record |= {**found, "at": time.time(), "seconds": time.time() - began}
+    _write(record | ({"utilisation_of_ranks": use} if use else {}), directory)
 
 
 def _blank(
@@ -294,8 +280,6 @@ def _agreed(info: DistributedInfo, word: bool) -> bool:
 
     Views of a directory differ between ranks.
     """
-    if info.world_size == 1:
-        return word
     import torch
 
     from hpc_toolkit.training.distributed.group import all_reduce

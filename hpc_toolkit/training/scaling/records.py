@@ -18,8 +18,10 @@ from hpc_toolkit.training.scaling.series import Point, Series
 from hpc_toolkit.training.scaling.tables import read_csv, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+
+    Rule = Callable[[Any], bool]
 
 KIND = "hpctk.scaling"
 FORMAT = 1
@@ -31,13 +33,8 @@ Record = dict[str, Any]
 _BUSY = 1.25
 """Load of a node divided by its CPUs above which its times are doubtful."""
 
-_NUMBERS = ("samples_per_s", "tokens_per_s")
-_COUNTS = ("world_size", "nodes", "repeat")
-_COMPUTED: dict[str, tuple[str, ...]] = {"shares": (), "machine": ("cpus", "threads", "load")}
-"""Keys of these objects whose numbers are used in computations; an empty tuple means all keys."""
 _EXCHANGE = ("exposed_s", "all_reduce_s", "expected_s", "gradient_bytes", "bus_bytes_per_s")
 _USE = ("cpu_percent", "gpu_percent", "gpu_percent_least", "gpu_power_w")
-_OBJECTS = ("settings", "variation", "shares", "step_s", "communication", "memory", "machine")
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:
@@ -45,38 +42,17 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
     if record.get("format") != FORMAT:
         message = f"{where}: format {record.get('format')!r} is not {FORMAT}"
         raise ConfigError(message, hint="read it with the version of hpctk that wrote it")
-    if fault := next(_faults(record), ""):
-        message = f"{where}: {fault}"
-        raise ConfigError(message, hint="leave the damaged line out, and measure again")
+    _check(record, _NEEDED, where)
+    numbers = dict(record["shares"])
+    numbers |= {key: record["machine"].get(key, 0) for key in ("cpus", "threads", "load")}
+    _check(numbers, dict.fromkeys(numbers, _is_number), where)
 
 
-def _faults(record: Mapping[str, Any]) -> Iterator[str]:
-    for key in _NUMBERS:
-        if not _is_number(record.get(key)) or record[key] <= 0:
-            yield f"{key} is {record.get(key)!r:.50}"
-    for key in _COUNTS:
-        if not _is_count(record.get(key)):
-            yield f"{key} is {record.get(key)!r:.50}"
-    for key in _OBJECTS:
-        if not isinstance(record.get(key), dict):
-            yield f"{key} is not an object"
-            return
-    yield from _faults_inside(record)
-
-
-def _faults_inside(record: Mapping[str, Any]) -> Iterator[str]:
-    for group, keys in _COMPUTED.items():
-        for key in keys or record[group]:
-            if not _is_number(record[group].get(key, 0)):
-                yield f"{group}.{key} is {record[group][key]!r:.50}"
-    use = record.get("utilisation", {})
-    gpus = use.get("gpus", []) if isinstance(use, dict) else None
-    if not isinstance(gpus, list) or not all(isinstance(one, dict) for one in gpus):
-        yield "utilisation is not what a monitor saw"
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9
+def _check(values: Mapping[str, Any], rules: Mapping[str, Rule], where: str) -> None:
+    for key, fits in rules.items():
+        if not fits(values.get(key)):
+            message = f"{where}: {key} is {values.get(key)!r:.50}"
+            raise ConfigError(message, hint="leave the damaged line out, and measure again")
 
 
 def _is_number(value: object) -> bool:
@@ -84,6 +60,24 @@ def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max
+
+
+def _is_count(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 10**9
+
+
+_NEEDED: dict[str, Rule] = {
+    **dict.fromkeys(("world_size", "nodes"), _is_count),
+    "repeat": lambda value: _is_count(value, 0),
+    **dict.fromkeys(
+        ("samples_per_s", "tokens_per_s"), lambda value: _is_number(value) and value > 0
+    ),
+    **dict.fromkeys(
+        ("settings", "variation", "shares", "step_s", "communication", "memory", "machine"),
+        lambda value: isinstance(value, dict),
+    ),
+    "utilisation_of_ranks": lambda value: value is None or isinstance(value, dict),
+}
 
 
 def records_in(text: str, where: str) -> Iterator[Record]:
@@ -138,20 +132,17 @@ def series_of(records: Iterable[Record]) -> tuple[Series, ...]:
 
 
 def _names(groups: Mapping[str, list[Record]]) -> dict[str, str]:
-    """Name each training by the settings that differ, else by its variation, else by its model."""
-    settings = [group[0]["settings"] for group in groups.values()]
-    keys = sorted({key for one in settings for key in one})
-    differing = [key for key in keys if len({json.dumps(one.get(key)) for one in settings}) > 1]
+    """Name each training by the settings that differ; a single one by its model."""
+    settings = {key: group[0]["settings"] for key, group in groups.items()}
+    keys = sorted({key for one in settings.values() for key in one})
+    differing = [
+        key for key in keys if len({json.dumps(one.get(key)) for one in settings.values()}) > 1
+    ]
     return {
-        key: ", ".join(f"{name}={group[0]['settings'].get(name)}" for name in differing)
-        or _variation_words(group[0])
-        or str(group[0]["settings"].get("model", "training"))
-        for key, group in groups.items()
+        key: ", ".join(f"{name}={one.get(name)}" for name in differing)
+        or str(one.get("model", "training"))
+        for key, one in settings.items()
     }
-
-
-def _variation_words(record: Record) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(record["variation"].items()))
 
 
 def _series(name: str, records: list[Record]) -> Series:
@@ -183,9 +174,9 @@ def _point(records: list[Record]) -> Point:
         "tokens_per_s": median(one["tokens_per_s"] for one in records),
         **{f"step_{key}_s": _median(records, "step_s", key) for key in ("median", "p90")},
         **{key: _median(records, "communication", key) for key in _EXCHANGE},
-        **_spread(records),
+        **_exposed(records),
         **{f"{key}_bytes": _median(records, "memory", key) for key in ("rss", "cuda")},
-        **{key: _median_of([_use(one).get(key) for one in records]) for key in _USE},
+        **{key: _median(records, "utilisation_of_ranks", key) for key in _USE},
     }
     return Point(
         world_size=records[0]["world_size"],
@@ -197,51 +188,24 @@ def _point(records: list[Record]) -> Point:
 
 
 def _median(records: list[Record], group: str, key: str) -> float | None:
-    return _median_of([one[group].get(key) for one in records])
-
-
-def _median_of(values: list[Any]) -> float | None:
+    values: list[Any] = [(one.get(group) or {}).get(key) for one in records]
     known = [value for value in values if _is_number(value)]
     return float(median(known)) if known else None
 
 
-def _spread(records: list[Record]) -> dict[str, float | None]:
-    """Return the range of the communication share over repeats; of a single one, its interval."""
-    if len(records) == 1:
-        exchange = records[0]["communication"]
-        low, high = (exchange.get(key) for key in ("share_low", "share_high"))
-    else:
-        shares = [_exposed_share(one) for one in records]
-        known = [share for share in shares if share is not None]
-        low, high = min(known, default=None), max(known, default=None)
-    return {"communication_low": _median_of([low]), "communication_high": _median_of([high])}
-
-
-def _exposed_share(record: Record) -> float | None:
-    """Return the measured share of communication; a value below 0 is noise."""
-    exposed, step = record["communication"].get("exposed_s"), record["step_s"].get("median")
-    if not _is_number(exposed) or not _is_number(step) or step <= 0:
-        return None
-    return float(exposed / step)
-
-
-def _use(record: Record) -> dict[str, Any]:
-    """Return the monitors' numbers over all ranks, or in earlier records only on rank 0's node."""
-    found = record.get("utilisation_of_ranks")
-    if isinstance(found, dict):
-        return found
-    node = record.get("utilisation", {})
-    return {
-        "cpu_percent": node.get("cpu_percent_mean"),
-        "gpu_percent": _of_gpus(node, "busy_percent_mean"),
-        "gpu_power_w": _of_gpus(node, "power_w_mean"),
-    }
-
-
-def _of_gpus(node: Mapping[str, Any], key: str) -> float | None:
-    """Return the mean over the node's GPUs."""
-    known = [gpu[key] for gpu in node.get("gpus", []) if _is_number(gpu.get(key))]
-    return sum(known) / len(known) if known else None
+def _exposed(records: list[Record]) -> dict[str, float]:
+    """Return the range of the communication share over repeats; a value below 0 is noise."""
+    times = [
+        (one["communication"].get("exposed_s"), one["step_s"].get("median")) for one in records
+    ]
+    shares = [
+        exposed / step
+        for exposed, step in times
+        if _is_number(exposed) and _is_number(step) and step > 0
+    ]
+    if len(shares) < 2:
+        return {}
+    return {"communication_low": min(shares), "communication_high": max(shares)}
 
 
 def _notes(records: list[Record]) -> Iterator[str]:

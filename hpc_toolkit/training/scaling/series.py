@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,12 +43,6 @@ class Point:
     """Further numbers of the records, medians over repeats; the advice does not depend on them."""
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            message = f"world_size: {self.world_size} is not a number of ranks"
-            raise ConfigError(message, hint="write 1 or more")
-        if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
-            message = f"world size {self.world_size}: {list(self.rates)} are not rates"
-            raise ConfigError(message, hint="throughputs and times are above 0")
         # Sort, so that the order of reading changes nothing.
         object.__setattr__(self, "rates", tuple(sorted(self.rates)))
 
@@ -95,9 +88,7 @@ class Series:
     currency: str = ""
     """Currency of the prices, such as USD; "" if unknown."""
     watts_per_gpu: float | None = None
-    """Power of a busy GPU; None if unknown."""
-    watts_given: bool = False
-    """Whether ``watts_per_gpu`` also replaces a measured power."""
+    """Power of a busy GPU where none was measured; None if unknown."""
     device: str = ""
     """Device of the ranks: ``cpu``, or a GPU's name; "" if unknown."""
     cluster: str = ""
@@ -131,9 +122,8 @@ class Series:
         return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
 
     def watts(self, point: Point) -> float | None:
-        """Return the total power of a point's GPUs; None if it was neither measured nor given."""
-        measured = point.details.get("gpu_power_w")
-        each = self.watts_per_gpu if self.watts_given or measured is None else measured
+        """Return the total power of a point's GPUs; None if unknown."""
+        each = point.details.get("gpu_power_w", self.watts_per_gpu)
         return None if each is None else each * point.world_size
 
     def price(self, point: Point) -> float | None:

@@ -58,8 +58,6 @@ class Settings:
     """CPU time that a sample costs its loader, as decoding or tokenising would."""
     lora_rank: int = 0
     """Train only adapters of this LoRA rank (peft); 0 trains all weights."""
-    load_in_4bit: bool = False
-    """Keep the frozen weights in 4 bits; needs CUDA, bitsandbytes and ``lora_rank``."""
     precision: str = "float32"
     """``float32``, or ``bf16`` with torch.autocast."""
     threads: int = 0
@@ -79,9 +77,6 @@ class Settings:
         if self.precision not in PRECISIONS:
             message = f"--precision: {self.precision!r}"
             raise ConfigError(message, hint=near_miss(self.precision, list(PRECISIONS)))
-        if self.load_in_4bit and not self.lora_rank:
-            message = "--load-in-4bit: weights of 4 bits cannot be trained"
-            raise ConfigError(message, hint="add --lora-rank 8: adapters beside them can")
 
     @property
     def law(self) -> Law:

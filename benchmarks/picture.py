@@ -1,51 +1,35 @@
-"""A bar chart as SVG, written by hand: equal numbers give equal bytes."""
+"""A chart of horizontal bars, drawn with the parts of hpc_toolkit/report/figures.py."""
 
 from __future__ import annotations
 
 import math
-from html import escape
+
+from hpc_toolkit.report.figures import COLOURS, Axis, figure, text
 
 _ROW = 26
-_LEFT = 190
-_WIDTH = 460
-_RIGHT = 120
+_LEFT, _WIDTH, _RIGHT = 190, 460, 120
 
 
 def bars(title: str, values: dict[str, float], unit: str) -> str:
-    """Horizontal bars on a logarithmic axis of whole decades, in the order given.
+    """Draw positive numbers by name on a logarithmic axis of whole decades; the first stands out.
 
-    Args:
-        title: what is shown.
-        values: a positive number by name; the first bar stands out.
-        unit: what the numbers count.
+    ``unit`` is written behind each number.
     """
     low = math.floor(math.log10(min(values.values())))
     high = max(low + 1, math.ceil(math.log10(max(values.values()))))
-    bottom = 50 + _ROW * len(values)
-
-    def x(value: float) -> float:
-        return _LEFT + _WIDTH * (math.log10(value) - low) / (high - low)
-
-    width, height = _LEFT + _WIDTH + _RIGHT, bottom + 34
-    name_space, font = "http://www.w3.org/2000/svg", 'font-family="sans-serif" font-size="13"'
-    lines = [
-        f'<svg xmlns="{name_space}" viewBox="0 0 {width} {height}" {font}>',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="10" y="24" font-size="15">{escape(title)}</text>',
-    ]
+    axis, bottom = Axis(10.0**low, 10.0**high, log=True), 50 + _ROW * len(values)
+    parts = []
     for power in range(low, high + 1):
-        at = x(10.0**power)
-        lines += [
-            f'<path d="M{at:.1f} 40V{bottom}" stroke="#ddd"/>',
-            f'<text x="{at:.1f}" y="{bottom + 18}" text-anchor="middle">{10.0**power:,g}</text>',
+        at = _LEFT + _WIDTH * axis.share(10.0**power)
+        parts.append(f'<path d="M{at:.1f} 40V{bottom}" stroke="#ddd"/>')
+        parts.append(text(at, bottom + 18, f"{10.0**power:,g}", anchor="middle"))
+    for number, (name, value) in enumerate(values.items()):
+        y = 46 + _ROW * number
+        long = max(_WIDTH * axis.share(value), 1)
+        box = f'x="{_LEFT}" y="{y}" width="{long:.1f}" height="18"'
+        parts += [
+            text(_LEFT - 8, y + 14, name, anchor="end"),
+            f'<rect {box} fill="{"#999" if number else COLOURS[0]}"/>',
+            text(_LEFT + long + 6, y + 14, f"{value:,.0f} {unit}"),
         ]
-    for index, (name, value) in enumerate(values.items()):
-        y = 46 + _ROW * index
-        colour = "#999" if index else "#2a6f97"
-        long = max(x(value) - _LEFT, 1)
-        lines += [
-            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>',
-            f'<rect x="{_LEFT}" y="{y}" width="{long:.1f}" height="18" fill="{colour}"/>',
-            f'<text x="{x(value) + 6:.1f}" y="{y + 14}">{value:,.0f} {escape(unit)}</text>',
-        ]
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    return figure(title, _LEFT + _WIDTH + _RIGHT, bottom + 34, parts)

@@ -60,7 +60,6 @@ class Panel:
     top: float = TOP
 
     def at(self, x: float, y: float) -> Point:
-        """Where to draw a point."""
         return self.left + WIDTH * self.x.share(x), self.top + HEIGHT * (1 - self.y.share(y))
 
     def frame(self, columns: Ticks, rows: Ticks, name: str, title: str = "") -> Iterator[str]:
@@ -97,7 +96,6 @@ class Panel:
         return f'<path d="{path}" fill="none" stroke="{colour}" {style}/>'
 
     def dots(self, points: Iterable[Point], colour: str) -> Iterator[str]:
-        """Mark points."""
         for x, y in (self.at(x, y) for x, y in points):
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>'
 

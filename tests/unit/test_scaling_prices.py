@@ -12,7 +12,6 @@ from hpc_toolkit.training.scaling.comparison import Comparison, compare
 from hpc_toolkit.training.scaling.prices import priced
 from hpc_toolkit.training.scaling.program import place
 from hpc_toolkit.training.scaling.records import series_of
-from hpc_toolkit.training.scaling.series import money
 from hpc_toolkit.training.scaling.tables import read_json
 from tests.unit.test_scaling_records import record
 
@@ -163,13 +162,6 @@ def test_energy_is_of_measured_power_else_of_the_clusters(site: str) -> None:
     assert kwh(plain) == pytest.approx(0.4 * 2 * hours)
     assert kwh(seen) == pytest.approx(0.3 * 2 * hours)
     assert "power:" not in told(analysed(seen))
-
-
-@pytest.mark.parametrize(
-    ("currency", "text"), [("USD", "$1.50"), ("CAD", "1.50 CAD"), ("", "1.50")]
-)
-def test_money_has_the_sign_of_its_currency_and_none_without_one(currency: str, text: str) -> None:
-    assert money("1.50", currency) == text
 
 
 def test_a_record_names_the_cluster_of_its_job_and_none_outside_a_job(

@@ -41,7 +41,6 @@ class Timed:
 
     @property
     def algorithm_bytes_per_s(self) -> float:
-        """Size over time."""
         return self.size_bytes / self.seconds
 
     @property
@@ -168,7 +167,6 @@ def parse_collectives(text: str) -> tuple[str, ...]:
 
 
 def as_record(timed: Timed) -> dict[str, Any]:
-    """Return the JSON object of one output line."""
     return {
         "kind": KIND,
         "format": 1,

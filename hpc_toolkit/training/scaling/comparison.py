@@ -38,13 +38,11 @@ class SerialShare:
     """Lower end of the 95 % interval; None with two world sizes: any two points are on a line."""
     high: float | None
     points: int
-    """Number of world sizes that were fitted."""
     worst: float
     """The largest deviation of a point from the line, as a share of the point."""
 
     @property
     def name(self) -> str:
-        """The name of the law."""
         return "Amdahl" if self.law == "strong" else "Gustafson"
 
     def speedup(self, world_size: float, base: float = 1) -> float:
@@ -161,12 +159,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The numbers that the analysis computes from a series."""
-
     series: Series
     rows: tuple[Row, ...]
     serial: SerialShare | None
-    """The fitted law; None with one world size."""
 
 
 def compare(series: Series) -> Comparison:
@@ -239,7 +234,6 @@ class Verdict:
     world_size: int
     """The advised size: the largest up to which every efficiency is at least ``minimum``."""
     minimum: float
-    """The wanted efficiency."""
     below: tuple[int, ...]
     """World sizes whose efficiency is below ``minimum``."""
     certain: bool

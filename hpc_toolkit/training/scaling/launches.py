@@ -129,18 +129,6 @@ def launch_here(run: ScalingRun, world_size: int, *, backend: str | None = None)
     return outcome.code
 
 
-def nodes_of(world_size: int, per_node: int) -> int:
-    """Return the number of nodes that ``world_size`` ranks need.
-
-    Raises:
-        ConfigError: the last node would have fewer ranks than the others.
-    """
-    if world_size > per_node and world_size % per_node:
-        message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
-        raise ConfigError(message, hint=f"take multiples of {per_node}, or --ranks-per-node")
-    return max(1, world_size // per_node)
-
-
 def job_request(
     run: ScalingRun, world_size: int, per_node: int, *, gpus: str, launch: str | None
 ) -> tuple[str, dict[str, Any]]:
@@ -157,7 +145,10 @@ def job_request(
     Raises:
         ConfigError: the last node would have fewer ranks than the others.
     """
-    nodes = nodes_of(world_size, per_node)
+    if world_size > per_node and world_size % per_node:
+        message = f"--world-sizes: {world_size} ranks do not fill nodes of {per_node}"
+        raise ConfigError(message, hint=f"take multiples of {per_node}, or --ranks-per-node")
+    nodes = max(1, world_size // per_node)
     values: dict[str, Any] = {
         "nodes": nodes,
         "nproc_per_node": min(world_size, per_node),

@@ -62,7 +62,6 @@ class Training:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of gradients that the ranks exchange in a step."""
         return sum(one.numel() * one.element_size() for one in self.trained)
 
     def buckets(self) -> list[int]:
@@ -145,14 +144,12 @@ def _samples(
 
 
 def _burn(seconds: float) -> None:
-    """Use CPU time in this thread for a number of seconds."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
 _ITERATIONS = 5
-"""How often the all-reduces are timed on their own."""
 
 _LARGE = 16 * MIB
 """Message size for the bandwidth, in bytes; so large that latency does not matter."""

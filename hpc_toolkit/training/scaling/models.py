@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from hpc_toolkit.training.scaling.settings import Settings
 
 VOCABULARY = 512
-"""Number of tokens in the vocabulary of our own decoder."""
 
 _HEAD = 32
-"""Width of one attention head of our own decoder."""
 
 
 def make_model(settings: Settings, device: torch.device) -> tuple[nn.Module, int]:
@@ -47,8 +45,6 @@ def _decoder(layers: int, width: int, length: int) -> nn.Module:
     from torch import nn
 
     class Block(nn.Module):
-        """Causal attention, and two linear layers."""
-
         def __init__(self) -> None:
             super().__init__()
             self.norm_1 = nn.LayerNorm(width)
@@ -71,8 +67,6 @@ def _decoder(layers: int, width: int, length: int) -> nn.Module:
             return summed
 
     class Decoder(nn.Module):
-        """Blocks between an embedding and the scores of the next token."""
-
         def __init__(self) -> None:
             super().__init__()
             self.tokens = nn.Embedding(VOCABULARY, width)

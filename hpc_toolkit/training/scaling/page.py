@@ -24,7 +24,6 @@ Judged = tuple["Comparison", "Verdict", tuple["Finding", ...]]
 
 
 def results_columns(comparison: Comparison) -> Iterator[Column]:
-    """Yield the columns of speed and cost."""
     series = comparison.series
     if series.work_samples == series.work_size:
         yield "samples/s", lambda row: digits(row.rate)
@@ -117,7 +116,6 @@ def as_markdown(judged: Sequence[Judged], notes: Sequence[str] = ()) -> str:
 
 
 def _overview(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield a table with the advice for each series on a line."""
     yield "| | use | its rate or time | efficiency | its cost |"
     yield "|---|---:|---:|---:|---:|"
     for comparison, verdict, _ in judged:
@@ -162,7 +160,6 @@ def _section(one: Judged) -> Iterator[str]:
 
 
 def headline(comparison: Comparison, verdict: Verdict) -> str:
-    """Return the advice and the number that decided it."""
     last = comparison.rows[-1]
     if len(comparison.rows) == 1:
         return f"**Measure another world size**: {last.world_size} alone says nothing of scaling"

@@ -57,7 +57,6 @@ def monitored(directory: Path | None, size: int) -> Iterator[Path | None]:
 
 
 def sample_count(path: Path | None) -> int:
-    """Return the number of samples since the monitor's last start."""
     from hpc_toolkit.training.monitor import read_recordings
 
     found = read_recordings(path) if path is not None else []
@@ -250,7 +249,6 @@ def _blank(
     info: DistributedInfo,
     load: float,
 ) -> Record:
-    """Return a record without its measured numbers."""
     import torch
 
     cuda = info.device.startswith("cuda")

@@ -113,7 +113,6 @@ def case_key(record: Mapping[str, Any]) -> str:
 
 
 def identity(record: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Return the key of one measurement: the training, the world size and the repeat."""
     return case_key(record), record["world_size"], record["repeat"]
 
 

@@ -27,8 +27,6 @@ THOUSAND = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The measurements of one world size."""
-
     world_size: int
     """Number of ranks; each has a GPU if there are any."""
     rates: tuple[float, ...]
@@ -48,7 +46,6 @@ class Point:
 
     @property
     def rate(self) -> float:
-        """The median over repeats."""
         return median(self.rates)
 
 
@@ -57,7 +54,6 @@ class Claim:
     """A number that somebody stated about a series, to be checked."""
 
     text: str
-    """The statement as it was written."""
     quantity: str
     """Which number: a key of ``claims.QUANTITIES``."""
     value: float
@@ -117,7 +113,6 @@ class Series:
         return self.points[0]
 
     def at_price(self, per_gpu_hour: float) -> Series:
-        """Return the series with another price for all world sizes."""
         points = tuple(replace(point, price_per_hour=None) for point in self.points)
         return replace(self, points=points, price_per_gpu_hour=per_gpu_hour)
 

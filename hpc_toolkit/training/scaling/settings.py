@@ -38,7 +38,6 @@ class Settings:
     batch_size: int = 8
     """Samples per forward pass: of all ranks together, or of each rank with ``weak``."""
     seq_length: int = 128
-    """Tokens per sample."""
     max_steps: int = 20
     """Optimizer steps that are measured, after the warm-up."""
     warmup: int = 5
@@ -80,7 +79,6 @@ class Settings:
 
     @property
     def law(self) -> Law:
-        """The law to which the scaling is compared."""
         return "weak" if self.weak else "strong"
 
     def batch_per_rank(self, world_size: int, among: Sequence[int] = ()) -> int:
@@ -136,8 +134,6 @@ def sample_cost_ms(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Values of one setting to compare."""
-
     name: str
     """A field of :class:`Settings`, one of :data:`VARIABLE`."""
     values: tuple[int, ...]

@@ -194,8 +194,6 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A number of a row that a claim can be about."""
-
     read: Callable[[Row], float | None]
     words: str
     """Format string, with one place for the number."""
@@ -203,7 +201,6 @@ class Quantity:
     """Number format of an amount of money within that place; "" for other quantities."""
 
     def say(self, number: float, currency: str) -> str:
-        """Return the number as text for people."""
         if not self.digits:
             return self.words.format(number)
         return self.words.format(money(format(number, self.digits), currency))
@@ -250,11 +247,9 @@ class Finding:
     """The result for one claim, or for two claims that cannot both hold."""
 
     text: str
-    """The claim, or both claims."""
     verdict: str
     """``reproduced``, ``contradicted``, ``contradictory`` (two claims) or ``unknown``."""
     computed: str
-    """The computed numbers, in words."""
 
 
 def check_claims(comparison: Comparison) -> tuple[Finding, ...]:

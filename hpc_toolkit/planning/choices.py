@@ -26,8 +26,6 @@ _SURE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What the user states about one worker."""
-
     cores: int | None = None
     """CPUs that it keeps busy; by default 1 on nodes without GPUs, and not a limit on others."""
     mem_mib: int | None = None
@@ -44,12 +42,10 @@ class Node:
     cpus: int | None
     mem_mib: int | None
     workers: int
-    """Number of workers that are started on the node."""
     why: str
     price_per_hour: float | None
-    """Price of the node with its GPUs."""
+    """Price of the node with its GPUs; ``watts`` likewise."""
     watts: float | None
-    """Power of the node with its GPUs."""
     currency: str
 
 
@@ -89,14 +85,12 @@ def node_of(
 
 
 def _sum(node: float | None, gpu: float | None, gpus: int) -> float | None:
-    """Add up the values of a node and its GPUs; None if nothing is known."""
     if node is None and (gpu is None or not gpus):
         return None
     return (node or 0.0) + (gpu or 0.0) * gpus
 
 
 def _workers(site: Cluster, worker: Worker, gpus: int) -> tuple[int, str]:
-    """Return how many workers run on a node, and what limits them."""
     bounds: list[tuple[int, str]] = []
     cpus, mem_mib = site.cpus_per_node, site.mem_per_node_mib
     if gpus:
@@ -129,11 +123,8 @@ class Choice:
     forecast: Forecast
     node_hours: Interval
     gpu_hours: Interval | None
-    """None without GPUs."""
     cost: Interval | None
-    """None without a price."""
     energy_kwh: Interval | None
-    """None without a known power."""
     ask_s: int
     """The time limit to request in seconds: enough in 19 of 20 cases, or the limit of one job."""
     in_a_row: int
@@ -205,9 +196,7 @@ class Way:
 
     partition: str
     limit_s: int | None
-    """Time limit of a job in the partition, in seconds; None without a known limit."""
     most_nodes: int | None
-    """Most nodes of a job in the partition; None: not known."""
     nodes: int
     """Nodes that the jobs use: the requested number, or the most that the partition allows."""
     in_a_row: int

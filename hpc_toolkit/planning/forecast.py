@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpc_toolkit.planning.lengths import Guess, Lengths
-    from hpc_toolkit.planning.schedule import Course, Job, Rehearsal
+    from hpc_toolkit.planning.schedule import Course, Job
     from hpc_toolkit.planning.work import StageWork, Work
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -46,11 +46,9 @@ class Interval:
 
     @classmethod
     def of(cls, values: Floats | Sequence[float]) -> Interval:
-        """Return the interval of draws."""
         return cls(*(float(value) for value in np.quantile(values, (0.05, 0.5, 0.95))))
 
     def times(self, factor: float) -> Interval:
-        """Return the interval multiplied by a factor, for instance into another unit."""
         return Interval(self.low * factor, self.median * factor, self.high * factor)
 
 
@@ -66,7 +64,6 @@ class Forecast:
     ratio: float
     """Ratio of the simulated time of the queue's own code to the time of list scheduling."""
     simulated: int
-    """Number of draws that were simulated for this ratio."""
     draws: int
     jobs: Interval | None = None
     """Number of jobs in a row under the time limit of one job; None without a limit, or if the
@@ -103,7 +100,7 @@ class Forecaster:
             if isinstance(model, GuessedLengths)
         ]
         """Stages for which nothing but the guess is known."""
-        self._known: dict[int | None, tuple[list[Course], Rehearsal]] = {}
+        self._known: dict[int | None, tuple[list[Course], float, int]] = {}
         self._rehearsed: list[list[Lengths]] = []
         self._anew: list[list[list[Job]]] = []
         self._going_on: list[list[list[Job]]] = []
@@ -149,11 +146,11 @@ class Forecaster:
         busy = min(count, self._work.most_workers or count)
         if workers not in self._known:
             at_most = _SIMULATED if simulated else 0
-            rehearsal = rehearse(self._work.stages, self._rehearsed[:at_most], busy)
+            ratio, simulated_draws = rehearse(self._work.stages, self._rehearsed[:at_most], busy)
             courses = self._courses(None if workers is None else busy)
-            self._known[workers] = courses, rehearsal
-        courses, rehearsal = self._known[workers]
-        whole = np.array([course.makespan_s for course in courses]) * rehearsal.ratio
+            self._known[workers] = courses, ratio, simulated_draws
+        courses, ratio, simulated_draws = self._known[workers]
+        whole = np.array([course.makespan_s for course in courses]) * ratio
         times, jobs = whole, None
         if limit_s is not None and self.fits(limit_s):
             times, row = self._in_a_row(whole, busy, limit_s)
@@ -162,8 +159,8 @@ class Forecaster:
             workers=count,
             time_s=Interval.of(times),
             worker_s=Interval.of([course.busy_s for course in courses]),
-            ratio=rehearsal.ratio,
-            simulated=rehearsal.simulated,
+            ratio=ratio,
+            simulated=simulated_draws,
             draws=self._draws,
             jobs=jobs,
             lost_s=float(np.mean(times - whole)),
@@ -171,7 +168,7 @@ class Forecaster:
         if within_s is None:
             return found
         # Assume that the losses at the ends of jobs are spread evenly.
-        by = within_s / rehearsal.ratio * whole / np.maximum(times, 1e-9)
+        by = within_s / ratio * whole / np.maximum(times, 1e-9)
         shares = [course.share_by(at) for course, at in zip(courses, by, strict=True)]
         return replace(found, within=float(np.mean(times <= within_s)), share=Interval.of(shares))
 
@@ -207,8 +204,6 @@ class Forecaster:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Totals of one draw over all the work left."""
-
     mean_s: float
     longest_s: float
     cut_s: float
@@ -217,7 +212,6 @@ class _Facts:
     """Seconds of one worker for the largest unit."""
     useful_workers: float
     load_s: float
-    """Mean seconds of loading over units."""
 
 
 def _facts(lengths: Sequence[Lengths], stages: Sequence[Sequence[Job]]) -> _Facts:

@@ -49,8 +49,6 @@ _FARTHEST = 20.0
 
 
 class Fit:
-    """One fit of the model to items with random weights."""
-
     def __init__(self, found: Traits, of: Ints, z: Floats, chance: np.random.Generator) -> None:
         self._traits, self._of, self._chance = found, of, chance
         self._weight = chance.exponential(size=len(of))
@@ -265,10 +263,7 @@ def _effects(
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """One draw of the durations of a stage."""
-
     seconds: Floats
-    """Seconds of each item left."""
     load_s: dict[str, float]
     """Seconds to load each group, by its key."""
     first: float
@@ -288,8 +283,6 @@ class Guess:
 
 
 class GuessedLengths:
-    """Draws durations from a guess."""
-
     keys: tuple[str, ...] = ()
 
     def __init__(self, stage: StageWork, guess: Guess) -> None:
@@ -298,7 +291,6 @@ class GuessedLengths:
         self._groups |= {stage.group_of(item) for item in stage.left}
 
     def draw(self, chance: np.random.Generator) -> Lengths:
-        """One draw."""
         guess = self._guess
         off = np.exp(chance.normal(0.0, np.log(guess.factor) / 1.645, 2))
         middle = np.log(guess.seconds_per_item * off[0]) - guess.spread**2 / 2
@@ -323,11 +315,9 @@ class LearnedLengths:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of items that were found to matter."""
         return self._traits.keys
 
     def draw(self, chance: np.random.Generator) -> Lengths:
-        """One draw."""
         seen = np.arange(len(self._z))
         fit = Fit(self._traits, seen, self._z, chance)
         running = np.array([index for index, _ in self._running], dtype=np.int64)

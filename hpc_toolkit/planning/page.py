@@ -36,7 +36,6 @@ _TICKS = (
 
 
 def counted(workers: int) -> str:
-    """Return "1 worker", "2 workers" and so on."""
     return "1 worker" if workers == 1 else f"{workers} workers"
 
 
@@ -49,7 +48,6 @@ def _number(value: float) -> str:
 
 
 def basis(plan: Plan) -> list[str]:
-    """Return the facts and assumptions behind the plan, in sentences."""
     said = [f"{plan.items:,} items are left, {plan.done:,} have a result."]
     if plan.coming:
         said.append(f"{plan.coming:,} of those left the campaign has not asked for yet.")
@@ -125,11 +123,8 @@ def _ways_rows(ways: Sequence[Way]) -> tuple[list[str], list[list[str]]]:
 
 
 def _sentences(plan: Plan) -> list[str]:
-    """Return the sentences that follow the table."""
     between = any(one.in_a_row > 1 for one in plan.choices)
     said = [f"Waiting for Slurm is in none of these times{', between jobs neither' * between}."]
-    if between:
-        said.append("Times of jobs in a row have what each end costs in them.")
     if any(one.ask_s < plan.longest_s for one in plan.choices if one.in_a_row):
         took = format_duration(plan.longest_s)
         said.append(f"In 1 of 20 cases an item is longer than {took}: no such job has room for it.")
@@ -146,28 +141,11 @@ def _sentences(plan: Plan) -> list[str]:
         )
         if plan.ungrouped:
             said.append("A list without groups is cut into units of up to 1/64 of what is left.")
-    if plan.run:
-        said.append(
-            f"Kept with -o plan.json, 'hpctk plan {plan.run} --check plan.json' compares it."
-        )
     simulated = sum(one.forecast.simulated for one in plan.choices)
     draws = plan.choices[0].forecast.draws if plan.choices else 0
     kind = f"{draws} draws a row by list scheduling"
     said.append(f"{kind}, {simulated} of all rows by the queue's own code on a virtual clock.")
     return said
-
-
-def _advice(ways: Sequence[Way]) -> str:
-    able = [way for way in ways if way.in_a_row]
-    if len(able) < 2:
-        return ""
-    quick = min(able, key=lambda way: (way.time_s.median, way.jobs))
-    if quick.in_a_row == 1:
-        return f"Least time: {quick.partition} on {quick.nodes} nodes, one job to the end."
-    return (
-        f"Least time: {quick.partition} on {quick.nodes} nodes, {quick.in_a_row} jobs in a row; "
-        "each gives back what it cannot end, and the next goes on."
-    )
 
 
 def advised(plan: Plan) -> list[str]:
@@ -217,7 +195,7 @@ def as_lines(plan: Plan, table: Callable[..., Iterable[str]] = _aligned) -> list
     if plan.choices:
         lines += ["", *table(*_table_rows(plan)), "", *_sentences(plan)]
     if plan.ways:
-        lines += ["", *table(*_ways_rows(plan.ways)), "", *filter(None, [_advice(plan.ways)])]
+        lines += ["", *table(*_ways_rows(plan.ways))]
     return lines
 
 
@@ -227,7 +205,6 @@ def _now(now: Forecast) -> str:
 
 
 def as_markdown(plan: Plan) -> str:
-    """Format a plan as a Markdown page."""
     lines = [f"# Plan of {plan.run or 'a run to come'}", "", *as_lines(plan, _piped)]
     return "\n".join(lines).rstrip() + "\n"
 

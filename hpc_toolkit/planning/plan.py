@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hpc_toolkit.errors import ConfigError, RunError
@@ -29,34 +29,29 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that ``hpctk plan`` reports."""
+    """Everything that ``hpctk plan`` reports.
+
+    Fields have the meaning of those of the same name in Work, Forecaster and StageWork.
+    """
 
     run: str
-    """The run's path as it was given; "" for typed numbers."""
     at: float
-    """When the plan was made: epoch seconds."""
     items: int
     """Items without a result."""
     done: int
     sealed: bool
-    """Whether no more items can be added."""
     seen: int
     """Ended items from which durations were learned."""
     retried: int
-    """Attempts that failed and were or will be repeated."""
     keys: list[str]
-    """Keys of items that predict how long the items take."""
     guessed: list[str]
-    """Stages for which nothing but the guess is known."""
     item_s: Interval
     load_s: float
     longest_s: float
-    """Seconds that the longest item left exceeds in 1 of 20 cases."""
     largest_s: float
-    """Seconds that one worker takes for the largest unit."""
     useful_workers: int
-    """With more workers than this, the largest unit alone determines the time."""
     ungrouped: bool
+    """Whether a stage has no groups."""
     node: Node
     cluster: str
     now: Forecast | None
@@ -64,22 +59,16 @@ class Plan:
     choices: list[Choice]
     ways: list[Way]
     within_s: float | None
-    coming: int = 0
-    """Number of :attr:`items` that a campaign has not asked for yet."""
-    most_workers: int | None = None
-    """The most workers that find work in the tasks of a campaign."""
-    assumed: list[str] = field(default_factory=list)
-    """Assumptions about items to come, in sentences."""
+    coming: int
+    most_workers: int | None
+    assumed: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a plan in a file predicted."""
-
     run: str
     at: float
     """When the plan was made: epoch seconds."""
@@ -189,8 +178,6 @@ def _known(work: Work, guess: Guess | None) -> tuple[Work, list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The prediction of a plan and the actual progress."""
-
     workers_predicted: int
     workers: int
     """Number of workers that ended an attempt since the plan."""
@@ -207,7 +194,6 @@ class Comparison:
     """Whether the real time is within the interval; None while it still may be."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
 

@@ -37,7 +37,6 @@ class _Stage:
 
     view: StageView
     units: dict[str, list[Item]] = field(default_factory=dict)
-    """Cached items of units by unit name."""
     seen: list[Seen] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     overheads_s: list[float] = field(default_factory=list)
@@ -45,7 +44,6 @@ class _Stage:
     retried: int = 0
 
     def items(self, unit: Unit) -> list[Item]:
-        """Return all items of a unit."""
         if unit.name not in self.units:
             lines = self.view.log.segments[unit.entry].lines(unit)
             self.units[unit.name] = json.loads(b"[%s]" % b",".join(lines))
@@ -56,7 +54,6 @@ class _Stage:
         return "" if by is None else group_key(item.get(by)) or ""
 
     def groups(self, unit: Unit) -> int:
-        """Return the number of groups in a unit."""
         return len({self.group_of(item) for item in self.items(unit)})
 
 
@@ -225,8 +222,6 @@ def _held(
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What workers have done since a given time."""
-
     last_at: float
     """Epoch seconds of the last attempt that ended, by its worker's clock; 0 without any."""
     workers: int
@@ -258,7 +253,6 @@ class ToCome:
     most_workers: int | None = None
     """The most workers that find work while the search goes on; None: not limited."""
     said: tuple[str, ...] = ()
-    """The assumptions, in sentences."""
 
 
 def to_come(view: RunView, settings: dict[str, Any]) -> ToCome:

@@ -47,8 +47,6 @@ _BOUNDS = (0.95, 1.5)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A batch with its duration."""
-
     key: str
     """The context that it needs, as from :func:`hpc_toolkit.planning.work.context`."""
     seconds: float
@@ -198,30 +196,22 @@ class _Waiting:
         return max(self._groups, key=lambda key: self._left[key])
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """The result of the simulations for one number of workers."""
-
-    ratio: float
-    """Median ratio of the simulated makespan to the makespan of list scheduling."""
-    simulated: int
-    """Number of simulated draws; 0: not simulated, and the ratio is 1."""
-
-
 def rehearse(
     stages: Sequence[StageWork], draws: Sequence[Sequence[Lengths]], workers: int
-) -> Rehearsal:
+) -> tuple[float, int]:
     """Simulate draws, each with the durations of every stage; a large run gets fewer draws.
 
-    All of the work begins anew, and all workers begin at once. Without draws nothing is simulated.
+    Return the median ratio of the simulated makespan to the makespan of list scheduling, and the
+    number of simulated draws; (1, 0) if nothing is simulated. All of the work begins anew, and all
+    workers begin at once.
     """
     items = sum(len(stage.left) for stage in stages)
     large = items > min(MOST_ITEMS, MOST_PER_WORKER * workers) or workers > MOST_WORKERS
     if large or not draws:
-        return Rehearsal(1.0, 0)
+        return 1.0, 0
     count = max(1, min(len(draws), 2_000 // items))
     ratios = [_ratio(stages, lengths, workers) for lengths in draws[:count]]
-    return Rehearsal(float(np.clip(np.median(ratios), *_BOUNDS)), count)
+    return float(np.clip(np.median(ratios), *_BOUNDS)), count
 
 
 def _ratio(stages: Sequence[StageWork], lengths: Sequence[Lengths], workers: int) -> float:
@@ -236,7 +226,6 @@ def _ratio(stages: Sequence[StageWork], lengths: Sequence[Lengths], workers: int
 
 
 def _groups(stages: Sequence[StageWork], lengths: Sequence[Lengths]) -> list[Group]:
-    """Return the items by group with the durations of one draw, and each group's loading time."""
     found: dict[str, list[float]] = {}
     load_s: dict[str, float] = {}
     for stage, drawn in zip(stages, lengths, strict=True):

@@ -48,7 +48,6 @@ class Traits:
     kin: Ints
     """For each group, the index of its kin."""
     kins: int
-    """Number of kin."""
     word: Ints
     """For each item, the index of its value under the key that separates kinds; else all 0."""
     words: int
@@ -58,7 +57,6 @@ class Traits:
     first: Ints
     """For each item, 1 if it is the first after a load and first items take longer; else 0."""
     keys: tuple[str, ...]
-    """The keys that were found to matter."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -93,7 +91,6 @@ def traits(stage: StageWork, z: Floats) -> Traits:
 
 
 def _centre(z: Floats, of: Ints) -> Floats:
-    """Return for each item the mean over the items of its kind."""
     if not len(z):
         return z
     count = np.maximum(np.bincount(of), 1)

@@ -14,7 +14,6 @@ class Seen:
     """One item that ended or runs, and how long it took or has taken."""
 
     item: Item
-    """The item as it was given."""
     group: str
     """Key of its group; "" without groups."""
     seconds: float
@@ -40,7 +39,6 @@ class Batch:
     first: int
     """Index of its first item in :attr:`StageWork.left`; the others follow."""
     count: int
-    """Number of items, at least 1."""
     loads: int = 1
     holder: str = ""
     """The living worker that holds it now; "" if it waits."""
@@ -79,7 +77,6 @@ class StageWork:
         return [(batch, self.left[batch.first]) for batch in self.batches if batch.holder]
 
     def group_of(self, item: Item) -> str:
-        """Return the key of an item's group."""
         from hpc_toolkit.queue.affinity import group_key
 
         return "" if self.group_by is None else group_key(item.get(self.group_by)) or ""
@@ -108,7 +105,6 @@ class Work:
 
     @property
     def left(self) -> int:
-        """Items without a result."""
         return sum(len(stage.left) for stage in self.stages)
 
     @property

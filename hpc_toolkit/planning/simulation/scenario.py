@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpc_toolkit.queue.leases import DEFAULT_LEASE_S
 from hpc_toolkit.queue.units import MAX_UNIT
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class Scenario:
     """Workers that share a kernel, and therefore see by a free lock that another has died."""
     kills: tuple[Kill, ...] = ()
     preemptions: tuple[Preemption, ...] = ()
-    lease_s: float = DEFAULT_LEASE_S
     grace_s: float = 25.0
     """Seconds that the running step may still take after SIGTERM."""
     unit_size: int = MAX_UNIT

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from hpc_toolkit.queue.assignment import Assignment, Chooser, Picker
-from hpc_toolkit.queue.leases import Liveness, heartbeat_interval_s
+from hpc_toolkit.queue.leases import DEFAULT_LEASE_S, Liveness, heartbeat_interval_s
 from hpc_toolkit.queue.pacing import Pacing
 from hpc_toolkit.queue.presence import FINISHED, Presence, PresenceFile
 from hpc_toolkit.queue.state import is_killer
@@ -86,7 +86,7 @@ class SimulatedWorker:
         self._site = site
         self._clock = site.clock
         host = f"n{place // site.scenario.workers_per_host}"
-        lease_s = site.scenario.lease_s
+        lease_s = DEFAULT_LEASE_S
         # Like a real worker, which cannot tell living workers from dead ones at its start.
         workers = len(files.list_names(site.paths.workers)) // 2
         self._pacing = Pacing(self._clock, local=False, workers=workers, lease_s=lease_s, seed=name)
